@@ -1,0 +1,43 @@
+"""Headrace: runs, serves, measures, plans and ships generative-AI inference.
+
+The public Python face. Names load on first use, so that `import headrace` costs milliseconds and
+a process that never computes never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .base.config import EngineOptions
+    from .base.request import CompletionOutput, RequestOutput
+    from .base.sampling import SamplingParams
+    from .engine.async_engine import AsyncEngine
+    from .engine.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "EngineOptions",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "engine.llm",
+    "AsyncEngine": "engine.async_engine",
+    "CompletionOutput": "base.request",
+    "EngineOptions": "base.config",
+    "RequestOutput": "base.request",
+    "SamplingParams": "base.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

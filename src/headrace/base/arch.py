@@ -1,0 +1,103 @@
+"""The architecture of a model, as numbers: what the layers, the KV pool and the roofline read.
+
+Foreign configs (a Hugging Face `config.json`, GGUF metadata) are turned into this by
+`base.arch_reader`, with explicit keys; nothing behind that border sees a foreign key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding: base frequency and how positions are stretched.
+
+    `kind` "linear" divides frequencies by `factor`; "llama3" does so only for wavelengths longer
+    than `original_context / low_freq_factor`, with a ramp up to `high_freq_factor`
+    (Llama 3.1, section 3.4); "yarn" is Peng et al. 2023.
+    """
+
+    theta: float = 10_000.0
+    kind: Literal["plain", "linear", "llama3", "yarn"] = "plain"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Mixture of experts in place of the dense feed-forward."""
+
+    experts: int
+    active: int
+    intermediate: int
+    normalise: bool = True
+    """Weights of the chosen experts are scaled to sum to one."""
+    shared_intermediate: int = 0
+    dense_layers: int = 0
+    """The first layers that keep a dense feed-forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2): what is cached is a latent, not K and V."""
+
+    kv_rank: int
+    q_rank: int | None
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArch:
+    """A decoder-only transformer, dense or MoE."""
+
+    family: str
+    """Registry key in `models`: qwen2, qwen3, llama, mistral, gemma3, qwen3_moe …"""
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    max_context: int
+    norm_eps: float
+    activation: Activation = "silu"
+    rope: Rope = Rope()
+    local_rope: Rope | None = None
+    """Rope of the windowed layers, where it differs (Gemma 3)."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer: the sliding window in tokens, or None for full attention."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    tied_embedding: bool = False
+    attention_scale: float | None = None
+    """None: head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0
+    """1.0 where the norm multiplies by (1 + weight) (Gemma)."""
+    post_norms: bool = False
+    """Norms after attention and feed-forward as well as before (Gemma)."""
+    moe: Moe | None = None
+    mla: Mla | None = None
+
+    @property
+    def scale(self) -> float:
+        """Factor on q·k before the softmax."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    def window(self, layer: int) -> int | None:
+        return self.windows[layer] if self.windows else None

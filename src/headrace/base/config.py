@@ -1,0 +1,142 @@
+"""The public options, as one typed record: flags, Python arguments and config files share it.
+
+Each field's metadata holds its help text and its allowed values; the command line is generated
+from it and `headrace explain` prints it resolved. What "auto" became, and why, is a `Decision`.
+An option earns its place here with a measurement; anything for debugging is in
+`base.environment`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import OptionError
+
+DEFAULT_MODEL = "qwen2.5-coder-0.5b"
+
+
+def option(default: Any, help: str, **rules: Any) -> Any:
+    """A field with its help text and rules: `choices` (values), `low` and `high` (bounds)."""
+    return field(default=default, metadata={"help": help, **rules})
+
+
+@dataclass(slots=True)
+class EngineOptions:
+    """Options of one engine. None and "auto" are resolved at start, with a reason each."""
+
+    model: str = option(
+        DEFAULT_MODEL, "Catalog name, folder in Hugging Face layout, .gguf file, or hub id."
+    )
+    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    dtype: str = option(
+        "auto",
+        "Type of activations and dense weights; auto follows the file and the device.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    kv_dtype: str = option(
+        "auto",
+        "Type of the KV cache; auto is dtype.",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8", "int8"),
+    )
+    kernels: str = option(
+        "auto",
+        "Which kernels serve; auto picks per operator.",
+        choices=("auto", "ref", "cpu", "triton", "flashinfer"),
+    )
+    max_context: int | None = option(
+        None, "Longest prompt plus output, in tokens; none: the model's, as memory allows.", low=8
+    )
+    max_sequences: int = option(64, "Sequences that run at the same time.", low=1, high=4096)
+    step_tokens: int | None = option(
+        None, "Token budget of one step: bounds how long a prompt delays others.", low=16
+    )
+    block_size: int = option(
+        16, "Tokens per KV block: the grain of prefix sharing.", choices=(8, 16, 32, 64, 128)
+    )
+    kv_memory: str = option("auto", "Memory of the KV cache, as in 2GiB; auto: what remains.")
+    prefix_cache: bool = option(True, "Share the KV of equal prefixes between requests.")
+    policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
+    depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
+    max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
+    executor: str = option(
+        "inline",
+        "Where the worker runs: in the engine's process or in one of its own.",
+        choices=("inline", "multiproc"),
+    )
+    threads: int | None = option(None, "CPU threads of the worker; none: the affinity mask.", low=1)
+    cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
+    offline: bool = option(False, "Never touch the network.")
+
+    def verify(self) -> None:
+        """Raise `OptionError` naming the first field outside its rules."""
+        verify_options(self)
+
+
+@dataclass(slots=True)
+class ServerOptions:
+    """Options of the HTTP service."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    served_name: str | None = option(None, "Name under which the model is served.")
+    max_body: int = option(32 * 2**20, "Largest request body, in bytes.", low=1024)
+    max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)
+    drain_seconds: float = option(30.0, "How long SIGTERM waits for running requests.", low=0)
+    log_level: str = option(
+        "info", "Least severe line that is logged.", choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = option("text", "Form of the log lines.", choices=("text", "json"))
+
+    def verify(self) -> None:
+        verify_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One resolved option, or one feature that was turned off, and the reason."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def verify_options(options: Any) -> None:
+    """Hold every field of an options record against its metadata's rules."""
+    for spec in fields(options):
+        value, rules = getattr(options, spec.name), spec.metadata
+        if value is None:
+            continue
+        if "choices" in rules and value not in rules["choices"]:
+            allowed = ", ".join(str(choice) for choice in rules["choices"])
+            raise OptionError(
+                f"{spec.name} must be one of {allowed}, not {value!r}", param=spec.name
+            )
+        if "low" in rules and value < rules["low"]:
+            raise OptionError(
+                f"{spec.name} must be at least {rules['low']}, not {value}", param=spec.name
+            )
+        if "high" in rules and value > rules["high"]:
+            raise OptionError(
+                f"{spec.name} must be at most {rules['high']}, not {value}", param=spec.name
+            )
+
+
+def parse_size(text: str, param: str) -> int:
+    """Bytes in a size such as `2GiB`, `512MiB`, `1.5GB` or a plain number of bytes."""
+    units = {
+        "": 1, "b": 1, "k": 2**10, "kb": 10**3, "kib": 2**10, "m": 2**20, "mb": 10**6,
+        "mib": 2**20, "g": 2**30, "gb": 10**9, "gib": 2**30, "t": 2**40, "tb": 10**12,
+        "tib": 2**40,
+    }  # fmt: skip
+    stripped = text.strip().lower()
+    number = stripped.rstrip("bikmgt")
+    try:
+        value = float(number) * units[stripped[len(number) :].strip()]
+    except (ValueError, KeyError):
+        raise OptionError(
+            f"{param} must be a size such as 2GiB or 512MiB, not {text!r}", param=param
+        ) from None
+    if not 0 <= value < 2**63:
+        raise OptionError(f"{param} is out of range: {text!r}", param=param)
+    return int(value)

@@ -1,0 +1,33 @@
+"""Environment variables, all of them: read here and nowhere else.
+
+They exist for debugging and for paths that a container sets; every public choice is an option
+(`base.config`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """Where models and repacked weights live unless `--cache-dir` says otherwise."""
+    explicit = os.environ.get("HEADRACE_CACHE")
+    if explicit:
+        return Path(explicit)
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    return (Path(xdg) if xdg else Path.home() / ".cache") / "headrace"
+
+
+def offline() -> bool:
+    """Is the network forbidden for the whole process (also by the hub's own variable)?"""
+    return any(os.environ.get(name) == "1" for name in ("HEADRACE_OFFLINE", "HF_HUB_OFFLINE"))
+
+
+def hub_token() -> str | None:
+    return os.environ.get("HF_TOKEN")
+
+
+def check_plans() -> bool:
+    """Verify every step plan (always on in tests)."""
+    return os.environ.get("HEADRACE_CHECK") == "1"

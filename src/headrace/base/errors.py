@@ -1,0 +1,141 @@
+"""Errors that know their HTTP status.
+
+Every refusal in Headrace is one of these: it names the field, says what was wrong and what is
+allowed, and carries what each border needs (HTTP status and OpenAI error type for the server,
+exit code for the command line). Anything else that escapes is a bug and is reported as one.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Base of all typed errors.
+
+    `message` is a sentence for the user, `param` the field it speaks of (`"sampling.top_p"`),
+    `retry_after` the seconds after which the same request may succeed.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str | None] = None
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class InvalidRequest(HeadraceError):
+    """The request itself is wrong; the same request will never succeed."""
+
+    status = 400
+    type = "invalid_request_error"
+    exit_code = 2
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt, or prompt and wished output, exceed the context that is served."""
+
+    code = "context_length_exceeded"
+
+
+class NotFound(HeadraceError):
+    """The named model, adapter, route or object does not exist here."""
+
+    status = 404
+    type = "not_found_error"
+    exit_code = 2
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class TooLarge(InvalidRequest):
+    """A body, prompt, schema or file is over its bound."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class Unauthorised(HeadraceError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(HeadraceError):
+    status = 403
+    type = "permission_error"
+
+
+class RateLimited(HeadraceError):
+    """This caller is over a limit of its own; others are not affected."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class Overloaded(HeadraceError):
+    """The server is full or is not ready; retry after `retry_after` seconds."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+
+
+class EngineDead(Overloaded):
+    """The engine stopped while this request was in it."""
+
+    code = "engine_dead"
+
+
+class EngineFault(HeadraceError):
+    """A step failed; the requests that were in it end with this error."""
+
+    status = 500
+    type = "internal_error"
+    code = "engine_fault"
+
+
+class OptionError(HeadraceError):
+    """An option or a combination of options cannot work; found before anything is loaded."""
+
+    status = 400
+    type = "invalid_request_error"
+    exit_code = 2
+
+
+class ModelFileError(HeadraceError):
+    """A model file is damaged, lies about itself, or is of a kind that is never read (pickle)."""
+
+    type = "model_file_error"
+    exit_code = 3
+
+
+class UnsupportedModel(HeadraceError):
+    """Architecture, tensor type or config value that Headrace does not run; lists what it does."""
+
+    type = "unsupported_model_error"
+    exit_code = 3
+
+
+class DownloadError(HeadraceError):
+    """No source could deliver the file: says which were tried and what each answered."""
+
+    type = "download_error"
+    exit_code = 4
+
+
+class DoesNotFit(HeadraceError):
+    """The memory plan does not fit; names the options that would help and their values."""
+
+    type = "does_not_fit_error"
+    exit_code = 5

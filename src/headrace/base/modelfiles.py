@@ -1,0 +1,36 @@
+"""A model on disk, opened but not loaded: what every later stage reads its part from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .arch import ModelArch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Made by `loader.open_model`; holds no tensor and imports no torch."""
+
+    name: str
+    """As the user named it: catalog name, folder, file or hub id."""
+    format: str
+    """"safetensors" or "gguf"."""
+    path: Path
+    """The folder, or the `.gguf` file."""
+    weights: tuple[Path, ...]
+    """The safetensors shards, or the `.gguf` file."""
+    arch: ModelArch
+    tokenizer: Path | dict[str, Any]
+    """`tokenizer.json`, or the `tokenizer.*` metadata of a GGUF file."""
+    chat_template: str | None
+    special: dict[str, str] = field(default_factory=dict)
+    """bos_token, eos_token, … as text, for the chat template."""
+    bos_id: int | None = None
+    add_bos: bool = False
+    eos_ids: tuple[int, ...] = ()
+    """Ids that end a turn: from the config, the generation config and the tokenizer."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """Default sampling that the model's authors ship (temperature, top_p, …)."""
+    licence: str | None = None

@@ -1,0 +1,138 @@
+"""What crosses the public border: the request, the answer, and the stream between them.
+
+A *request* is what the user asked; it becomes `n` *sequences*, which is what the engine computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .sampling import SamplingParams
+from .step import TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as the engine takes it: tokens, already verified against the model's limits."""
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end a sequence: the model's end-of-text (unless ignored) and the user's."""
+    priority: int = 0
+    """Lower runs first (policy `priority`)."""
+    cache_salt: str = ""
+    """Prefixes are shared only between requests of the same salt."""
+    arrival: float = 0.0
+    """`time.monotonic()` at the API border."""
+    adapter: str | None = None
+    grammar: str | None = None
+    pooling: bool = False
+
+
+@dataclass(slots=True)
+class SequenceDelta:
+    """News of one sequence from one step (engine → output processing)."""
+
+    request_id: str
+    choice: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    """The id that ended it, when one did; it is also the last of `tokens`."""
+    error: str | None = None
+    error_status: int = 500
+    cached: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    scheduled: float = 0.0
+    """`time.monotonic()` when the sequence first ran: queue time ends here."""
+    preemptions: int = 0
+    vector: list[float] | None = None
+
+
+@dataclass(slots=True)
+class StepStats:
+    """State of the engine after one step, for metrics and liveness (engine → API process)."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    entries: int = 0
+    """Sequences in the step."""
+    tokens: int = 0
+    """Tokens computed in the step."""
+    prefill_tokens: int = 0
+    sampled_tokens: int = 0
+    kv_usage: float = 0.0
+    """Share of blocks that hold KV of running sequences, 0 to 1."""
+    prefix_queries: int = 0
+    """Tokens looked up in the prefix index since the start."""
+    prefix_hits: int = 0
+    preemptions: int = 0
+    """Since the start."""
+    seconds: float = 0.0
+    """Time on the device."""
+    schedule_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    """Time between the end of the previous step and the submission of this one."""
+    predicted_seconds: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the n answers of a request."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop id that ended it; None for end-of-text and length."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one request: whole, or what is there so far while it streams."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Entry 0 is None: nothing predicts the first token."""
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """News of one choice, as text (output processing → server, terminal, Python).
+
+    The deltas of a choice concatenate to its answer; the last one carries `finish_reason`.
+    """
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Whole, on the first delta of choice 0, where it was asked."""
+    vector: list[float] | None = None
+    queue_seconds: float = 0.0
+    """Arrival to first step, on the delta that carries the first token."""
+    preemptions: int = 0

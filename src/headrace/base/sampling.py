@@ -1,0 +1,115 @@
+"""What the user asks of sampling, and the bounds of every field."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from .errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
+MAX_LOGIT_BIAS = 1024
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy: the quotient would overflow float32."""
+
+
+@dataclass(slots=True)
+class SamplingParams:
+    """Sampling of one request; the field names and defaults of vLLM's offline API.
+
+    `max_tokens=None` means up to the end of the context. `logprobs=k` returns the chosen token's
+    log-probability and the k most likely (of the raw distribution, before temperature and
+    filters); `prompt_logprobs=k` the same for each prompt token but the first.
+    `seed` makes the text a function of prompt and parameters alone, whatever the batch.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def verify(self, vocab_size: int | None = None) -> None:
+        """Raise `InvalidRequest` naming the first field that is out of its bounds."""
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequest(f"at most {MAX_STOPS} stop strings are allowed", param="stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not text or len(text) > MAX_STOP_LENGTH:
+                raise InvalidRequest(
+                    f"a stop string has 1 to {MAX_STOP_LENGTH} characters", param="stop"
+                )
+        for token in self.stop_token_ids:
+            _token("stop_token_ids", token, vocab_size)
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(f"at most {MAX_LOGIT_BIAS} biases are allowed", param="logit_bias")
+        for token, bias in self.logit_bias.items():
+            _token("logit_bias", token, vocab_size)
+            _number("logit_bias", bias, -100.0, 100.0)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, not {value!r:.80}", param=name)
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} must be from {low} to {high}, not {value}", param=name)
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, not {value!r:.80}", param=name)
+    if not low <= value <= high or (open_low and value == low):
+        bound = f"above {low:g}, up to {high:g}" if open_low else f"from {low:g} to {high:g}"
+        raise InvalidRequest(f"{name} must be {bound}, not {value:g}", param=name)
+
+
+def _token(name: str, value: object, vocab_size: int | None) -> None:
+    high = 2**31 if vocab_size is None else vocab_size
+    _integer(name, value, 0, high - 1)

@@ -1,0 +1,151 @@
+"""The contract between the planes: what to compute in a step, and what came out.
+
+The control plane (`kv`, `sched`) builds plans and never sees a tensor; the data plane (`worker`)
+executes them and never sees a queue. This file is all that they share. There is no prefill phase
+and no decode phase: a chunk of a prompt, a prefix hit, a decoded token, the verification of a
+draft and the recomputation after a preemption are all `(start, count)`.
+
+Plans are columns, not row objects: entry i of each column speaks of the same sequence. That is
+cheap to build and one copy turns a column into an array.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .sampling import SamplingParams
+
+NULL_BLOCK = 0
+"""Block 0 of every group is never owned: table entries that are not to be read point to it."""
+
+
+class GroupShape(NamedTuple):
+    """One layer group's share of the KV pool, as both planes see it.
+
+    Layers of a group keep their KV in the same blocks of the same table. `window` is the number
+    of latest tokens that a query of the group sees (itself included), or None for all.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    window: int | None
+    blocks: int
+    """Number of blocks in the pool, the null block included."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """The KV pool: what the worker allocates and the KV manager hands out."""
+
+    block_size: int
+    groups: tuple[GroupShape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence takes a row. Sent once per stay in a row, again after a preemption."""
+
+    row: int
+    sequence_id: int
+    tokens: list[int]
+    """Prompt and, after a preemption, what was generated since."""
+    prompt_length: int
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end the sequence (end-of-text unless ignored, the user's): masked for min_tokens."""
+    choice: int = 0
+    """Which of the request's n choices this is: part of the random stream."""
+    adapter: str | None = None
+    grammar: str | None = None
+    pooling: bool = False
+    """An embedding request: the last step returns a vector instead of a token."""
+
+
+class BlockWrite(NamedTuple):
+    """Blocks appended to (or replaced in) one row's table of one group."""
+
+    row: int
+    group: int
+    first: int
+    """Position in the table of the first of `blocks`."""
+    blocks: list[int]
+
+
+class BlockCopy(NamedTuple):
+    """Content of a block moves before the step runs: between tiers, or to a private copy."""
+
+    group: int
+    source: int
+    target: int
+    source_tier: int = 0
+    target_tier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What to compute in one step (control → data)."""
+
+    number: int
+    rows: list[int]
+    """Permanent row of each sequence in the worker's tables."""
+    starts: list[int]
+    """Tokens already computed. With two steps in flight: once the earlier one is done."""
+    counts: list[int]
+    """Tokens to compute now: a chunk of the prompt, 1 to decode, 1 + drafts to verify."""
+    samples: list[bool]
+    """Does this entry produce a token? True where start + count reaches all known tokens."""
+    admitted: list[Admission] = field(default_factory=list)
+    blocks: list[BlockWrite] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+    """Rows given back before this step's admissions take theirs."""
+    predicted: float = 0.0
+    """Seconds that the roofline expects of this step; 0 where nobody asked it."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts)
+
+    def verify(self, *, budget: int | None = None, rows: int | None = None) -> None:
+        """Assert what makes a plan legal by itself; `kv` asserts what concerns blocks."""
+        size = len(self.rows)
+        assert len(self.starts) == len(self.counts) == len(self.samples) == size
+        assert len(set(self.rows)) == size, "a row appears twice"
+        assert all(start >= 0 for start in self.starts)
+        assert all(count > 0 for count in self.counts)
+        assert budget is None or self.tokens <= budget, f"{self.tokens} tokens over {budget}"
+        assert rows is None or all(0 <= row < rows for row in self.rows)
+        admitted = [admission.row for admission in self.admitted]
+        assert len(set(admitted)) == len(admitted), "a row is admitted twice"
+        assert set(admitted) <= set(self.rows), "an admitted row computes in the same step"
+        assert not set(self.released) & (set(self.rows) - set(admitted)), "a released row computes"
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position: the chosen token's, its rank, and the k most likely."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out of one step (data → control). Lists run parallel to the plan's rows."""
+
+    number: int
+    tokens: list[list[int]]
+    """Per entry: accepted drafts + 1, or [] where nothing was sampled."""
+    logprobs: list[list[TokenLogprobs]] | None = None
+    """Per entry and token; None where no entry asked."""
+    prompt_logprobs: list[list[TokenLogprobs]] | None = None
+    """Per entry, one for each prompt token of the chunk but the prompt's first."""
+    vectors: list[list[float] | None] | None = None
+    """Per entry: the embedding of a pooling sequence whose last chunk this was."""
+    seconds: float = 0.0
+    """Time on the device, as the worker measured it."""
+    error: str | None = None
+    """Set when the step failed: every sequence in it ends with an `EngineFault`."""

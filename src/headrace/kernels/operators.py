@@ -1,0 +1,177 @@
+"""The public operators, with their shapes written once.
+
+Layers and models compute only through an `Operators` object that is handed to them: no module
+global, no arithmetic of their own beyond views. So a backend can be chosen per operator, two
+engines in one process can use different ones, a backend may *record* the calls of one forward
+pass and replay them (a CUDA graph, a CPU program), and the roofline counts the same list.
+
+Letters: N tokens in the step (all sequences, concatenated), B entries (sequences), D hidden,
+H query heads, G KV heads, E head size, V vocabulary, I intermediate size, S block size.
+A backend must compute row n of every result from row n of its inputs (and, in attention, from the
+KV of its own sequence) only: row invariance, DESIGN promise 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .weights import Weight
+
+
+@dataclass(slots=True)
+class KvLayer:
+    """The paged KV of one layer: `k` and `v` [blocks, G, S, E].
+
+    With an int8 or fp8 cache `k_scale` and `v_scale` [blocks, G, S] fp32 hold one scale per
+    token and head.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.k.shape[2]
+
+
+@dataclass(slots=True)
+class GroupBatch:
+    """A step's view of one layer group."""
+
+    tables: torch.Tensor
+    """[B, max_blocks] int32: block of each sequence's tokens; 0 (null) where out of window."""
+    slots: torch.Tensor
+    """[N] int64: where each token's K and V go, block · S + offset."""
+    window: int | None
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """A step's tokens as tensors: built once per step, read by every layer."""
+
+    tokens: torch.Tensor
+    """[N] int64."""
+    positions: torch.Tensor
+    """[N] int64: place of each token in its sequence."""
+    query_starts: torch.Tensor
+    """[B + 1] int32: entry b owns tokens query_starts[b] : query_starts[b + 1]."""
+    lengths: torch.Tensor
+    """[B] int32: tokens of each sequence that exist once this step is done (start + count)."""
+    groups: list[GroupBatch]
+    sample_rows: torch.Tensor
+    """[R] int64: index into N of every token whose logits are wanted."""
+    max_count: int
+    """Largest count in the step: 1 means pure decode."""
+    max_length: int
+    adapters: torch.Tensor | None = None
+    """[N] int32: LoRA slot of each token, -1 for none."""
+
+
+@dataclass(slots=True)
+class RopeTable:
+    """cos and sin [max_context, E / 2] fp32; pairs are (i, i + E/2) (the "neox" order)."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class Operators(Protocol):
+    """What a backend implements. x and results are in the model's dtype unless said otherwise."""
+
+    name: str
+
+    def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
+        """tokens [N] → weight[tokens] · scale [N, D]."""
+        ...
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+    ) -> torch.Tensor:
+        """x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
+        ...
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """residual' = residual + x; → (rms_norm(residual'), residual'). May reuse `residual`."""
+        ...
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual + x [N, D]. May reuse `residual`."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [N, in] → x · weightᵀ + bias [N, out]."""
+        ...
+
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        norm_offset: float,
+        rope: RopeTable,
+        kv: KvLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> torch.Tensor:
+        """qkv [N, (H + 2G) · E] → q [N, H, E], normed and rotated; K and V are written to `kv`.
+
+        q_norm and k_norm [E], where given, are RMS norms per head, before the rotation.
+        """
+        ...
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv: KvLayer,
+        batch: StepBatch,
+        group: int,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Causal paged attention: q [N, H, E] → [N, H · E].
+
+        Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
+        sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32;
+        `softcap` c replaces a score s by c · tanh(s / c).
+        """
+        ...
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
+        ...
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        gate_up: list[Weight],
+        down: list[Weight],
+        active: int,
+        normalise: bool,
+        activation: str,
+    ) -> torch.Tensor:
+        """Routed feed-forward: x [N, D], router logits [N, experts] → [N, D]."""
+        ...
+
+    def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """x [N, D], rows [R] → x[rows] [R, D]."""
+        ...
+
+    def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
+        """x [R, D] → fp32 logits [R, V]."""
+        ...

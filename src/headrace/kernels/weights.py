@@ -1,0 +1,81 @@
+"""Weight layouts that operators take. `quant` makes them, `kernels` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class DenseWeight:
+    """`data[out, in]` in fp32, bf16 or fp16: y = x · dataᵀ."""
+
+    data: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.data.shape[0], self.data.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+@dataclass(slots=True)
+class BlockWeight:
+    """A GGUF tensor as it lies in the file: `data[out, bytes_per_row]` uint8, `kind` its type.
+
+    The format's own blocks, untouched and mapped: the form that every file-born quantised weight
+    is loaded in. Kernels repack it; the reference dequantises it.
+    """
+
+    kind: str
+    """ggml type name: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K …"""
+    data: torch.Tensor
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+@dataclass(slots=True)
+class PackedWeight:
+    """Headrace's one family of quantised layouts (DESIGN "Numbers").
+
+    w[o, i] = codes[o, i] · scales[o, i // group] + offsets[o, i // group]; codes are unsigned and
+    `bits` wide, stored as the kernel of that width wants them (`layout` names it; "rows" is the
+    plain one: uint8[out, in] with one code per byte).
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None
+    bits: int
+    group: int
+    shape: tuple[int, int]
+    layout: str = "rows"
+
+    @property
+    def nbytes(self) -> int:
+        extra = 0 if self.offsets is None else self.offsets.nbytes
+        return self.codes.nbytes + self.scales.nbytes + extra
+
+
+@dataclass(slots=True)
+class StackedWeight:
+    """Rows of several weights one below the other (q, k and v; gate and up), each as it came."""
+
+    parts: tuple[DenseWeight | BlockWeight | PackedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+Weight = DenseWeight | BlockWeight | PackedWeight | StackedWeight

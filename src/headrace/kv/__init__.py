@@ -1,0 +1,6 @@
+"""Owns: blocks, free lists, prefix index, eviction, layer groups.
+Takes → gives: a pool shape → block tables, prefix hits, block deltas.
+Does not know: tensors, the scheduler, requests beyond their token ids.
+Invariant: free + cached + owned == total, in every group, whenever idle.
+Where does my change go: who owns a block and how long it lives.
+"""

@@ -1,0 +1,6 @@
+"""Owns: sequence states, queues, budgets, the scheduler, preemption.
+Takes → gives: requests and step results → step plans and sequence deltas.
+Does not know: tensors, text, models by name, clocks other than the one it is given.
+Invariant: every request ends exactly once; a plan never exceeds its budget.
+Where does my change go: the order and the amount of work.
+"""

@@ -1,0 +1,6 @@
+"""Owns: tokenizer, incremental detokenizer, chat template, stop strings, stream router.
+Takes → gives: text and messages → token ids; token ids → text.
+Does not know: models, sequences, HTTP.
+Invariant: what is emitted is never taken back and never half a character.
+Where does my change go: anything between characters and token ids.
+"""

@@ -1,0 +1,6 @@
+"""Owns: one process, one device: rows, runner, KV tensors, sampler.
+Takes → gives: step plans → step results.
+Does not know: queues, text, HTTP.
+Invariant: a row is permanent between admission and release.
+Where does my change go: what happens on the device in a step.
+"""

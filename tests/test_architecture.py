@@ -1,0 +1,144 @@
+"""Imports point down: the ranks of the packages, held by parsing every import.
+
+A module may import only packages of a lower rank and its own siblings, without cycles among
+modules; the two planes meet nowhere but in `base`; what must start without torch does.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "headrace"
+
+RANKS = {
+    "base": 0,
+    "obs": 1, "text": 1, "kv": 1, "roofline": 1, "kernels": 1, "dist": 1,
+    "sched": 2, "quant": 2,
+    "layers": 3, "loader": 3,
+    "models": 4,
+    "worker": 5,
+    "engine": 6,
+    "server": 7, "bench": 7,
+    "factory": 8,
+    "cli": 9,
+}  # fmt: skip
+CONTROL = {"sched", "kv", "text", "roofline"}
+DATA = {"kernels", "dist", "quant", "layers", "models", "worker"}
+PUBLIC_FACE = {"__init__", "__main__"}
+"""The package's own top: `headrace.LLM` and `python -m headrace` may reach everything."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__") or "__init__"
+        yield name, ast.parse(path.read_text(), filename=str(path))
+
+
+def imports(name: str, tree: ast.Module, is_package: bool) -> Iterator[tuple[str, bool]]:
+    """(module below headrace, is it needed at run time?) for each own import of a module."""
+    typing_only = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in ast.walk(node)
+    }
+    package = name.split(".") if is_package else name.split(".")[:-1]
+    for node in ast.walk(tree):
+        runtime = id(node) not in typing_only
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("headrace."):
+                    yield alias.name.removeprefix("headrace."), runtime
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                target = [*base, *(node.module.split(".") if node.module else [])]
+            elif node.module and node.module.split(".")[0] == "headrace":
+                target = node.module.split(".")[1:]
+            else:
+                continue
+            for alias in node.names:
+                full = [*target, alias.name]
+                exists = (ROOT.joinpath(*full)).is_dir() or (
+                    ROOT.joinpath(*full[:-1], full[-1] + ".py")
+                ).is_file()
+                yield ".".join(full if exists else target), runtime
+
+
+def graph() -> dict[str, list[tuple[str, bool]]]:
+    return {
+        name: list(imports(name, tree, (ROOT.joinpath(*name.split("."))).is_dir()))
+        for name, tree in modules()
+        if name not in PUBLIC_FACE
+    }
+
+
+def test_every_package_has_a_rank() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert found == set(RANKS)
+
+
+def test_imports_point_down() -> None:
+    wrong = []
+    for module, targets in graph().items():
+        package = module.split(".")[0]
+        for target, _ in targets:
+            other = target.split(".")[0]
+            if other not in RANKS:
+                wrong.append(f"{module} imports the top of the package")
+            elif other != package and RANKS[other] >= RANKS[package]:
+                wrong.append(f"{module} (rank {RANKS[package]}) imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_planes_do_not_meet() -> None:
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in graph().items()
+        for target, _ in targets
+        for here, there in ((CONTROL, DATA), (DATA, CONTROL))
+        if module.split(".")[0] in here and target.split(".")[0] in there
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_cycles_among_modules() -> None:
+    edges = {
+        module: {target for target, runtime in targets if runtime and target != module}
+        for module, targets in graph().items()
+    }
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        if module in path:
+            pytest.fail(" → ".join([*path[path.index(module) :], module]))
+        if module in done:
+            return
+        for target in sorted(edges.get(module, ())):
+            # A submodule's import of its own package's __init__ is the usual re-export.
+            if target != module.rpartition(".")[0]:
+                visit(target, (*path, module))
+        done.add(module)
+
+    for module in edges:
+        visit(module, ())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["headrace", "headrace.kv", "headrace.sched", "headrace.text", "headrace.roofline",
+     "headrace.base", "headrace.obs", "headrace.bench", "headrace.server.app",
+     "headrace.cli.main"],
+)  # fmt: skip
+def test_starts_without_torch(module: str) -> None:
+    code = (
+        f"import {module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
