@@ -1,0 +1,49 @@
+# Two commands for a newcomer: `make run` and `make test`. The rest is for those who work on it.
+
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?= qwen2.5-coder-0.5b
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Without an NVIDIA driver the plain wheel would bring gigabytes of CUDA for nothing: pin the
+# version of which a CPU wheel may be at hand.
+TORCH ?= torch==2.13.0
+
+.PHONY: help run test check lint bench-smoke bench-cpu gpu-dry gpu-bench clean
+
+help:
+	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
+	@echo "make test       install, run every test that CI runs"
+	@echo "make check      format, lint, types, ranks, unit and property tests (under a minute)"
+	@echo "make clean      remove the environment and what was built"
+
+$(VENV)/.installed: pyproject.toml CMakeLists.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --progress-bar on --upgrade pip
+	$(BIN)/pip install --progress-bar on "$(TORCH)"
+	$(BIN)/pip install --progress-bar on --editable .
+	@touch $@
+
+$(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/pip install --quiet --progress-bar on --editable ".[test]"
+	@touch $@
+
+run: $(VENV)/.installed
+	$(BIN)/headrace serve $(MODEL) --port $(PORT)
+
+test: $(VENV)/.tested check
+	$(BIN)/python -m pytest -q -m "slow or model"
+
+check: $(VENV)/.tested
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow and not model and not gpu"
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+clean:
+	rm -rf $(VENV) build dist
