@@ -1,0 +1,132 @@
+"""The engine as its users see it: what the server, the terminal and the factory code against.
+
+`AsyncEngine` is the real one. A test may bring its own: nothing outside this package asks for
+more than this protocol. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..base.config import Decision, EngineOptions
+from ..base.modelfiles import ModelFiles
+from ..base.request import OutputDelta, RequestOutput, StepStats
+from ..base.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+Prompt = str | list[int]
+"""Text, which is tokenised with the model's begin-of-text where it has one, or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Ready: a new request would be served. Alive: the step loop turns (or is being restarted)."""
+
+    ready: bool
+    alive: bool
+    reason: str = ""
+    """Why it is not ready or not alive; empty when both."""
+    retry_after: float | None = None
+    """Seconds after which readiness is expected, for `Retry-After`."""
+    heartbeat_age: float = 0.0
+    """Seconds since the step loop last reported."""
+    restarts: int = 0
+
+
+class OutputStream(Protocol):
+    """The answer to one request while it comes: an asynchronous iterator of `OutputDelta`.
+
+    Deltas of one choice that its reader has not taken yet are merged, so a slow reader holds no
+    more memory than the answer itself. Errors are raised by `__anext__`: `Overloaded` where the
+    engine refused the request, `EngineFault` where its step failed, `EngineDead` where the engine
+    died with it. Leaving the iteration early does not stop the work: call `cancel`.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+
+    def __aiter__(self) -> AsyncIterator[OutputDelta]: ...
+    async def __anext__(self) -> OutputDelta: ...
+    def cancel(self) -> None:
+        """Stop the work (if it still goes on) and free what it holds; further deltas are lost."""
+
+
+class ServingEngine(Protocol):
+    """One model, served. All methods belong to the event loop that started the engine."""
+
+    options: EngineOptions
+    files: ModelFiles
+    tokenizer: Any
+    """`text.Tokenizer`."""
+    template: Any
+    """`text.ChatTemplate`, or None where the model has none."""
+    model_name: str
+    max_context: int
+    """Longest prompt plus output that is served, in tokens."""
+    decisions: list[Decision]
+    """What the options became and why: `headrace explain`."""
+    phases: dict[str, float]
+    """Seconds of each start phase, in the order in which they ended."""
+    stats: StepStats
+    """Of the latest step."""
+    registry: CollectorRegistry
+    """Metrics of this engine; the server adds its own and renders it under /metrics."""
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: str | None = None,
+        grammar: str | None = None,
+    ) -> OutputStream:
+        """Verify a request and send it to the engine.
+
+        Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
+        an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,
+        draining, or as many requests as `max_sequences + max_waiting`).
+        """
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: str | None = None,
+        grammar: str | None = None,
+    ) -> AsyncIterator[OutputDelta]:
+        """`submit` as an asynchronous generator: closing or cancelling it stops the work."""
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: str | None = None,
+        grammar: str | None = None,
+    ) -> RequestOutput:
+        """The whole answer."""
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; its stream ends with finish reason "abort". False: there is none."""
+
+    def health(self) -> Health: ...
+
+    def subscribe(self, callback: Callable[[StepStats], None]) -> Callable[[], None]:
+        """Call back after each step; returns the function that ends the subscription."""
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new requests, wait so long for those in work, end the rest, stop the process."""
