@@ -1,0 +1,443 @@
+"""The memory plan: made before anything is allocated, so that nothing runs out later.
+
+All of the memory that an engine may use is divided into weights, activations of the largest step,
+tables, graphs, a margin, and the KV pool, which takes what remains up to its full need. What does
+not fit is lowered where the user left the choice (and the plan says so), or refused with the
+options and values that would help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..base.arch import ModelArch
+from ..base.config import Decision
+from ..base.errors import DoesNotFit, OptionError
+from ..base.step import GroupShape, PoolShape
+from .formats import dtype_bytes, kv_token_bytes
+
+USABLE = {"cpu": 0.5, "cuda": 0.92}
+"""Share of the available memory that is planned: a host has other tenants and a page cache that
+serves mapped weights, a device has the driver's context, library workspaces and fragmentation."""
+
+COMFORTABLE_CONTEXT = 2048
+"""Below this context, rows are given up before more context is."""
+
+SAMPLING_COPIES = 5
+"""fp32 arrays [R, V] alive while sampling: logits, probabilities, sorted values and their int64
+indices (two)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of the memory; all counts in tokens, all sizes in bytes."""
+
+    arch: ModelArch
+    weight_bytes: int
+    rows: int
+    step_tokens: int
+    max_context: int
+    block_size: int
+    kv_dtype: str
+    dtype: str
+    depth: int
+    graph_bytes: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where every byte goes, and what was given up to make it fit."""
+
+    pool: PoolShape
+    rows: int
+    step_tokens: int
+    max_context: int
+    kv_dtype: str
+    available: int
+    weight_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    table_bytes: int
+    graph_bytes: int
+    workspace_bytes: int
+    margin_bytes: int
+    """What is left alone: the share of `available` that is never planned, and what nobody needs."""
+    kv_bytes_per_token: int
+    """In all layers, for a token inside every window."""
+    decisions: tuple[Decision, ...]
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the pool holds: of its largest group, the null block left out."""
+        return (max(group.blocks for group in self.pool.groups) - 1) * self.pool.block_size
+
+    @property
+    def full_sequences(self) -> float:
+        """Sequences of `max_context` that are held at the same time."""
+        per_sequence = math.ceil(self.max_context / self.pool.block_size)
+        full = [group.blocks - 1 for group in self.pool.groups if group.window is None]
+        return min(full) / per_sequence if full else float(self.rows)
+
+    def parts(self) -> list[tuple[str, int]]:
+        """(what, bytes), which sum to `available`."""
+        return [
+            ("weights", self.weight_bytes),
+            ("KV pool", self.kv_bytes),
+            ("activations", self.activation_bytes),
+            ("tables", self.table_bytes),
+            ("graphs", self.graph_bytes),
+            ("workspace", self.workspace_bytes),
+            ("margin", self.margin_bytes),
+        ]
+
+    def verify(self) -> None:
+        """Assert what makes a plan a plan."""
+        assert sum(size for _, size in self.parts()) == self.available
+        assert all(size >= 0 for _, size in self.parts())
+        assert all(group.blocks >= 2 for group in self.pool.groups)
+        assert self.rows >= 1
+        assert self.max_context >= 1
+
+
+def plan_memory(
+    arch: ModelArch,
+    *,
+    weight_bytes: int,
+    available: int,
+    rows: int,
+    step_tokens: int,
+    max_context: int | None,
+    block_size: int = 16,
+    kv_dtype: str = "float32",
+    dtype: str = "float32",
+    kv_memory: int | None = None,
+    device: str = "cpu",
+    depth: int = 1,
+    graph_bytes: int = 0,
+    workspace_bytes: int = 0,
+) -> MemoryPlan:
+    """Divide `available` bytes, weights included (so: measured before they are loaded).
+
+    `max_context=None` leaves the context to the plan: the model's, lowered to what fits.
+    An explicit context is kept or refused; rows are lowered where that helps. `kv_memory`, where
+    given, is the size of the pool and may then use what `USABLE` would leave alone.
+    `workspace_bytes` is what the kernels need beside the activations, `graph_bytes` what captured
+    graphs take. Raises `OptionError` for values out of range, `DoesNotFit` with options that help.
+    """
+    _verify(rows, step_tokens, max_context, block_size, depth)
+    dtype_bytes(kv_dtype, "kv_dtype")
+    dtype_bytes(dtype)
+    if device not in USABLE:
+        raise OptionError(f"device must be one of {', '.join(USABLE)}, not {device!r}")
+    decisions: list[Decision] = []
+    if max_context is not None and max_context > arch.max_context:
+        raise OptionError(
+            f"max_context ({max_context}) is more than the model was made for ({arch.max_context})",
+            param="max_context",
+        )
+    wish = Wish(
+        arch, weight_bytes, rows, step_tokens, max_context or arch.max_context, block_size,
+        kv_dtype, dtype, depth, graph_bytes, workspace_bytes,
+    )  # fmt: skip
+
+    def room(candidate: Wish) -> int:
+        """Bytes that the KV pool may take."""
+        if kv_memory is not None:
+            return min(kv_memory, available - fixed_bytes(candidate))
+        return int(available * USABLE[device]) - fixed_bytes(candidate)
+
+    def fits(candidate: Wish) -> bool:
+        return room(candidate) >= pool_bytes(candidate, smallest_pool(candidate))
+
+    if kv_memory is not None and kv_memory > available - fixed_bytes(wish):
+        left = available - fixed_bytes(wish)
+        raise DoesNotFit(
+            f"kv_memory of {_size(kv_memory)} does not fit: weights, activations and tables take "
+            f"{_size(fixed_bytes(wish))} of {_size(available)}"
+            + (f"; what would help: --kv-memory {left // 2**20}MiB" if left >= 2**20 else ""),
+            param="kv_memory",
+        )
+
+    fitted = _fit(wish, fits, lower_context=max_context is None)
+    if fitted is None:
+        raise _refusal(wish, fits, available, room)
+    if fitted.max_context < wish.max_context:
+        decisions.append(
+            Decision(
+                "max_context",
+                str(fitted.max_context),
+                f"the model's {wish.max_context} would need "
+                f"{_size(pool_bytes(wish, smallest_pool(wish)))} of KV for one sequence, "
+                f"{_size(room(wish))} are there",
+            )
+        )
+    if fitted.rows < wish.rows:
+        decisions.append(
+            Decision(
+                "max_sequences",
+                str(fitted.rows),
+                f"{wish.rows} rows need {_size(fixed_bytes(wish) - wish.weight_bytes)} of "
+                f"activations and tables beside the pool; {_size(available)} are there in all",
+            )
+        )
+    pool = largest_pool(fitted, room(fitted))
+    kv_bytes = pool_bytes(fitted, pool)
+    decisions.append(_pool_decision(fitted, pool, kv_bytes))
+    plan = MemoryPlan(
+        pool=pool,
+        rows=fitted.rows,
+        step_tokens=fitted.step_tokens,
+        max_context=fitted.max_context,
+        kv_dtype=kv_dtype,
+        available=available,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+        activation_bytes=activation_bytes(fitted),
+        table_bytes=table_bytes(fitted),
+        graph_bytes=graph_bytes,
+        workspace_bytes=workspace_bytes,
+        margin_bytes=available - fixed_bytes(fitted) - kv_bytes,
+        kv_bytes_per_token=kv_token_bytes(arch, kv_dtype) * arch.layers,
+        decisions=tuple(decisions),
+    )
+    plan.verify()
+    return plan
+
+
+def activation_bytes(wish: Wish) -> int:
+    """Peak of the tensors alive in the largest step of N = step_tokens tokens.
+
+    N · D · b for the residual, plus the largest of
+    attention: (D + (H + 2G) · E + 2 · H · E) · N · b  (x, qkv, q, result),
+    feed-forward: (D + 2I + I + D) · N · b  (x, gate_up, gated, result), for MoE with I = active ·
+    intermediate + shared, and the experts' inputs and outputs 2 · active · D,
+    sampling: `SAMPLING_COPIES` · R · V · 4  with R = rows.
+    """
+    arch, tokens, width = wish.arch, wish.step_tokens, dtype_bytes(wish.dtype)
+    queries = arch.heads * arch.head_dim
+    attention = arch.hidden + queries + 2 * arch.kv_heads * arch.head_dim + 2 * queries
+    inner, extra = arch.intermediate, 0
+    if arch.moe is not None:
+        inner = max(
+            arch.moe.active * arch.moe.intermediate + arch.moe.shared_intermediate,
+            arch.intermediate if arch.moe.dense_layers else 0,
+        )
+        extra = 2 * arch.moe.active * arch.hidden
+    feed_forward = 2 * arch.hidden + 3 * inner + extra
+    sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4
+    return tokens * arch.hidden * width + max(
+        tokens * attention * width, tokens * feed_forward * width, sampling
+    )
+
+
+def table_bytes(wish: Wish) -> int:
+    """Tokens [rows, context] int64, block tables [rows, blocks] int32 per group, rope tables.
+
+    Rope: cos and sin of [context, E / 2] fp32, twice where windowed layers have a base of their
+    own.
+    """
+    arch = wish.arch
+    tokens = wish.rows * wish.max_context * 8
+    tables = len(layer_groups(wish)) * wish.rows * _blocks(wish, wish.max_context) * 4
+    ropes = (1 if arch.local_rope is None else 2) * wish.max_context * arch.head_dim * 4
+    return tokens + tables + ropes
+
+
+def fixed_bytes(wish: Wish) -> int:
+    """Everything but the KV pool and the margin."""
+    return (
+        wish.weight_bytes
+        + activation_bytes(wish)
+        + table_bytes(wish)
+        + wish.graph_bytes
+        + wish.workspace_bytes
+    )
+
+
+def layer_groups(wish: Wish) -> list[tuple[str, tuple[int, ...], int | None]]:
+    """(name, layers, window) of each layer group; full attention first.
+
+    A window that reaches over the whole context is full attention.
+    """
+    members: dict[int | None, list[int]] = {}
+    for layer in range(wish.arch.layers):
+        window = wish.arch.window(layer)
+        if window is not None and window >= wish.max_context:
+            window = None
+        members.setdefault(window, []).append(layer)
+    order = sorted(members, key=lambda window: (window is not None, window or 0))
+    return [
+        (
+            ("latent" if wish.arch.mla else "full") if window is None else f"window{window}",
+            tuple(members[window]),
+            window,
+        )
+        for window in order
+    ]
+
+
+def window_cap(wish: Wish, window: int | None, rows: int | None = None) -> int:
+    """Blocks that the rows of a group can ever hold, the null block left out.
+
+    Full attention: rows · ceil(context / S). A window: a row holds the window before its oldest
+    query and the chunks in flight, which begin and end inside blocks:
+    rows · (ceil((window + depth · step_tokens) / S) + 1), if that is less.
+    """
+    rows = wish.rows if rows is None else rows
+    whole = _blocks(wish, wish.max_context)
+    if window is None:
+        return rows * whole
+    return rows * min(whole, _blocks(wish, window + wish.depth * wish.step_tokens) + 1)
+
+
+def smallest_pool(wish: Wish) -> PoolShape:
+    """The pool in which one sequence of the full context can run alone, and every row starts."""
+    least = max(_blocks(wish, wish.max_context), wish.rows)
+    return _pool(wish, least)
+
+
+def largest_pool(wish: Wish, room: int) -> PoolShape:
+    """The largest useful pool in `room` bytes.
+
+    F blocks of full attention go with min(F, cap) blocks of each window: sequences of any length
+    then run out of full blocks before they run out of windowed ones.
+    """
+    low = max(_blocks(wish, wish.max_context), wish.rows)
+    high = max(window_cap(wish, window) for _, _, window in layer_groups(wish))
+    high = max(low, high)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if pool_bytes(wish, _pool(wish, middle)) <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return _pool(wish, low)
+
+
+def pool_bytes(wish: Wish, pool: PoolShape) -> int:
+    """Σ over groups of blocks · S · layers · bytes per token and layer."""
+    token = kv_token_bytes(wish.arch, wish.kv_dtype)
+    return sum(group.blocks * pool.block_size * len(group.layers) * token for group in pool.groups)
+
+
+def _pool(wish: Wish, blocks: int) -> PoolShape:
+    groups = tuple(
+        GroupShape(name, layers, window, 1 + min(blocks, window_cap(wish, window)))
+        for name, layers, window in layer_groups(wish)
+    )
+    return PoolShape(wish.block_size, groups)
+
+
+def _fit(wish: Wish, fits: Callable[[Wish], bool], *, lower_context: bool) -> Wish | None:
+    """The wish with as little given up as possible: context to a comfortable one, rows, context."""
+    if fits(wish):
+        return wish
+    comfortable = min(wish.max_context, COMFORTABLE_CONTEXT)
+    if lower_context:
+        found = _largest_context(wish, fits, comfortable)
+        if found is not None:
+            return found
+    rows = wish.rows
+    while rows > 1:
+        rows = (rows + 1) // 2
+        fewer = replace(wish, rows=rows)
+        found = _largest_context(fewer, fits, comfortable) if lower_context else None
+        if found is not None or (not lower_context and fits(fewer)):
+            return found or fewer
+    if lower_context:
+        return _largest_context(replace(wish, rows=1), fits, min(comfortable, 8 * wish.block_size))
+    return None
+
+
+def _largest_context(wish: Wish, fits: Callable[[Wish], bool], least: int) -> Wish | None:
+    """The largest context from `least` up, a multiple of the block size, that fits."""
+    low = _blocks(wish, least)
+    high = wish.max_context // wish.block_size
+
+    def at(blocks: int) -> Wish:
+        return replace(wish, max_context=min(wish.max_context, blocks * wish.block_size))
+
+    if not fits(at(low)):
+        return None
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(at(middle)) else (low, middle - 1)
+    return at(low)
+
+
+def _refusal(
+    wish: Wish, fits: Callable[[Wish], bool], available: int, room: Callable[[Wish], int]
+) -> DoesNotFit:
+    """Which single option, at which value, would help; else how much memory is missing."""
+    help_: list[str] = []
+    fewer = wish
+    while fewer.rows > 1 and not fits(fewer):
+        fewer = replace(fewer, rows=fewer.rows // 2)
+    if fewer.rows < wish.rows and fits(fewer):
+        help_.append(f"--max-sequences {fewer.rows}")
+    shorter = _largest_context(wish, fits, min(wish.max_context, wish.block_size))
+    if shorter is not None and shorter.max_context < wish.max_context:
+        help_.append(f"--max-context {shorter.max_context}")
+    smaller = wish
+    while smaller.step_tokens > 64 and not fits(smaller):
+        smaller = replace(smaller, step_tokens=smaller.step_tokens // 2)
+    if smaller.step_tokens < wish.step_tokens and fits(smaller):
+        help_.append(f"--step-tokens {smaller.step_tokens}")
+    if wish.kv_dtype != "int8" and fits(replace(wish, kv_dtype="int8")):
+        help_.append("--kv-dtype int8")
+    missing = max(1, pool_bytes(wish, smallest_pool(wish)) - room(wish))
+    if not help_ and wish.weight_bytes > available:
+        help_.append("a smaller model or a smaller weight format")
+    advice = "any of " + ", ".join(help_) if len(help_) > 1 else "".join(help_)
+    return DoesNotFit(
+        f"{_size(wish.weight_bytes)} of weights, "
+        f"{_size(fixed_bytes(wish) - wish.weight_bytes)} of activations and tables and "
+        f"{_size(pool_bytes(wish, smallest_pool(wish)))} of KV for one sequence of "
+        f"{wish.max_context} tokens do not fit into {_size(available)} "
+        f"({_size(missing)} are missing)"
+        + (f"; what would help: {advice}" if advice else "; no single option would help"),
+        param="max_context",
+    )
+
+
+def _pool_decision(wish: Wish, pool: PoolShape, kv_bytes: int) -> Decision:
+    groups = ", ".join(f"{group.name} {group.blocks} blocks" for group in pool.groups)
+    return Decision(
+        "kv_memory",
+        _size(kv_bytes),
+        f"{groups} of {pool.block_size} tokens in {wish.kv_dtype}"
+        + (
+            "; every row has its full context"
+            if all(g.blocks > window_cap(wish, g.window) for g in pool.groups)
+            else "; what remains beside weights and activations"
+        ),
+    )
+
+
+def _verify(
+    rows: int, step_tokens: int, max_context: int | None, block_size: int, depth: int
+) -> None:
+    for name, value, low in (
+        ("max_sequences", rows, 1),
+        ("step_tokens", step_tokens, 1),
+        ("max_context", 8 if max_context is None else max_context, 8),
+        ("block_size", block_size, 1),
+        ("depth", depth, 1),
+    ):
+        if value < low:
+            raise OptionError(f"{name} must be at least {low}, not {value}", param=name)
+
+
+def _blocks(wish: Wish, tokens: int) -> int:
+    return -(-tokens // wish.block_size)
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
