@@ -13,12 +13,20 @@ KV of its own sequence) only: row invariance, DESIGN promise 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
-from .weights import Weight
+from .weights import BlockWeight, DenseWeight, Weight
+
+Role = Literal["embed", "linear", "logits", "moe"]
+"""The operator that a weight will be handed to."""
+
+Dequantise = Callable[[BlockWeight, torch.dtype], DenseWeight]
+"""Values of a block-quantised weight. The loader passes it down, since `quant` ranks above this
+package; it remembers the last results, so that a tied table is expanded once."""
 
 
 @dataclass(slots=True)
@@ -80,10 +88,55 @@ class RopeTable:
     sin: torch.Tensor
 
 
+@dataclass(slots=True)
+class KvCache:
+    """The KV of all layers, as a forward pass gets it."""
+
+    layers: list[KvLayer]
+    groups: list[int]
+    """Per layer: its index in `StepBatch.groups`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that will ever come: a program preallocates for it."""
+
+    tokens: int
+    """N at most."""
+    entries: int
+    """B at most; also R, but for prompt log-probabilities, which do not go through a program."""
+    max_context: int
+
+
+Forward = Callable[["Operators", StepBatch, KvCache], tuple[torch.Tensor, torch.Tensor]]
+"""A model's whole step, made of operator calls and views: → hidden [N, D] after the last norm,
+fp32 logits [R, V] of `StepBatch.sample_rows`."""
+
+Program = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor]]
+"""A `Forward` bound to its operators and cache. Results are valid until the next call."""
+
+
 class Operators(Protocol):
     """What a backend implements. x and results are in the model's dtype unless said otherwise."""
 
     name: str
+
+    def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
+        """Turn a weight, as the file holds it, into what operator `role` takes here.
+
+        Called once per use at load (a tied table: for `embed` and for `logits`); the result is
+        what the operator is later called with. Which kinds come is what `supports` accepted.
+        """
+        ...
+
+    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+        """A faster way to run whole steps (a recorded program, graphs), or None: call by call.
+
+        `forward` may be called with any `Operators`, for instance one that records. Asked only
+        when one backend serves every operator. The program may refuse a batch at no cost to
+        others by calling `forward` itself.
+        """
+        ...
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         """tokens [N] → weight[tokens] · scale [N, D]."""
