@@ -1,0 +1,141 @@
+"""The loop that joins the planes: accept → schedule → submit → update → emit.
+
+There is one. `depth` 1 is synchronous, 2 plans the next step while one computes. Who drives the
+loop decides where requests come from and where deltas go: `engine.process` over a channel,
+`engine.llm` by a function call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ..base.errors import EngineDead
+from ..base.request import FinishReason, Request, SequenceDelta, StepStats
+from ..base.step import StepPlan, StepResult
+from ..obs.flight import FlightRecorder
+from .executor import Executor, StepFuture
+
+FAILED_STEPS = 3
+"""Failures in a row after which the worker is taken to be broken."""
+
+
+class Planner(Protocol):
+    """What the loop asks of the control plane (`sched.Scheduler` is one)."""
+
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, *, finish: FinishReason = ...) -> list[SequenceDelta]: ...
+    def abort_choice(self, request_id: str, choice: int) -> list[SequenceDelta]: ...
+    def schedule(self) -> StepPlan | None: ...
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]: ...
+    def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]: ...
+    def stats(self) -> StepStats: ...
+    def check_integrity(self) -> None: ...
+    @property
+    def has_work(self) -> bool: ...
+
+
+class EngineCore:
+    """Scheduler and executor, joined."""
+
+    def __init__(
+        self,
+        scheduler: Planner,
+        executor: Executor,
+        *,
+        depth: int = 1,
+        flight: FlightRecorder | None = None,
+        check: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`check`: verify every plan, and the control plane whenever it is idle."""
+        self.scheduler = scheduler
+        self.executor = executor
+        self.stats = StepStats()
+        self._depth = depth
+        self._flight = flight or FlightRecorder(slots=32)
+        self._check = check
+        self._clock = clock
+        self._flying: deque[tuple[StepPlan, StepFuture]] = deque()
+        self._emitted: list[SequenceDelta] = []
+        self._schedule_seconds = 0.0
+        self._idle_seconds = 0.0
+        self._device_free_at: float | None = None
+        """When the device last ran out of steps while there was work; None: it has one."""
+        self._failures = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._flying) or self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Accept a request. Raises what `Scheduler.add` raises."""
+        if not self.has_work:
+            self._device_free_at = None  # Time without work is not the engine's idleness.
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request in any state; its deltas come with the next turn."""
+        self._emitted += self.scheduler.abort(request_id)
+
+    def abort_choice(self, request_id: str, choice: int) -> None:
+        """End one choice of a request, whose reader has seen a stop string."""
+        self._emitted += self.scheduler.abort_choice(request_id, choice)
+
+    def turn(self) -> list[SequenceDelta]:
+        """One turn of the loop: fill the pipeline, take the oldest result, say what is new.
+
+        Waits for the device. Raises `EngineDead` where the worker is gone or fails every step.
+        """
+        self._fill()
+        if self._flying:
+            plan, future = self._flying.popleft()
+            result = future.result()
+            if not self._flying:
+                self._device_free_at = self._clock()
+            self._update(plan, result)
+        if self._check and not self.has_work:
+            self.scheduler.check_integrity()
+        emitted, self._emitted = self._emitted, []
+        return emitted
+
+    def _fill(self) -> None:
+        while len(self._flying) < self._depth:
+            begin = self._clock()
+            plan = self.scheduler.schedule()
+            self._schedule_seconds = self._clock() - begin
+            if plan is None:
+                return
+            if self._check:
+                plan.verify()
+            stats = self.stats
+            self._flight.submitted(plan, stats.running, stats.waiting)
+            if self._device_free_at is None or self._flying:
+                self._idle_seconds = 0.0
+            else:
+                self._idle_seconds = self._clock() - self._device_free_at
+            self._flying.append((plan, self.executor.submit(plan)))
+
+    def _update(self, plan: StepPlan, result: StepResult) -> None:
+        assert result.number == plan.number, f"result {result.number} for step {plan.number}"
+        if result.error is None:
+            self._failures = 0
+            self._emitted += self.scheduler.update(plan, result)
+        else:
+            self._failures += 1
+            self._emitted += self.scheduler.fail(plan, result.error)
+        stats = self.scheduler.stats()
+        stats.step = plan.number
+        stats.entries = len(plan.rows)
+        stats.tokens = plan.tokens
+        stats.sampled_tokens = sum(map(len, result.tokens))
+        stats.seconds = result.seconds
+        stats.predicted_seconds = plan.predicted
+        stats.schedule_seconds = self._schedule_seconds
+        stats.idle_seconds = self._idle_seconds
+        self.stats = stats
+        self._flight.finished(plan, result, stats)
+        if self._failures >= FAILED_STEPS:
+            raise EngineDead(f"{self._failures} steps failed in a row: {result.error}")

@@ -1,0 +1,116 @@
+"""Executors: where a worker runs. The loop hands one a plan and takes the result when it needs it.
+
+`InlineExecutor` runs the worker in the engine's process: at depth 1 in the loop's own thread, at
+depth 2 in a thread of its own, so that the next step is planned while this one computes (kernels
+let go of the interpreter lock). `engine.multiproc` runs it in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from ..base.config import Decision
+from ..base.step import PoolShape, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known once the weights are loaded."""
+
+    weight_bytes: int
+    device_memory: int
+    """Bytes that the device has left for KV and work space."""
+    kernels: list[Decision] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+class StepFuture(Protocol):
+    """A result that is coming. `concurrent.futures.Future` is one."""
+
+    def result(self) -> StepResult:
+        """Wait for it. Raises `EngineDead` where the worker is gone."""
+
+
+class Executor(Protocol):
+    """One worker, wherever it runs. Calls come in the order load, allocate, warm_up, submit*."""
+
+    def load(self) -> Facts:
+        """Load the weights."""
+
+    def allocate(self, pool: PoolShape) -> None: ...
+    def warm_up(self) -> None: ...
+    def submit(self, plan: StepPlan) -> StepFuture:
+        """Start a step. Steps run in the order of submission."""
+
+    def close(self) -> None:
+        """Give everything back; steps in flight are lost. May be called twice."""
+
+
+class LoadedWorker(Protocol):
+    """What an executor asks of a worker (`worker.Worker` is one)."""
+
+    def allocate(self, pool: PoolShape) -> None: ...
+    def warm_up(self) -> None: ...
+    def execute(self, plan: StepPlan) -> StepResult: ...
+    def close(self) -> None: ...
+
+
+T = TypeVar("T")
+LoadWorker = Callable[[], tuple[LoadedWorker, Facts]]
+
+
+class InlineExecutor:
+    """The worker in this process."""
+
+    def __init__(self, load_worker: LoadWorker, *, threaded: bool = False) -> None:
+        self._load_worker = load_worker
+        self._worker: LoadedWorker | None = None
+        # One thread for everything that the worker does: its libraries keep state per thread.
+        self._thread = ThreadPoolExecutor(1, "headrace-worker") if threaded else None
+
+    def load(self) -> Facts:
+        def work() -> Facts:
+            self._worker, facts = self._load_worker()
+            return facts
+
+        return self._call(work)
+
+    def allocate(self, pool: PoolShape) -> None:
+        self._call(lambda: self._loaded.allocate(pool))
+
+    def warm_up(self) -> None:
+        self._call(lambda: self._loaded.warm_up())
+
+    def submit(self, plan: StepPlan) -> StepFuture:
+        if self._thread is not None:
+            return self._thread.submit(execute, self._loaded, plan)
+        done: Future[StepResult] = Future()
+        done.set_result(execute(self._loaded, plan))
+        return done
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    @property
+    def _loaded(self) -> LoadedWorker:
+        assert self._worker is not None, "load comes first"
+        return self._worker
+
+    def _call(self, work: Callable[[], T]) -> T:
+        return work() if self._thread is None else self._thread.submit(work).result()
+
+
+def execute(worker: LoadedWorker, plan: StepPlan) -> StepResult:
+    """One step; what a worker raises becomes the error of the step. A named border."""
+    try:
+        return worker.execute(plan)
+    except Exception as fault:  # noqa: BLE001 - the border between the planes
+        message = f"{type(fault).__name__}: {fault}"
+        return StepResult(plan.number, [[] for _ in plan.rows], error=message[:2000])

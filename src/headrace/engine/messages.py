@@ -1,0 +1,205 @@
+"""What the API process, the engine process and the worker process say to each other.
+
+One message carries everything that one step has to say. Tagged arrays in msgpack: compact, and a
+message of the wrong shape is refused by the decoder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base import errors
+from ..base.arch import ModelArch
+from ..base.config import Decision, EngineOptions
+from ..base.errors import HeadraceError
+from ..base.modelfiles import ModelFiles
+from ..base.request import Request, SequenceDelta, StepStats
+from ..base.step import PoolShape, StepPlan, StepResult
+
+
+class WireFiles(msgspec.Struct, array_like=True):
+    """`ModelFiles` without its tokenizer, which only the API process needs."""
+
+    name: str
+    format: str
+    path: str
+    weights: list[str]
+    arch: ModelArch
+    eos_ids: list[int]
+
+    @classmethod
+    def of(cls, files: ModelFiles) -> WireFiles:
+        weights = [str(path) for path in files.weights]
+        return cls(
+            files.name, files.format, str(files.path), weights, files.arch, list(files.eos_ids)
+        )
+
+    def open(self) -> ModelFiles:
+        return ModelFiles(
+            name=self.name,
+            format=self.format,
+            path=Path(self.path),
+            weights=tuple(Path(path) for path in self.weights),
+            arch=self.arch,
+            tokenizer={},
+            chat_template=None,
+            eos_ids=tuple(self.eos_ids),
+        )
+
+
+class WireError(msgspec.Struct, array_like=True):
+    """A typed error on its way to another process."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: HeadraceError) -> WireError:
+        return cls(type(error).__name__, error.message, error.param, error.retry_after)
+
+    def error(self) -> HeadraceError:
+        kind = getattr(errors, self.kind, errors.EngineFault)
+        made = kind(self.message, param=self.param, retry_after=self.retry_after)
+        assert isinstance(made, HeadraceError)
+        return made
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+# Both children say this first.
+
+
+class Hello(_Message):
+    pid: int
+
+
+class Phase(_Message):
+    """One phase of the start has ended."""
+
+    name: str
+    seconds: float
+
+
+class Failed(_Message):
+    """The process cannot go on and ends."""
+
+    error: WireError
+
+
+# API process → engine process.
+
+
+class Configure(_Message):
+    options: EngineOptions
+    files: WireFiles
+    flight: str
+    """Path of the flight recorder's file."""
+
+
+class Submit(_Message):
+    request: Request
+
+
+class Abort(_Message):
+    request_id: str
+
+
+class AbortChoice(_Message):
+    request_id: str
+    choice: int
+
+
+class Inspect(_Message):
+    """Ask for a `Report`: is everything given back when nobody is served?"""
+
+
+class Stop(_Message):
+    pass
+
+
+# Engine process → API process.
+
+
+class Ready(_Message):
+    max_context: int
+    decisions: list[Decision]
+    facts: dict[str, float]
+
+
+class News(_Message):
+    """One turn of the loop: all deltas and the statistics."""
+
+    deltas: list[SequenceDelta]
+    stats: StepStats
+
+
+class Refused(_Message):
+    request_id: str
+    error: WireError
+
+
+class Beat(_Message):
+    """Nothing to do, and well."""
+
+    step: int
+
+
+class Report(_Message):
+    running: int
+    waiting: int
+    kv_usage: float
+    integrity: str
+    """What `check_integrity` found wrong; empty: nothing."""
+
+
+ToEngine = Configure | Submit | Abort | AbortChoice | Inspect | Stop
+FromEngine = Hello | Phase | Failed | Ready | News | Refused | Beat | Report
+
+
+# Engine process → worker process.
+
+
+class Load(_Message):
+    files: WireFiles
+    settings: dict[str, Any]
+
+
+class Allocate(_Message):
+    pool: PoolShape
+
+
+class WarmUp(_Message):
+    pass
+
+
+class Execute(_Message):
+    plan: StepPlan
+
+
+# Worker process → engine process.
+
+
+class Loaded(_Message):
+    weight_bytes: int
+    device_memory: int
+    kernels: list[Decision]
+    phases: dict[str, float]
+
+
+class Done(_Message):
+    seconds: float
+
+
+class Executed(_Message):
+    result: StepResult
+
+
+ToWorker = Load | Allocate | WarmUp | Execute | Stop
+FromWorker = Hello | Failed | Loaded | Done | Executed

@@ -1,0 +1,123 @@
+"""Flight recorder: the last steps of an engine, kept where a crash cannot take them.
+
+A ring of fixed slots in a memory-mapped file: what was written is in the page cache and can be
+read after the process was killed, hung or crashed inside a kernel. A step is written when it is
+submitted and again when its result is in, so the step that never returned is there to be seen.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base.request import StepStats
+from ..base.step import StepPlan, StepResult
+
+SLOTS = 256
+SLOT_BYTES = 2048
+_SHOWN = 24
+"""Entries of a plan that are written out; the rest is counted."""
+_HEADER = struct.Struct("<I")
+_encode = msgspec.json.Encoder().encode
+
+
+class FlightRecorder:
+    """Writes the ring. A path of None keeps it in anonymous memory (an engine in this process)."""
+
+    def __init__(self, path: Path | None = None, slots: int = SLOTS) -> None:
+        self._size = slots
+        length = slots * SLOT_BYTES
+        if path is None:
+            self._ring = mmap.mmap(-1, length)
+        else:
+            with path.open("wb+") as file:
+                file.truncate(length)
+                self._ring = mmap.mmap(file.fileno(), length)
+
+    def submitted(self, plan: StepPlan, running: int, waiting: int) -> None:
+        self._write(
+            plan.number,
+            {
+                "step": plan.number,
+                "at": time.time(),
+                "state": "submitted",
+                "entries": len(plan.rows),
+                "tokens": plan.tokens,
+                "rows": plan.rows[:_SHOWN],
+                "starts": plan.starts[:_SHOWN],
+                "counts": plan.counts[:_SHOWN],
+                "admitted": [
+                    [entry.row, entry.sequence_id, len(entry.tokens)]
+                    for entry in plan.admitted[:_SHOWN]
+                ],
+                "released": plan.released[:_SHOWN],
+                "block_writes": len(plan.blocks),
+                "copies": len(plan.copies),
+                "running": running,
+                "waiting": waiting,
+            },
+        )
+
+    def finished(self, plan: StepPlan, result: StepResult, stats: StepStats) -> None:
+        self._write(
+            plan.number,
+            {
+                "step": plan.number,
+                "at": time.time(),
+                "state": "failed" if result.error else "done",
+                "error": result.error[:500] if result.error else None,
+                "entries": len(plan.rows),
+                "tokens": plan.tokens,
+                "sampled": sum(map(len, result.tokens)),
+                "seconds": result.seconds,
+                "schedule_seconds": stats.schedule_seconds,
+                "idle_seconds": stats.idle_seconds,
+                "kv_usage": stats.kv_usage,
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "preemptions": stats.preemptions,
+            },
+        )
+
+    def _write(self, step: int, record: dict[str, Any]) -> None:
+        data = _encode(record)
+        if len(data) > SLOT_BYTES - _HEADER.size:
+            short = {"step", "at", "state", "entries", "tokens", "error"}
+            data = _encode({name: record.get(name) for name in short})
+        at = step % self._size * SLOT_BYTES
+        self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn slot reads as empty.
+        self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data
+        self._ring[at : at + _HEADER.size] = _HEADER.pack(len(data))
+
+    def read(self) -> list[dict[str, Any]]:
+        """The steps in the ring, oldest first."""
+        return _parse(self._ring[:])
+
+    def close(self) -> None:
+        self._ring.close()
+
+
+def read_flight(path: Path) -> list[dict[str, Any]]:
+    """The last steps that the process which wrote `path` was in, oldest first; [] without file."""
+    try:
+        return _parse(path.read_bytes())
+    except OSError:
+        return []
+
+
+def _parse(data: bytes) -> list[dict[str, Any]]:
+    records = []
+    for at in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
+        (length,) = _HEADER.unpack_from(data, at)
+        if 0 < length <= SLOT_BYTES - _HEADER.size:
+            start = at + _HEADER.size
+            try:
+                records.append(msgspec.json.decode(data[start : start + length]))
+            except msgspec.DecodeError:
+                continue
+    return sorted(records, key=lambda record: record["step"])
