@@ -1,0 +1,260 @@
+"""What this machine has: asked of the operating system and the driver, without importing torch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import math
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFacts:
+    name: str
+    flags: frozenset[str]
+    """As Linux names them: avx2, avx512f, avx512_vnni, amx_int8 …"""
+    cores: int
+    """Usable by this process: the least of the affinity mask and the container's quota."""
+    physical_cores: int
+    """Among the usable ones: hardware threads of one core count once."""
+    memory: int
+    """Bytes: of the machine or the container's limit, whichever is less."""
+    available: int
+    """Bytes that can be taken now without swapping or going over the container's limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory: int
+    """Bytes."""
+    free: int
+    """Bytes free now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    cpu: CpuFacts
+    gpus: tuple[GpuFacts, ...]
+
+
+def hardware() -> Hardware:
+    """Facts of now: memory and affinity are read anew on each call."""
+    return Hardware(cpu(), gpus())
+
+
+def cpu() -> CpuFacts:
+    name, flags = _cpu_model()
+    memory, available = _memory()
+    affinity = _affinity()
+    cores = min(len(affinity), _quota())
+    return CpuFacts(
+        name=name,
+        flags=flags,
+        cores=cores,
+        physical_cores=min(cores, _physical(affinity)),
+        memory=memory,
+        available=available,
+    )
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _physical(cpus: set[int]) -> int:
+    """Cores behind these hardware threads; the threads themselves where the kernel is silent."""
+    cores = set()
+    for number in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+        cores.add(_read(siblings) or str(number))
+    return len(cores)
+
+
+def _quota() -> int:
+    """Cores that the container's CPU quota allows, rounded up; a large number without one."""
+    fields = _read(_CGROUP / "cpu.max").split()  # cgroup 2: "max 100000" or "150000 100000"
+    if len(fields) != 2:
+        fields = [
+            _read(_CGROUP / "cpu" / "cpu.cfs_quota_us"),
+            _read(_CGROUP / "cpu" / "cpu.cfs_period_us"),
+        ]
+    try:
+        quota, period = int(fields[0]), int(fields[1])
+    except ValueError:
+        return 2**16
+    return max(1, math.ceil(quota / period)) if quota > 0 and period > 0 else 2**16
+
+
+def _memory() -> tuple[int, int]:
+    """(total, available) bytes under the container's limit."""
+    total = available = 0
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        key, _, rest = line.partition(":")
+        if key == "MemTotal":
+            total = int(rest.split()[0]) * 1024
+        elif key == "MemAvailable":
+            available = int(rest.split()[0]) * 1024
+    if not total:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        available = total // 2
+    for limit_name, used_name, stat_name, cache_key in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ):
+        limit, used = _number(_CGROUP / limit_name), _number(_CGROUP / used_name)
+        if limit is None or limit >= _UNLIMITED:
+            continue
+        total = min(total, limit)
+        if used is not None:
+            # Clean file pages count as used but are given back on demand.
+            used -= _stat(_CGROUP / stat_name, cache_key)
+            available = min(available, max(0, limit - used))
+        break
+    return total, min(total, available)
+
+
+def _stat(path: Path, key: str) -> int:
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+@functools.cache
+def _cpu_model() -> tuple[str, frozenset[str]]:
+    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        key = key.strip()
+        if key == "model name":
+            name = value.strip()
+        elif key in ("flags", "Features") and not flags:
+            flags = frozenset(value.split())
+        elif not line and flags:
+            break
+    return name, flags
+
+
+def gpus() -> tuple[GpuFacts, ...]:
+    """The NVIDIA GPUs that this process may use, asked of the driver's management library.
+
+    Numbered as CUDA will number them: `CUDA_VISIBLE_DEVICES` hides and reorders.
+    """
+    if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
+        return ()
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    if library.nvmlInit_v2() != 0:
+        return ()
+    try:
+        return tuple(_visible(_ask_gpus(library)))
+    finally:
+        library.nvmlShutdown()
+
+
+class _NvmlMemory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def _ask_gpus(library: ctypes.CDLL) -> list[tuple[str, GpuFacts]]:
+    """(uuid, facts) of each GPU that answers."""
+    count = ctypes.c_uint()
+    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return []
+    found = []
+    for index in range(count.value):
+        handle = ctypes.c_void_p()
+        name, uuid = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
+        major, minor, memory = ctypes.c_int(), ctypes.c_int(), _NvmlMemory()
+        answers = (
+            library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)),
+            library.nvmlDeviceGetName(handle, name, 96),
+            library.nvmlDeviceGetUUID(handle, uuid, 96),
+            library.nvmlDeviceGetCudaComputeCapability(
+                handle, ctypes.byref(major), ctypes.byref(minor)
+            ),
+            library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)),
+        )
+        if any(answers):
+            continue
+        capability = (major.value, minor.value)
+        facts = GpuFacts(index, name.value.decode(), capability, memory.total, memory.free)
+        found.append((uuid.value.decode(), facts))
+    return found
+
+
+def _visible(found: list[tuple[str, GpuFacts]]) -> list[GpuFacts]:
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        chosen = [facts for _, facts in found]
+    else:
+        chosen = []
+        for entry in filter(None, (part.strip() for part in wanted.split(","))):
+            match = [
+                facts
+                for uuid, facts in found
+                if (entry.isdigit() and facts.index == int(entry)) or uuid.startswith(entry)
+            ]
+            if not match:
+                break  # As CUDA does: the first wrong entry ends the list.
+            chosen.append(match[0])
+    return [
+        GpuFacts(index, facts.name, facts.capability, facts.memory, facts.free)
+        for index, facts in enumerate(chosen)
+    ]
+
+
+@functools.cache
+def torch_build() -> tuple[str, str | None]:
+    """(version, CUDA version or None) of the installed torch, read from its files.
+
+    ("", None) where it is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return "", None
+    version, cuda = "", None
+    for line in _read(Path(spec.submodule_search_locations[0]) / "version.py").splitlines():
+        key, _, value = line.partition("=")
+        key = key.partition(":")[0].strip()
+        if key == "__version__":
+            version = value.strip().strip("'\"")
+        elif key == "cuda" and value.strip() != "None":
+            cuda = value.strip().strip("'\"")
+    return version, cuda
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    return int(text) if text.isdigit() else None
