@@ -1,0 +1,92 @@
+"""What a step is made of, reduced to the sums that every operator's cost is linear in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..base.arch import ModelArch
+from ..base.step import StepPlan
+
+
+class Attended(NamedTuple):
+    """Work of attention in one layer of one window."""
+
+    pairs: int
+    """Σ over queries of the positions each sees."""
+    kv_tokens: int
+    """Σ over entries of the cached positions that any of its queries sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """One step: N tokens of B entries, R of which give a token."""
+
+    tokens: int
+    entries: int
+    samples: int
+    decodes: int
+    """Entries of one token with a past."""
+    attended: dict[int | None, Attended]
+    """By window; None is full attention."""
+
+    @property
+    def kind(self) -> str:
+        """decode, prefill or mixed."""
+        if self.decodes == self.entries:
+            return "decode"
+        return "prefill" if self.decodes == 0 else "mixed"
+
+
+def visible_pairs(start: int, count: int, window: int | None) -> int:
+    """Σ over positions p = start … start + count - 1 of min(p + 1, window)."""
+    return _triangle(start + count, window) - _triangle(start, window)
+
+
+def visible_tokens(start: int, count: int, window: int | None) -> int:
+    """Positions that the queries at start … start + count - 1 see together."""
+    first = 0 if window is None else max(0, start + 1 - window)
+    return start + count - first
+
+
+def compose(
+    arch: ModelArch, starts: Sequence[int], counts: Sequence[int], samples: int | None = None
+) -> Composition:
+    """The sums of a step; `samples` defaults to one per entry."""
+    windows: set[int | None] = set(arch.windows) if arch.windows else {None}
+    attended = {}
+    for window in windows:
+        pairs = cached = 0
+        for start, count in zip(starts, counts, strict=True):
+            pairs += visible_pairs(start, count, window)
+            cached += visible_tokens(start, count, window)
+        attended[window] = Attended(pairs, cached)
+    return Composition(
+        tokens=sum(counts),
+        entries=len(counts),
+        samples=len(counts) if samples is None else samples,
+        decodes=sum(1 for start, count in zip(starts, counts, strict=True) if start and count == 1),
+        attended=attended,
+    )
+
+
+def compose_plan(arch: ModelArch, plan: StepPlan) -> Composition:
+    return compose(arch, plan.starts, plan.counts, sum(plan.samples))
+
+
+def decode_step(arch: ModelArch, batch: int, context: int) -> Composition:
+    """`batch` sequences, each computes the token after `context` others."""
+    return compose(arch, [context] * batch, [1] * batch)
+
+
+def prefill_step(arch: ModelArch, lengths: Iterable[int], start: int = 0) -> Composition:
+    """Prompts (or chunks from `start`) of these lengths in one step."""
+    counts = list(lengths)
+    return compose(arch, [start] * len(counts), counts)
+
+
+def _triangle(count: int, window: int | None) -> int:
+    if window is None or count <= window:
+        return count * (count + 1) // 2
+    return window * (window + 1) // 2 + (count - window) * window

@@ -1,0 +1,186 @@
+"""Hardware as its ceilings: rates, bandwidths, memory, and how near real kernels come to them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import NotFound, OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of a ceiling that kernels reach, and what every launch and step costs beside them.
+
+    The defaults are what well-tuned GPU libraries reach at large shapes; `fit.fit_efficiency`
+    replaces them by what an engine's recorded steps show.
+    """
+
+    product_compute: float = 0.72
+    product_memory: float = 0.85
+    attention_compute: float = 0.55
+    attention_memory: float = 0.75
+    vector_memory: float = 0.75
+    network: float = 0.75
+    launch_seconds: float = 2.0e-6
+    """Per operator call; a replayed graph leaves about this much between kernels."""
+    step_seconds: float = 0.5e-3
+    """Per step: inputs, sampling, and what of scheduling is not overlapped."""
+    source: str = "assumed"
+
+
+PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One device. Rates in FLOP/s without sparsity, bandwidths in B/s, sizes in bytes."""
+
+    name: str
+    rates: dict[str, float]
+    """By type of the product: float32, bfloat16, float16, fp8, int8, fp4."""
+    bandwidth: float
+    memory: int
+    cache: int = 0
+    """Last-level cache; activations of an operator that fit into half of it do not count against
+    `bandwidth`."""
+    cache_bandwidth: float = 0.0
+    link_bandwidth: float = 0.0
+    """One direction, to the other devices of a node."""
+    link_latency: float = 5e-6
+    """Of one collective."""
+    tile_rows: int = 1
+    """Rows of a product are computed in multiples of this."""
+    kind: str = "cuda"
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    source: str = ""
+
+    def rate(self, compute: str) -> float:
+        """FLOP/s in a type; types that the device lacks run in the next wider one."""
+        for name in (compute, "bfloat16", "float16", "float32"):
+            if name in self.rates:
+                return self.rates[name]
+        raise OptionError(f"{self.name} has no rate for {compute}", param="hardware")
+
+    def compute_type(self, format: str, dtype: str) -> str:
+        """In which type a product with weights of this format runs.
+
+        fp8 and nvfp4 in their own type where the device has it; int8, and on a CPU every
+        integer format (activations are quantised too), as int8; all else in the activations' type.
+        """
+        own = {"fp8": "fp8", "nvfp4": "fp4", "int8": "int8"}.get(format)
+        if own is None and self.kind == "cpu" and format[0] in "Qi":
+            own = "int8"
+        return own if own in self.rates else dtype
+
+    def fitted(self, efficiency: Efficiency) -> Hardware:
+        return replace(self, efficiency=efficiency)
+
+
+GB = 10**9
+
+DEVICES = {
+    # NVIDIA A100 Tensor Core GPU datasheet (SXM 80 GB); L2 from the Ampere whitepaper.
+    "A100": Hardware(
+        "A100", {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
+        2.039e12, 80 * GB, 40 * 2**20, 5e12, 300e9, tile_rows=64,
+        source="NVIDIA A100 80GB SXM datasheet",
+    ),
+    # NVIDIA H100 Tensor Core GPU datasheet, SXM column, sparsity halved out; NVLink 900 GB/s
+    # in both directions together.
+    "H100": Hardware(
+        "H100", {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12,
+                 "int8": 1979e12},
+        3.35e12, 80 * GB, 50 * 2**20, 7e12, 450e9, tile_rows=64,
+        source="NVIDIA H100 SXM datasheet",
+    ),
+    # NVIDIA H200 datasheet: the compute of H100 with HBM3e.
+    "H200": Hardware(
+        "H200", {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12,
+                 "int8": 1979e12},
+        4.8e12, 141 * GB, 50 * 2**20, 7e12, 450e9, tile_rows=64,
+        source="NVIDIA H200 SXM datasheet",
+    ),
+    # NVIDIA DGX B200 datasheet, divided by eight, dense: 4.5 PFLOPS FP8, 9 PFLOPS FP4, 64 TB/s,
+    # 1,440 GB, NVLink 14.4 TB/s.
+    "B200": Hardware(
+        "B200", {"float32": 75e12, "bfloat16": 2250e12, "float16": 2250e12, "fp8": 4500e12,
+                 "int8": 4500e12, "fp4": 9000e12},
+        8.0e12, 180 * GB, 126 * 2**20, 10e12, 900e9, tile_rows=128,
+        source="NVIDIA DGX B200 datasheet / 8",
+    ),
+    # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.
+    "L40S": Hardware(
+        "L40S", {"float32": 91.6e12, "bfloat16": 362e12, "float16": 362e12, "fp8": 733e12,
+                 "int8": 733e12},
+        0.864e12, 48 * GB, 96 * 2**20, 4e12, 32e9, 15e-6, tile_rows=64,
+        source="NVIDIA L40S datasheet",
+    ),
+    # NVIDIA Ada whitepaper, appendix A: with fp32 accumulation, dense.
+    "RTX4090": Hardware(
+        "RTX4090", {"float32": 82.6e12, "bfloat16": 165.2e12, "float16": 165.2e12,
+                    "fp8": 330.3e12, "int8": 660.6e12},
+        1.008e12, 24 * GB, 72 * 2**20, 4e12, 32e9, 15e-6, tile_rows=64,
+        source="NVIDIA Ada whitepaper",
+    ),
+    # NVIDIA RTX Blackwell whitepaper, appendix A: with fp32 accumulation, dense.
+    "RTX5090": Hardware(
+        "RTX5090", {"float32": 104.8e12, "bfloat16": 209.5e12, "float16": 209.5e12,
+                    "fp8": 419e12, "int8": 838e12, "fp4": 1676e12},
+        1.792e12, 32 * GB, 96 * 2**20, 6e12, 64e9, 15e-6, tile_rows=64,
+        source="NVIDIA RTX Blackwell whitepaper",
+    ),
+    # NVIDIA Jetson Thor datasheet (T5000): 2,070 TFLOPS FP4 sparse, 128 GB LPDDR5X at 273 GB/s;
+    # the dense rates of the wider types halve from there.
+    "THOR": Hardware(
+        "THOR", {"float32": 8.1e12, "bfloat16": 259e12, "float16": 259e12, "fp8": 517e12,
+                 "int8": 517e12, "fp4": 1035e12},
+        0.273e12, 128 * GB, 32 * 2**20, 1e12, tile_rows=64,
+        source="NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
+    ),
+}  # fmt: skip
+"""By name; "this" is the calibrated machine (`load_hardware`)."""
+
+
+def find_hardware(name: str, calibrated: Path | None = None) -> Hardware:
+    """A device by name (case and dashes do not matter), or "this": read from `calibrated`."""
+    key = name.upper().replace("-", "").replace(" ", "").replace("_", "")
+    if key == "THIS":
+        if calibrated is None or not calibrated.is_file():
+            raise NotFound(
+                "this machine is not calibrated yet: run `headrace roofline --calibrate`",
+                param="hardware",
+            )
+        return load_hardware(calibrated)
+    for known, device in DEVICES.items():
+        if key in (known, f"{known}SXM", f"JETSON{known}"):
+            return device
+    raise NotFound(
+        f"unknown hardware {name!r}; known: this, {', '.join(DEVICES)}", param="hardware"
+    )
+
+
+def save_hardware(hardware: Hardware, path: Path) -> None:
+    """Write as JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(hardware), indent=1))
+    partial.replace(path)
+
+
+def load_hardware(path: Path) -> Hardware:
+    """Read what `save_hardware` wrote; `OptionError` names the file and what is wrong with it."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        known = {spec.name for spec in fields(Hardware)}
+        efficiency = Efficiency(**data.pop("efficiency", {}))
+        return Hardware(
+            **{key: value for key, value in data.items() if key in known}, efficiency=efficiency
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OptionError(
+            f"{path} is not a calibration ({error}); run `headrace roofline --calibrate` again",
+            param="hardware",
+        ) from None

@@ -1,0 +1,146 @@
+"""Step time: what each operator takes, what binds it, and how far the ceiling is.
+
+An operator takes the longer of its compute and its memory time, each at the share of the ceiling
+that `Efficiency` says, plus a launch. A step is the sum of its operators plus a fixed part.
+With efficiencies of one and no launches the same sum is the limit that the hardware sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .composition import Composition
+from .hardware import PERFECT, Efficiency, Hardware
+from .operators import Case, Count, count_step
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """One operator's predicted time (all its calls) next to its limit."""
+
+    count: Count
+    seconds: float
+    limit_seconds: float
+    bound: str
+    """compute, memory, network or launch: what the predicted time is made of mostly."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The predicted time of one step."""
+
+    operators: list[OperatorTime]
+    overhead_seconds: float
+    tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return self.overhead_seconds + sum(operator.seconds for operator in self.operators)
+
+    @property
+    def limit_seconds(self) -> float:
+        """What no software can beat on this hardware."""
+        return sum(operator.limit_seconds for operator in self.operators)
+
+    @property
+    def flops(self) -> float:
+        return sum(operator.count.flops * operator.count.calls for operator in self.operators)
+
+    @property
+    def bytes(self) -> float:
+        return sum(operator.count.bytes * operator.count.calls for operator in self.operators)
+
+    @property
+    def bound(self) -> str:
+        """What most of the predicted time is bound by."""
+        shares: dict[str, float] = {"overhead": self.overhead_seconds}
+        for operator in self.operators:
+            shares[operator.bound] = shares.get(operator.bound, 0.0) + operator.seconds
+        return max(shares, key=lambda name: shares[name])
+
+
+def step_time(case: Case, hardware: Hardware, step: Composition) -> StepTime:
+    """Predict one step with the hardware's efficiencies."""
+    efficiency = hardware.efficiency
+    times = []
+    for count in count_step(case, step):
+        seconds, bound = call_seconds(case, hardware, efficiency, count)
+        limit, _ = call_seconds(case, hardware, PERFECT, count)
+        times.append(OperatorTime(count, seconds * count.calls, limit * count.calls, bound))
+    return StepTime(times, efficiency.step_seconds, step.tokens)
+
+
+def call_seconds(
+    case: Case, hardware: Hardware, efficiency: Efficiency, count: Count
+) -> tuple[float, str]:
+    """(seconds of one call, what binds it)."""
+    if count.kind == "network":
+        ranks = case.layout.tp
+        # A ring moves 2 · (ranks - 1) / ranks of the data over each link.
+        moved = 2 * (ranks - 1) / ranks * count.read_bytes
+        link = hardware.link_bandwidth or hardware.bandwidth
+        exact = efficiency is PERFECT
+        wait = 0.0 if exact else hardware.link_latency
+        return moved / (link * efficiency.network) + wait, "network"
+    compute = compute_seconds(case, hardware, count, padded=efficiency is not PERFECT)
+    memory = memory_seconds(hardware, count)
+    if count.kind == "product":
+        compute /= efficiency.product_compute
+        memory /= efficiency.product_memory
+    elif count.kind == "attention":
+        compute /= efficiency.attention_compute
+        memory /= efficiency.attention_memory
+    else:
+        memory /= efficiency.vector_memory
+    work = max(compute, memory)
+    if efficiency.launch_seconds > work:
+        return work + efficiency.launch_seconds, "launch"
+    return work + efficiency.launch_seconds, "compute" if compute > memory else "memory"
+
+
+def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: bool) -> float:
+    """FLOPs at the full rate of the type; `padded` rounds a product's rows up to whole tiles."""
+    if count.kind == "product":
+        format = case.weights.format
+        if count.label in ("head", "embed") and case.weights.head_format:
+            format = case.weights.head_format
+        rate = hardware.rate(hardware.compute_type(format, case.dtype))
+        if padded and count.rows:
+            tile = hardware.tile_rows
+            return count.flops / rate * (-(-count.rows // tile) * tile / count.rows)
+        return count.flops / rate
+    if count.kind == "attention":
+        return count.flops / hardware.rate(case.dtype)
+    return count.flops / hardware.rate("float32")
+
+
+def memory_seconds(hardware: Hardware, count: Count) -> float:
+    """Bytes at the full bandwidth; activations that fit into half the cache move at the cache's."""
+    from_memory = count.weight_bytes + count.kv_bytes
+    activations = count.read_bytes + count.write_bytes
+    if hardware.cache_bandwidth and activations <= hardware.cache / 2:
+        return from_memory / hardware.bandwidth + activations / hardware.cache_bandwidth
+    return (from_memory + activations) / hardware.bandwidth
+
+
+class StepModel:
+    """Predicts steps of one model on one device: what the engine and the simulator ask."""
+
+    def __init__(self, case: Case, hardware: Hardware) -> None:
+        self.case = case
+        self.hardware = hardware
+
+    def time(self, step: Composition) -> StepTime:
+        return step_time(self.case, self.hardware, step)
+
+    def seconds(self, step: Composition) -> float:
+        """The predicted time alone.
+
+        With pipeline stages: a micro-batch passes every stage in turn, so its latency is the whole
+        sum; `pp` of them in flight each take it, which the executor overlaps.
+        """
+        case, hardware = self.case, self.hardware
+        total = hardware.efficiency.step_seconds
+        for count in count_step(case, step):
+            total += count.calls * call_seconds(case, hardware, hardware.efficiency, count)[0]
+        return total

@@ -1,0 +1,149 @@
+"""Counts of FLOPs and bytes, against figures worked out by hand and known totals."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.base.arch import ModelArch
+from headrace.roofline.composition import (
+    compose,
+    decode_step,
+    prefill_step,
+    visible_pairs,
+    visible_tokens,
+)
+from headrace.roofline.operators import Case, Count, Layout, count_step
+from headrace.roofline.weights import WeightBytes, from_tensors, parameters, total_bytes
+
+from .archs import ALL, DEEPSEEK_LITE, GEMMA_270M, LLAMA_8B, QWEN_05B, QWEN_30B_A3B
+
+
+def by_label(counts: list[Count]) -> dict[str, Count]:
+    assert len({count.label for count in counts}) == len(counts)
+    return {count.label: count for count in counts}
+
+
+@given(st.integers(0, 300), st.integers(1, 200), st.none() | st.integers(1, 64))
+def test_visible_sums_against_a_loop(start: int, count: int, window: int | None) -> None:
+    seen = [
+        range(0 if window is None else max(0, p - window + 1), p + 1)
+        for p in range(start, start + count)
+    ]
+    assert visible_pairs(start, count, window) == sum(len(one) for one in seen)
+    assert visible_tokens(start, count, window) == len(set().union(*map(set, seen)))
+
+
+@pytest.mark.parametrize(
+    ("arch", "billions"),
+    [(LLAMA_8B, 8.03), (QWEN_05B, 0.494), (QWEN_30B_A3B, 30.5), (DEEPSEEK_LITE, 15.7)],
+    ids=["llama-8b", "qwen-0.5b", "qwen-30b-a3b", "deepseek-lite"],
+)
+def test_parameters_of_known_models(arch: ModelArch, billions: float) -> None:
+    # Published sizes; norms and biases are not counted.
+    assert sum(parameters(arch).values()) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_decode_step_by_hand() -> None:
+    counts = by_label(count_step(Case(LLAMA_8B), decode_step(LLAMA_8B, 4, 1000)))
+    qkv = counts["qkv"]
+    assert qkv.calls == 32
+    assert qkv.shape == (6144, 4096)
+    assert qkv.flops == 2 * 4 * 4096 * 6144
+    assert qkv.weight_bytes == 4096 * 6144 * 2
+    assert qkv.read_bytes == 4 * 4096 * 2
+    assert qkv.write_bytes == 4 * 6144 * 2
+    attention = counts["attention"]
+    assert attention.kv_bytes == 4 * 1001 * 4096, "one layer's KV of 1,001 tokens, four times"
+    assert attention.flops == 4 * 1001 * 32 * (4 * 128 + 5)
+    assert counts["head"].write_bytes == 4 * 128_256 * 4, "logits are fp32"
+    assert counts["rope"].kv_bytes == 4 * 4096
+
+
+def test_flops_of_a_prefill_are_two_per_parameter_and_token() -> None:
+    counts = count_step(Case(LLAMA_8B), prefill_step(LLAMA_8B, [512]))
+    products = sum(c.flops * c.calls for c in counts if c.operator == "linear")
+    weights = parameters(LLAMA_8B)
+    assert products == 2 * 512 * (sum(weights.values()) - weights["embed"] - weights["head"])
+
+
+def test_windows_bound_the_kv() -> None:
+    counts = by_label(count_step(Case(GEMMA_270M), decode_step(GEMMA_270M, 1, 4000)))
+    assert counts["attention/512"].calls == 15
+    assert counts["attention"].calls == 3
+    assert counts["attention/512"].kv_bytes == 512 * 2 * 256 * 2
+    assert counts["attention"].kv_bytes == 4001 * 2 * 256 * 2
+    assert counts["post"].calls == 2 * 18
+
+
+def test_experts_are_read_as_they_are_hit() -> None:
+    one = by_label(count_step(Case(QWEN_30B_A3B), decode_step(QWEN_30B_A3B, 1, 10)))["experts"]
+    many = by_label(count_step(Case(QWEN_30B_A3B), prefill_step(QWEN_30B_A3B, [4096])))["experts"]
+    expert = 3 * 2048 * 768 * 2
+    assert one.weight_bytes == pytest.approx(8 * expert)
+    assert many.weight_bytes == pytest.approx(128 * expert)
+    assert many.flops == 6 * 4096 * 8 * 2048 * 768
+
+
+def test_latent_attention_caches_the_latent() -> None:
+    step = decode_step(DEEPSEEK_LITE, 8, 1000)
+    latent = by_label(count_step(Case(DEEPSEEK_LITE), step))["latent"]
+    assert latent.kv_bytes == 8 * 1002 * 576 * 2, "1,001 read and one written per sequence"
+    absorbed = 8 * 1001 * 16 * (2 * 576 + 2 * 512) + 2 * 8 * 16 * 256 * 512
+    assert latent.flops == absorbed + 5 * 8 * 1001 * 16
+
+
+def test_quantised_weights_and_kv() -> None:
+    case = Case(LLAMA_8B, WeightBytes("Q4_K"), kv_dtype="int8")
+    counts = by_label(count_step(case, decode_step(LLAMA_8B, 1, 99)))
+    assert counts["down"].weight_bytes == 4096 * 14_336 * 4.5 / 8
+    assert counts["attention"].kv_bytes == 100 * 2 * 8 * (128 + 4)
+
+
+def test_ranks_share_products_and_add_collectives() -> None:
+    step = decode_step(LLAMA_8B, 8, 500)
+    alone = by_label(count_step(Case(LLAMA_8B), step))
+    shared = by_label(count_step(Case(LLAMA_8B, layout=Layout(tp=4)), step))
+    for label in ("qkv", "gate_up", "down", "output"):
+        assert shared[label].weight_bytes == alone[label].weight_bytes / 4
+        assert shared[label].flops == alone[label].flops / 4
+    assert shared["attention"].kv_bytes == alone["attention"].kv_bytes / 4
+    assert shared["ranks"].calls == 2 * 32
+    assert "ranks" not in alone
+
+
+def test_bytes_known_from_the_file() -> None:
+    sizes = {"model.embed_tokens.weight": 1000}
+    for layer in range(24):
+        for name, size in (("q_proj", 10), ("k_proj", 2), ("v_proj", 3), ("o_proj", 9)):
+            sizes[f"model.layers.{layer}.self_attn.{name}.weight"] = size
+        sizes[f"model.layers.{layer}.self_attn.q_proj.bias"] = 77
+        for name, size in (("gate_proj", 40), ("up_proj", 41), ("down_proj", 50 + layer)):
+            sizes[f"model.layers.{layer}.mlp.{name}.weight"] = size
+    weights = from_tensors(QWEN_05B, sizes, "Q4_K")
+    assert weights.by_role["qkv"] == 24 * 15
+    assert weights.by_role["gate_up"] == 24 * 81
+    assert weights.by_role["head"] == 1000, "a tied head is read like one of its own"
+    counts = by_label(count_step(Case(QWEN_05B, weights), decode_step(QWEN_05B, 1, 5)))
+    assert counts["qkv"].weight_bytes == 15
+    assert counts["down"].weight_bytes == 50 + 11.5
+    assert total_bytes(QWEN_05B, weights) == 1000 + 24 * (15 + 9 + 81 + 61.5)
+
+
+@given(
+    st.sampled_from(sorted(ALL)),
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 600)), min_size=1, max_size=20),
+)
+def test_counts_are_sane_for_every_architecture(name: str, entries: list[tuple[int, int]]) -> None:
+    arch = ALL[name]
+    step = compose(arch, [start for start, _ in entries], [count for _, count in entries])
+    for count in count_step(Case(arch), step):
+        assert count.flops >= 0
+        assert count.bytes > 0
+        assert count.calls >= 1
+    more = compose(arch, [start for start, _ in entries], [count + 1 for _, count in entries])
+    total, larger = (
+        sum(c.flops * c.calls for c in count_step(Case(arch), one)) for one in (step, more)
+    )
+    assert larger > total

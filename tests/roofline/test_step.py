@@ -1,0 +1,147 @@
+"""Step times against published ceilings, and efficiencies recovered from recorded steps."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import InvalidRequest, NotFound, OptionError
+from headrace.roofline.composition import compose, decode_step, prefill_step
+from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
+from headrace.roofline.hardware import (
+    DEVICES,
+    Efficiency,
+    Hardware,
+    find_hardware,
+    load_hardware,
+    save_hardware,
+)
+from headrace.roofline.operators import Case, Layout
+from headrace.roofline.step import StepModel, step_time
+from headrace.roofline.weights import WeightBytes
+
+from .archs import ALL, LLAMA_8B, QWEN_05B
+
+SLOW = Hardware(
+    "slow", {"float32": 200e9, "int8": 900e9}, 20e9, 16 * 10**9, cache=32 * 2**20,
+    cache_bandwidth=100e9, kind="cpu",
+)  # fmt: skip
+
+
+def test_the_ceiling_of_llama_8b_on_h200() -> None:
+    # FIELD.md K: batch 1, weights alone, about 320 tokens/s in bf16 and 600 in fp8.
+    step = decode_step(LLAMA_8B, 1, 1)
+    bf16 = step_time(Case(LLAMA_8B), DEVICES["H200"], step)
+    fp8 = step_time(
+        Case(LLAMA_8B, WeightBytes("fp8", head_format="bfloat16")), DEVICES["H200"], step
+    )
+    assert 1 / bf16.limit_seconds == pytest.approx(320, rel=0.03)
+    assert 1 / fp8.limit_seconds == pytest.approx(600, rel=0.05)
+    assert bf16.bound == "memory"
+    assert bf16.seconds > bf16.limit_seconds
+
+
+def test_what_binds_changes_with_the_batch() -> None:
+    case, device = Case(LLAMA_8B), DEVICES["H100"]
+    few = step_time(case, device, decode_step(LLAMA_8B, 1, 500))
+    prompt = step_time(case, device, prefill_step(LLAMA_8B, [8192]))
+    gate = {
+        name: next(o for o in step.operators if o.count.label == "gate_up").bound
+        for name, step in (("few", few), ("prompt", prompt))
+    }
+    assert gate == {"few": "memory", "prompt": "compute"}
+    assert prompt.bound == "compute"
+
+
+def test_quantised_products_on_a_cpu_run_in_int8() -> None:
+    assert SLOW.compute_type("Q4_K", "float32") == "int8"
+    assert SLOW.compute_type("float32", "float32") == "float32"
+    assert DEVICES["H100"].compute_type("int4", "bfloat16") == "bfloat16"
+    assert DEVICES["A100"].compute_type("fp8", "bfloat16") == "bfloat16"
+
+
+def test_more_ranks_are_faster_but_not_twice() -> None:
+    times = [
+        step_time(
+            Case(LLAMA_8B, layout=Layout(tp)), DEVICES["H100"], decode_step(LLAMA_8B, 16, 2000)
+        ).seconds
+        for tp in (1, 2, 4)
+    ]
+    assert times[0] > times[1] > times[2] > times[0] / 4
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_the_limit_is_never_above_the_prediction(name: str) -> None:
+    arch = ALL[name]
+    for device in DEVICES.values():
+        for step in (decode_step(arch, 8, 300), prefill_step(arch, [100, 900])):
+            time = step_time(Case(arch), device, step)
+            assert 0 < time.limit_seconds < time.seconds
+            for operator in time.operators:
+                assert operator.limit_seconds <= operator.seconds
+            assert StepModel(Case(arch), device).seconds(step) == pytest.approx(time.seconds)
+
+
+def recorded(truth: Efficiency, noise: float, count: int, seed: int) -> list[StepRecord]:
+    rng = random.Random(seed)
+    case, device = Case(QWEN_05B, WeightBytes("Q4_K"), "float32", "float32"), SLOW.fitted(truth)
+    records = []
+    for _ in range(count):
+        entries = [
+            (rng.randrange(1, 2000), 1) if rng.random() < 0.6 else (0, rng.randrange(8, 600))
+            for _ in range(rng.choice((1, 1, 2, 4, 8, 16)))
+        ]
+        starts, counts = [s for s, _ in entries], [c for _, c in entries]
+        seconds = StepModel(case, device).seconds(compose(QWEN_05B, starts, counts))
+        records.append(
+            StepRecord(starts, counts, len(entries), seconds * rng.lognormvariate(0, noise))
+        )
+    return records
+
+
+def test_efficiencies_are_recovered_from_steps() -> None:
+    truth = Efficiency(0.31, 0.62, 0.2, 0.4, 0.5, 0.75, 8e-6, 3e-3)
+    case = Case(QWEN_05B, WeightBytes("Q4_K"), "float32", "float32")
+    fit = fit_efficiency(case, SLOW, recorded(truth, 0.02, 120, 1))
+    assert fit.median_error < 0.03
+    assert fit.efficiency.product_compute == pytest.approx(0.31, rel=0.1)
+    assert fit.efficiency.product_memory == pytest.approx(0.62, rel=0.15)
+    # Steps that the fit has not seen.
+    fresh = recorded(truth, 0.0, 40, 2)
+    middle, worst = prediction_errors(case, SLOW.fitted(fit.efficiency), fresh)
+    assert middle < 0.03
+    assert worst < 0.15
+    before, _ = prediction_errors(case, SLOW, fresh)
+    assert before > 0.2, "the assumed efficiencies were wrong, so the fit did something"
+
+
+def test_records_are_read_and_bad_ones_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    line = {"starts": [0], "counts": [5], "samples": 1, "seconds": 0.5}
+    path.write_text(json.dumps(line) + "\n")
+    assert read_records(path) == [StepRecord([0], [5], 1, 0.5)]
+    path.write_text(json.dumps(line) + "\n{half")
+    with pytest.raises(InvalidRequest, match="line 2"):
+        read_records(path)
+    with pytest.raises(InvalidRequest, match="at least 3"):
+        fit_efficiency(Case(QWEN_05B), SLOW, [])
+
+
+def test_hardware_by_name(tmp_path: Path) -> None:
+    assert find_hardware("h200") is DEVICES["H200"]
+    assert find_hardware("rtx-4090") is DEVICES["RTX4090"]
+    assert find_hardware("Jetson Thor").name == "THOR"
+    with pytest.raises(NotFound, match="H200"):
+        find_hardware("h9000")
+    with pytest.raises(NotFound, match="--calibrate"):
+        find_hardware("this", tmp_path / "absent.json")
+    path = tmp_path / "deep" / "machine.json"
+    save_hardware(replace(SLOW, efficiency=Efficiency(0.5)), path)
+    assert find_hardware("this", path) == replace(SLOW, efficiency=Efficiency(0.5))
+    path.write_text("{half")
+    with pytest.raises(OptionError, match="calibrate"):
+        load_hardware(path)
