@@ -4,3 +4,18 @@ Does not know: models, sequences, HTTP.
 Invariant: what is emitted is never taken back and never half a character.
 Where does my change go: anything between characters and token ids.
 """
+
+from __future__ import annotations
+
+from .detokenizer import IncrementalDetokenizer
+from .load import load_tokenizer
+from .template import ChatTemplate, chat_template
+from .tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "IncrementalDetokenizer",
+    "Tokenizer",
+    "chat_template",
+    "load_tokenizer",
+]

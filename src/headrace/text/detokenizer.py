@@ -1,0 +1,82 @@
+"""Token ids to text while they arrive: never half a character, nothing taken back.
+
+Bytes of the tokens go through an incremental UTF-8 decoder. What it holds back is at most three
+bytes, the beginning of one character; so a token costs the same at the end of a long text as at
+its start, and the parts always add up to the whole.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from .pieces import PieceKind
+
+
+class _Vocabulary(Protocol):
+    @property
+    def kind(self) -> PieceKind: ...
+    @property
+    def strip_space(self) -> bool: ...
+
+
+class _Pieces(Protocol):
+    """What of a `Tokenizer` is needed here."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+    def piece(self, token_id: int, /) -> bytes: ...
+
+
+def _each_byte(error: UnicodeError) -> tuple[str, int]:
+    """One U+FFFD per undecodable byte, as SentencePiece does."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd", error.start + 1
+
+
+codecs.register_error("headrace.each_byte", _each_byte)
+
+
+class IncrementalDetokenizer:
+    """Text of a growing sequence of ids.
+
+    `skip_special` leaves control tokens out, but for those in `keep` (a dialect's markers);
+    `at_start`: the ids begin a text, so a leading space that only encoding put there is dropped
+    (ids that follow a prompt do not begin a text).
+    """
+
+    __slots__ = ("_decode", "_piece", "_skip", "_strip")
+
+    def __init__(
+        self,
+        tokenizer: _Pieces,
+        *,
+        skip_special: bool = True,
+        keep: frozenset[int] = frozenset(),
+        at_start: bool = False,
+    ) -> None:
+        vocabulary = tokenizer.vocabulary  # type: ignore[attr-defined]
+        per_byte = vocabulary.kind == "sentencepiece"
+        errors = "headrace.each_byte" if per_byte else "replace"
+        decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        self._decode: Callable[..., str] = decoder.decode
+        self._piece: Callable[[int], bytes] = tokenizer.piece
+        self._skip = tokenizer.special_ids - keep if skip_special else frozenset()
+        self._strip = at_start and vocabulary.strip_space
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """The text that these further ids make certain; may be empty."""
+        skip, piece = self._skip, self._piece
+        data = b"".join([piece(index) for index in ids if index not in skip])
+        return self._clean(self._decode(data)) if data else ""
+
+    def finish(self) -> str:
+        """What was held back, at the end of the sequence: U+FFFD for half a character."""
+        return self._clean(self._decode(b"", True))
+
+    def _clean(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text

@@ -1,0 +1,172 @@
+"""A tokenizer from the `tokenizer.ggml.*` metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import models
+
+from headrace.base.errors import ModelFileError, UnsupportedModel
+
+from .pieces import SPACE
+from .pretokenize import PRE_TOKENIZERS
+from .sentencepiece import SentencePieceEncoder
+from .tokenizer import Tokenizer, Vocabulary
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Values of `tokenizer.ggml.token_type`."""
+
+_MODELS = ("gpt2", "llama")
+_PREFIX = "tokenizer.ggml."
+
+
+def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
+    model = metadata.get(_PREFIX + "model")
+    if model not in _MODELS:
+        raise UnsupportedModel(
+            f"tokenizer model {model!r} is not supported; supported are {', '.join(_MODELS)}",
+            param=_PREFIX + "model",
+        )
+    tokens = _list(metadata, "tokens", str)
+    types = _list(metadata, "token_type", int, default=[NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        raise ModelFileError(
+            f"{_PREFIX}token_type has {len(types)} entries for {len(tokens)} tokens",
+            param=_PREFIX + "token_type",
+        )
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    vocabulary = _vocabulary(metadata, tokens, types, ids)
+    if model == "gpt2":
+        return Tokenizer(vocabulary, _byte_level(metadata, ids))
+    return Tokenizer(vocabulary, _sentencepiece(metadata, tokens, types, ids))
+
+
+class ByteLevelEncoder:
+    """The library's byte-level BPE over plain text."""
+
+    def __init__(self, library: LibraryTokenizer) -> None:
+        self._library = library
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+
+def _byte_level(metadata: dict[str, Any], ids: dict[str, int]) -> ByteLevelEncoder:
+    pre = metadata.get(_PREFIX + "pre")
+    known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
+    if known is None:
+        raise UnsupportedModel(
+            f"pre-tokenizer {pre!r} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}",
+            param=_PREFIX + "pre",
+        )
+    merges = [tuple(merge.split(" ")) for merge in _list(metadata, "merges", str)]
+    try:
+        bpe = models.BPE(ids, merges, ignore_merges=known.ignore_merges)
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for bad merges
+        raise ModelFileError(
+            f"{_PREFIX}merges do not fit the vocabulary: {error}", param=_PREFIX + "merges"
+        ) from None
+    library = LibraryTokenizer(bpe)
+    library.pre_tokenizer = known.build()
+    normalizer = known.normalizer()
+    if normalizer is not None:
+        library.normalizer = normalizer
+    return ByteLevelEncoder(library)
+
+
+def _sentencepiece(
+    metadata: dict[str, Any], tokens: list[str], types: list[int], ids: dict[str, int]
+) -> SentencePieceEncoder:
+    if metadata.get(_PREFIX + "remove_extra_whitespaces"):
+        raise UnsupportedModel(
+            "SentencePiece vocabularies that drop whitespace are not supported",
+            param=_PREFIX + "remove_extra_whitespaces",
+        )
+    scores = _list(metadata, "scores", float)
+    if len(scores) != len(tokens):
+        raise ModelFileError(
+            f"{_PREFIX}scores has {len(scores)} entries for {len(tokens)} tokens",
+            param=_PREFIX + "scores",
+        )
+    pieces = {
+        token: (score, index)
+        for index, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=True))
+        if kind == NORMAL
+    }
+    found = [ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+    byte_ids = [index for index in found if index is not None and types[index] == BYTE]
+    if len(byte_ids) not in (0, 256):
+        raise ModelFileError(
+            f"the vocabulary has {len(byte_ids)} of 256 byte tokens", param=_PREFIX + "tokens"
+        )
+    return SentencePieceEncoder(
+        pieces,
+        byte_ids=byte_ids,
+        unknown=_id(metadata, "unknown_token_id", len(tokens)),
+        space_prefix=_space_prefix(metadata),
+    )
+
+
+def _space_prefix(metadata: dict[str, Any]) -> bool:
+    return bool(metadata.get(_PREFIX + "add_space_prefix", True))
+
+
+def _vocabulary(
+    metadata: dict[str, Any], tokens: list[str], types: list[int], ids: dict[str, int]
+) -> Vocabulary:
+    sentencepiece = metadata[_PREFIX + "model"] == "llama"
+    bos = _id(metadata, "bos_token_id", len(tokens))
+    eos = _id(metadata, "eos_token_id", len(tokens))
+    # Files before 2024 lack add_bos_token; SentencePiece models then want it.
+    add_bos = bool(metadata.get(_PREFIX + "add_bos_token", sentencepiece))
+    whole = {
+        index: token
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+    }
+    return Vocabulary(
+        kind="sentencepiece" if sentencepiece else "byte_level",
+        tokens=tokens,
+        added={
+            token.replace(SPACE, " ") if sentencepiece else token: index
+            for index, token in whole.items()
+        },
+        special_ids=frozenset(index for index in whole if types[index] != USER_DEFINED),
+        ids=ids,
+        bos_id=bos,
+        eos_id=eos,
+        prefix_ids=(bos,) if add_bos and bos is not None else (),
+        strip_space=sentencepiece and _space_prefix(metadata),
+    )
+
+
+def _list(
+    metadata: dict[str, Any], name: str, kind: type, *, default: list[Any] | None = None
+) -> list[Any]:
+    """A metadata array as a list, its first element checked: the reader gives arrays of one type.
+
+    Float arrays may come as integers and the reverse is an error.
+    """
+    values = metadata.get(_PREFIX + name, default)
+    if values is None:
+        raise ModelFileError(f"the file has no {_PREFIX}{name}", param=_PREFIX + name)
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    allowed = (int, float) if kind is float else (kind,)
+    if values and not isinstance(values[0], allowed):
+        raise ModelFileError(
+            f"{_PREFIX}{name} must be an array of {kind.__name__}", param=_PREFIX + name
+        )
+    return list(values)
+
+
+def _id(metadata: dict[str, Any], name: str, count: int) -> int | None:
+    value = metadata.get(_PREFIX + name)
+    if value is None or value == 2**32 - 1:
+        return None
+    if not isinstance(value, int) or not 0 <= value < count:
+        raise ModelFileError(
+            f"{_PREFIX}{name} is {value!r}, outside the vocabulary of {count}",
+            param=_PREFIX + name,
+        )
+    return value

@@ -1,0 +1,163 @@
+"""A tokenizer from a `tokenizer.json` and the `tokenizer_config.json` beside it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from headrace.base.errors import ModelFileError, UnsupportedModel
+
+from .pieces import PieceKind
+from .tokenizer import Tokenizer, Vocabulary
+
+
+class LibraryEncoder:
+    """The whole of a `tokenizer.json`, run by the library."""
+
+    def __init__(self, library: LibraryTokenizer) -> None:
+        self._library = library
+        self._plain: LibraryTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def encode_with_specials(self, text: str, *, special: bool) -> list[int]:
+        library = self._library if special else self._without_specials()
+        return list(library.encode(text, add_special_tokens=False).ids)
+
+    def _without_specials(self) -> LibraryTokenizer:
+        """A second object: whether special tokens are text is a state of the library's object,
+        and two requests may want it both ways at once. Made when it is first asked for."""
+        with self._lock:
+            if self._plain is None:
+                self._plain = LibraryTokenizer.from_str(self._library.to_str())
+                self._plain.encode_special_tokens = True
+            return self._plain
+
+    def to_json(self) -> str:
+        return self._library.to_str()
+
+
+def tokenizer_from_file(path: Path) -> Tokenizer:
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ModelFileError(f"there is no tokenizer at {path}", param="tokenizer")
+    try:
+        library = LibraryTokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
+    # Files of sentence encoders carry the cut and the padding of their training.
+    library.no_truncation()
+    library.no_padding()
+    config = _config(path.with_name("tokenizer_config.json"))
+    _add_missing(library, config)
+    return Tokenizer(_vocabulary(library, config), LibraryEncoder(library))
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
+    if not isinstance(config, dict):
+        raise ModelFileError(f"{path} is not a JSON object", param="tokenizer")
+    return config
+
+
+def _add_missing(library: LibraryTokenizer, config: dict[str, Any]) -> None:
+    """Tokens that only `tokenizer_config.json` names, at the ids it gives them."""
+    listed = config.get("added_tokens_decoder")
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    for key, entry in sorted((listed or {}).items(), key=lambda item: int(item[0])):
+        if entry["content"] in known:
+            continue
+        token = AddedToken(
+            entry["content"],
+            special=bool(entry.get("special")),
+            lstrip=bool(entry.get("lstrip")),
+            rstrip=bool(entry.get("rstrip")),
+            single_word=bool(entry.get("single_word")),
+            normalized=bool(entry.get("normalized", True)),
+        )
+        (library.add_special_tokens if token.special else library.add_tokens)([token])
+        if library.token_to_id(token.content) != int(key):
+            raise ModelFileError(
+                f"tokenizer_config.json puts {token.content!r} at id {key}; "
+                f"tokenizer.json leaves id {library.token_to_id(token.content)} for it",
+                param="tokenizer",
+            )
+
+
+def _vocabulary(library: LibraryTokenizer, config: dict[str, Any]) -> Vocabulary:
+    ids = library.get_vocab(with_added_tokens=True)
+    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    for token, index in ids.items():
+        tokens[index] = token
+    added = library.get_added_tokens_decoder()
+    kind, strip_space = _decoding(library)
+    prefix, suffix = _wrapping(library)
+    bos, eos = (_named(config, ids, name) for name in ("bos_token", "eos_token"))
+    if bos is None and len(prefix) == 1:
+        bos = prefix[0]
+    add_bos = config.get("add_bos_token")
+    if isinstance(add_bos, bool) and bos is not None and kind != "wordpiece":
+        prefix = (bos,) if add_bos else ()
+    return Vocabulary(
+        kind=kind,
+        tokens=tokens,
+        added={token.content: index for index, token in added.items()},
+        special_ids=frozenset(index for index, token in added.items() if token.special),
+        ids=ids,
+        bos_id=bos,
+        eos_id=eos,
+        prefix_ids=prefix,
+        suffix_ids=suffix,
+        strip_space=strip_space,
+    )
+
+
+def _named(config: dict[str, Any], ids: dict[str, int], name: str) -> int | None:
+    value = config.get(name)
+    value = value.get("content") if isinstance(value, dict) else value
+    return ids.get(value) if isinstance(value, str) else None
+
+
+def _wrapping(library: LibraryTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the file's post-processor puts before and after a text."""
+    if library.post_processor is None:
+        return (), ()
+    mask = library.encode("a", add_special_tokens=True)
+    ids, special = mask.ids, mask.special_tokens_mask
+    inner = [place for place, flag in enumerate(special) if not flag]
+    if not inner:
+        return (), ()
+    return tuple(ids[: inner[0]]), tuple(ids[inner[-1] + 1 :])
+
+
+def _decoding(library: LibraryTokenizer) -> tuple[PieceKind, bool]:
+    """(kind of the pieces, does decoding drop one leading space?) from the file's decoder."""
+    decoder = library.decoder
+    if decoder is None:
+        raise UnsupportedModel("tokenizer.json names no decoder", param="tokenizer")
+    state = json.loads(decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    types = {step["type"]: step for step in steps}
+    if "ByteLevel" in types:
+        return "byte_level", False
+    if "ByteFallback" in types or "Metaspace" in types:
+        strip = types.get("Strip", {}).get("start", 0) > 0
+        metaspace = types.get("Metaspace", {})
+        strip = strip or metaspace.get("prepend_scheme", "never") != "never"
+        return "sentencepiece", strip
+    if "WordPiece" in types:
+        return "wordpiece", True
+    raise UnsupportedModel(
+        f"tokenizer.json decodes with {', '.join(sorted(types))}; supported are ByteLevel, "
+        "ByteFallback, Metaspace and WordPiece",
+        param="tokenizer",
+    )

@@ -1,0 +1,22 @@
+"""`load_tokenizer`: which vocabulary a model file carries, and how it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .from_gguf import tokenizer_from_gguf
+from .from_json import tokenizer_from_file
+from .tokenizer import Tokenizer
+
+
+def load_tokenizer(source: Path | dict[str, Any]) -> Tokenizer:
+    """The tokenizer of a model: `ModelFiles.tokenizer` is what to pass.
+
+    `source` is a `tokenizer.json` (or the folder that holds it; a `tokenizer_config.json` beside
+    it is read too), or the metadata of a GGUF file (keys outside `tokenizer.` are ignored).
+    Raises `ModelFileError` for a damaged file and `UnsupportedModel` for a kind not known.
+    """
+    if isinstance(source, dict):
+        return tokenizer_from_gguf(source)
+    return tokenizer_from_file(Path(source))

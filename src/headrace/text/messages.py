@@ -1,0 +1,96 @@
+"""The messages of a conversation as templates expect them: checked, bounded, parts joined."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.base.errors import InvalidRequest, TooLarge
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+"""Parts of one message's content."""
+
+
+def clean_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the messages that a template can take.
+
+    Content in parts becomes one text; the arguments of tool calls, which OpenAI carries as a JSON
+    string, become the object that templates write out. Raises `InvalidRequest` naming the message
+    and the field.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages must be a list of messages", param="messages")
+    if not messages:
+        raise InvalidRequest("messages must have at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise TooLarge(
+            f"{len(messages)} messages; at most {MAX_MESSAGES} are allowed", param="messages"
+        )
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"{where} must be an object", param=where)
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{where}.role must be a non-empty string", param=f"{where}.role")
+    clean = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if "content" in clean:
+        clean["content"] = _content(clean["content"], f"{where}.content")
+    if "tool_calls" in clean:
+        clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"{where}.tool_calls")
+        if not clean["tool_calls"]:
+            del clean["tool_calls"]
+    if clean.get("content") is None:
+        if role != "assistant":
+            raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
+        # Templates concatenate content; None would fail in most.
+        clean["content"] = ""
+    return clean
+
+
+def _content(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{where} must be text or a list of parts", param=where)
+    if len(content) > MAX_PARTS:
+        raise TooLarge(f"{where} has {len(content)} parts; at most {MAX_PARTS}", param=where)
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        here = f"{where}[{index}]"
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise InvalidRequest(
+                f"{here} is of type {kind!r}; this model takes only text parts", param=here
+            )
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{here} must have its text as a string", param=here)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where} must be a list", param=where)
+    clean = []
+    for index, call in enumerate(calls):
+        here = f"{where}[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(f"{here}.function.name must be a string", param=here)
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            # A model may have written it, badly: then its words are passed on as they are.
+            with contextlib.suppress(ValueError):
+                arguments = json.loads(arguments) if arguments.strip() else {}
+        clean.append({**call, "function": {**function, "arguments": arguments}})
+    return clean

@@ -1,0 +1,94 @@
+"""How each family cuts text into words before byte-level BPE: the `tokenizer.ggml.pre` table.
+
+The patterns are those that the families publish in their `tokenizer.json`; the keys are the names
+that GGUF files carry. Sources: the tokenizer.json of one member of each family, and the list of
+names in llama.cpp's `llama-vocab.cpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _TAIL
+QWEN35 = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + _TAIL
+)
+LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _TAIL
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _TAIL
+)
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _TAIL
+)
+DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + _TAIL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """Patterns applied one after the other, each cutting the pieces of the one before."""
+
+    patterns: tuple[str, ...]
+    digits: bool = False
+    """Every digit stands alone, before the patterns."""
+    nfc: bool = False
+    """The text is brought into Unicode normal form C first."""
+    ignore_merges: bool = False
+    """A word that is a token as a whole is taken as it is."""
+
+    def build(self) -> pre_tokenizers.PreTokenizer:
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if self.digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        steps += [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns
+        ]
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return pre_tokenizers.Sequence(steps)
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        return normalizers.NFC() if self.nfc else None
+
+
+_GPT2 = PreTokenizer((GPT2,))
+_DIGITS = PreTokenizer((GPT2,), digits=True)
+_QWEN2 = PreTokenizer((QWEN2,), nfc=True)
+_LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True)
+_GPT4O = PreTokenizer((GPT4O,))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "gpt-2": _GPT2,
+    "gpt2": _GPT2,
+    "phi-2": _GPT2,
+    "olmo": PreTokenizer((GPT2,), nfc=True),
+    "dbrx": PreTokenizer((LLAMA3,)),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "megrez": _QWEN2,
+    "qwen35": PreTokenizer((QWEN35,), nfc=True),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "smollm": _DIGITS,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "command-r": _DIGITS,
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True),
+    "gpt-4o": _GPT4O,
+    "llama4": _GPT4O,
+    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3)),
+}

@@ -1,0 +1,347 @@
+"""The jinja environment in which chat templates run: closed, and bounded in time and memory.
+
+A template comes with a model file, so it is foreign code. jinja's immutable sandbox keeps it from
+attributes that reach outside and from changing its input; it does not keep it from eating the
+process. Here every value that a template makes is weighed and every loop turn is counted:
+
+- *steps*: a counter is compiled into the body of every loop and macro (`_parse`); nothing else in
+  the language repeats; the counter also looks at the clock now and then;
+- *size*: results of operators, calls, filters, block assignments, list and dict literals are held
+  against `MAX_VALUE`; what could make a huge value in one step (repetition, powers, padding,
+  replacing) is computed only after its size is known, and the rest of the string methods and
+  filters of that kind are not there at all;
+- *output*: everything written, also inside macros, adds up to at most `MAX_WRITTEN`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_VALUE = 16 * 2**20
+"""Characters of a string, or elements of a list, that a template may make."""
+MAX_WRITTEN = 64 * 2**20
+"""Characters written in one rendering, inside macros and assignments as well."""
+MAX_NODES = 1_000_000
+"""Values inside one list or dict, at any depth."""
+MAX_STEPS = 300_000
+"""Loop turns and macro calls of one rendering."""
+MAX_SECONDS = 10.0
+"""A last resort: the bounds above are reached first but in templates made to be slow."""
+
+
+class Raised(Exception):
+    """The template called `raise_exception`."""
+
+
+class Exhausted(Exception):
+    """A bound was reached; the message goes after "the chat template"."""
+
+
+class Meter:
+    """What one rendering has used."""
+
+    __slots__ = ("deadline", "steps", "written")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.written = 0
+        self.deadline = time.monotonic() + MAX_SECONDS
+
+    def step(self, constant: int) -> None:
+        """One turn of a body that writes `constant` characters of its own."""
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise Exhausted(f"takes more than {MAX_STEPS} steps")
+        if self.steps % 256 == 0 and time.monotonic() > self.deadline:
+            raise Exhausted(f"takes longer than {MAX_SECONDS:g} seconds")
+        self.write(constant)
+
+    def write(self, size: int) -> None:
+        self.written += size
+        if self.written > MAX_WRITTEN:
+            raise Exhausted(f"writes more than {MAX_WRITTEN} characters")
+
+
+METER: ContextVar[Meter] = ContextVar("headrace_template_meter")
+"""The meter of the rendering that runs in this thread or task."""
+
+
+def check(size: int) -> None:
+    if size > MAX_VALUE:
+        raise Exhausted(f"makes a value larger than {MAX_VALUE}")
+
+
+def sized(value: Any) -> Any:
+    """The value, if it is not too large by its own length."""
+    if isinstance(value, str | list | tuple | dict) and len(value) > MAX_VALUE:
+        check(len(value))
+    return value
+
+
+def weighed(value: Any) -> Any:
+    """The value, if all that it contains is not too large: a list of itself twice, forty times
+    over, is small until something writes it out."""
+    if isinstance(value, str):
+        return sized(value)
+    total, count, pending = 0, 0, [value]
+    while pending:
+        item = pending.pop()
+        count += 1
+        if count + len(pending) > MAX_NODES:
+            raise Exhausted(f"makes a value of more than {MAX_NODES} parts")
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, dict):
+            pending += item.keys()
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
+        elif isinstance(item, int):
+            total += item.bit_length() // 3
+        check(total)
+    return value
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks text for training; here its body is all."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja's interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox with the helpers that published templates use."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            finalize=_written,
+        )
+        self.filters = {
+            name: _guarded(function)
+            for name, function in self.filters.items()
+            if name in ALLOWED_FILTERS
+        }
+        self.filters.update(
+            tojson=tojson, replace=_replace, join=_join, indent=_indent, string=_string
+        )
+        self.globals.pop("lipsum")
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = _now
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        bodies: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
+        for body in bodies:
+            constant = sum(len(data.data) for data in body.find_all(nodes.TemplateData))
+            tick = _own("tick", [nodes.Const(constant)])
+            body.body.insert(0, nodes.ExprStmt(tick).set_lineno(body.lineno))
+        for block in list(tree.find_all(nodes.AssignBlock)):
+            block.filter = nodes.Filter(block.filter, "string", [], [], None, None)
+            block.filter.set_lineno(block.lineno)
+        _Wrap().visit(tree)
+        tree.set_environment(self)
+        return tree
+
+    def tick(self, constant: int) -> None:
+        METER.get().step(constant)
+
+    def held(self, value: Any) -> Any:
+        return weighed(value)
+
+    def joined(self, *values: Any) -> str:
+        """The operator `~`."""
+        texts = [str(weighed(value)) for value in values]
+        check(sum(map(len, texts)))
+        return "".join(texts)
+
+    def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str):
+            name = function.__name__
+            if name in _REFUSED_METHODS:
+                raise Exhausted(f"calls str.{name}, which templates may not")
+            if name == "replace":
+                return _replace(owner, *args, **kwargs)
+            if name == "join":
+                return _join(args[0], owner)
+            if name in ("format", "format_map"):
+                _narrow(owner)
+                for value in (*args, *kwargs.values()):
+                    weighed(value)
+        return sized(super().call(context, function, *args, **kwargs))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for value, times in ((left, right), (right, left)):
+                if isinstance(value, str | list | tuple) and isinstance(times, int):
+                    check(len(value) * max(times, 0))
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() + right.bit_length())
+        elif operator == "**":
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() * max(right, 0))
+        elif operator == "%" and isinstance(left, str):
+            _narrow(left)
+            weighed(right)
+        return sized(super().call_binop(context, operator, left, right))
+
+
+class _Wrap:
+    """Puts `~`, and list and dict literals, through the environment's own functions."""
+
+    def visit(self, node: Any) -> Any:
+        for name, value in node.iter_fields():
+            if isinstance(value, list):
+                value[:] = [
+                    self.visit(item) if isinstance(item, nodes.Node) else item for item in value
+                ]
+            elif isinstance(value, nodes.Node):
+                setattr(node, name, self.visit(value))
+        if isinstance(node, nodes.Concat):
+            return _own("joined", node.nodes).set_lineno(node.lineno)
+        literal = isinstance(node, nodes.List | nodes.Dict) or (
+            isinstance(node, nodes.Tuple) and node.ctx == "load"
+        )
+        if literal and not _constant(node):
+            return _own("held", [node]).set_lineno(node.lineno)
+        return node
+
+
+def _constant(node: nodes.Node) -> bool:
+    return not any(True for _ in node.find_all((nodes.Name, nodes.Call, nodes.Filter)))
+
+
+def _own(name: str, args: list[Any]) -> nodes.Call:
+    """A call of the environment's method, by a path that no template variable can hide."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None)
+
+
+_REFUSED_METHODS = frozenset(
+    ["center", "ljust", "rjust", "zfill", "expandtabs", "translate", "encode"]
+)
+ALLOWED_FILTERS = frozenset(
+    """
+    abs attr capitalize count d default dictsort e escape first float forceescape groupby int items
+    last length list lower map max min reject rejectattr reverse round safe select selectattr sort
+    sum title trim truncate unique upper urlencode wordcount
+    """.split()  # noqa: SIM905 - one name per line would hide the list
+)
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose result is held against the bound; jinja's marks on it are kept."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return sized(function(*args, **kwargs))
+
+    guarded.__dict__.update(getattr(function, "__dict__", {}))
+    return guarded
+
+
+def _written(value: Any) -> Any:
+    """Everything that is written passes here before it becomes text."""
+    if isinstance(value, Undefined):
+        return value
+    text = value if isinstance(value, str) else str(weighed(value))
+    METER.get(Meter()).write(len(text))
+    return text
+
+
+def _string(value: Any) -> str:
+    text = str(value if isinstance(value, str | Undefined) else weighed(value))
+    return str(sized(text))
+
+
+def _replace(value: Any, old: str, new: str, count: int | None = None) -> str:
+    text = _string(value)
+    times = text.count(old) if old else len(text) + 1
+    check(len(text) + times * len(new))
+    return text.replace(old, new, -1 if count is None else count)
+
+
+def _join(values: Iterable[Any], separator: str = "", attribute: str | int | None = None) -> str:
+    texts: list[str] = []
+    total = 0
+    for value in values:
+        if attribute is not None:
+            value = value.get(attribute, "") if isinstance(value, dict) else value[attribute]
+        texts.append(_string(value))
+        total += len(texts[-1]) + len(separator)
+        check(total)
+    return str(separator).join(texts)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    if isinstance(width, int):
+        check(width)
+        width = " " * width
+    lines = _string(text).split("\n")
+    check(sum(map(len, lines)) + len(lines) * len(width))
+    return "\n".join(
+        width + line if (line or blank) and (first or place) else line
+        for place, line in enumerate(lines)
+    )
+
+
+def _narrow(pattern: str) -> None:
+    """Refuse format strings with field widths in them; no template needs one above a few."""
+    digits = 0
+    for char in pattern:
+        digits = digits + 1 if char.isdigit() else 0
+        if digits > 3 and ("%" in pattern or "{" in pattern):
+            raise Exhausted("formats with a width of more than three digits")
+    if "*" in pattern and "%" in pattern:
+        raise Exhausted("formats with a width taken from a value")
+
+
+def _check_bits(bits: int) -> None:
+    if bits > 100_000:
+        raise Exhausted("makes a number of more than 100000 bits")
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as published templates expect it: not escaped for HTML, in the order given."""
+    if isinstance(indent, int) and indent > 16:
+        raise Exhausted("indents JSON by more than 16")
+    return json.dumps(
+        weighed(value),
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=(separators[0], separators[1]) if separators else None,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise(message: str) -> None:
+    raise Raised(str(message)[:1000])
+
+
+def _now(pattern: str) -> str:
+    if len(pattern) > 200:
+        raise Exhausted("asks for a date in more than 200 characters")
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,167 @@
+"""Text to token ids and back: one face over the vocabularies that model files carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.base.errors import InvalidRequest, TooLarge
+
+from .detokenizer import IncrementalDetokenizer
+from .pieces import PIECE_READERS, PieceKind
+from .specials import SpecialSplitter
+
+MAX_CHARACTERS = 16 * 2**20
+"""Longest text that is tokenised; a longer one is refused before any work."""
+
+
+class Encoder(Protocol):
+    """Plain text, without special tokens, to ids."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+class SpecialEncoder(Protocol):
+    """Text with its special tokens to ids."""
+
+    def encode_with_specials(self, text: str, *, special: bool) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class Vocabulary:
+    """The tokens of a model and what they mean, as read from its file."""
+
+    kind: PieceKind
+    tokens: Sequence[str]
+    """Text of each id, as the file writes it."""
+    added: Mapping[str, int]
+    """Tokens that are found in text as a whole, special or not: text → id."""
+    special_ids: frozenset[int]
+    """Ids that are no text: control tokens; left out when special tokens are skipped."""
+    ids: Mapping[str, int]
+    bos_id: int | None = None
+    eos_id: int | None = None
+    prefix_ids: tuple[int, ...] = ()
+    """What the model wants before a text that no template made (bos, [CLS])."""
+    suffix_ids: tuple[int, ...] = ()
+    strip_space: bool = False
+    """Decoding a whole text drops one leading space, which encoding had put there."""
+    added_ids: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.added_ids = frozenset(self.added.values())
+
+
+class Tokenizer:
+    """Text ↔ ids. Made by `load_tokenizer`; safe to share between threads."""
+
+    def __init__(self, vocabulary: Vocabulary, encoder: Encoder | SpecialEncoder) -> None:
+        self.vocabulary = vocabulary
+        self._encoder = encoder
+        self._pieces: list[bytes | None] = [None] * len(vocabulary.tokens)
+        if hasattr(encoder, "encode_with_specials"):
+            self._encode = encoder.encode_with_specials
+        else:
+            self._plain = encoder.encode
+            self._splitters = (
+                SpecialSplitter(
+                    {
+                        token: index
+                        for token, index in vocabulary.added.items()
+                        if index not in vocabulary.special_ids
+                    }
+                ),
+                SpecialSplitter(vocabulary.added),
+            )
+            self._encode = self._encode_split
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are from 0 to this, exclusive; a model may have more rows."""
+        return len(self.vocabulary.tokens)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocabulary.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.vocabulary.eos_id
+
+    @property
+    def add_bos(self) -> bool:
+        """Does the model want a prefix (bos) before raw text, as its authors set it?"""
+        return bool(self.vocabulary.prefix_ids)
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self.vocabulary.special_ids
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.vocabulary.ids.get(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the file writes it."""
+        tokens = self.vocabulary.tokens
+        return tokens[token_id] if 0 <= token_id < len(tokens) else None
+
+    def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
+        """Ids of a text.
+
+        `special`: are control tokens written out in the text taken as such (as in a rendered
+        template), or as plain text? `add_bos`: put the model's prefix before it (none where the
+        model wants none). Raises `InvalidRequest` for text that is no Unicode (a lone surrogate)
+        and `TooLarge` above `MAX_CHARACTERS`.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"text must be a string, not {type(text).__name__}", param="prompt"
+            )
+        if len(text) > MAX_CHARACTERS:
+            raise TooLarge(
+                f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are allowed",
+                param="prompt",
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the text is not valid Unicode: a lone surrogate at character {error.start}",
+                param="prompt",
+            ) from None
+        ids = self._encode(text, special=special)
+        return [*self.vocabulary.prefix_ids, *ids] if add_bos else ids
+
+    def _encode_split(self, text: str, *, special: bool) -> list[int]:
+        ids: list[int] = []
+        for part in self._splitters[special].split(text):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._plain(part)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ids from the start of a text; bytes that are no UTF-8 become U+FFFD."""
+        stream = IncrementalDetokenizer(self, skip_special=skip_special, at_start=True)
+        return stream.feed(ids) + stream.finish()
+
+    def piece(self, token_id: int) -> bytes:
+        """Raw bytes of a token, maybe a part of a character; empty for an id without a token."""
+        if not 0 <= token_id < len(self._pieces):
+            return b""
+        known = self._pieces[token_id]
+        if known is None:
+            token = self.vocabulary.tokens[token_id]
+            if token_id in self.vocabulary.added_ids:
+                known = token.encode("utf-8", "replace")
+            else:
+                known = PIECE_READERS[self.vocabulary.kind](token)
+            self._pieces[token_id] = known
+        return known
+
+    def to_json(self) -> str | None:
+        """The tokenizer as a `tokenizer.json`, where a library object holds it."""
+        to_json = getattr(self._encoder, "to_json", None)
+        return to_json() if to_json is not None else None
