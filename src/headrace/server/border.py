@@ -1,0 +1,96 @@
+"""The outermost layer: request ids, the access log, the last resort for bugs.
+
+Written against the protocol itself (scope, receive, send) because it wraps every stream: a layer
+that re-packs messages would cost more per token than the route does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import error_response, internal_error
+
+if TYPE_CHECKING:
+    from .meter import HttpMeter
+    from .service import Service
+
+log = logging.getLogger("headrace.server")
+
+CLIENT_GONE = 499
+"""What the log and the metrics say where the client left before its answer."""
+
+
+def request_id(headers: Headers) -> str:
+    """The caller's `x-request-id`, where it is one that can be logged; else a new one."""
+    given = headers.get("x-request-id", "")
+    if 0 < len(given) <= 128 and given.isascii() and given.isprintable() and " " not in given:
+        return given
+    return uuid.uuid4().hex
+
+
+class Border:
+    """Outermost ASGI layer. Counts, names and logs every exchange; nothing escapes it."""
+
+    def __init__(self, app: ASGIApp, service: Service, meter: HttpMeter) -> None:
+        self._app = app
+        self._service = service
+        self._meter = meter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        name = request_id(Headers(scope=scope))
+        scope["headrace.request_id"] = name
+        begin = time.perf_counter()
+        status = 0
+
+        async def numbered(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = name
+                if self._service.draining:
+                    headers["connection"] = "close"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, numbered)
+        except ClientDisconnect:
+            status = CLIENT_GONE
+        except Exception:
+            log.exception("unexpected error", extra={"request_id": name})
+            if not status:
+                await error_response(internal_error())(scope, receive, numbered)
+        finally:
+            self._service.leave(scope)
+            seconds = time.perf_counter() - begin
+            self._meter.exchange(_route(scope), scope["method"], status, seconds)
+            log.info(
+                "%s %s %d %.1f ms",
+                scope["method"],
+                scope["path"],
+                status,
+                seconds * 1e3,
+                extra={
+                    "request_id": name,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "seconds": round(seconds, 6),
+                },
+            )
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern, not the path: its number of values is bounded."""
+    route = scope.get("route")
+    return getattr(route, "path", "unknown") if route is not None else "unknown"

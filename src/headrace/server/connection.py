@@ -1,0 +1,155 @@
+"""The life of one HTTP exchange: work ends when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..base.errors import HeadraceError
+from .errors import error_body, error_response
+from .wire import DONE, KEEP_ALIVE, frame
+
+Result = TypeVar("Result")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled when the client disconnects.
+
+    The body must have been read: what `receive` gives next is the disconnect. Raises
+    `ClientDisconnect`.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, HeadraceError):
+                await task
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def openai_error_frame(error: HeadraceError) -> bytes:
+    return frame(error_body(error)) + DONE
+
+
+class EventStream(Response):
+    """Server-sent events from an iterator of finished frames.
+
+    An error before the first frame is answered with its HTTP status: nothing is sent until then,
+    or until `keep_alive` seconds have passed. A later error becomes a frame. Silence is filled
+    with comments, so that proxies do not cut a connection on which a model is thinking.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        frames: AsyncIterator[bytes],
+        *,
+        keep_alive: float,
+        error_frame: Callable[[HeadraceError], bytes] = openai_error_frame,
+        error_reply: Callable[[HeadraceError], Response] = error_response,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._keep_alive = keep_alive
+        self._error_frame = error_frame
+        self._error_reply = error_reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        frames = self._frames
+        first = asyncio.ensure_future(_next(frames))
+        try:
+            done, _ = await asyncio.wait({first}, timeout=self._keep_alive)
+            if done and isinstance(error := first.exception(), HeadraceError):
+                await self._error_reply(error)(scope, receive, send)
+                return
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            comments = _Comments(send, self._keep_alive)
+            if not done:
+                await comments.send_now()
+            try:
+                data = await first
+                while data is not None:
+                    comments.touch()
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    data = await _next(frames)
+            except HeadraceError as error:
+                data = self._error_frame(error)
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            finally:
+                await comments.stop()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            first.cancel()
+            await asyncio.wait({first})
+            close = getattr(frames, "aclose", None)
+            if close is not None:
+                await close()
+
+
+async def _next(frames: AsyncIterator[bytes]) -> bytes | None:
+    try:
+        return await frames.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+class _Comments:
+    """Sends a comment whenever nothing was sent for `interval` seconds."""
+
+    def __init__(self, send: Send, interval: float) -> None:
+        self._send = send
+        self._interval = interval
+        self._loop = asyncio.get_running_loop()
+        self._last = self._loop.time()
+        self._task: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(interval, self._tick)
+
+    def touch(self) -> None:
+        self._last = self._loop.time()
+
+    async def send_now(self) -> None:
+        await self._send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        self.touch()
+
+    def _tick(self) -> None:
+        quiet = self._loop.time() - self._last
+        if quiet >= self._interval * 0.99:
+            # A reader so slow that the last comment still waits gets no second one.
+            if self._task is None or self._task.done():
+                self._task = self._loop.create_task(self.send_now())
+            quiet = 0.0
+        self._timer = self._loop.call_later(self._interval - quiet, self._tick)
+
+    async def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -1,0 +1,126 @@
+"""Every error as OpenAI's clients expect it: {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from ..base.errors import HeadraceError, InvalidRequest
+from .wire import encode
+
+MAX_SHOWN = 200
+"""Characters of a user's value that a message repeats."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    code = "method_not_allowed"
+
+
+def error_body(error: HeadraceError) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": getattr(error, "detail_code", None) or error.code,
+        }
+    }
+
+
+def error_headers(error: HeadraceError) -> dict[str, str]:
+    """`Retry-After` in whole seconds, at least 1, for every 429 and 503."""
+    if error.status in (429, 503) or error.retry_after is not None:
+        return {"retry-after": str(max(1, math.ceil(error.retry_after or 1.0)))}
+    return {}
+
+
+def error_response(error: HeadraceError) -> Response:
+    return Response(
+        encode(error_body(error)),
+        status_code=error.status,
+        headers=error_headers(error),
+        media_type="application/json",
+    )
+
+
+def internal_error() -> HeadraceError:
+    """What a client sees of a bug: nothing of its inside; the log has the traceback."""
+    return HeadraceError("internal error; the server's log has the details")
+
+
+_WORDS = {
+    "missing": "is required",
+    "extra_forbidden": "is not a known parameter",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_parsing_size": "is out of range",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+
+
+def from_validation(error: ValidationError) -> InvalidRequest:
+    """The first thing that is wrong, with the path of its field as `param`.
+
+    Of a union pydantic reports each member's complaint; the one that got deepest is the one
+    that the user meant.
+    """
+    problems = error.errors(include_url=False, include_context=True, include_input=False)
+    first = max(
+        enumerate(problems),
+        key=lambda pair: (
+            pair[1]["loc"][:1] == problems[0]["loc"][:1],
+            len(_path(pair[1]["loc"])),
+            -pair[0],
+        ),
+    )[1]
+    kind = first["type"]
+    if kind == "json_invalid":
+        detail = str(first.get("ctx", {}).get("error", "invalid"))[:MAX_SHOWN]
+        return coded(InvalidRequest(f"the body is not valid JSON: {detail}"), "invalid_json")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError) and cause.args and isinstance(cause.args[0], InvalidRequest):
+        return cause.args[0]
+    path = _path(first["loc"])
+    name = ".".join(str(part) for part in path)[:MAX_SHOWN]
+    if not name:
+        return coded(InvalidRequest("the body must be a JSON object"), "invalid_body")
+    words = _WORDS.get(kind)
+    if words is None:
+        message = first["msg"]
+        for prefix in ("Value error, ", "Assertion failed, "):
+            message = message.removeprefix(prefix)
+        words = f"is wrong: {message[:1].lower()}{message[1:MAX_SHOWN]}"
+    code = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+    return coded(InvalidRequest(f"{name} {words}", param=name), code.get(kind, "invalid_value"))
+
+
+def _path(location: tuple[int | str, ...]) -> list[int | str]:
+    """The location without the names that pydantic gives the members of a union."""
+    return [
+        part
+        for part in location
+        if isinstance(part, int) or (part.replace("_", "").isalnum() and part.lower() == part)
+        if part not in ("str", "int", "float", "bool")
+        if not (isinstance(part, str) and part.startswith(("list[", "dict[", "function-")))
+    ]
+
+
+def coded(error: InvalidRequest, code: str) -> InvalidRequest:
+    """The error with a code of its own in place of its class's."""
+    error.detail_code = code  # type: ignore[attr-defined]
+    return error

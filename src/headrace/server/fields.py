@@ -1,0 +1,186 @@
+"""What the bodies of requests have in common: strictness, sampling fields, inert fields.
+
+Nothing is ignored silently (ADR 0060). A field is one of: supported; *inert* (it cannot change
+an answer: accepted, listed as such in the API's document); *unsupported* (known, but not done
+here: accepted only at the values that mean "off", else an error that names it); unknown (error).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ..base.errors import InvalidRequest
+from ..base.sampling import SamplingParams
+from .errors import coded
+
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+"""Bounded where it is parsed, so that no message has to print a number of a million digits."""
+
+
+def inert(why: str) -> Any:
+    return Field(None, description=f"Accepted and without effect: {why}.")
+
+
+def unsupported(*neutral: Any) -> Any:
+    """A field that is refused unless it is null or one of `neutral`."""
+    shown = ", ".join(repr(value) for value in (None, *neutral))
+    return Field(
+        None,
+        description=f"Not supported: only {shown} is accepted.",
+        json_schema_extra={"x-headrace-neutral": [None, *neutral]},
+    )
+
+
+class Body(BaseModel):
+    """Base of every request body: strict types, no unknown fields, no NaN."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
+    )
+    _neutral: ClassVar[dict[str, list[Any]]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls._neutral = {
+            name: list(cast("list[Any]", extra["x-headrace-neutral"]))
+            for name, spec in cls.model_fields.items()
+            if isinstance(extra := spec.json_schema_extra, dict) and "x-headrace-neutral" in extra
+        }
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> Body:
+        for name in self.model_fields_set & self._neutral.keys():
+            neutral = self._neutral[name]
+            value = getattr(self, name)
+            if not any(type(value) is type(other) and value == other for other in neutral):
+                shown = ", ".join(repr(other) for other in neutral)
+                raise ValueError(
+                    coded(
+                        InvalidRequest(
+                            f"{name} is not supported here; allowed: {shown}", param=name
+                        ),
+                        "unsupported_parameter",
+                    )
+                )
+        return self
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="Send a last chunk with the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Usage in every chunk.")
+    include_obfuscation: bool | None = inert("chunks are never padded")
+
+
+class SamplingFields(Body):
+    """The sampling fields that chat and completions share, OpenAI's and vLLM's extras."""
+
+    model: str | None = Field(None, description="Served name; none: the model that is served.")
+    n: Integer | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = Field(None, description="0 or -1: all tokens.")
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id → bias.")
+    seed: Integer | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Integer] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Integer | None = None
+    return_token_ids: bool | None = Field(None, description="Add token_ids to each choice.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Integer | None = Field(None, description="Lower runs first (policy priority).")
+    cache_salt: str | None = Field(
+        None, max_length=256, description="Prefixes are shared only within one salt."
+    )
+    request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
+
+    user: Any = inert("nothing is kept about users")
+    safety_identifier: Any = inert("nothing is kept about users")
+    metadata: Any = inert("answers are not stored")
+    store: Any = unsupported(False)
+    service_tier: Any = unsupported("auto", "default")
+    prompt_cache_key: Any = inert("equal prefixes are always shared")
+    prompt_cache_retention: Any = inert("the prefix cache has one policy")
+    use_beam_search: Any = unsupported(False)
+    length_penalty: Any = unsupported(1.0, 1)
+    early_stopping: Any = unsupported(False)
+    spaces_between_special_tokens: Any = unsupported(True)
+    truncate_prompt_tokens: Any = unsupported()
+    allowed_token_ids: Any = unsupported([])
+    bad_words: Any = unsupported([])
+    logits_processors: Any = unsupported([])
+    guided_json: Any = unsupported()
+    guided_regex: Any = unsupported()
+    guided_choice: Any = unsupported()
+    guided_grammar: Any = unsupported()
+    structured_outputs: Any = unsupported()
+
+    @property
+    def usage_wanted(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def verify_stream_options(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options is only allowed together with stream: true", param="stream_options"
+            )
+
+    def sampling(
+        self,
+        *,
+        defaults: SamplingParams,
+        max_tokens: int | None,
+        logprobs: int | None,
+        vocab_size: int | None,
+    ) -> SamplingParams:
+        """The parameters with the model's own defaults where the request is silent.
+
+        `logprobs` is the number of alternatives per token. Raises `InvalidRequest`.
+        """
+        given = {
+            name: value
+            for name in _PLAIN
+            if (value := getattr(self, name)) is not None
+        }  # fmt: skip
+        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        params = replace(
+            defaults,
+            **given,
+            logit_bias=_logit_bias(self.logit_bias),
+            stop=stop,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+        )
+        params.verify(vocab_size)
+        return params
+
+
+_PLAIN = (
+    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens",
+    "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
+)  # fmt: skip
+
+
+def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in (given or {}).items()}
+    except ValueError:
+        raise InvalidRequest(
+            "the keys of logit_bias must be token ids", param="logit_bias"
+        ) from None

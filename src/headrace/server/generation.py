@@ -1,0 +1,109 @@
+"""The streams of one HTTP request: merged, counted, and stopped when their reader stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import Overloaded
+from ..base.request import OutputDelta
+
+if TYPE_CHECKING:
+    from ..engine.face import OutputStream
+
+
+class Aborted(Overloaded):
+    """The server itself ended the request (an operator, or the end of the drain)."""
+
+    code = "aborted"
+
+
+class Usage:
+    """Tokens of one HTTP request, over all its prompts and choices."""
+
+    __slots__ = ("_prompts", "completion", "reasoning")
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, tuple[int, int]] = {}
+        self.completion = 0
+        self.reasoning = 0
+
+    def count(self, prompt: int, delta: OutputDelta) -> None:
+        self.completion += len(delta.token_ids)
+        if delta.prompt_tokens:
+            self._prompts[prompt] = (delta.prompt_tokens, delta.cached_tokens)
+
+    def known_prompt(self, prompt: int, tokens: int) -> None:
+        """The prompt's length, where no delta may tell it."""
+        self._prompts.setdefault(prompt, (tokens, 0))
+
+    @property
+    def prompt(self) -> int:
+        return sum(tokens for tokens, _ in self._prompts.values())
+
+    @property
+    def cached(self) -> int:
+        return sum(cached for _, cached in self._prompts.values())
+
+    def as_openai(self) -> dict[str, Any]:
+        prompt, completion = self.prompt, self.completion
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        }
+
+
+async def deltas(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, OutputDelta]]:
+    """(index of the stream, its delta) as they come; all work ends when this ends.
+
+    Raises the first error of any stream, and `Aborted` where the server ended one.
+    """
+    try:
+        if len(streams) == 1:
+            async for delta in streams[0]:
+                _check(delta)
+                yield 0, delta
+            return
+        async for pair in _merged(streams):
+            yield pair
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+async def _merged(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, OutputDelta]]:
+    pending = {
+        asyncio.ensure_future(_advance(stream)): index for index, stream in enumerate(streams)
+    }
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = pending.pop(task)
+                delta = task.result()
+                if delta is None:
+                    continue
+                _check(delta)
+                pending[asyncio.ensure_future(_advance(streams[index]))] = index
+                yield index, delta
+    finally:
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+
+
+async def _advance(stream: OutputStream) -> OutputDelta | None:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+def _check(delta: OutputDelta) -> None:
+    if delta.finish_reason == "abort":
+        raise Aborted("the server ended this request before it was complete", retry_after=1.0)

@@ -1,0 +1,182 @@
+"""A chat request: messages → template → tokens → one stream → JSON or events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import InvalidRequest
+from ....base.sampling import SamplingParams
+from ...connection import EventStream, while_connected
+from ...errors import coded
+from ...generation import Usage
+from .answer import events, whole
+from .schema import ChatBody, Message
+
+if TYPE_CHECKING:
+    from ....engine.face import OutputStream
+    from ...service import Service
+
+INLINE_MESSAGES = 64
+"""Longer conversations are rendered in a thread."""
+
+
+class Chat:
+    """One chat request on its way: what every part of its answer needs."""
+
+    def __init__(self, service: Service, body: ChatBody, request_id: str) -> None:
+        self.service = service
+        self.body = body
+        self.id = f"chatcmpl-{body.request_id or request_id}"
+        self.created = int(time.time())
+        self.model = service.name
+        self.n = 1 if body.n is None else body.n
+        self.top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        self.prompt: list[int] = []
+        self.usage = Usage()
+
+    def sampling(self) -> SamplingParams:
+        body = self.body
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        body.verify_stream_options()
+        limit = body.max_completion_tokens
+        return body.sampling(
+            defaults=self.service.defaults,
+            max_tokens=body.max_tokens if limit is None else limit,
+            logprobs=self.top_logprobs,
+            vocab_size=self.service.vocab_size,
+        )
+
+    async def tokenise(self) -> None:
+        """Render the messages and fill `prompt`."""
+        body = self.body
+        template = self.service.engine.template
+        if template is None:
+            raise coded(
+                InvalidRequest(
+                    "this model has no chat template; use /v1/completions", param="messages"
+                ),
+                "no_chat_template",
+            )
+        final = bool(body.continue_final_message)
+        variables = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+            if body.reasoning_effort == "none":
+                variables.setdefault("enable_thinking", False)
+        reserved = variables.keys() & _RESERVED
+        if reserved:
+            raise InvalidRequest(
+                f"{min(reserved)} cannot be set here", param="chat_template_kwargs"
+            )
+        arguments: dict[str, Any] = {
+            "tools": self._tools(),
+            "add_generation_prompt": (
+                not final if body.add_generation_prompt is None else body.add_generation_prompt
+            ),
+            "continue_final_message": final,
+            **variables,
+        }
+        messages = [_plain(index, message) for index, message in enumerate(body.messages)]
+        if len(messages) <= INLINE_MESSAGES:
+            text = template.render(messages, **arguments)
+        else:
+            text = await asyncio.to_thread(template.render, messages, **arguments)
+        self.prompt = await self.service.encode(text, raw=False)
+
+    def _tools(self) -> list[dict[str, Any]] | None:
+        body = self.body
+        choice = body.tool_choice
+        if choice is not None and choice not in ("none", "auto"):
+            if not body.tools:
+                raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+            raise coded(
+                InvalidRequest(
+                    "tool_choice 'required' and named tools are not supported yet; "
+                    "allowed: none, auto",
+                    param="tool_choice",
+                ),
+                "unsupported_parameter",
+            )
+        if body.response_format is not None and body.response_format.type != "text":
+            raise coded(
+                InvalidRequest(
+                    f"response_format {body.response_format.type} is not supported yet; "
+                    "allowed: text",
+                    param="response_format",
+                ),
+                "unsupported_parameter",
+            )
+        if not body.tools or choice == "none":
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in body.tools]
+
+    def submit(self, sampling: SamplingParams) -> OutputStream:
+        stream = self.service.engine.submit(
+            self.prompt,
+            sampling,
+            request_id=self.id,
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt or "",
+        )
+        self.usage.known_prompt(0, len(self.prompt))
+        return stream
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.service.fingerprint,
+        }
+
+
+_RESERVED = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+}  # fmt: skip
+
+
+def _plain(index: int, message: Message) -> dict[str, Any]:
+    """The message as templates read it; parts that are no text are refused by name."""
+    for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.type not in ("text", "refusal"):
+            raise coded(
+                InvalidRequest(
+                    f"this model takes no {part.type} parts; allowed: text",
+                    param=f"messages.{index}.content.{place}",
+                ),
+                "unsupported_content",
+            )
+        if part.type == "text" and part.text is None:
+            raise InvalidRequest(
+                "a text part needs text", param=f"messages.{index}.content.{place}.text"
+            )
+    plain = message.model_dump(
+        exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"}
+    )
+    if isinstance(message.content, list):
+        plain["content"] = [
+            {"type": "text", "text": part.text or part.refusal or ""} for part in message.content
+        ]
+    if "reasoning" in plain:
+        plain.setdefault("reasoning_content", plain.pop("reasoning"))
+    if message.role == "assistant":
+        plain.setdefault("content", None)
+    return plain
+
+
+async def serve(service: Service, request: Request, body: ChatBody) -> Response:
+    service.check_model(body.model)
+    chat = Chat(service, body, request.scope["headrace.request_id"])
+    sampling = chat.sampling()
+    await chat.tokenise()
+    stream = chat.submit(sampling)
+    if body.stream:
+        return EventStream(events(chat, stream), keep_alive=service.keep_alive)
+    return await while_connected(request.receive, whole(chat, stream))

@@ -1,0 +1,69 @@
+"""Bodies of `/v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from ...fields import Integer, SamplingFields, unsupported
+
+
+class CompletionBody(SamplingFields):
+    prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
+        description="Text, token ids, or a list of either."
+    )
+    max_tokens: Integer | None = Field(None, description="16 where absent, as OpenAI has it.")
+    logprobs: Integer | None = Field(None, description="Alternatives per token, 0 to 20.")
+    echo: bool | None = Field(None, description="The prompt precedes the answer.")
+    best_of: Integer | None = Field(None, description="Only equal to n.")
+    add_special_tokens: bool | None = Field(
+        None, description="false: do not put the model's begin-of-text before a text."
+    )
+    suffix: Any = unsupported("")
+    response_format: Any = unsupported({"type": "text"})
+    return_tokens_as_token_ids: Any = unsupported(False)
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class UsageReply(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class CompletionLogprobsReply(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobsReply | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
+
+
+class CompletionReply(TypedDict):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[UsageReply | None]

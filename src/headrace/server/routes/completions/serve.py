@@ -1,0 +1,238 @@
+"""A completions request: prompts → streams → one JSON or many events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import InvalidRequest
+from ....base.request import OutputDelta
+from ....base.sampling import SamplingParams
+from ...connection import EventStream, while_connected
+from ...generation import Usage, deltas
+from ...logprobs import CompletionLogprobs, prompt_logprobs
+from ...wire import DONE, frame, json_response
+from .schema import CompletionBody
+
+if TYPE_CHECKING:
+    from ....engine.face import OutputStream
+    from ...service import Service
+
+MAX_PROMPTS = 512
+"""Prompts of one request."""
+DEFAULT_MAX_TOKENS = 16
+
+
+class Completion:
+    """One request on its way: what every chunk of its answer needs."""
+
+    def __init__(self, service: Service, body: CompletionBody, request_id: str) -> None:
+        self.service = service
+        self.body = body
+        self.id = f"cmpl-{body.request_id or request_id}"
+        self.created = int(time.time())
+        self.model = service.name
+        self.n = 1 if body.n is None else body.n
+        self.echo = bool(body.echo)
+        self.only_prompt = self.echo and body.max_tokens == 0
+        """`echo` without a token: scores of the prompt, as evaluation harnesses ask for them."""
+        self.prompts: list[list[int]] = []
+        self.texts: list[str] = []
+        self.usage = Usage()
+
+    def sampling(self) -> SamplingParams:
+        body = self.body
+        if body.best_of not in (None, self.n):
+            raise InvalidRequest(
+                f"best_of is only supported where it equals n ({self.n})", param="best_of"
+            )
+        body.verify_stream_options()
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        params = body.sampling(
+            defaults=self.service.defaults,
+            max_tokens=1 if self.only_prompt else max_tokens,
+            logprobs=body.logprobs,
+            vocab_size=self.service.vocab_size,
+        )
+        if self.echo and body.logprobs is not None and params.prompt_logprobs is None:
+            params.prompt_logprobs = body.logprobs
+        return params
+
+    async def tokenise(self) -> None:
+        """Fill `prompts` and, where the answer repeats them, `texts`."""
+        given = self.body.prompt
+        items: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else list(given)
+        if not items:
+            raise InvalidRequest("prompt must not be empty", param="prompt")
+        if len(items) > MAX_PROMPTS:
+            raise InvalidRequest(f"at most {MAX_PROMPTS} prompts are allowed", param="prompt")
+        raw = self.body.add_special_tokens is not False
+        for item in items:
+            if isinstance(item, str):
+                self.prompts.append(await self.service.encode(item, raw=raw))
+                self.texts.append(item)
+                continue
+            self._check_ids(item)
+            self.prompts.append(item)
+            if self.echo:
+                decode = self.service.engine.tokenizer.decode
+                self.texts.append(decode(item, skip_special=False))
+
+    def _check_ids(self, ids: list[int]) -> None:
+        size = self.service.vocab_size
+        wrong = next((token for token in ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"token ids must be from 0 to {size - 1}, not {wrong}", param="prompt"
+            )
+
+    def submit(self, sampling: SamplingParams) -> list[OutputStream]:
+        """One stream per prompt; none stays behind where one is refused."""
+        streams: list[OutputStream] = []
+        try:
+            for index, prompt in enumerate(self.prompts):
+                streams.append(
+                    self.service.engine.submit(
+                        prompt,
+                        sampling,
+                        request_id=f"{self.id}-{index}",
+                        priority=self.body.priority or 0,
+                        cache_salt=self.body.cache_salt or "",
+                    )
+                )
+                self.usage.known_prompt(index, len(prompt))
+        except BaseException:
+            for stream in streams:
+                stream.cancel()
+            raise
+        return streams
+
+    def reply(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.service.fingerprint,
+            "choices": choices,
+        }
+
+
+class ChoiceState:
+    """One answer to one prompt: turns deltas into the fields of a choice."""
+
+    def __init__(self, work: Completion, prompt: int, choice: int) -> None:
+        self._work = work
+        self._prompt = prompt
+        self._first = True
+        self.index = prompt * work.n + choice
+        top = work.body.logprobs
+        self._logprobs = (
+            None if top is None else CompletionLogprobs(work.service.engine.tokenizer, top)
+        )
+
+    def fields(self, delta: OutputDelta) -> dict[str, Any]:
+        work = self._work
+        text, tokens = delta.text, delta.token_ids
+        infos: list[Any] = list(delta.logprobs or ())
+        if work.only_prompt:
+            text, tokens, infos = "", [], []
+        fields: dict[str, Any] = {"index": self.index}
+        if self._first and work.echo:
+            text = work.texts[self._prompt] + text
+            prompt = work.prompts[self._prompt]
+            tokens = prompt + tokens
+            if self._logprobs is not None:
+                infos = list(delta.prompt_logprobs or [None] * len(prompt)) + infos
+        fields["text"] = text
+        fields["logprobs"] = (
+            self._logprobs.feed(tokens, infos) if self._logprobs is not None else None
+        )
+        finish = delta.finish_reason
+        fields["finish_reason"] = "length" if work.only_prompt and finish else finish
+        fields["stop_reason"] = delta.stop_reason
+        if work.body.return_token_ids:
+            fields["token_ids"] = tokens
+        if self._first and work.body.prompt_logprobs is not None and delta.prompt_logprobs:
+            fields["prompt_logprobs"] = prompt_logprobs(
+                work.service.engine.tokenizer, work.prompts[self._prompt], delta.prompt_logprobs
+            )
+        self._first = False
+        return fields
+
+
+async def serve(service: Service, request: Request, body: CompletionBody) -> Response:
+    service.check_model(body.model)
+    work = Completion(service, body, request.scope["headrace.request_id"])
+    sampling = work.sampling()
+    await work.tokenise()
+    streams = work.submit(sampling)
+    if body.stream:
+        return EventStream(_events(work, streams), keep_alive=service.keep_alive)
+    return await while_connected(request.receive, _whole(work, streams))
+
+
+def _states(work: Completion) -> dict[tuple[int, int], ChoiceState]:
+    return {
+        (prompt, choice): ChoiceState(work, prompt, choice)
+        for prompt in range(len(work.prompts))
+        for choice in range(work.n)
+    }
+
+
+def _count(work: Completion, prompt: int, delta: OutputDelta) -> None:
+    work.usage.count(prompt, delta)
+    if work.only_prompt:
+        work.usage.completion = 0  # the token that the engine had to sample is not the answer's
+
+
+async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
+    states = _states(work)
+    parts: dict[int, list[dict[str, Any]]] = {state.index: [] for state in states.values()}
+    async for prompt, delta in deltas(streams):
+        _count(work, prompt, delta)
+        fields = states[prompt, delta.index].fields(delta)
+        parts[fields["index"]].append(fields)
+    reply = work.reply([_joined(parts[index]) for index in sorted(parts)])
+    reply["usage"] = work.usage.as_openai()
+    return json_response(reply)
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One choice from the parts of itself."""
+    whole = {**parts[0], **parts[-1]}
+    whole["text"] = "".join(part["text"] for part in parts)
+    if whole["logprobs"] is not None:
+        whole["logprobs"] = {
+            name: None
+            if first is None
+            else [value for part in parts for value in part["logprobs"][name]]
+            for name, first in parts[0]["logprobs"].items()
+        }
+    if "token_ids" in whole:
+        whole["token_ids"] = [token for part in parts for token in part["token_ids"]]
+    return whole
+
+
+async def _events(work: Completion, streams: list[OutputStream]) -> AsyncIterator[bytes]:
+    states = _states(work)
+    body = work.body
+    async for prompt, delta in deltas(streams):
+        _count(work, prompt, delta)
+        chunk = work.reply([states[prompt, delta.index].fields(delta)])
+        if body.continuous_usage:
+            chunk["usage"] = work.usage.as_openai()
+        yield frame(chunk)
+    if body.usage_wanted:
+        chunk = work.reply([])
+        chunk["usage"] = work.usage.as_openai()
+        yield frame(chunk)
+    yield DONE
+
+
+def _is_ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and isinstance(given[0], int)

@@ -1,0 +1,18 @@
+"""`/version`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .... import __version__
+from ...wire import json_response
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/version")
+async def version(request: Request) -> Response:
+    """The version of Headrace."""
+    return json_response({"version": __version__})

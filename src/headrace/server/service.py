@@ -1,0 +1,147 @@
+"""What every route shares: the engine, the options, who is in work, whether we are ready."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..base.config import ServerOptions
+from ..base.errors import ModelNotFound, Overloaded
+from ..base.sampling import SamplingParams
+from ..engine.input import default_sampling
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Scope
+
+    from ..engine.face import ServingEngine
+
+INLINE_CHARACTERS = 8192
+"""Longer texts are tokenised in a thread, so that they do not hold up the streams."""
+DRAIN_RETRY = 2.0
+"""Seconds after which a client that met a draining server should ask (another one) again."""
+
+
+class Service:
+    """One served model behind HTTP. Made before the engine is ready; `attach` opens it."""
+
+    def __init__(self, options: ServerOptions, engine: ServingEngine | None = None) -> None:
+        self.options = options
+        self.started = time.time()
+        self.draining = False
+        self.in_work = 0
+        """Requests that hold, or wait for, the engine."""
+        self.keep_alive = 15.0
+        """Seconds of silence after which a stream sends a comment."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._engine: ServingEngine | None = None
+        self._fingerprint = ""
+        self._defaults = SamplingParams()
+        if engine is not None:
+            self.attach(engine)
+
+    def attach(self, engine: ServingEngine) -> None:
+        """The engine is ready: from now on requests are served."""
+        self._engine = engine
+        self._defaults = default_sampling(engine.files)
+        self._fingerprint = fingerprint(engine)
+
+    @property
+    def engine(self) -> ServingEngine:
+        """Raises `Overloaded` while the model loads."""
+        if self._engine is None:
+            raise Overloaded("the model is being loaded", retry_after=2.0)
+        return self._engine
+
+    @property
+    def loaded(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is served."""
+        return self.options.served_name or self.engine.model_name
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def defaults(self) -> SamplingParams:
+        """The sampling defaults that the model's authors ship."""
+        return self._defaults
+
+    @property
+    def vocab_size(self) -> int:
+        return self.engine.files.arch.vocab_size
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ModelNotFound` unless `name` is the served model's (or absent)."""
+        if name and name != self.name:
+            raise ModelNotFound(
+                f"the model {name[:200]!r} is not served here; this server has {self.name!r}",
+                param="model",
+            )
+
+    def health(self) -> tuple[bool, bool, str, float | None]:
+        """(ready, alive, why not, seconds after which it may be)."""
+        if self._engine is None:
+            return False, True, "the model is being loaded", 2.0
+        health = self._engine.health()
+        if self.draining:
+            return False, health.alive, "the server is shutting down", DRAIN_RETRY
+        return health.ready, health.alive, health.reason, health.retry_after
+
+    def enter(self, scope: Scope) -> None:
+        """Count the request of this scope as in work until its answer has been sent.
+
+        `Border` leaves for it. Raises `Overloaded` when the server drains or is full.
+        """
+        if self.draining:
+            raise Overloaded("the server is shutting down", retry_after=DRAIN_RETRY)
+        _ = self.engine
+        if self.in_work >= self.options.max_concurrent:
+            raise Overloaded(
+                f"{self.in_work} requests are in work, which is the limit (max_concurrent)",
+                retry_after=1.0,
+            )
+        self.in_work += 1
+        self._idle.clear()
+        scope["headrace.entered"] = True
+
+    def leave(self, scope: Scope) -> None:
+        if scope.pop("headrace.entered", False):
+            self.in_work -= 1
+            if not self.in_work:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        """Wait until no request is in work."""
+        await self._idle.wait()
+
+    async def encode(self, text: str, *, raw: bool) -> list[int]:
+        """Token ids. `raw`: no template made the text, so the model's prefix goes before it."""
+        encode = self.engine.tokenizer.encode
+        if len(text) <= INLINE_CHARACTERS:
+            return list(encode(text, add_bos=raw))
+        return list(await asyncio.to_thread(encode, text, add_bos=raw))
+
+
+def of(request: Request) -> Service:
+    """The service of the application that this request came to."""
+    service: Service = request.app.state.service
+    return service
+
+
+def fingerprint(engine: ServingEngine) -> str:
+    """`system_fingerprint`: equal for equal weights, options, kernels and version."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in engine.files.weights:
+        digest.update(f"{path.name}:{path.stat().st_size if path.exists() else 0};".encode())
+    for decision in engine.decisions:
+        digest.update(f"{decision.name}={decision.value};".encode())
+    return f"fp_{digest.hexdigest()[:16]}"

@@ -1,0 +1,153 @@
+"""An engine with the serving face and no model: it answers with words it was told.
+
+It stands in where a test speaks of HTTP alone; what speaks of answers runs the real engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from headrace.base.arch import ModelArch
+from headrace.base.config import Decision, EngineOptions
+from headrace.base.errors import HeadraceError
+from headrace.base.modelfiles import ModelFiles
+from headrace.base.request import OutputDelta, StepStats
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import TokenLogprobs
+from headrace.engine.face import Health
+from headrace.engine.input import InputProcessor
+from headrace.engine.stream import Stream
+
+VOCABULARY = 1000
+ARCH = ModelArch(
+    family="fake", vocab_size=VOCABULARY, hidden=8, layers=1, heads=1, kv_heads=1, head_dim=8,
+    intermediate=8, max_context=512, norm_eps=1e-6,
+)  # fmt: skip
+
+
+class FakeTokenizer:
+    """One id per byte, from 0."""
+
+    vocab_size = VOCABULARY
+
+    def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else b""
+
+
+class FakeTemplate:
+    def render(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+
+class FakeEngine:
+    """Streams `answer` one token per `delay` seconds, again and again up to max_tokens."""
+
+    def __init__(self, *, delay: float = 0.0, answer: str = "Hello, world. ") -> None:
+        self.options = EngineOptions()
+        self.files = ModelFiles(
+            name="fake", format="gguf", path=Path("fake"), weights=(), arch=ARCH, tokenizer={},
+            chat_template="", eos_ids=(),
+        )  # fmt: skip
+        self.tokenizer = FakeTokenizer()
+        self.template: Any = FakeTemplate()
+        self.model_name = "fake"
+        self.max_context = ARCH.max_context
+        self.decisions = [Decision("kernels", "fake", "a test")]
+        self.phases = {"start": 0.0}
+        self.stats = StepStats()
+        self.registry = CollectorRegistry()
+        self.delay = delay
+        self.answer = answer
+        self.state = Health(ready=True, alive=True)
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.streams: dict[str, Stream] = {}
+        self.seen: list[tuple[list[int], SamplingParams]] = []
+        self.refusal: HeadraceError | None = None
+        """Raised by `submit`."""
+        self.fault: HeadraceError | None = None
+        """Ends every stream after `fault_after` tokens."""
+        self.fault_after = 0
+        self._input = InputProcessor(self.files, self.tokenizer, self.max_context)  # type: ignore[arg-type]
+
+    def submit(
+        self, prompt: str | list[int], sampling: SamplingParams, *, request_id: str = "", **_: Any
+    ) -> Stream:
+        if self.refusal is not None:
+            raise self.refusal
+        request = self._input.request(prompt, sampling, request_id=request_id)
+        self.seen.append((request.prompt, request.sampling))
+        stream = Stream(request_id, request.prompt, request.sampling.n, self._cancel)
+        self.streams[request_id] = stream
+        self.running[request_id] = asyncio.get_running_loop().create_task(
+            self._run(stream, request.sampling)
+        )
+        return stream
+
+    async def stream(self, prompt: Any, sampling: Any, **more: Any) -> AsyncIterator[OutputDelta]:
+        stream = self.submit(prompt, sampling, **more)
+        try:
+            async for delta in stream:
+                yield delta
+        finally:
+            stream.cancel()
+
+    async def _run(self, stream: Stream, sampling: SamplingParams) -> None:
+        text = self.answer.encode()
+        assert sampling.max_tokens is not None
+        for place in range(sampling.max_tokens):
+            await asyncio.sleep(self.delay)
+            if self.fault is not None and place >= self.fault_after:
+                stream.fail(self.fault)
+                break
+            token = text[place % len(text)]
+            last = place == sampling.max_tokens - 1
+            for choice in range(sampling.n):
+                delta = OutputDelta(
+                    stream.request_id, choice, text=chr(token), token_ids=[token],
+                    prompt_tokens=len(stream.prompt_ids), cached_tokens=3,
+                    finish_reason="length" if last else None,
+                )  # fmt: skip
+                if sampling.logprobs is not None:
+                    top = list(range(65, 65 + sampling.logprobs))
+                    delta.logprobs = [TokenLogprobs(-0.5, 1, top, [-0.5 * i - 1 for i in top])]
+                if sampling.prompt_logprobs is not None and not place and not choice:
+                    count = len(stream.prompt_ids) - 1
+                    delta.prompt_logprobs = [
+                        None,
+                        *([TokenLogprobs(-1.0, 2, [66], [-0.1])] * count),
+                    ]
+                stream.push(delta)
+        self.running.pop(stream.request_id, None)
+
+    def _cancel(self, request_id: str) -> None:
+        task = self.running.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+
+    def abort(self, request_id: str) -> bool:
+        if request_id not in self.running:
+            return False
+        self._cancel(request_id)
+        self.streams[request_id].push(OutputDelta(request_id, 0, finish_reason="abort"))
+        return True
+
+    def health(self) -> Health:
+        return self.state
+
+    def subscribe(self, callback: Callable[[StepStats], None]) -> Callable[[], None]:
+        return lambda: None
+
+    async def close(self, drain_seconds: float = 0.0) -> None:
+        for request_id in list(self.running):
+            self.abort(request_id)
