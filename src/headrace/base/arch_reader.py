@@ -1,0 +1,347 @@
+"""Reads a Hugging Face `config.json` into a `ModelArch`, key by key.
+
+Each key is one of three things: used; harmless to inference (training, tooling, generation:
+ignored); or a feature that would change the result, which must be absent or neutral (`NEUTRAL`
+and the `expect` lines). A key that no one here has heard of is ignored too: configs carry the
+keys of every tool that touched them. Where such a key did change the structure, the loader's
+check of tensor names and shapes refuses the model. `from_gguf` lives in `arch_gguf`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .arch import Activation, ModelArch, Moe, Rope
+from .arch_fields import Fields
+from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
+from .errors import ModelFileError, UnsupportedModel
+
+__all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_hf", "rope_of"]
+
+MAX_CONTEXT = 2**27
+WINDOW_KEY = "sliding_window"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One value of `model_type`: the classes it may name and its defaults for absent keys."""
+
+    family: str
+    architectures: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+
+_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+_GEMMA3_TEXT = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
+    "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "head_dim": 256, "max_position_embeddings": 131_072, "sliding_window": 4096,
+    "query_pre_attn_scalar": 256, "tie_word_embeddings": True, "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4, "sliding_window_pattern": 6,
+}  # fmt: skip
+FAMILIES: Mapping[str, Family] = {
+    "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _QWEN),
+    "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}),
+    "llama": Family("llama", ("LlamaForCausalLM",), {"max_position_embeddings": 2048}),
+    "mistral": Family(
+        "mistral", ("MistralForCausalLM",),
+        {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    ),
+    "gemma3_text": Family("gemma3", ("Gemma3ForCausalLM",), _GEMMA3_TEXT),
+    "gemma3": Family("gemma3", ("Gemma3ForConditionalGeneration",), _GEMMA3_TEXT),
+    "qwen3_moe": Family(
+        "qwen3_moe", ("Qwen3MoeForCausalLM",),
+        {"num_key_value_heads": 4, "max_position_embeddings": 32768, "num_experts": 128,
+         "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    ),
+    "mixtral": Family(
+        "mixtral", ("MixtralForCausalLM",),
+        {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rope_theta": 1e6,
+         "rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+}  # fmt: skip
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "partial_rotary_factor": (1.0,), "rotary_pct": (1.0,), "clip_qkv": (), "alibi": (False,),
+    "logits_scaling": (1.0,), "logit_scale": (1.0,), "residual_multiplier": (1.0,),
+    "embedding_multiplier": (1.0,), "attention_multiplier": (), "mlp_bias": (False,),
+    "use_qk_norm": (False,), "qk_layernorm": (False,), "kv_lora_rank": (), "q_lora_rank": (),
+    "n_routed_experts": (0,), "n_shared_experts": (0,), "num_nextn_predict_layers": (0,),
+    "is_encoder_decoder": (False,), "add_cross_attention": (False,),
+    "cross_attention_layers": (), "use_parallel_residual": (False,), "no_rope_layers": (),
+    "attention_chunk_size": (), "attn_temperature_tuning": (False, 0),
+    "num_kv_shared_layers": (0,), "use_bidirectional_attention": (False,),
+    "altup_num_inputs": (), "mlp_only_layers": ([],), "decoder_sparse_step": (1,),
+    "shared_expert_intermediate_size": (0,),
+}  # fmt: skip
+"""Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
+
+_DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
+_UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh",
+    "gelu": "gelu",
+}  # fmt: skip
+
+
+def from_hf(config: Mapping[str, Any]) -> ModelArch:
+    """The architecture that a `config.json` describes.
+
+    Raises `UnsupportedModel` (unknown architecture or value: names it, lists what is supported)
+    or `ModelFileError` (a key is missing or of the wrong type). Of a multimodal Gemma 3 the text
+    model is read: images are not served.
+    """
+    outer = Fields(config, "config.json")
+    family = _family(outer)
+    text = outer.mapping("text_config") if outer.raw("model_type") == "gemma3" else None
+    fields = Fields(config if text is None else text, "config.json", defaults=family.defaults)
+    for key, allowed in NEUTRAL.items():
+        fields.expect(key, *allowed)
+    hidden = fields.integer("hidden_size", 1, 2**17)
+    heads = fields.integer("num_attention_heads", 1, 2**12)
+    layers = fields.integer("num_hidden_layers", 1, 2**10)
+    head_dim = fields.integer("head_dim", 2, 2**12, max(hidden // heads, 1))
+    kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
+    max_context = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
+    if head_dim % 2:
+        raise UnsupportedModel(f"config.json: head_dim is {head_dim}; must be even")
+    if heads % kv_heads:
+        raise UnsupportedModel(
+            f"config.json: num_attention_heads is {heads}; "
+            f"must be a multiple of num_key_value_heads ({kv_heads})"
+        )
+    bias = _bias(fields, family.family)
+    gemma = _gemma(fields, hidden) if family.family == "gemma3" else {}
+    if not gemma:
+        for key, allowed in _UNCAPPED.items():
+            fields.expect(key, *allowed)
+    rope, local_rope = _ropes(fields, family.family, max_context)
+    act_key = "hidden_activation" if gemma else "hidden_act"
+    activation = _ACTIVATIONS[
+        fields.word(act_key, _ACTIVATIONS, "gelu_pytorch_tanh" if gemma else "silu")
+    ]
+    # The key of a multimodal config lies outside its text_config.
+    tied = outer.raw("tie_word_embeddings")
+    if tied is None or fields.raw("tie_word_embeddings") is not None:
+        tied = fields.flag("tie_word_embeddings", False)
+    return ModelArch(
+        family=family.family,
+        vocab_size=fields.integer("vocab_size", 1, 2**24),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=fields.integer("intermediate_size", 1, 2**20),
+        max_context=max_context,
+        norm_eps=fields.number("rms_norm_eps", 1e-12, 1e-1, 1e-6),
+        activation=activation,
+        rope=rope,
+        local_rope=local_rope,
+        windows=_windows(fields, family.family, layers, max_context),
+        qkv_bias=bias[0],
+        output_bias=bias[1],
+        qk_norm=family.family in ("qwen3", "qwen3_moe", "gemma3"),
+        tied_embedding=bool(tied),
+        moe=_moe(fields, family.family),
+        **gemma,
+    )
+
+
+def _family(fields: Fields) -> Family:
+    named = fields.raw("architectures") or []
+    if not isinstance(named, list):
+        raise ModelFileError("config.json: architectures must be a list", param="architectures")
+    kind = fields.raw("model_type")
+    if kind is None:
+        kind = next((k for k, f in FAMILIES.items() if named and named[0] in f.architectures), None)
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        what = kind or (named[0] if named else "nothing")
+        raise UnsupportedModel(
+            f"config.json: model_type is {what!r:.80}; supported: {', '.join(sorted(FAMILIES))}",
+            param="model_type",
+        )
+    if named and named[0] not in family.architectures:
+        raise UnsupportedModel(
+            f"config.json: architectures is {named!r:.120}; supported for model_type {kind}: "
+            f"{', '.join(family.architectures)}",
+            param="architectures",
+        )
+    return family
+
+
+def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
+    """(q, k and v have a bias, the output projection has one)."""
+    if family == "qwen2":
+        fields.expect("attention_bias", True)
+        return True, False
+    if family in ("mistral", "mixtral"):
+        fields.expect("attention_bias", False)
+        return False, False
+    bias = fields.flag("attention_bias", False)
+    return bias, bias
+
+
+def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
+    """What only Gemma has: its norms, its embedding scale, its attention scale and caps."""
+    scalar = fields.number("query_pre_attn_scalar", 1e-3, 1e6)
+    return {
+        "embedding_scale": math.sqrt(hidden),
+        "norm_offset": 1.0,
+        "post_norms": True,
+        "attention_scale": scalar**-0.5,
+        "attention_softcap": fields.optional_number("attn_logit_softcapping", 1e-3, 1e6),
+        "final_softcap": fields.optional_number("final_logit_softcapping", 1e-3, 1e6),
+    }
+
+
+def _moe(fields: Fields, family: str) -> Moe | None:
+    if family not in ("qwen3_moe", "mixtral"):
+        for key, allowed in _DENSE_ONLY.items():
+            fields.expect(key, *allowed)
+        return None
+    # transformers 5 writes Qwen3-MoE's number of experts under Mixtral's key.
+    own = "num_experts" if family == "qwen3_moe" and fields.present("num_experts") else ""
+    experts = fields.integer(
+        own or "num_local_experts", 1, 2**12, fields.defaults.get("num_experts")
+    )
+    width = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
+    return Moe(
+        experts=experts,
+        active=fields.integer("num_experts_per_tok", 1, experts),
+        intermediate=fields.integer(width, 1, 2**20),
+        normalise=family == "mixtral" or fields.flag("norm_topk_prob", False),
+    )
+
+
+def _windows(fields: Fields, family: str, layers: int, max_context: int) -> tuple[int | None, ...]:
+    """Per layer the window, or () where no layer has one that matters."""
+    window = fields.raw(WINDOW_KEY)
+    if family == "mistral" and not fields.present(WINDOW_KEY):
+        window = 4096  # as transformers takes it: only an explicit null means none
+    if family in ("llama", "mixtral") or (
+        family.startswith("qwen") and not fields.flag("use_sliding_window", False)
+    ):
+        if family == "mixtral":
+            fields.expect(WINDOW_KEY, max_context)
+        window = None
+    if window is not None:
+        window = Fields({WINDOW_KEY: window}, fields.where).integer(WINDOW_KEY, 1, MAX_CONTEXT)
+    slides = _sliding_layers(fields, family, layers)
+    if (
+        any(slides)
+        and window is None
+        and fields.raw("layer_types") is not None
+        and (family in ("gemma3", "mistral"))
+    ):
+        raise ModelFileError(
+            f"{fields.where}: layer_types has sliding_attention but sliding_window is absent",
+            param=WINDOW_KEY,
+        )
+    if window is None or window >= max_context or not any(slides):
+        return ()
+    return tuple(window if slide else None for slide in slides)
+
+
+def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
+    kinds = fields.raw("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise ModelFileError(
+                f"{fields.where}: layer_types must be a list of {layers} names", param="layer_types"
+            )
+        allowed = ("full_attention", "sliding_attention")
+        for kind in kinds:
+            if kind not in allowed:
+                raise UnsupportedModel(
+                    f"{fields.where}: layer_types has {kind!r:.60}; supported: "
+                    f"{', '.join(allowed)}",
+                    param="layer_types",
+                )
+        return [kind == "sliding_attention" for kind in kinds]
+    if family == "gemma3":
+        # Every n-th layer sees everything; transformers 5 writes the key with an underscore.
+        key = "_sliding_window_pattern"
+        pattern = fields.integer(key if fields.raw(key) is not None else key[1:], 1, 2**10)
+        return [(layer + 1) % pattern != 0 for layer in range(layers)]
+    if family.startswith("qwen"):
+        first = fields.integer("max_window_layers", 0, 2**10, 28)
+        return [layer >= first for layer in range(layers)]
+    return [True] * layers
+
+
+def _ropes(fields: Fields, family: str, max_context: int) -> tuple[Rope, Rope | None]:
+    """(rope of the full layers, rope of the windowed ones where it is their own)."""
+    theta = fields.number("rope_theta", 1.0, 1e12, 1e4)
+    new = fields.mapping("rope_parameters")
+    old = fields.mapping("rope_scaling")
+    if family != "gemma3":
+        return rope_of(new or old or {}, theta, max_context), None
+    local = fields.number("rope_local_base_freq", 1.0, 1e12)
+    nested = Fields(new or {}, "config.json rope_parameters")
+    full, sliding = nested.mapping("full_attention"), nested.mapping("sliding_attention")
+    if full is not None or sliding is not None:
+        return (
+            rope_of(full or {}, theta, max_context),
+            rope_of(sliding or {}, local, max_context),
+        )
+    return rope_of(new or old or {}, theta, max_context), Rope(theta=local)
+
+
+def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:
+    """`rope_parameters` of transformers 5 or `rope_scaling` of before: the same keys but theta."""
+    fields = Fields(params, "config.json rope_parameters")
+    kinds = ("default", "linear", "llama3", "yarn")
+    key = "rope_type" if fields.raw("rope_type") is not None else "type"
+    kind = fields.word(key, kinds, "default")
+    fields.expect("partial_rotary_factor", 1.0)
+    fields.expect("mrope_section")
+    fields.expect("truncate", True)
+    theta = fields.number("rope_theta", 1.0, 1e12, theta)
+    if kind == "default":
+        return Rope(theta=theta)
+    factor = fields.number("factor", 1.0, 1e4)
+    if kind == "linear":
+        return Rope(theta=theta, kind="linear", factor=factor)
+    original = fields.integer(
+        "original_max_position_embeddings", 1, MAX_CONTEXT,
+        None if kind == "llama3" else max_context,
+    )  # fmt: skip
+    if kind == "llama3":
+        low = fields.number("low_freq_factor", 1e-3, 1e3)
+        high = fields.number("high_freq_factor", 1e-3, 1e3)
+        if high <= low:
+            raise UnsupportedModel(
+                f"config.json: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})"
+            )
+        return Rope(
+            theta=theta, kind="llama3", factor=factor, low_freq_factor=low,
+            high_freq_factor=high, original_context=original,
+        )  # fmt: skip
+    return _yarn(fields, theta, factor, original)
+
+
+def _yarn(fields: Fields, theta: float, factor: float, original: int) -> Rope:
+    kind: Literal["yarn"] = "yarn"
+    attention = fields.optional_number("attention_factor", 0.0, 1e3)
+    if attention is None:
+        scale, over = (fields.optional_number(k, 0.0, 1e3) for k in ("mscale", "mscale_all_dim"))
+        attention = _mscale(factor, scale) / _mscale(factor, over) if scale and over else None
+    return Rope(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_context=original,
+        beta_fast=fields.number("beta_fast", 1e-3, 1e5, 32.0),
+        beta_slow=fields.number("beta_slow", 1e-3, 1e5, 1.0),
+        attention_factor=_mscale(factor, 1.0) if attention is None else attention,
+    )
+
+
+def _mscale(factor: float, scale: float | None) -> float:
+    """Growth of attention's temperature with the stretch (Peng et al. 2023, section 3.4)."""
+    return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1.0 else 1.0

@@ -1,0 +1,178 @@
+"""A folder in Hugging Face layout as a `ModelFiles`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..base.arch_reader import from_hf
+from ..base.errors import ModelFileError
+from ..base.modelfiles import ModelFiles
+from .gguf_model import END_OF_TURN
+from .shards import find_shards, read_json
+
+MAX_TEMPLATE = 1 << 20
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_LICENCE = re.compile(r"\A---\n.*?^license:[ \t]*['\"]?([\w.+-]+)", re.DOTALL | re.MULTILINE)
+
+
+def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFiles:
+    """Read the small files of a model folder; the weights are found but not read."""
+    if not (folder / "config.json").is_file():
+        raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
+    config = read_json(folder / "config.json")
+    arch = from_hf(config)
+    shards = find_shards(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelFileError(
+            f"{folder}: no tokenizer.json in it (a tokenizer.model alone is not read; "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one)"
+        )
+    tokenizer = _Tokenizer(folder)
+    generation = _optional(folder / "generation_config.json")
+    bos_id = _ids(config, generation, key="bos_token_id")
+    bos = tokenizer.special.get("bos_token")
+    if bos in tokenizer.added:
+        bos_id = [tokenizer.added[bos]]
+    return ModelFiles(
+        name=name,
+        format="safetensors",
+        path=folder,
+        weights=shards,
+        arch=arch,
+        tokenizer=folder / "tokenizer.json",
+        chat_template=tokenizer.template(),
+        special=tokenizer.special,
+        bos_id=bos_id[0] if bos_id else None,
+        add_bos=tokenizer.adds_bos(),
+        eos_ids=_end_ids(config, generation, tokenizer),
+        generation=_sampling(generation),
+        licence=licence or _licence(folder),
+    )
+
+
+class _Tokenizer:
+    """What `tokenizer_config.json` and the head of `tokenizer.json` say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = _optional(folder / "tokenizer_config.json")
+        named = {**_optional(folder / "special_tokens_map.json"), **self.config}
+        self.special = {key: text for key in _SPECIAL if (text := _content(named.get(key)))}
+        self.text = (folder / "tokenizer.json").read_text(encoding="utf-8", errors="replace")
+        self.added = self._added()
+
+    def _member(self, key: str) -> Any:
+        """One member of tokenizer.json, without parsing its vocabulary of megabytes."""
+        match = re.search(rf'"{key}"\s*:\s*', self.text)
+        if match is None:
+            return None
+        try:
+            return json.JSONDecoder().raw_decode(self.text, match.end())[0]
+        except (ValueError, RecursionError):
+            raise ModelFileError(f"{self.folder.name}/tokenizer.json: {key} is not JSON") from None
+
+    def _added(self) -> dict[str, int]:
+        """Text → id of the tokens beside the vocabulary."""
+        added = self._member("added_tokens") or []
+        return {
+            token["content"]: token["id"]
+            for token in added
+            if isinstance(token, dict)
+            and isinstance(token.get("content"), str)
+            and isinstance(token.get("id"), int)
+        }
+
+    def adds_bos(self) -> bool:
+        """Does a text begin with bos? Said outright, or by the tokenizer's post-processor."""
+        stated = self.config.get("add_bos_token")
+        if isinstance(stated, bool):
+            return stated and "bos_token" in self.special
+        bos = self.special.get("bos_token")
+        return bos is not None and _begins_with(self._member("post_processor"), bos)
+
+    def template(self) -> str | None:
+        """The chat template: `chat_template.jinja`, or the (default) one of the config."""
+        path = self.folder / "chat_template.jinja"
+        found: object = self.config.get("chat_template")
+        if path.is_file():
+            if path.stat().st_size > MAX_TEMPLATE:
+                raise ModelFileError(f"{path.name}: larger than {MAX_TEMPLATE >> 20} MiB")
+            found = path.read_text(encoding="utf-8")
+        if isinstance(found, list):
+            by_name = {
+                entry.get("name"): entry.get("template")
+                for entry in found
+                if isinstance(entry, dict)
+            }
+            found = by_name.get("default") or by_name.get("tool_use")
+        if found is not None and not isinstance(found, str):
+            raise ModelFileError("tokenizer_config.json: chat_template must be text")
+        return found
+
+
+def _begins_with(processor: object, token: str) -> bool:
+    """Does a post-processor of tokenizer.json put `token` before a single text?"""
+    if not isinstance(processor, dict):
+        return False
+    if processor.get("type") == "Sequence":
+        return any(_begins_with(each, token) for each in processor.get("processors") or [])
+    single = processor.get("single")
+    first = single[0] if isinstance(single, list) and single else None
+    special = first.get("SpecialToken") if isinstance(first, dict) else None
+    return isinstance(special, dict) and special.get("id") == token
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _content(value: object) -> str | None:
+    """A special token as text: a string, or an object that describes it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _ids(*configs: dict[str, Any], key: str) -> list[int]:
+    found: list[int] = []
+    for config in configs:
+        value = config.get(key)
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, int) and not isinstance(each, bool) and each >= 0:
+                found.append(each)
+    return found
+
+
+def _end_ids(
+    config: dict[str, Any], generation: dict[str, Any], tokenizer: _Tokenizer
+) -> tuple[int, ...]:
+    """Ids that end a turn: of both configs, of the tokenizer, and the well-known ones."""
+    text = config.get("text_config")
+    found = _ids(generation, config, text if isinstance(text, dict) else {}, key="eos_token_id")
+    for token in (tokenizer.special.get("eos_token"), *END_OF_TURN):
+        if token in tokenizer.added:
+            found.append(tokenizer.added[token])
+    return tuple(dict.fromkeys(found))
+
+
+def _sampling(generation: dict[str, Any]) -> dict[str, Any]:
+    """The authors' default sampling; explicit greedy is temperature 0."""
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0}
+    return {
+        key: value
+        for key in _SAMPLING
+        if isinstance(value := generation.get(key), int | float) and not isinstance(value, bool)
+    }
+
+
+def _licence(folder: Path) -> str | None:
+    readme = folder / "README.md"
+    if not readme.is_file() or readme.stat().st_size > MAX_TEMPLATE:
+        return None
+    match = _LICENCE.search(readme.read_text(encoding="utf-8", errors="replace"))
+    return match[1] if match else None

@@ -1,0 +1,323 @@
+"""Reads GGUF files, versions 2 and 3: metadata and where each tensor lies, through a mapping.
+
+The file is hostile: every count, length and offset is bounded and held against the file's size
+before it is used, and tensors may not overlap. Opening costs a walk over the metadata; token
+arrays of 150,000 strings are walked once and decoded only when someone iterates over them.
+Source of the format: the GGUF specification (docs/gguf.md of ggml).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import ModelFileError
+from ..quant.ggml_types import BY_NUMBER, GgmlType
+
+MAGIC = b"GGUF"
+MAX_ENTRIES = 1 << 16
+"""Metadata entries, and tensors: the largest models have some thousands."""
+MAX_KEY = 1 << 16
+MAX_STRING = 1 << 26
+MAX_ARRAY = 1 << 24
+MAX_DIMENSIONS = 4
+DEFAULT_ALIGNMENT = 32
+
+_SCALARS: dict[int, tuple[str, int]] = {
+    0: ("B", 1), 1: ("b", 1), 2: ("H", 2), 3: ("h", 2), 4: ("I", 4), 5: ("i", 4), 6: ("f", 4),
+    7: ("?", 1), 10: ("Q", 8), 11: ("q", 8), 12: ("d", 8),
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_NUMPY = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
+    11: "<i8", 12: "<f8",
+}  # fmt: skip
+_U64 = struct.Struct("<Q")
+
+
+class StringArray(Sequence[str]):
+    """Strings of a metadata array, decoded when they are asked for.
+
+    `starts[i]` is the offset of string i's length word in `buffer`. Compares equal to any
+    sequence of the same strings; pickles and copies as a list.
+    """
+
+    def __init__(self, buffer: bytes, starts: list[int], name: str) -> None:
+        self._buffer = buffer
+        self._starts = starts
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._text(self._starts[index], self._starts[index + 1])
+
+    def __iter__(self) -> Iterator[str]:
+        buffer, starts = self._buffer, self._starts
+        try:
+            for i in range(len(starts) - 1):
+                yield buffer[starts[i] + 8 : starts[i + 1]].decode()
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"GGUF: {self._name} is not UTF-8: {error}") from None
+
+    def find(self, text: str) -> int | None:
+        """Index of the first string equal to `text`, without decoding the others."""
+        stored = text.encode()
+        pattern = _U64.pack(len(stored)) + stored
+        at = self._buffer.find(pattern)
+        while at >= 0:
+            index = bisect_left(self._starts, at)
+            # The pattern may also lie across two strings: only a string's start counts.
+            if index < len(self) and self._starts[index] == at:
+                return index
+            at = self._buffer.find(pattern, at + 1)
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type[list[str]], tuple[list[str]]]:
+        return list, (list(self),)
+
+    def _text(self, start: int, end: int) -> str:
+        try:
+            return self._buffer[start + 8 : end].decode()
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"GGUF: {self._name} is not UTF-8: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies. `shape` in numpy's order: the last axis is contiguous."""
+
+    name: str
+    type: GgmlType
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file, in bytes."""
+    nbytes: int
+
+
+class GgufFile:
+    """An opened file: `metadata` by key, `tensors` by name in file order; `view` maps one.
+
+    The mapping is private (copy on write): views are writable arrays, the file never changes.
+    It lives as long as any view of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < 24:
+                    raise ModelFileError(f"{path.name}: {size} bytes is too short for a GGUF file")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from None
+        reader = _Reader(self._map, path.name)
+        self.version, tensors, entries = reader.head()
+        self.metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key, value = reader.entry()
+            if key in self.metadata:
+                raise ModelFileError(f"{path.name}: metadata key {key!r:.80} appears twice")
+            self.metadata[key] = value
+        self.tensors = _tensors(reader, tensors, self._alignment())
+
+    def view(self, name: str) -> npt.NDArray[Any]:
+        """The tensor's bytes: uint8 [rows, bytes per row]; F32 and F16 as float arrays [shape].
+
+        BF16, which numpy lacks, comes as uint16 [shape].
+        """
+        info = self.tensors[name]
+        flat = np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
+        plain = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(info.type.name)
+        if plain is not None:
+            return flat.view(plain).reshape(info.shape)
+        return flat.reshape(*info.shape[:-1], info.type.row_bytes(info.shape[-1]))
+
+    def _alignment(self) -> int:
+        value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(value, int) or not 8 <= value <= 1 << 20 or value & (value - 1):
+            raise ModelFileError(
+                f"{self.path.name}: general.alignment is {value!r:.40}; "
+                "must be a power of two from 8 to 1048576"
+            )
+        return value
+
+
+class _Reader:
+    """A cursor over the mapping; every read is checked against the end."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self.data = data
+        self.size = len(data)
+        self.name = name
+        self.at = 0
+
+    def head(self) -> tuple[int, int, int]:
+        """(version, number of tensors, number of metadata entries)."""
+        magic = self.data[:4]
+        if magic != MAGIC:
+            raise ModelFileError(f"{self.name}: not a GGUF file (it starts with {magic!r})")
+        version, tensors, entries = struct.unpack_from("<IQQ", self.data, 4)
+        if version & 0xFFFF == 0:
+            raise ModelFileError(f"{self.name}: big-endian GGUF files are not read")
+        if version not in (2, 3):
+            raise ModelFileError(f"{self.name}: GGUF version {version}; supported: 2 and 3")
+        self.at = 24
+        self._bound("number of tensors", tensors, MAX_ENTRIES)
+        self._bound("number of metadata entries", entries, MAX_ENTRIES)
+        return version, tensors, entries
+
+    def entry(self) -> tuple[str, Any]:
+        key = self.string("metadata key", MAX_KEY)
+        return key, self.value(key, self.u32(f"type of {key}"))
+
+    def value(self, key: str, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string(key, MAX_STRING)
+        if kind == _ARRAY:
+            return self.array(key)
+        if kind not in _SCALARS:
+            raise ModelFileError(f"{self.name}: {key} has unknown type {kind}")
+        code, width = _SCALARS[kind]
+        (value,) = struct.unpack_from("<" + code, self.data, self._take(key, width))
+        return value
+
+    def array(self, key: str) -> Any:
+        """A list of numbers (a numpy array from 4,096 up), or a `StringArray`."""
+        kind, count = self.u32(f"item type of {key}"), self.u64(f"length of {key}")
+        self._bound(f"length of {key}", count, MAX_ARRAY)
+        if kind == _STRING:
+            return self.strings(key, count)
+        if kind not in _NUMPY:
+            raise ModelFileError(
+                f"{self.name}: {key} is an array of type {kind}; numbers and strings are read"
+            )
+        start = self._take(key, count * _SCALARS[kind][1])
+        values = np.frombuffer(self.data, _NUMPY[kind], count, start)
+        # A copy: a view would hold the whole mapping for as long as the metadata lives.
+        return values.copy() if count >= 4096 else values.tolist()
+
+    def strings(self, key: str, count: int) -> StringArray:
+        data, at, end = self.data, self.at, self.size
+        self._bound(f"length of {key}", count, (end - at) // 8)
+        begin, starts = at, [0]
+        length_at = _U64.unpack_from
+        try:
+            for _ in range(count):
+                at += 8 + length_at(data, at)[0]
+                starts.append(at - begin)
+        except struct.error:
+            at = end + 1
+        if at > end:
+            raise ModelFileError(f"{self.name}: ends inside {key}")
+        self.at = at
+        return StringArray(data[begin:at], starts, key)
+
+    def string(self, what: str, limit: int) -> str:
+        length = self.u64(f"length of {what}")
+        self._bound(f"length of {what}", length, limit)
+        start = self._take(what, length)
+        try:
+            return self.data[start : start + length].decode()
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"{self.name}: {what} is not UTF-8: {error}") from None
+
+    def u32(self, what: str) -> int:
+        start = self._take(what, 4)
+        return int.from_bytes(self.data[start : start + 4], "little")
+
+    def u64(self, what: str) -> int:
+        start = self._take(what, 8)
+        return int.from_bytes(self.data[start : start + 8], "little")
+
+    def _take(self, what: str, length: int) -> int:
+        start = self.at
+        if start + length > self.size:
+            raise ModelFileError(f"{self.name}: ends inside {what:.80}")
+        self.at = start + length
+        return start
+
+    def _bound(self, what: str, value: int, limit: int) -> None:
+        if value > limit:
+            raise ModelFileError(f"{self.name}: {what:.80} is {value}; at most {limit}")
+
+
+def _tensors(reader: _Reader, count: int, alignment: int) -> dict[str, TensorInfo]:
+    """The table of tensors, each inside the file and none over another."""
+    heads = [_tensor_head(reader) for _ in range(count)]
+    base = (reader.at + alignment - 1) // alignment * alignment
+    tensors: dict[str, TensorInfo] = {}
+    for name, shape, kind, offset in heads:
+        values = 1
+        for size in shape:
+            values *= size
+        nbytes = values // kind.block * kind.nbytes
+        if offset % alignment:
+            raise ModelFileError(
+                f"{reader.name}: tensor {name:.80} starts at {offset}, which is not a multiple "
+                f"of the alignment {alignment}"
+            )
+        if base + offset + nbytes > reader.size:
+            raise ModelFileError(
+                f"{reader.name}: tensor {name:.80} ends at byte {base + offset + nbytes}, the "
+                f"file at {reader.size}: the file is truncated or its header is wrong"
+            )
+        if name in tensors:
+            raise ModelFileError(f"{reader.name}: tensor {name:.80} appears twice")
+        tensors[name] = TensorInfo(name, kind, shape, base + offset, nbytes)
+    by_offset = sorted(tensors.values(), key=lambda info: info.offset)
+    for before, after in pairwise(by_offset):
+        if before.offset + before.nbytes > after.offset:
+            raise ModelFileError(
+                f"{reader.name}: tensors {before.name:.80} and {after.name:.80} overlap"
+            )
+    return {info.name: info for info in by_offset}
+
+
+def _tensor_head(reader: _Reader) -> tuple[str, tuple[int, ...], GgmlType, int]:
+    name = reader.string("tensor name", MAX_KEY)
+    what = f"tensor {name:.80}"
+    dimensions = reader.u32(f"dimensions of {what}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise ModelFileError(f"{reader.name}: {what} has {dimensions} dimensions; 1 to 4 are read")
+    shape = tuple(reader.u64(f"shape of {what}") for _ in range(dimensions))[::-1]
+    if not all(1 <= size <= 1 << 40 for size in shape):
+        raise ModelFileError(f"{reader.name}: {what} has shape {shape}")
+    number = reader.u32(f"type of {what}")
+    kind = BY_NUMBER.get(number)
+    if kind is None:
+        raise ModelFileError(f"{reader.name}: {what} has unknown type {number}")
+    if shape[-1] % kind.block:
+        raise ModelFileError(
+            f"{reader.name}: rows of {what} hold {shape[-1]} values, which is not a multiple of "
+            f"{kind.name}'s block of {kind.block}"
+        )
+    return name, shape, kind, reader.u64(f"offset of {what}")

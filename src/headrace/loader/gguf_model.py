@@ -1,0 +1,106 @@
+"""A GGUF file as a `ModelFiles`: architecture, tokenizer, chat template, end-of-turn ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..base.arch_reader import from_gguf
+from ..base.errors import ModelFileError
+from ..base.modelfiles import ModelFiles
+from .gguf import GgufFile, StringArray
+
+END_OF_TURN = (
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>",
+    "<|end|>", "<EOT>",
+)  # fmt: skip
+"""Tokens that end a turn in a well-known chat format, whatever the metadata says of eos."""
+
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_CONTROL = 3
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
+    """Read the metadata of a GGUF file; the tensors stay where they are."""
+    file = GgufFile(path)
+    metadata = file.metadata
+    factors = None
+    if "rope_freqs.weight" in file.tensors:
+        if file.tensors["rope_freqs.weight"].type.name != "F32":
+            raise ModelFileError(f"{path.name}: rope_freqs.weight must be F32")
+        factors = [float(value) for value in file.view("rope_freqs.weight").reshape(-1)]
+    if metadata.get("split.count", 0) not in (0, 1):
+        raise ModelFileError(
+            f"{path.name} is one part of {metadata['split.count']}; merge the parts into one file"
+        )
+    arch = from_gguf(metadata, file.tensors, factors)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, StringArray):
+        raise ModelFileError(f"{path.name}: tokenizer.ggml.tokens must be an array of strings")
+    ids = {key: _token_id(metadata, field, len(tokens)) for key, field in _SPECIAL.items()}
+    bos, eos = ids["bos_token"], ids["eos_token"]
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ModelFileError(f"{path.name}: tokenizer.chat_template must be a string")
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+    if add_bos is None:
+        add_bos = metadata.get("tokenizer.ggml.model") == "llama"
+    return ModelFiles(
+        name=name,
+        format="gguf",
+        path=path,
+        weights=(path,),
+        arch=arch,
+        tokenizer={key: v for key, v in metadata.items() if key.startswith("tokenizer.")},
+        chat_template=template,
+        special={key: tokens[value] for key, value in ids.items() if value is not None},
+        bos_id=bos,
+        add_bos=bool(add_bos) and bos is not None,
+        eos_ids=_end_ids(metadata, tokens, eos),
+        generation={
+            key: metadata[f"general.sampling.{name}"]
+            for name, key in _SAMPLING.items()
+            if isinstance(metadata.get(f"general.sampling.{name}"), int | float)
+        },
+        licence=licence or _text(metadata.get("general.license")),
+    )
+
+
+def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{field}")
+    if value is None or value in (-1, 0xFFFFFFFF):
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
+        raise ModelFileError(
+            f"GGUF: tokenizer.ggml.{field} is {value!r:.40}; must be from 0 to {count - 1}"
+        )
+    return value
+
+
+def _end_ids(metadata: dict[str, Any], tokens: StringArray, eos: int | None) -> tuple[int, ...]:
+    """eos first, then eot and eom, then the well-known ones that the vocabulary has."""
+    count = len(tokens)
+    fields = (_token_id(metadata, f"{kind}_token_id", count) for kind in ("eot", "eom"))
+    found = [eos, *fields]
+    types = metadata.get("tokenizer.ggml.token_type")
+    for text in END_OF_TURN:
+        at = tokens.find(text)
+        if at is not None and (types is None or len(types) != count or types[at] == _CONTROL):
+            found.append(at)
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,171 @@
+"""Names of weights: what an architecture must have, and what a file's names mean.
+
+Canonical names are Hugging Face's, `model.layers.N.self_attn.q_proj.weight` and so on; experts
+are `model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight` with the router at `mlp.gate`,
+whatever the checkpoint calls them. Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ..base.arch import ModelArch
+from ..base.errors import ModelFileError
+
+Shapes = dict[str, tuple[int, ...]]
+
+_GGUF_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_GGUF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.*.gate_proj",
+    "ffn_up_exps": "mlp.experts.*.up_proj",
+    "ffn_down_exps": "mlp.experts.*.down_proj",
+}
+_GGUF_NORMS_PLAIN = {"ffn_norm": "post_attention_layernorm"}
+_GGUF_NORMS_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
+"""Read by `open` (the rope's parameters), or recomputed from the architecture."""
+
+_HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cached")
+_HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+_MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+
+
+def expected(arch: ModelArch) -> Shapes:
+    """Canonical name → shape of every tensor that the architecture has."""
+    hidden = arch.hidden
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (arch.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not arch.tied_embedding:
+        shapes["lm_head.weight"] = (arch.vocab_size, hidden)
+    for layer in range(arch.layers):
+        for name, shape in _layer(arch, layer):
+            shapes[f"model.layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def _layer(arch: ModelArch, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden = arch.hidden
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    for name, rows in (("q", q), ("k", kv), ("v", kv)):
+        yield f"self_attn.{name}_proj.weight", (rows, hidden)
+        if arch.qkv_bias:
+            yield f"self_attn.{name}_proj.bias", (rows,)
+    yield "self_attn.o_proj.weight", (hidden, q)
+    if arch.output_bias:
+        yield "self_attn.o_proj.bias", (hidden,)
+    if arch.qk_norm:
+        yield "self_attn.q_norm.weight", (arch.head_dim,)
+        yield "self_attn.k_norm.weight", (arch.head_dim,)
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    if arch.post_norms:
+        yield "pre_feedforward_layernorm.weight", (hidden,)
+        yield "post_feedforward_layernorm.weight", (hidden,)
+    if arch.moe is None or layer < arch.moe.dense_layers:
+        yield from _feed_forward("mlp", arch.intermediate, hidden)
+        return
+    yield "mlp.gate.weight", (arch.moe.experts, hidden)
+    for expert in range(arch.moe.experts):
+        yield from _feed_forward(f"mlp.experts.{expert}", arch.moe.intermediate, hidden)
+
+
+def _feed_forward(
+    prefix: str, intermediate: int, hidden: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}.gate_proj.weight", (intermediate, hidden)
+    yield f"{prefix}.up_proj.weight", (intermediate, hidden)
+    yield f"{prefix}.down_proj.weight", (hidden, intermediate)
+
+
+def from_gguf_name(name: str, arch: ModelArch) -> str | None:
+    """Canonical name, with `*` for all experts at once; None where the tensor is not needed.
+
+    A name that means nothing raises `ModelFileError`: no tensor is silently left out.
+    """
+    if _GGUF_HARMLESS.fullmatch(name):
+        return None
+    stem, _, suffix = name.rpartition(".")
+    if stem in _GGUF_TOP and suffix == "weight":
+        return f"{_GGUF_TOP[stem]}.weight"
+    match = _GGUF_BLOCK.fullmatch(name)
+    if match:
+        norms = _GGUF_NORMS_GEMMA if arch.post_norms else _GGUF_NORMS_PLAIN
+        layer, part, suffix = match.groups()
+        canonical = _GGUF_LAYER.get(part) or norms.get(part)
+        if canonical is not None:
+            return f"model.layers.{int(layer)}.{canonical}.{suffix}"
+    raise ModelFileError(f"tensor {name!r:.100} is not part of a {arch.family} model")
+
+
+def from_hf_name(name: str, arch: ModelArch) -> str | None:
+    """Canonical name (`*` for all experts at once), or None where the tensor is not needed.
+
+    A name that means nothing comes back as it is: `check` refuses it.
+    """
+    if _HF_HARMLESS.fullmatch(name) or (arch.family == "gemma3" and _HF_VISION.fullmatch(name)):
+        return None
+    if arch.tied_embedding and name.endswith("lm_head.weight"):
+        return None
+    for prefix, plain in (
+        ("language_model.model.", "model."),
+        ("model.language_model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    ):
+        if name.startswith(prefix):
+            name = plain + name[len(prefix) :]
+    if arch.moe is not None:
+        name = name.replace(".block_sparse_moe.", ".mlp.", 1)
+        match = re.fullmatch(r"(.*\.mlp\.experts\.\d+\.)(w[123])\.weight", name)
+        if match:
+            name = f"{match[1]}{_MIXTRAL_EXPERT[match[2]]}.weight"
+    return name
+
+
+def check(found: Mapping[str, tuple[int, ...]], arch: ModelArch, where: str) -> None:
+    """Every tensor that the architecture has is there, in its shape, and no other is."""
+    wanted = expected(arch)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ModelFileError(
+            f"{where} lacks {_some(missing)}, which a {arch.family} model of {arch.layers} layers "
+            "needs"
+        )
+    extra = [name for name in found if name not in wanted]
+    if extra:
+        raise ModelFileError(
+            f"{where} has {_some(extra)}, which is not part of the {arch.family} model that its "
+            "config describes"
+        )
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ModelFileError(
+                f"{where}: {name} has shape {list(found[name])}; its config says {list(shape)}"
+            )
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest

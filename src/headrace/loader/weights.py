@@ -1,0 +1,126 @@
+"""Yields the weights of a model, one by one in file order, under their canonical names.
+
+Tensors are views of a mapping wherever the file's own order can be kept, so memory grows only
+as pages are read. What GGUF changed is changed back here: rows of q and k of llama files are put
+back into the order of Hugging Face (pairs i and i + E/2), and the 1 that was added to Gemma's
+norms is taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from safetensors import safe_open
+
+from ..base.arch import ModelArch
+from ..base.errors import ModelFileError, UnsupportedModel
+from ..base.modelfiles import ModelFiles
+from ..kernels.weights import BlockWeight
+from ..quant.ggml_types import DENSE, SUPPORTED
+from .gguf import GgufFile, TensorInfo
+from .names import Shapes, check, from_gguf_name, from_hf_name
+from .shards import read_headers
+
+Loaded = torch.Tensor | BlockWeight
+
+
+def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
+    """(canonical name, weight) of every tensor of the model.
+
+    Raises `ModelFileError` before the first one if a tensor is missing, unknown or of another
+    shape than the architecture says, `UnsupportedModel` if its type is not read.
+    """
+    if files.format == "gguf":
+        return _from_gguf(GgufFile(files.path), files.arch)
+    return _from_safetensors(files)
+
+
+def _from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
+    stored = read_headers(files.weights)
+    names: dict[str, str] = {}
+    found: Shapes = {}
+    for name, header in stored.items():
+        canonical = from_hf_name(name, files.arch)
+        if canonical is None:
+            continue
+        if canonical in found:
+            raise ModelFileError(f"{header.shard.name}: {canonical} appears twice")
+        if header.dtype not in DENSE:
+            raise UnsupportedModel(
+                f"{header.shard.name}: {name:.100} is {header.dtype}; supported: {', '.join(DENSE)}"
+            )
+        names[name], found[canonical] = canonical, header.shape
+    check(found, files.arch, files.path.name)
+    for shard in files.weights:
+        with safe_open(shard, framework="pt") as file:
+            for name in file.offset_keys():
+                if name in names:
+                    yield names[name], file.get_tensor(name)
+
+
+def _from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Loaded]]:
+    names: dict[str, str] = {}
+    found: Shapes = {}
+    for info in file.tensors.values():
+        name = from_gguf_name(info.name, arch)
+        if name is None:
+            continue
+        if info.type.name not in SUPPORTED:
+            raise UnsupportedModel(
+                f"{file.path.name}: tensor {info.name:.80} is of type {info.type.name}; "
+                f"supported: {', '.join(SUPPORTED)}"
+            )
+        names[info.name] = name
+        for each, shape in _named(name, info.shape):
+            if each in found:
+                raise ModelFileError(f"{file.path.name}: {each} appears twice")
+            found[each] = shape
+    check(found, arch, file.path.name)
+
+    for info in file.tensors.values():
+        if info.name in names:
+            yield from _load(file, info, names[info.name], arch)
+
+
+def _named(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors that one of the file becomes: stacked experts become one each."""
+    if "*" not in name:
+        yield name, shape
+    else:
+        for expert in range(shape[0] if len(shape) == 3 else 0):
+            yield name.replace("*", str(expert)), shape[1:]
+
+
+def _load(
+    file: GgufFile, info: TensorInfo, name: str, arch: ModelArch
+) -> Iterator[tuple[str, Loaded]]:
+    data = torch.from_numpy(file.view(info.name))
+    if info.type.name == "BF16":
+        data = data.view(torch.bfloat16)
+    if arch.family in ("llama", "mixtral") and (".q_proj." in name or ".k_proj." in name):
+        heads = arch.heads if ".q_proj." in name else arch.kv_heads
+        data = data[original_rows(heads, arch.head_dim)]
+    if arch.norm_offset and name.endswith("norm.weight"):
+        data = data.to(torch.float32) - arch.norm_offset
+    for index, (each, shape) in enumerate(_named(name, info.shape)):
+        part = data if "*" not in name else data[index]
+        if info.type.name in DENSE:
+            yield each, part
+        elif len(shape) == 2:
+            yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]))
+        else:
+            raise ModelFileError(
+                f"{file.path.name}: {info.name:.80} is a vector of type {info.type.name}; "
+                "vectors are F32, F16 or BF16"
+            )
+
+
+def original_rows(heads: int, head_dim: int) -> torch.Tensor:
+    """For each row of Hugging Face's order, its row in a llama GGUF [heads · head_dim].
+
+    GGUF keeps the two halves of a rotary pair side by side (rows 2i and 2i + 1 of a head), as
+    the original Llama code did; Hugging Face half a head apart (i and i + E/2).
+    """
+    rows = torch.arange(heads * head_dim).view(heads, head_dim // 2, 2)
+    return rows.transpose(1, 2).reshape(-1)
