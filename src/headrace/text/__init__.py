@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from .detokenizer import IncrementalDetokenizer
 from .load import load_tokenizer
+from .stops import StopStrings
 from .template import ChatTemplate, chat_template
 from .tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",
     "IncrementalDetokenizer",
+    "StopStrings",
     "Tokenizer",
     "chat_template",
     "load_tokenizer",
