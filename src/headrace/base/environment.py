@@ -31,3 +31,8 @@ def hub_token() -> str | None:
 def check_plans() -> bool:
     """Verify every step plan (always on in tests)."""
     return os.environ.get("HEADRACE_CHECK") == "1"
+
+
+def debug() -> bool:
+    """Show tracebacks where the command line would print one clear line."""
+    return os.environ.get("HEADRACE_DEBUG") == "1"
