@@ -4,3 +4,8 @@ Does not know: queues, text, HTTP.
 Invariant: a row is permanent between admission and release.
 Where does my change go: what happens on the device in a step.
 """
+
+from .options import WorkerFacts, WorkerOptions
+from .worker import Worker
+
+__all__ = ["Worker", "WorkerFacts", "WorkerOptions"]

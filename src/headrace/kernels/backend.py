@@ -1,0 +1,42 @@
+"""What a provider of operators answers, and what it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .operators import Operators
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """For what a backend is asked."""
+
+    device: str
+    """"cpu" or "cuda"."""
+    dtype: torch.dtype
+    """Of activations."""
+    kv_dtype: str
+    """"float32", "bfloat16", "float16", "fp8" or "int8"."""
+    head_dim: int
+    weights: frozenset[str]
+    """Kinds among the model's matrices: a ggml type name, or the dtype of a dense one
+    ("float32", "bfloat16", "float16")."""
+    threads: int = 1
+
+
+class Backend(Protocol):
+    """A provider of operators."""
+
+    @property
+    def name(self) -> str: ...
+
+    def supports(self, operator: str, question: Question) -> str | None:
+        """None: yes. Otherwise the reason why not, as half a sentence."""
+        ...
+
+    def build(self, question: Question) -> Operators:
+        """The operators it supports; others are never called."""
+        ...

@@ -1,0 +1,208 @@
+"""Every operator in plain PyTorch: the specification, the oracle of the other backends, the
+fallback where none of them serves.
+
+It computes in the dtype of its inputs, with norms, softmax and rotation in fp32. Quantised
+weights are expanded when they are loaded. On fp32 on the CPU its rows are invariant: the matrix
+library sums in another order for one, two or three rows than for more, so smaller products are
+padded (`ROWS`); measured for all row counts up to 64 and many up to 1,024 on torch 2.13 with MKL,
+and held by `tests/kernels/test_row_invariance.py`. Elementwise functions treat the last elements
+of a piece that is not a multiple of 32 apart, so widths should be multiples of 32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from . import reference_attention
+from .backend import Question
+from .operators import (
+    Dequantise,
+    Forward,
+    KvCache,
+    KvLayer,
+    Program,
+    Role,
+    RopeTable,
+    StepBatch,
+    StepLimits,
+)
+from .weights import BlockWeight, DenseWeight, PackedWeight, StackedWeight, Weight
+
+ROWS = 4
+"""A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
+FREE_ROWS = 16
+
+
+class ReferenceOperators:
+    """See `Operators` for the meaning and the shapes of each method."""
+
+    name = "ref"
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
+        """Everything becomes one dense matrix in the model's dtype."""
+        return DenseWeight(self._dense(weight, dequantise))
+
+    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+        return None
+
+    def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
+        rows = functional.embedding(tokens, _data(weight))
+        return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+    ) -> torch.Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        if offset:
+            return (normed * (weight.float() + offset)).to(x.dtype)
+        return normed.to(x.dtype) * weight
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = self.add(x, residual)
+        return self.rms_norm(total, weight, eps, offset), total
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + x
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        product = _product(x, _data(weight))
+        # Added apart: a fused bias changes the order of summation for some row counts.
+        return product if bias is None else product + bias
+
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        norm_offset: float,
+        rope: RopeTable,
+        kv: KvLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> torch.Tensor:
+        width = kv.k.shape[-1]
+        q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, kv_heads, kv_heads], 1)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm, eps, norm_offset)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm, eps, norm_offset)
+        cos = rope.cos[batch.positions].unsqueeze(1)
+        sin = rope.sin[batch.positions].unsqueeze(1)
+        reference_attention.store(kv, _rotate(k, cos, sin), v, batch.groups[group].slots)
+        return _rotate(q, cos, sin)
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv: KvLayer,
+        batch: StepBatch,
+        group: int,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        return reference_attention.attention(q, kv, batch, group, scale, softcap)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        if activation == "silu":
+            return functional.silu(gate) * up
+        return functional.gelu(gate, approximate=_GELU[activation]) * up
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        gate_up: list[Weight],
+        down: list[Weight],
+        active: int,
+        normalise: bool,
+        activation: str,
+    ) -> torch.Tensor:
+        shares, chosen = torch.softmax(router.float(), -1).topk(active, -1)
+        if normalise:
+            shares = shares / shares.sum(-1, keepdim=True)
+        shares = shares.to(x.dtype)
+        out = torch.zeros_like(x)
+        # Experts in ascending order: a token's sum is taken in the same order in any batch.
+        for expert in torch.unique(chosen).tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            inner = self.gated(self.linear(x[token], gate_up[expert], None), activation)
+            part = self.linear(inner, down[expert], None)
+            out[token] += part * shares[token, place].unsqueeze(-1)
+        return out
+
+    def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return x[rows]
+
+    def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
+        out = _product(x, _data(weight)).float()
+        return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
+
+    def _dense(self, weight: Weight, dequantise: Dequantise) -> torch.Tensor:
+        if isinstance(weight, DenseWeight):
+            return weight.data.to(self.dtype).contiguous()
+        if isinstance(weight, BlockWeight):
+            return dequantise(weight, self.dtype).data
+        if isinstance(weight, PackedWeight):
+            return _unpack(weight).to(self.dtype)
+        assert isinstance(weight, StackedWeight)
+        return torch.cat([self._dense(part, dequantise) for part in weight.parts])
+
+
+_GELU = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def _data(weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, DenseWeight), "the reference was handed a weight it did not prepare"
+    return weight.data
+
+
+def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    rows = len(x)
+    if rows >= FREE_ROWS or rows % ROWS == 0:
+        return functional.linear(x, matrix)
+    return functional.linear(functional.pad(x, (0, 0, 0, -rows % ROWS)), matrix)[:rows]
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [N, heads, E] by the angles of each token: pairs are (i, i + E / 2)."""
+    low, high = x.float().chunk(2, -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
+
+
+def _unpack(weight: PackedWeight) -> torch.Tensor:
+    """Values of a packed weight in the plain layout, in fp32."""
+    assert weight.layout == "rows", f"layout {weight.layout} belongs to its kernel"
+    rows, width = weight.shape
+    codes = weight.codes.view(rows, width // weight.group, weight.group).float()
+    values = codes * weight.scales.float().unsqueeze(-1)
+    if weight.offsets is not None:
+        values += weight.offsets.float().unsqueeze(-1)
+    return values.view(rows, width)
+
+
+class ReferenceBackend:
+    """Supports everything, everywhere that torch runs."""
+
+    name = "ref"
+
+    def supports(self, operator: str, question: Question) -> str | None:
+        return None
+
+    def build(self, question: Question) -> ReferenceOperators:
+        return ReferenceOperators(question.dtype)

@@ -1,0 +1,225 @@
+"""Logits to tokens, vectorised over rows: penalties, filters, the draw, log-probabilities.
+
+Order, as in vLLM: masks (grammar, `min_tokens`), logit bias, penalties (repetition, frequency,
+presence), temperature, min-p, top-k, top-p, draw. Each filter judges what the ones before it
+left: top-p takes its share of the mass that min-p and top-k kept.
+
+Every filter is a threshold on a row's scaled logits, so equal logits stay or go together and no
+result depends on the order in which a sort happens to leave ties. The draw inverts the cumulative
+distribution in token order at one uniform number per row, which is a hash of seed, choice and
+position: the text of a seeded request is a function of its prompt and parameters alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+CANDIDATES = 1024
+"""Most likely tokens that top-p looks at before it sorts the vocabulary."""
+
+
+@dataclass(slots=True)
+class DrawParameters:
+    """Columns of the rows that draw: [R] each; temperature is above zero."""
+
+    temperature: torch.Tensor
+    """fp32."""
+    top_k: torch.Tensor
+    """int64; 0: all."""
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    """fp32."""
+    uniform: torch.Tensor
+    """fp64 in [0, 1)."""
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row, a function of its three values (SplitMix64, Steele 2014)."""
+    with np.errstate(over="ignore"):
+        state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+        state = _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
+        state = _mix(state ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
+
+
+def penalise(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    prompt_lengths: torch.Tensor,
+    lengths: torch.Tensor,
+    repetition: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> torch.Tensor:
+    """logits [R, V] of rows whose tokens [R, L] hold `lengths` [R] valid ids → penalised [R, V].
+
+    Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of tokens that
+    stand in prompt or output; frequency is subtracted once per appearance in the output, presence
+    once if there is any.
+    """
+    rows, vocabulary = logits.shape
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    # What is not to be counted goes to a column behind the vocabulary.
+    spare = torch.tensor(vocabulary, device=tokens.device)
+    known = torch.where(places < lengths.unsqueeze(1), tokens.long(), spare)
+    output = torch.where(places >= prompt_lengths.unsqueeze(1), known, spare)
+    seen = torch.zeros(rows, vocabulary + 1, dtype=torch.bool, device=logits.device)
+    seen = seen.scatter_(1, known, True)[:, :vocabulary]
+    counts = torch.zeros(rows, vocabulary + 1, device=logits.device)
+    counts = counts.scatter_add_(1, output, torch.ones_like(output, dtype=torch.float32))
+    counts = counts[:, :vocabulary]
+    factor = torch.where(seen, repetition.unsqueeze(1), 1.0)
+    logits = torch.where(logits > 0, logits / factor, logits * factor)
+    logits = logits - counts * frequency.unsqueeze(1)
+    return logits - (counts > 0) * presence.unsqueeze(1)
+
+
+def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
+    """logits [R, V] fp32 → tokens [R] int64, one draw per row."""
+    scaled = logits / parameters.temperature.unsqueeze(1)
+    peaks = scaled.amax(-1)
+    threshold = peaks + parameters.min_p.log()
+    width = _candidates(parameters, scaled.shape[1])
+    if width == 0:
+        return _draw_all(scaled, peaks, threshold, parameters.uniform)
+    values, ids = scaled.topk(width)
+    threshold = torch.maximum(threshold, _top_k_threshold(values, parameters.top_k))
+    threshold = _top_p_threshold(scaled, values, peaks, threshold, parameters)
+    # Where the last candidate falls below the threshold, the candidates hold all that is kept.
+    inside = values[:, -1] < threshold
+    if width == scaled.shape[1] or bool(inside.all()):
+        return _draw_candidates(values, ids, peaks, threshold, parameters.uniform)
+    tokens = torch.empty_like(ids[:, 0])
+    for part, drawn in ((inside, True), (~inside, False)):
+        rows = part.nonzero().squeeze(1)
+        if not len(rows):
+            continue
+        shared = (peaks[rows], threshold[rows], parameters.uniform[rows])
+        tokens[rows] = (
+            _draw_candidates(values[rows], ids[rows], *shared)
+            if drawn
+            else _draw_all(scaled[rows], *shared)
+        )
+    return tokens
+
+
+def _candidates(parameters: DrawParameters, vocabulary: int) -> int:
+    """How many of the largest logits the filters need; 0: none of them is on."""
+    width = int(parameters.top_k.max())
+    if bool((parameters.top_p < 1).any()):
+        width = max(width, CANDIDATES)
+    return min(width, vocabulary)
+
+
+def _top_k_threshold(values: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    last = (top_k - 1).clamp(0, values.shape[1] - 1)
+    kth = values.gather(1, last.unsqueeze(1)).squeeze(1)
+    return torch.where(top_k > 0, kth, float("-inf"))
+
+
+def _top_p_threshold(
+    scaled: torch.Tensor,
+    values: torch.Tensor,
+    peaks: torch.Tensor,
+    threshold: torch.Tensor,
+    parameters: DrawParameters,
+) -> torch.Tensor:
+    """Raise thresholds to the last token of the nucleus (Holtzman et al. 2019).
+
+    A token is in it if the mass of the more likely ones is below top_p of what is kept.
+    """
+    active = (parameters.top_p < 1).nonzero().squeeze(1)
+    if not len(active):
+        return threshold
+    result = threshold.clone()
+    wanted = parameters.top_p[active].double()
+    kept = threshold[active].unsqueeze(1)
+    peak = peaks[active].unsqueeze(1)
+    everything = _masses(scaled[active], peak, kept)
+    target = wanted * everything.sum(-1)
+    ordered = values[active]
+    cumulative = _masses(ordered, peak, kept).cumsum(-1)
+    short = (cumulative[:, -1] < target) & (values.shape[1] < scaled.shape[1])
+    result[active] = _nucleus_end(ordered, cumulative, target, kept)
+    rows = short.nonzero().squeeze(1)
+    if len(rows):
+        # The candidates do not hold the nucleus: a flat distribution, sorted in full.
+        ordered = scaled[active[rows]].sort(-1, descending=True).values
+        cumulative = _masses(ordered, peak[rows], kept[rows]).cumsum(-1)
+        result[active[rows]] = _nucleus_end(ordered, cumulative, target[rows], kept[rows])
+    return result
+
+
+def _nucleus_end(
+    ordered: torch.Tensor, cumulative: torch.Tensor, target: torch.Tensor, kept: torch.Tensor
+) -> torch.Tensor:
+    """Value of the first token with which the cumulated mass reaches the target."""
+    last = (cumulative < target.unsqueeze(1)).sum(-1, keepdim=True)
+    last = last.clamp_max(ordered.shape[1] - 1)
+    return torch.maximum(ordered.gather(1, last), kept).squeeze(1)
+
+
+def _masses(scaled: torch.Tensor, peak: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """Unnormalised probabilities in fp64; zero below the threshold."""
+    return (scaled - peak).exp_().masked_fill_(scaled < threshold, 0.0).double()
+
+
+def _draw_all(
+    scaled: torch.Tensor, peaks: torch.Tensor, threshold: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    return _invert(_masses(scaled, peaks.unsqueeze(1), threshold.unsqueeze(1)), uniform)
+
+
+def _draw_candidates(
+    values: torch.Tensor,
+    ids: torch.Tensor,
+    peaks: torch.Tensor,
+    threshold: torch.Tensor,
+    uniform: torch.Tensor,
+) -> torch.Tensor:
+    """As `_draw_all`: the same masses in the same order, without the zeros between."""
+    ids, order = ids.sort(-1)
+    masses = _masses(values.gather(1, order), peaks.unsqueeze(1), threshold.unsqueeze(1))
+    return ids.gather(1, _invert(masses, uniform).unsqueeze(1)).squeeze(1)
+
+
+def _invert(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Place [R] at which the cumulated masses [R, V] pass `uniform` of their sum."""
+    cumulative = masses.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    found = torch.searchsorted(cumulative, uniform.unsqueeze(1) * total, right=True)
+    # The product may round up to the sum: then it is the last place that has any mass.
+    return torch.minimum(found, torch.searchsorted(cumulative, total)).squeeze(1)
+
+
+@dataclass(slots=True)
+class LogprobColumns:
+    """Log-probabilities of the raw distribution, columns of R rows."""
+
+    logprobs: list[float]
+    ranks: list[int]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+
+
+def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> LogprobColumns:
+    """Of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
+    norm = torch.logsumexp(logits, -1, keepdim=True)
+    own = logits.gather(1, tokens.unsqueeze(1))
+    ranks = (logits > own).sum(-1) + 1
+    values, ids = logits.topk(top) if top else (logits[:, :0], tokens.new_empty(len(logits), 0))
+    return LogprobColumns(
+        (own - norm).squeeze(1).tolist(), ranks.tolist(), ids.tolist(), (values - norm).tolist()
+    )

@@ -1,0 +1,105 @@
+"""Which backend serves which operator: asked, not configured, and every answer has its reason.
+
+A backend answers one question per operator, `supports`; `choose` composes one `Operators` object
+from the first backend that says yes, in the order of the list it is given, and records a
+`Decision` for each. The reference comes last and supports everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from ..base.config import Decision
+from ..base.errors import OptionError
+from .backend import Backend, Question
+from .operators import Dequantise, Forward, KvCache, Operators, Program, Role, StepLimits
+from .reference import ReferenceBackend
+from .weights import Weight
+
+OPERATORS = (
+    "embed",
+    "rms_norm",
+    "add_rms_norm",
+    "add",
+    "linear",
+    "rope_and_cache",
+    "attention",
+    "gated",
+    "moe",
+    "select",
+    "logits",
+)
+"""Every operator of the protocol: what has to be served."""
+
+
+class ComposedOperators:
+    """One `Operators` face over several backends: each call goes straight to its provider."""
+
+    def __init__(self, providers: dict[str, Operators]) -> None:
+        self.providers = providers
+        distinct = {id(provider): provider for provider in providers.values()}
+        self.name = "+".join(sorted(provider.name for provider in distinct.values()))
+        self._single = next(iter(distinct.values())) if len(distinct) == 1 else None
+        for operator, provider in providers.items():
+            setattr(self, operator, getattr(provider, operator))
+
+    def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
+        return self.providers[role].prepare(weight, role, dequantise)
+
+    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+        if self._single is None:
+            return None
+        return self._single.compile(forward, cache, limits)
+
+
+def choose(
+    question: Question, wish: str = "auto", backends: Sequence[Backend] | None = None
+) -> tuple[Operators, list[Decision]]:
+    """Compose the operators that answer `question`.
+
+    `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …):
+    what that one cannot do falls to the reference, with the reason; a wish for a backend that can
+    serve nothing is refused with `OptionError`.
+    """
+    candidates = list(known_backends() if backends is None else backends)
+    if wish != "auto":
+        wished = [backend for backend in candidates if backend.name == wish]
+        if not wished:
+            names = ", ".join(["auto", *(backend.name for backend in candidates)])
+            raise OptionError(
+                f"kernels {wish!r} are not built into this installation; there are: {names}",
+                param="kernels",
+            )
+        candidates = [*wished, *(b for b in candidates if b.name == "ref" and b not in wished)]
+    built: dict[str, Operators] = {}
+    providers: dict[str, Operators] = {}
+    decisions = []
+    for operator in OPERATORS:
+        refusals = []
+        for backend in candidates:
+            refusal = backend.supports(operator, question)
+            if refusal is None:
+                break
+            refusals.append(f"{backend.name}: {refusal}")
+        else:
+            raise OptionError(f"no kernel for {operator}: {'; '.join(refusals)}", param="kernels")
+        if backend.name not in built:
+            built[backend.name] = backend.build(question)
+        providers[operator] = built[backend.name]
+        reason = "; ".join(refusals) if refusals else "first choice for this device"
+        decisions.append(Decision(f"kernels.{operator}", backend.name, reason))
+    if wish != "auto" and wish not in built:
+        raise OptionError(
+            f"kernels {wish!r} can serve nothing here: {decisions[0].reason}", param="kernels"
+        )
+    return cast(Operators, ComposedOperators(providers)), decisions
+
+
+def known_backends() -> list[Backend]:
+    """The backends of this installation, best first; each loads its library when it is built."""
+    return [factory() for factory in _FACTORIES]
+
+
+_FACTORIES: list[Callable[[], Backend]] = [ReferenceBackend]
+"""A new backend is a line here, before the reference."""

@@ -1,0 +1,89 @@
+"""What a layer is built from: the architecture, the weights, and the operators that will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..base.arch import ModelArch, Rope
+from ..kernels.operators import Operators, Role, RopeTable
+from ..kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
+from ..quant.ggml import dequantise
+from .rope import rope_table
+from .source import WeightSource
+
+
+class Builder:
+    """Handed down while a model is built, then dropped."""
+
+    def __init__(
+        self,
+        arch: ModelArch,
+        source: WeightSource,
+        operators: Operators,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_context: int,
+    ) -> None:
+        self.arch = arch
+        self.source = source
+        self.operators = operators
+        self.device = device
+        self.dtype = dtype
+        self.max_context = max_context
+        self.weight_bytes = 0
+        self._seen: set[int] = set()
+        self._ropes: dict[Rope, RopeTable] = {}
+        self._expanded: tuple[BlockWeight, DenseWeight] | None = None
+
+    def vector(self, *names: str, sizes: Sequence[int]) -> torch.Tensor:
+        """Vectors, one after the other, in the model's dtype on its device."""
+        parts = [self.source.take_vector(n, s) for n, s in zip(names, sizes, strict=True)]
+        vector = torch.cat([part.to(self.device, self.dtype) for part in parts])
+        self.weight_bytes += vector.nbytes
+        return vector
+
+    def matrix(self, *names: str, rows: Sequence[int], width: int, role: Role) -> Weight:
+        """One matrix, or several stacked, in the form that operator `role` takes."""
+        parts = tuple(
+            self._place(self.source.take_matrix(name, count, width))
+            for name, count in zip(names, rows, strict=True)
+        )
+        return self.prepare(parts[0] if len(parts) == 1 else StackedWeight(parts), role)
+
+    def prepare(self, weight: Weight, role: Role) -> Weight:
+        prepared = self.operators.prepare(weight, role, self._dequantise)
+        for tensor in weight_tensors(prepared):
+            if tensor.data_ptr() not in self._seen:
+                self._seen.add(tensor.data_ptr())
+                self.weight_bytes += tensor.nbytes
+        return prepared
+
+    def rope(self, rope: Rope) -> RopeTable:
+        """The table of a rope, made once for all layers that share it."""
+        if rope not in self._ropes:
+            self._ropes[rope] = rope_table(rope, self.arch.head_dim, self.max_context, self.device)
+        return self._ropes[rope]
+
+    def _place(self, weight: DenseWeight | BlockWeight) -> DenseWeight | BlockWeight:
+        if self.device.type != "cpu":
+            weight.data = weight.data.to(self.device)
+        return weight
+
+    def _dequantise(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
+        # The last result is kept: a tied table is prepared twice in a row, and shared so.
+        if self._expanded is None or self._expanded[0] is not weight:
+            self._expanded = (weight, DenseWeight(dequantise(weight, dtype)))
+        return self._expanded[1]
+
+
+def weight_tensors(weight: Weight) -> list[torch.Tensor]:
+    """Every tensor that a weight is made of."""
+    if isinstance(weight, StackedWeight):
+        return [tensor for part in weight.parts for tensor in weight_tensors(part)]
+    if isinstance(weight, DenseWeight | BlockWeight):
+        return [weight.data]
+    extra = [] if weight.offsets is None else [weight.offsets]
+    return [weight.codes, weight.scales, *extra]

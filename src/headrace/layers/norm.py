@@ -1,0 +1,27 @@
+"""RMS norm (Zhang and Sennrich 2019), alone or joined with the residual addition before it."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.operators import Operators
+from .build import Builder
+
+
+class Norm:
+    def __init__(self, build: Builder, name: str) -> None:
+        self.weight = build.vector(f"{name}.weight", sizes=[build.arch.hidden])
+        self.eps = build.arch.norm_eps
+        self.offset = build.arch.norm_offset
+
+    def __call__(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+        """x [N, D] → normed."""
+        return ops.rms_norm(x, self.weight, self.eps, self.offset)
+
+    def add(
+        self, ops: Operators, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """→ (norm of x + residual, x + residual); no residual before the first layer."""
+        if residual is None:
+            return self(ops, x), x
+        return ops.add_rms_norm(x, residual, self.weight, self.eps, self.offset)

@@ -1,0 +1,77 @@
+"""Named weights, handed out once each; what is missing or left over is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..base.errors import ModelFileError
+from ..kernels.weights import BlockWeight, DenseWeight
+
+Named = torch.Tensor | BlockWeight
+
+
+class WeightSource:
+    """The weights of one model under their canonical (Hugging Face) names.
+
+    Layers *take* what they know; `finish` raises if anything is left over. Tensors are mapped, so
+    holding them costs no memory until they are read.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, Named]]) -> None:
+        self._weights: dict[str, Named] = {}
+        for name, weight in weights:
+            if name in self._weights:
+                raise ModelFileError(f"the model holds the weight {name} twice")
+            self._weights[name] = weight
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def kinds(self) -> frozenset[str]:
+        """Kinds of the matrices: ggml type names, and dtypes of dense ones."""
+        return frozenset(
+            weight.kind if isinstance(weight, BlockWeight) else str(weight.dtype).split(".")[1]
+            for weight in self._weights.values()
+            if isinstance(weight, BlockWeight) or weight.dim() >= 2
+        )
+
+    def take_vector(self, name: str, size: int) -> torch.Tensor:
+        """The vector `name` [size]; raises `ModelFileError`."""
+        weight = self._take(name, (size,))
+        if isinstance(weight, BlockWeight):
+            raise ModelFileError(f"{name} is a vector, but it is stored as {weight.kind} blocks")
+        return weight
+
+    def take_matrix(self, name: str, rows: int, width: int) -> DenseWeight | BlockWeight:
+        """The matrix `name` [rows, width]; raises `ModelFileError`."""
+        weight = self._take(name, (rows, width))
+        return weight if isinstance(weight, BlockWeight) else DenseWeight(weight)
+
+    def discard(self, name: str) -> None:
+        """Drop a weight that this architecture does not use, if it is there."""
+        self._weights.pop(name, None)
+
+    def finish(self) -> None:
+        """Raise `ModelFileError` if weights are left over."""
+        left = [name for name in self._weights if not name.endswith("rotary_emb.inv_freq")]
+        if left:
+            raise ModelFileError(
+                f"the model holds {len(left)} weights that its architecture does not know: "
+                + _some(left)
+            )
+        self._weights.clear()
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Named:
+        weight = self._weights.pop(name, None)
+        if weight is None:
+            raise ModelFileError(f"the model lacks the weight {name}")
+        if tuple(weight.shape) != shape:
+            raise ModelFileError(f"{name} has shape {tuple(weight.shape)}, expected {shape}")
+        return weight
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:5])
+    return shown if len(names) <= 5 else f"{shown} …"

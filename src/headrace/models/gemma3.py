@@ -1,0 +1,35 @@
+"""Gemma 3 (Gemma team 2025), text: five windowed layers to one full, norms on both sides."""
+
+from __future__ import annotations
+
+from ..kernels.operators import KvCache, Operators, StepBatch
+from ..layers.attention import Attention
+from ..layers.build import Builder
+from ..layers.feed_forward import FeedForward
+from ..layers.norm import Norm
+from .decoder import Decoder, Stream
+
+
+class Gemma3Layer:
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
+
+    def __init__(self, build: Builder, index: int) -> None:
+        at = f"model.layers.{index}."
+        self.attention_norm = Norm(build, f"{at}input_layernorm")
+        self.attention = Attention(build, index, f"{at}self_attn.")
+        self.after_attention = Norm(build, f"{at}post_attention_layernorm")
+        self.feed_forward_norm = Norm(build, f"{at}pre_feedforward_layernorm")
+        self.feed_forward = FeedForward(build, f"{at}mlp.")
+        self.after_feed_forward = Norm(build, f"{at}post_feedforward_layernorm")
+
+    def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
+        x, residual = self.attention_norm.add(ops, *stream)
+        x = self.after_attention(ops, self.attention(ops, x, batch, cache))
+        x, residual = self.feed_forward_norm.add(ops, x, residual)
+        return self.after_feed_forward(ops, self.feed_forward(ops, x)), residual
+
+
+class Gemma3(Decoder):
+    """Embeddings are scaled, norms multiply by 1 + weight, the head is tied."""
+
+    layer = Gemma3Layer

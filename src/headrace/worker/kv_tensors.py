@@ -1,0 +1,59 @@
+"""The paged KV of all layers on the device, and the copies between its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..base.arch import ModelArch
+from ..base.errors import EngineFault
+from ..base.step import NULL_BLOCK, BlockCopy, PoolShape
+from ..kernels.operators import KvCache, KvLayer
+from .options import KV_DTYPES
+
+
+def allocate_kv(pool: PoolShape, arch: ModelArch, kv_dtype: str, device: torch.device) -> KvCache:
+    """Zeroed K and V [blocks, G, S, E] of each layer, in the group that holds it.
+
+    Zeros because table entries out of a window point to the null block, and a query multiplies
+    what lies there by nought: it must be finite.
+    """
+    layers: list[KvLayer | None] = [None] * arch.layers
+    groups = [-1] * arch.layers
+    dtype = KV_DTYPES[kv_dtype]
+    for number, group in enumerate(pool.groups):
+        shape = (group.blocks, arch.kv_heads, pool.block_size, arch.head_dim)
+        for layer in group.layers:
+            assert groups[layer] == -1, f"layer {layer} is in two groups"
+            assert group.window == arch.window(layer), f"layer {layer} is in the wrong group"
+            groups[layer] = number
+            tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
+            scales: list[torch.Tensor | None] = [None, None]
+            if kv_dtype in ("int8", "fp8"):
+                scales = [torch.zeros(shape[:3], device=device) for _ in range(2)]
+            layers[layer] = KvLayer(tensors[0], tensors[1], scales[0], scales[1])
+    assert -1 not in groups, f"layer {groups.index(-1)} is in no group"
+    return KvCache([layer for layer in layers if layer is not None], groups)
+
+
+def _tensors(layer: KvLayer) -> list[torch.Tensor]:
+    return [t for t in (layer.k, layer.v, layer.k_scale, layer.v_scale) if t is not None]
+
+
+def copy_blocks(cache: KvCache, copies: Sequence[BlockCopy]) -> None:
+    """Copy whole blocks inside the device's pool, in the order given."""
+    for copy in copies:
+        if copy.source_tier or copy.target_tier:
+            raise EngineFault("this worker has no KV tier but the device's own memory")
+        for layer, group in zip(cache.layers, cache.groups, strict=True):
+            if group == copy.group:
+                for tensor in _tensors(layer):
+                    tensor[copy.target] = tensor[copy.source]
+
+
+def clear_null_blocks(cache: KvCache) -> None:
+    """Undo what padding and warm-up wrote to the null block."""
+    for layer in cache.layers:
+        for tensor in _tensors(layer):
+            tensor[NULL_BLOCK] = 0

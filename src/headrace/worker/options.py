@@ -1,0 +1,81 @@
+"""What a worker is told, and what it tells back once its weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..base.config import Decision
+from ..base.errors import OptionError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Options of one worker; "auto" and None are resolved here, each with a `Decision`."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    kernels: str = "auto"
+    threads: int | None = None
+    rows: int = 64
+    """Sequences that can hold a row at the same time."""
+    step_tokens: int = 2048
+    max_context: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What is known once the weights are loaded."""
+
+    weight_bytes: int
+    device_memory: int
+    """Bytes that the device has left for KV and work space."""
+    kernels: list[Decision] = field(default_factory=list)
+    """Per operator which backend serves it and why; and what "auto" became."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of each part of loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Options without "auto"."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: str
+    decisions: list[Decision]
+
+
+def resolve(options: WorkerOptions) -> Resolved:
+    """Decide what was left open; raises `OptionError`."""
+    decisions = []
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        decisions.append(Decision("device", device, "an NVIDIA GPU was found" if device == "cuda"
+                                  else "no NVIDIA GPU was found"))  # fmt: skip
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device is cuda, but torch sees no NVIDIA GPU here", param="device")
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype, reason = (
+            ("bfloat16", "the tensor cores' type")
+            if device == "cuda"
+            else ("float32", "faster than 16-bit types on this device")
+        )
+        decisions.append(Decision("dtype", dtype, reason))
+    kv_dtype = options.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = dtype
+        decisions.append(Decision("kv_dtype", kv_dtype, "as dtype"))
+    for param, value, allowed in (("dtype", dtype, DTYPES), ("kv_dtype", kv_dtype, KV_DTYPES)):
+        if value not in allowed:
+            raise OptionError(
+                f"{param} must be one of auto, {', '.join(allowed)}, not {value!r}", param=param
+            )
+    return Resolved(torch.device(device), DTYPES[dtype], kv_dtype, decisions)

@@ -1,0 +1,135 @@
+"""The worker's tables: one permanent row per sequence from its admission to its release.
+
+Tokens and block tables lie on the device and change by deltas, so a step ships only what is new.
+What sampling needs of a row lies in columns on the host, where a step picks its rows in one go.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..base.errors import EngineFault
+from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
+
+_ROW = np.dtype(
+    [
+        ("prompt_length", np.int64),
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("penalised", np.bool_),
+        ("greedy", np.bool_),
+        ("seed", np.uint64),
+        ("choice", np.int64),
+        ("min_tokens", np.int64),
+        ("logprobs", np.int64),
+        ("prompt_logprobs", np.int64),
+    ]
+)
+"""One row's numbers. `logprobs` and `prompt_logprobs` are -1 where they are not asked for."""
+
+
+class Rows:
+    """Token ids, lengths and sampling parameters of each row."""
+
+    def __init__(self, rows: int, max_context: int, device: torch.device) -> None:
+        # One place more than the context: the last token may be sampled, it is never computed.
+        self.tokens = torch.zeros(rows, max_context + 1, dtype=torch.int32, device=device)
+        self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
+        self.stop_ids: list[tuple[int, ...]] = [()] * rows
+        self.logit_bias: list[dict[int, float]] = [{} for _ in range(rows)]
+        self.held = np.zeros(rows, np.bool_)
+
+    def admit(self, admission: Admission) -> None:
+        """Fill a row; raises `EngineFault` for what this worker cannot do."""
+        row, sampling = admission.row, admission.sampling
+        assert not self.held[row], f"row {row} is taken"
+        for name in ("adapter", "grammar"):
+            if getattr(admission, name) is not None:
+                raise EngineFault(f"this worker has no support for {name}")
+        if admission.pooling:
+            raise EngineFault("this worker has no support for pooling")
+        if len(admission.tokens) > self.tokens.shape[1]:
+            raise EngineFault(f"{len(admission.tokens)} tokens do not fit into a row")
+        ids = np.asarray(admission.tokens, np.int32)
+        self.tokens[row, : len(ids)] = torch.from_numpy(ids).to(self.tokens.device)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
+        self.columns[row] = (
+            admission.prompt_length,
+            max(sampling.temperature, 1e-5),
+            max(sampling.top_k, 0),
+            sampling.top_p,
+            sampling.min_p,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty != 1
+            or sampling.presence_penalty != 0
+            or sampling.frequency_penalty != 0,
+            sampling.greedy,
+            seed,
+            admission.choice,
+            sampling.min_tokens,
+            -1 if sampling.logprobs is None else sampling.logprobs,
+            -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
+        )
+        self.stop_ids[row] = admission.stop_ids
+        self.logit_bias[row] = sampling.logit_bias
+        self.held[row] = True
+
+    def release(self, rows: Sequence[int]) -> None:
+        self.held[list(rows)] = False
+
+    def append(self, rows: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Write each row's new token [R] to its place, on the device."""
+        self.tokens[rows, places] = tokens.to(torch.int32)
+
+
+class BlockTables:
+    """Per layer group a table [rows, blocks of a whole context] of block numbers."""
+
+    def __init__(self, rows: int, max_context: int, pool: PoolShape, device: torch.device) -> None:
+        self.width = -(-max_context // pool.block_size)
+        self.tables = [
+            torch.full((rows, self.width), NULL_BLOCK, dtype=torch.int32, device=device)
+            for _ in pool.groups
+        ]
+
+    def write(self, writes: Sequence[BlockWrite]) -> None:
+        """Apply deltas: one scatter per group, however many rows changed."""
+        for group, table in enumerate(self.tables):
+            mine = [write for write in writes if write.group == group]
+            if not mine:
+                continue
+            for write in mine:
+                assert write.first + len(write.blocks) <= self.width, "a table is too long"
+            places = np.concatenate(
+                [
+                    np.arange(len(write.blocks)) + (write.row * self.width + write.first)
+                    for write in mine
+                ]
+            )
+            blocks = np.concatenate([np.asarray(write.blocks, np.int32) for write in mine])
+            # Later deltas win where two speak of one place; a scatter gives no such order.
+            if len(mine) > 1:
+                _, last = np.unique(places[::-1], return_index=True)
+                keep = len(places) - 1 - last
+                places, blocks = places[keep], blocks[keep]
+            device = table.device
+            table.view(-1)[torch.from_numpy(places).to(device)] = torch.from_numpy(blocks).to(
+                device
+            )
+
+    def release(self, rows: Sequence[int]) -> None:
+        if rows:
+            for table in self.tables:
+                table[list(rows)] = NULL_BLOCK

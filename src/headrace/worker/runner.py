@@ -1,0 +1,30 @@
+"""Runs a model's step: call by call, or as the program that the backend made of it."""
+
+from __future__ import annotations
+
+import torch
+
+from ..kernels.operators import KvCache, Operators, StepBatch, StepLimits
+from ..models.registry import Model
+
+
+class Runner:
+    """A model bound to its operators and its KV."""
+
+    def __init__(
+        self, model: Model, operators: Operators, cache: KvCache, limits: StepLimits
+    ) -> None:
+        self._model = model
+        self._operators = operators
+        self._cache = cache
+        self._program = operators.compile(model.forward, cache, limits)
+
+    def run(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """→ hidden [N, D], fp32 logits [R, V]; valid until the next call."""
+        if self._program is not None:
+            return self._program(batch)
+        return self._model.forward(self._operators, batch, self._cache)
+
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """fp32 logits of further rows of the last step."""
+        return self._model.logits(self._operators, hidden, rows)

@@ -1,0 +1,156 @@
+"""From a step's logits to its tokens: each row by its own parameters, all rows at once.
+
+Work is done only for what some row asks: a step of greedy rows is one argmax. The order of the
+filters and the definition of each are in `kernels.sampling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..base.step import TokenLogprobs
+from ..kernels import sampling
+from .rows import Rows
+
+
+class LogitMask(Protocol):
+    """Forbids tokens before anything else is done (a grammar)."""
+
+    def apply(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+        """Set forbidden logits [R, V] of these rows to -inf, in place."""
+        ...
+
+
+class Sampler:
+    def __init__(self, rows: Rows, masks: Sequence[LogitMask] = ()) -> None:
+        self._rows = rows
+        self._masks = masks
+
+    def sample(
+        self, logits: torch.Tensor, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> tuple[torch.Tensor, list[TokenLogprobs | None] | None]:
+        """logits [R, V] fp32 (changed in place) of rows [R] → tokens [R] int64, log-probabilities.
+
+        places [R] is where each new token will stand in its sequence. Log-probabilities are of the
+        raw logits; None where a row did not ask, or as a whole where none did.
+        """
+        columns = self._rows.columns[rows]
+        asked = np.flatnonzero(columns["logprobs"] >= 0)
+        raw = logits[_index(asked, logits)] if len(asked) else None
+        for mask in self._masks:
+            mask.apply(logits, rows)
+        self._mask_stops(logits, rows, places, columns)
+        self._bias(logits, rows)
+        self._penalise(logits, rows, places, columns)
+        tokens = self._choose(logits, places, columns)
+        if raw is None:
+            return tokens, None
+        top = columns["logprobs"][asked]
+        found = log_probabilities(raw, tokens[_index(asked, logits)], top)
+        result: list[TokenLogprobs | None] = [None] * len(rows)
+        for place, logprobs in zip(asked, found, strict=True):
+            result[place] = logprobs
+        return tokens, result
+
+    def _mask_stops(
+        self,
+        logits: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        columns: npt.NDArray[np.void],
+    ) -> None:
+        """Ids that end a sequence are out of reach until it has `min_tokens`."""
+        early = np.flatnonzero(places - columns["prompt_length"] < columns["min_tokens"])
+        pairs = [(place, token) for place in early for token in self._rows.stop_ids[rows[place]]]
+        if pairs:
+            index = torch.tensor(pairs, device=logits.device)
+            logits[index[:, 0], index[:, 1]] = float("-inf")
+
+    def _bias(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+        biases = [
+            (place, token, bias)
+            for place, row in enumerate(rows)
+            for token, bias in self._rows.logit_bias[row].items()
+        ]
+        if biases:
+            places, tokens, values = zip(*biases, strict=True)
+            index = (
+                torch.tensor(places, device=logits.device),
+                torch.tensor(tokens, device=logits.device),
+            )
+            logits[index] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+
+    def _penalise(
+        self,
+        logits: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        columns: npt.NDArray[np.void],
+    ) -> None:
+        # Counted from the row's tokens each time: no state that a preemption could spoil.
+        some = np.flatnonzero(columns["penalised"])
+        if not len(some):
+            return
+        index = _index(some, logits)
+        chosen, lengths = columns[some], places[some]
+        table = self._rows.tokens[_index(rows[some], logits), : int(lengths.max())]
+        logits[index] = sampling.penalise(
+            logits[index],
+            table,
+            _column(chosen["prompt_length"], logits),
+            _column(lengths, logits),
+            _column(chosen["repetition"], logits),
+            _column(chosen["frequency"], logits),
+            _column(chosen["presence"], logits),
+        )
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        places: npt.NDArray[np.int64],
+        columns: npt.NDArray[np.void],
+    ) -> torch.Tensor:
+        some = np.flatnonzero(~columns["greedy"])
+        if not len(some):
+            return logits.argmax(-1)
+        chosen = columns[some]
+        uniform = sampling.uniforms(chosen["seed"], chosen["choice"], places[some])
+        parameters = sampling.DrawParameters(
+            temperature=_column(chosen["temperature"], logits),
+            top_k=_column(chosen["top_k"], logits),
+            top_p=_column(chosen["top_p"], logits),
+            min_p=_column(chosen["min_p"], logits),
+            uniform=_column(uniform, logits),
+        )
+        if len(some) == len(columns):
+            return sampling.draw(logits, parameters)
+        tokens = logits.argmax(-1)
+        index = _index(some, logits)
+        tokens[index] = sampling.draw(logits[index], parameters)
+        return tokens
+
+
+def log_probabilities(
+    logits: torch.Tensor, tokens: torch.Tensor, top: npt.NDArray[np.int64]
+) -> list[TokenLogprobs]:
+    """Of tokens [R] by raw logits [R, V], with the top[r] most likely of each row."""
+    found = sampling.log_probabilities(logits, tokens, min(int(top.max()), logits.shape[1]))
+    return [
+        TokenLogprobs(logprob, rank, ids[:count], values[:count])
+        for logprob, rank, ids, values, count in zip(
+            found.logprobs, found.ranks, found.top_ids, found.top_logprobs, top, strict=True
+        )
+    ]
+
+
+def _index(values: npt.NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
+
+
+def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)

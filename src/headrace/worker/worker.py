@@ -1,0 +1,193 @@
+"""One process, one device: loads a model and executes step plans."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from ..base import hardware
+from ..base.environment import check_plans
+from ..base.modelfiles import ModelFiles
+from ..base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
+from ..kernels.backend import Question
+from ..kernels.operators import StepBatch, StepLimits
+from ..kernels.select import choose
+from ..layers.build import Builder
+from ..layers.source import WeightSource
+from ..loader.weights import load_weights
+from ..models.registry import build_model
+from .batch import make_batch
+from .kv_tensors import allocate_kv, clear_null_blocks, copy_blocks
+from .options import WorkerFacts, WorkerOptions, resolve
+from .rows import BlockTables, Rows
+from .runner import Runner
+from .sampler import Sampler, log_probabilities
+
+PROMPT_LOGPROB_ROWS = 64
+"""Rows of logits held at once for prompt log-probabilities."""
+
+
+class Worker:
+    """Load (the constructor), `allocate`, `warm_up`, then `execute` plan after plan.
+
+    All calls come from one thread. `execute` never raises: a step that fails is a `StepResult`
+    with its `error`, and the tables are as the plan left them, so that the next plan finds them.
+    """
+
+    def __init__(self, files: ModelFiles, options: WorkerOptions) -> None:
+        self.options = options
+        self.arch = files.arch
+        self._resolved = resolve(options)
+        device, dtype = self._resolved.device, self._resolved.dtype
+        threads = options.threads or hardware.cpu().cores
+        if device.type == "cpu" and torch.get_num_threads() != threads:
+            # The one setting that two workers in a process share: the last one started wins.
+            torch.set_num_threads(threads)
+        phases = {}
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            source = WeightSource(load_weights(files))
+            phases["open weights"] = time.perf_counter() - begin
+            self._operators, decisions = choose(
+                Question(
+                    device=device.type,
+                    dtype=dtype,
+                    kv_dtype=self._resolved.kv_dtype,
+                    head_dim=files.arch.head_dim,
+                    weights=source.kinds(),
+                    threads=threads,
+                ),
+                options.kernels,
+            )
+            begin = time.perf_counter()
+            builder = Builder(
+                files.arch,
+                source,
+                self._operators,
+                device=device,
+                dtype=dtype,
+                max_context=options.max_context,
+            )
+            self._model = build_model(builder)
+            phases["load weights"] = time.perf_counter() - begin
+        self._phases = phases
+        self.facts = WorkerFacts(
+            weight_bytes=builder.weight_bytes,
+            device_memory=_free_memory(device),
+            kernels=[*self._resolved.decisions, *decisions],
+            phases=phases,
+        )
+        self._rows = Rows(options.rows, options.max_context, device)
+        self._sampler = Sampler(self._rows)
+
+    def allocate(self, pool: PoolShape) -> None:
+        """Make the KV pool and whatever the backend prepares for whole steps."""
+        begin = time.perf_counter()
+        options, device = self.options, self._resolved.device
+        with torch.inference_mode():
+            self._pool = pool
+            self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
+            self._tables = BlockTables(options.rows, options.max_context, pool, device)
+            limits = StepLimits(options.step_tokens, options.rows, options.max_context)
+            self._runner = Runner(self._model, self._operators, self._cache, limits)
+        self._phases["allocate"] = time.perf_counter() - begin
+
+    def warm_up(self) -> None:
+        """Touch every path once: a decode step and a short prefill, on the null block."""
+        begin = time.perf_counter()
+        with torch.inference_mode():
+            for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
+                plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
+                self._runner.run(make_batch(plan, self._rows, self._tables, self._pool))
+            clear_null_blocks(self._cache)
+        self._phases["warm up"] = time.perf_counter() - begin
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
+        begin = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                return self._execute(plan, begin)
+        # The border of the data plane: whatever went wrong in a step ends that step's sequences
+        # and no others.
+        except Exception as error:  # noqa: BLE001
+            return StepResult(
+                plan.number,
+                tokens=[[] for _ in plan.rows],
+                seconds=time.perf_counter() - begin,
+                error=f"{type(error).__name__}: {' '.join(str(error).split())}",
+            )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for name in ("_runner", "_cache", "_tables", "_model", "_operators", "_sampler", "_rows"):
+            self.__dict__.pop(name, None)
+
+    def _execute(self, plan: StepPlan, begin: float) -> StepResult:
+        if check_plans():
+            plan.verify(rows=self.options.rows)
+        self._rows.release(plan.released)
+        self._tables.release(plan.released)
+        self._tables.write(plan.blocks)
+        for admission in plan.admitted:
+            self._rows.admit(admission)
+        copy_blocks(self._cache, plan.copies)
+        batch = make_batch(plan, self._rows, self._tables, self._pool)
+        hidden, logits = self._runner.run(batch)
+        # Before sampling: the program's results last until the next run, and sampling writes.
+        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
+
+        tokens: list[list[int]] = [[] for _ in plan.rows]
+        logprobs: list[list[TokenLogprobs]] | None = None
+        entries = np.flatnonzero(np.asarray(plan.samples, np.bool_))
+        if len(entries):
+            rows = np.asarray(plan.rows, np.int64)[entries]
+            places = (np.asarray(plan.starts) + np.asarray(plan.counts))[entries]
+            sampled, found = self._sampler.sample(logits, rows, places)
+            device = sampled.device
+            self._rows.append(
+                torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device), sampled
+            )
+            for entry, token in zip(entries, sampled.tolist(), strict=True):
+                tokens[entry] = [token]
+            if found is not None:
+                logprobs = [[] for _ in plan.rows]
+                for entry, one in zip(entries, found, strict=True):
+                    logprobs[entry] = [] if one is None else [one]
+        return StepResult(
+            plan.number,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            seconds=time.perf_counter() - begin,
+        )
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor
+    ) -> list[list[TokenLogprobs]] | None:
+        """Of the prompt tokens start + 1 … start + count that this chunk's logits predict."""
+        columns = self._rows.columns[plan.rows]
+        if not (columns["prompt_logprobs"] >= 0).any():
+            return None
+        result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
+        bounds = batch.query_starts.tolist()
+        for entry, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
+            top = int(columns[entry]["prompt_logprobs"])
+            end = min(start + plan.counts[entry], int(columns[entry]["prompt_length"]) - 1)
+            if top < 0:
+                continue
+            for low in range(start, end, PROMPT_LOGPROB_ROWS):
+                high = min(low + PROMPT_LOGPROB_ROWS, end)
+                where = torch.arange(low, high, device=hidden.device) + (bounds[entry] - start)
+                following = self._rows.tokens[row, low + 1 : high + 1].long()
+                logits = self._runner.logits(hidden, where)
+                result[entry] += log_probabilities(logits, following, np.full(high - low, top))
+        return result
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return hardware.cpu().available
