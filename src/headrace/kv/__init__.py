@@ -4,3 +4,11 @@ Does not know: tensors, the scheduler, requests beyond their token ids.
 Invariant: free + cached + owned == total, in every group, whenever idle.
 Where does my change go: who owns a block and how long it lives.
 """
+
+from __future__ import annotations
+
+from .manager import BlockTable, KvManager
+from .pool import BlockPool
+from .prefix import PrefixChain
+
+__all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain"]

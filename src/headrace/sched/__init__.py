@@ -4,3 +4,12 @@ Does not know: tensors, text, models by name, clocks other than the one it is gi
 Invariant: every request ends exactly once; a plan never exceeds its budget.
 Where does my change go: the order and the amount of work.
 """
+
+from __future__ import annotations
+
+from .limits import Limits
+from .resource import Resource
+from .scheduler import Scheduler
+from .sequence import Sequence, State
+
+__all__ = ["Limits", "Resource", "Scheduler", "Sequence", "State"]

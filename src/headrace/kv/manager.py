@@ -1,0 +1,291 @@
+"""Block tables over the pools of all layer groups: growth, windows, prefix hits.
+
+A table is a list of blocks per group, and its index range has four regions:
+
+    [0, first)           behind the window: given back, NULL_BLOCK in the table (sliding groups)
+    [first, entered)     full, their content is final: in the prefix index
+    [entered, last]      being filled, or full and not entered yet
+    above                not there yet
+
+**When is a block in the index?** When the step that fills it has been *scheduled*, not when it
+is done. Steps run in order, and in a step the KV of all rows is written before any row attends
+to it, layer by layer; so whoever is scheduled in the same step or a later one may read it.
+Sixteen requests with one prefix that arrive together compute it once. The price: if that step
+fails, its entries must go (`forget`), which is why entries are remembered per step until the
+step is known to have succeeded (`settle`).
+
+**What is a hit with several groups?** The largest n such that every full group has blocks
+0 … n-1 and every sliding group has those of them that a query at token n * block_size can see.
+
+Seams for later, on purpose not built: `BlockPool.take` is where an evicted block can be copied
+to a lower tier, `_longest` is where lower tiers and other machines can be asked for keys,
+`BlockPool.enter`/`forget`/`take` are the three places from which cache events come.
+"""
+
+from __future__ import annotations
+
+from headrace.base.step import NULL_BLOCK, BlockWrite, GroupShape, PoolShape
+
+from .pool import BlockPool
+from .prefix import PrefixChain
+
+
+class BlockTable:
+    """The blocks of one sequence in every group. Made and changed by `KvManager` only."""
+
+    __slots__ = ("blocks", "chain", "entered", "first")
+
+    def __init__(self, groups: int, chain: PrefixChain | None) -> None:
+        self.blocks: list[list[int]] = [[] for _ in range(groups)]
+        self.first = [0] * groups
+        """Per group: entries below are NULL_BLOCK."""
+        self.entered = 0
+        """Full blocks below this were offered to the index."""
+        self.chain = chain
+        """None: this sequence neither finds nor leaves anything in the index."""
+
+
+class KvManager:
+    """Owns every block of every group; `sched` asks it for room and it answers with deltas."""
+
+    def __init__(self, pool: PoolShape, *, prefix_cache: bool = True) -> None:
+        self.block_size = pool.block_size
+        self.groups: tuple[GroupShape, ...] = pool.groups
+        self.pools = [BlockPool(group.blocks) for group in pool.groups]
+        self.prefix_cache = prefix_cache
+        self.prefix_queries = 0
+        """Tokens looked up in the index since the start."""
+        self.prefix_hits = 0
+        """Tokens of these that were found."""
+        self._windows = [group.window for group in pool.groups]
+        self._tables: dict[int, BlockTable] = {}
+        self._unsettled: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
+        """Per step whose end is not known: what it entered into the index."""
+
+    # What fits
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest sequence that can run when it is alone."""
+        size, longest = self.block_size, 2**62
+        for group, pool in zip(self.groups, self.pools, strict=True):
+            # A window of w tokens lies in at most (w - 2) // size + 2 blocks, and a sequence that
+            # cannot hold a longer chunk is given shorter ones: then the window never outgrows it.
+            if group.window is None or pool.total < (group.window - 2) // size + 2:
+                longest = min(longest, pool.total * size)
+        return longest
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are owned, in the fullest group, 0 to 1."""
+        return max((1 - pool.free / pool.total for pool in self.pools if pool.total), default=0.0)
+
+    def has_room(self, tokens: int, chunk: int, shared: int, reserve: float) -> bool:
+        """Is there room for `tokens` of a new sequence that comes in chunks?
+
+        `shared` tokens of them lie in blocks that are owned already; `reserve` is the share of
+        each pool that must stay free, for those who are running to grow.
+        """
+        size = self.block_size
+        for window, pool in zip(self._windows, self.pools, strict=True):
+            need = -(-tokens // size) - shared // size
+            if window is not None:
+                need = min(need, (window + chunk) // size + 2)
+            if need > pool.free - int(reserve * pool.total):
+                return False
+        return True
+
+    # A table's life
+
+    def open(self, tokens: list[int], chain: PrefixChain | None, *, read: bool) -> BlockTable:
+        """A new table that starts with the longest prefix of `tokens` that all groups hold.
+
+        At least the last token is left to compute: something must produce the next one. Without
+        `read` nothing is looked up, but what is computed is still left for others.
+        """
+        table = BlockTable(len(self.pools), chain if self.prefix_cache else None)
+        self._tables[id(table)] = table
+        if table.chain is None or not read:
+            return table
+        limit = (len(tokens) - 1) // self.block_size
+        hit = self._longest(table.chain.extend(tokens, limit), limit)
+        keys = table.chain.keys
+        for group, (window, pool) in enumerate(zip(self._windows, self.pools, strict=True)):
+            first = self._first_visible(window, hit * self.block_size)
+            found = [pool.index[key] for key in keys[first:hit]]
+            for block in found:
+                pool.share(block)
+            table.blocks[group] = [NULL_BLOCK] * first + found
+            table.first[group] = first
+        table.entered = hit
+        return table
+
+    def count_lookup(self, tokens: int, hits: int) -> None:
+        """Book one lookup; apart from `open`, since a sequence that did not fit asks again."""
+        self.prefix_queries += tokens
+        self.prefix_hits += hits
+
+    def cached(self, table: BlockTable) -> int:
+        """Tokens that a table just opened found."""
+        return table.entered * self.block_size
+
+    def writes(self, table: BlockTable, row: int, out: list[BlockWrite]) -> None:
+        """Append the deltas that bring the blocks of a table just opened to its row."""
+        for group, blocks in enumerate(table.blocks):
+            if blocks:
+                out.append(BlockWrite(row, group, 0, blocks.copy()))
+
+    def grow(
+        self, table: BlockTable, row: int, oldest: int, end: int, out: list[BlockWrite]
+    ) -> int:
+        """Blocks for tokens up to `end`, as far as they go; returns up to where there is room.
+
+        `oldest` is the first position from which a step in flight or the next one queries: what
+        lies behind its window is given back first. Deltas for the row are appended to `out`.
+        """
+        size = self.block_size
+        wanted = -(-end // size)
+        for group, (window, pool) in enumerate(zip(self._windows, self.pools, strict=True)):
+            if window is not None:
+                self._leave_behind(table, group, pool, window, row, oldest, out)
+            wanted = min(wanted, len(table.blocks[group]) + pool.free)
+        for group, pool in enumerate(self.pools):
+            blocks = table.blocks[group]
+            held = len(blocks)
+            if held < wanted:
+                new = [pool.take() for _ in range(wanted - held)]
+                blocks += new
+                out.append(BlockWrite(row, group, held, new))
+        return len(table.blocks[0]) * size if table.blocks else end
+
+    def enter(self, table: BlockTable, tokens: list[int], upto: int, step: int | None) -> None:
+        """Make the full blocks below token `upto` findable.
+
+        `step` is the last that may write them, or None where all that wrote them succeeded.
+        """
+        blocks = upto // self.block_size
+        if table.chain is None or blocks <= table.entered:
+            return
+        keys = table.chain.extend(tokens, blocks)
+        entries = [] if step is None else self._unsettled.setdefault(step, [])
+        for group, pool in enumerate(self.pools):
+            held = table.blocks[group]
+            for at in range(max(table.entered, table.first[group]), blocks):
+                if pool.enter(keys[at], held[at]):
+                    entries.append((pool, held[at], keys[at]))
+        table.entered = blocks
+
+    def close(self, table: BlockTable) -> None:
+        """Give back all blocks, the last first: a prefix is evicted from its end."""
+        del self._tables[id(table)]
+        for pool, blocks, first in zip(self.pools, table.blocks, table.first, strict=True):
+            give_back = pool.give_back
+            for block in reversed(blocks[first:] if first else blocks):
+                give_back(block)
+        table.blocks = []
+
+    def distrust(self, table: BlockTable) -> None:
+        """What the table holds may be wrong: from now on it leaves nothing in the index."""
+        table.chain = None
+
+    # Steps
+
+    def settle(self, step: int) -> None:
+        """A step succeeded: what it entered is there."""
+        self._unsettled.pop(step, None)
+
+    def forget(self, step: int) -> None:
+        """A step failed: what it and all later steps entered leaves the index."""
+        for number in [number for number in self._unsettled if number >= step]:
+            for pool, block, key in self._unsettled.pop(number):
+                # The block may have been taken for other content since.
+                if pool.keys[block] == key:
+                    pool.forget(block)
+
+    def reset(self) -> None:
+        """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
+        self._unsettled.clear()
+        for pool in self.pools:
+            for block in list(pool.index.values()):
+                pool.forget(block)
+        for table in self._tables.values():
+            # What runs was computed before: it must not come back under its keys.
+            self.distrust(table)
+
+    def check_integrity(self) -> None:
+        """Assert that every block is in exactly one state and counted by its owners."""
+        for table in self._tables.values():
+            assert len({len(blocks) for blocks in table.blocks}) <= 1, "groups grow together"
+        for group, pool in enumerate(self.pools):
+            owners: dict[int, int] = {}
+            for table in self._tables.values():
+                blocks, first = table.blocks[group], table.first[group]
+                assert all(block == NULL_BLOCK for block in blocks[:first])
+                for block in blocks[first:]:
+                    owners[block] = owners.get(block, 0) + 1
+            pool.check_integrity(owners)
+
+    # Inside
+
+    def _first_visible(self, window: int | None, position: int) -> int:
+        """The first block of which a query at `position` sees a token."""
+        if window is None:
+            return 0
+        return max(0, position - window + 1) // self.block_size
+
+    def _longest(self, keys: list[bytes], limit: int) -> int:
+        """Blocks of the longest prefix that every group can serve (see the module's text)."""
+        hit = limit
+        for window, pool in zip(self._windows, self.pools, strict=True):
+            if window is None:
+                index = pool.index
+                for at in range(hit):
+                    if keys[at] not in index:
+                        hit = at
+                        break
+        sliding = [
+            (window, pool.index)
+            for window, pool in zip(self._windows, self.pools, strict=True)
+            if window is not None
+        ]
+        agreed = not sliding
+        while not agreed and hit:
+            # A group that cannot serve `hit` lowers it, so ask all of them again.
+            agreed = True
+            for window, index in sliding:
+                lower = self._longest_sliding(keys, index, window, hit)
+                if lower < hit:
+                    hit, agreed = lower, False
+        return hit
+
+    def _longest_sliding(
+        self, keys: list[bytes], index: dict[bytes, int], window: int, limit: int
+    ) -> int:
+        """The largest hit up to `limit` whose visible blocks are all in one sliding group."""
+        hit = at = limit
+        while at > self._first_visible(window, hit * self.block_size):
+            at -= 1
+            if keys[at] not in index:
+                hit = at
+        return hit
+
+    def _leave_behind(
+        self,
+        table: BlockTable,
+        group: int,
+        pool: BlockPool,
+        window: int,
+        row: int,
+        oldest: int,
+        out: list[BlockWrite],
+    ) -> None:
+        """Give back the blocks that no query at or after `oldest` sees."""
+        first, blocks = table.first[group], table.blocks[group]
+        visible = min(self._first_visible(window, oldest), len(blocks))
+        if first < visible:
+            for block in reversed(blocks[first:visible]):
+                pool.give_back(block)
+            nulls = [NULL_BLOCK] * (visible - first)
+            blocks[first:visible] = nulls
+            table.first[group] = visible
+            out.append(BlockWrite(row, group, first, nulls.copy()))

@@ -1,0 +1,546 @@
+"""The scheduler: which sequence computes how many tokens in the next step.
+
+There is no prefill phase and no decode phase. A sequence has tokens that are known and tokens
+that are scheduled; a step computes `(start, count)` of each entry, and whoever reaches its last
+known token gets a new one.
+
+**Order of side effects in `schedule`** (nothing is undone later in the call):
+
+1. *yield*: under "priority", a waiting sequence may have preempted a less urgent one;
+2. *room*: whoever runs and lacks blocks for its next token asks for them in order of rank, and
+   preempts from the end of that order, so that nobody who has room by now loses it again;
+3. *place*: decodes first, one token each; then chunks of prompts, by rank, as the budget lasts;
+4. *admit*: waiting sequences by rank, while rows, budget and blocks last.
+
+**Nobody starves.** At most `Limits.running` sequences run, so few that each can decode in every
+step and a prompt always gets a part of the budget. Who finds no blocks waits in place while
+those before it in rank may preempt it; the first in rank preempts all others if it must, and
+`add` refused whoever does not fit alone. A preempted sequence keeps its rank and its tokens.
+
+**Steps in flight.** `update` takes results in the order of the plans. A sequence that finishes,
+is aborted or preempted while steps with it are in flight keeps its row and blocks until they
+are done (it is *leaving*). With `depth` 2 a plan may contain a sequence of which the result
+before it shows that it was finished: what it gets is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from headrace.base.environment import check_plans
+from headrace.base.errors import Overloaded
+from headrace.base.request import FinishReason, Request, SequenceDelta, StepStats
+from headrace.base.step import BlockWrite, StepPlan, StepResult
+from headrace.kv import KvManager
+
+from .admission import RetryEstimate, sequences_of
+from .answers import accept, end, new_prompt_logprobs
+from .limits import Limits
+from .queue import WaitingQueue
+from .resource import Resource, all_prepared
+from .rows import Rows
+from .sequence import NO_ROW, Sequence, State
+
+RESERVE = 0.02
+"""Share of the blocks that an admission leaves to those who run, so that they can grow."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan whose result is not there, and who is in it."""
+
+    plan: StepPlan
+    entries: list[Sequence]
+    decodes: int
+    """The first entries: one token, and drafts, each."""
+
+
+class Scheduler:
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KvManager,
+        resources: Iterable[Resource] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.resources = tuple(resources)
+        self.max_context = min(limits.max_context, kv.capacity)
+        """Tokens of the longest sequence: the option's, or what the pool can hold."""
+        self._clock = clock
+        self._requests: dict[str, list[Sequence]] = {}
+        """Live sequences of each request."""
+        self._waiting = WaitingQueue()
+        self._decoding: dict[int, Sequence] = {}
+        """Running; all known tokens are scheduled but for the last at most."""
+        self._prefilling: dict[int, Sequence] = {}
+        """Running, with more to compute than one token."""
+        self._leaving = 0
+        """Not running any more, but in a step in flight."""
+        self._rows = Rows(limits.rows)
+        self._carried: list[BlockWrite] = []
+        """Deltas of a plan that came to nothing, for the next one."""
+        self._blocked: Sequence | None = None
+        """The head of the queue, if it found no blocks in the latest step."""
+        self._flights: deque[Flight] = deque()
+        self._step = 0
+        self._order = 0
+        self._preemptions = 0
+        self._retry = RetryEstimate()
+        self._last = StepStats()
+        self._check = check_plans()
+
+    # What the engine asks
+
+    @property
+    def running(self) -> int:
+        return len(self._decoding) + len(self._prefilling)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results are not there."""
+        return len(self._flights)
+
+    @property
+    def has_work(self) -> bool:
+        """Is there anyone who still has to get an answer, or a result to come?"""
+        return bool(self._requests or self._flights)
+
+    def stats(self) -> StepStats:
+        """Counts after the latest update; the engine's loop fills in the times."""
+        last = self._last
+        return StepStats(
+            step=last.step,
+            running=self.running,
+            waiting=self.waiting,
+            entries=last.entries,
+            tokens=last.tokens,
+            prefill_tokens=last.prefill_tokens,
+            sampled_tokens=last.sampled_tokens,
+            kv_usage=self.kv.usage,
+            prefix_queries=self.kv.prefix_queries,
+            prefix_hits=self.kv.prefix_hits,
+            preemptions=self._preemptions,
+        )
+
+    # Requests come and go
+
+    def add(self, request: Request) -> None:
+        """Take a request, or raise and take nothing.
+
+        `InvalidRequest`: it is wrong, or its id is in use. `ContextOverflow`: it can never fit.
+        `Overloaded`: too many wait; `retry_after` says when to come again.
+        """
+        now = self._clock()
+        n = request.sampling.n
+        limits = self.limits
+        room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
+        sequences = sequences_of(
+            request,
+            taken=request.id in self._requests,
+            order=self._order,
+            now=now,
+            policy=limits.policy,
+            max_context=self.max_context,
+            kv=self.kv,
+        )
+        for resource in self.resources:
+            resource.verify(request)
+        if n > room:
+            raise Overloaded(
+                f"{self.waiting} sequences wait and {self.running} run; this request has {n}",
+                retry_after=self._retry.seconds(now, self.waiting + n),
+            )
+        self._order += n
+        self._requests[request.id] = sequences
+        for sequence in sequences:
+            self._waiting.push(sequence)
+
+    def abort(self, request_id: str, *, finish: FinishReason = "abort") -> list[SequenceDelta]:
+        """End all choices of a request, whatever their state; [] if it is not known."""
+        return [self._finish(s, finish) for s in list(self._requests.get(request_id, ()))]
+
+    def abort_choice(
+        self, request_id: str, choice: int, *, finish: FinishReason = "stop"
+    ) -> list[SequenceDelta]:
+        """End one choice: a stop string was seen in its text. [] if it has ended."""
+        found = [s for s in self._requests.get(request_id, ()) if s.choice == choice]
+        return [self._finish(s, finish) for s in found]
+
+    # The step
+
+    def schedule(self) -> StepPlan | None:
+        """The next plan; None if nothing can run now, or `depth` plans are in flight."""
+        if len(self._flights) >= self.limits.depth or not self._requests:
+            return None
+        plan = StepPlan(self._step, [], [], [], [], blocks=self._carried)
+        self._carried = []
+        if self.limits.policy == "priority":
+            self._yield()
+        chunks = self._find_room(plan.blocks)
+        entries = self._place_decodes(plan)
+        decodes = len(entries)
+        for sequence, count in chunks:
+            self._place(plan, entries, sequence, count)
+        if len(self._waiting):
+            self._admit(plan, entries)
+        if not entries:
+            # Blocks behind a window may have been given back all the same.
+            self._carried = plan.blocks
+            return None
+        plan.released.extend(self._rows.take_released())
+        if self._check:
+            plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
+        self._flights.append(Flight(plan, entries, decodes))
+        self._step += 1
+        return plan
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
+        """Book the result of the oldest plan in flight; the news of its sequences."""
+        if result.error is not None:
+            return self.fail(plan, result.error)
+        flight = self._land(plan)
+        assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
+        self.kv.settle(plan.number)
+        number, counts, decodes = plan.number, plan.counts, flight.decodes
+        logprobs, vectors = result.logprobs, result.vectors
+        deltas: list[SequenceDelta] = []
+        sampled = 0
+        for i, (sequence, new) in enumerate(zip(flight.entries, result.tokens, strict=True)):
+            sequence.in_flight -= 1
+            if number > sequence.void_until and sequence.state is not State.FINISHED:
+                if i < decodes:
+                    # Drafts that were not accepted are not computed after all.
+                    sequence.scheduled -= counts[i] - len(new)
+                delta = None
+                if new:
+                    delta = accept(sequence, new, None if logprobs is None else logprobs[i])
+                    sampled += len(delta.tokens)
+                if vectors is not None and vectors[i] is not None:
+                    delta = delta or SequenceDelta(sequence.request.id, sequence.choice, [])
+                    delta.vector, delta.finish = vectors[i], "stop"
+                if i >= decodes and sequence.scores_prompt and result.prompt_logprobs is not None:
+                    scores = new_prompt_logprobs(
+                        sequence, plan.starts[i], result.prompt_logprobs[i]
+                    )
+                    if scores:
+                        delta = delta or SequenceDelta(sequence.request.id, sequence.choice, [])
+                        delta.prompt_logprobs = scores
+                if delta is not None:
+                    delta.cached = sequence.cached
+                    delta.scheduled = sequence.scheduled_at
+                    delta.preemptions = sequence.preemptions
+                    deltas.append(delta)
+                    if delta.finish is not None:
+                        self._detach(sequence, State.FINISHED)
+            self._drain(sequence)
+        self._note(flight, sampled)
+        return deltas
+
+    def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]:
+        """The oldest plan in flight failed: its sequences end with an error.
+
+        Later plans in flight may have read what this one should have written, so their results
+        will be dropped; sequences that are only in those start again.
+        """
+        flight = self._land(plan)
+        self.kv.forget(plan.number)
+        for later in self._flights:
+            for sequence in later.entries:
+                if sequence.table is not None:
+                    self.kv.distrust(sequence.table)
+                sequence.void_until = later.plan.number
+        deltas = []
+        for sequence in flight.entries:
+            sequence.in_flight -= 1
+            if sequence.table is not None:
+                self.kv.distrust(sequence.table)
+            if sequence.state is not State.FINISHED:
+                deltas.append(self._finish(sequence, "error", message))
+        for later in self._flights:
+            for sequence in later.entries:
+                if sequence.state is State.RUNNING:
+                    self._preempt(sequence)
+        for sequence in flight.entries:
+            self._drain(sequence)
+        self._note(flight, 0)
+        return deltas
+
+    # The stages of `schedule`
+
+    def _yield(self) -> None:
+        """Preempt one running sequence for a more urgent one that would have to wait."""
+        head = self._waiting.peek()
+        if head is None or self._leaving or not self.running:
+            return
+        full = not self._rows.free or self.running >= self.limits.running
+        if full or self._blocked is head:
+            victim = self._last_in_rank()
+            if head.rank < victim.rank and head.request.priority < victim.request.priority:
+                self._preempt(victim)
+
+    def _find_room(self, writes: list[BlockWrite]) -> list[tuple[Sequence, int]]:
+        """Blocks for those who run and need some; the chunks of prompts that then have room."""
+        most = 1 + self.limits.drafts
+        needy = [
+            s for s in self._decoding.values() if s.scheduled + most > s.capacity < s.limit - 1
+        ]
+        budget = self.limits.step_tokens - len(self._decoding) * most
+        needy.extend(self._prefilling.values())
+        needy.sort(key=lambda s: s.rank)
+        chunks = []
+        for sequence in needy:
+            if sequence.state is not State.RUNNING:
+                continue  # preempted by one before it
+            start = sequence.scheduled
+            if sequence.id in self._decoding:
+                if self._make_room(sequence, start + most, writes):
+                    assert sequence.table is not None
+                    known = min(start, len(sequence.tokens))
+                    self.kv.enter(sequence.table, sequence.tokens, known, self._step)
+            elif budget > 0:
+                wish = start + min(len(sequence.tokens) - start, budget)
+                if self._make_room(sequence, wish, writes):
+                    count = min(wish, sequence.capacity) - start
+                    chunks.append((sequence, count))
+                    budget -= count
+        return chunks
+
+    def _make_room(self, sequence: Sequence, end: int, writes: list[BlockWrite]) -> bool:
+        """Blocks up to `end` or as far as it goes; is there room for one token at least?"""
+        table = sequence.table
+        assert table is not None
+        end = min(end, sequence.limit - 1)
+        while True:
+            room = self.kv.grow(table, sequence.row, sequence.oldest_query(), end, writes)
+            sequence.capacity = min(room, sequence.limit - 1)
+            if sequence.capacity > sequence.scheduled:
+                return True
+            if self._leaving:
+                return False  # blocks are on their way already
+            victim = self._last_in_rank()
+            if victim is sequence:
+                return False
+            self._preempt(victim)
+
+    def _place_decodes(self, plan: StepPlan) -> list[Sequence]:
+        ready = [s for s in self._decoding.values() if s.scheduled < s.capacity]
+        plan.rows.extend([s.row for s in ready])
+        plan.starts.extend([s.scheduled for s in ready])
+        most = 1 + self.limits.drafts
+        if most == 1:
+            plan.counts.extend([1] * len(ready))
+            for s in ready:
+                s.scheduled += 1
+                s.in_flight += 1
+        else:
+            plan.counts.extend([min(most, s.capacity - s.scheduled) for s in ready])
+            for s, count in zip(ready, plan.counts, strict=True):
+                s.scheduled += count
+                s.in_flight += 1
+        plan.samples.extend([True] * len(ready))
+        return ready
+
+    def _place(
+        self, plan: StepPlan, entries: list[Sequence], sequence: Sequence, count: int
+    ) -> None:
+        """A chunk of known tokens; the last chunk makes the sequence decode from the next step."""
+        start, known = sequence.scheduled, len(sequence.tokens)
+        end = start + count
+        plan.rows.append(sequence.row)
+        plan.starts.append(start)
+        plan.counts.append(count)
+        plan.samples.append(end == known)
+        entries.append(sequence)
+        sequence.chunk_start = start
+        sequence.scheduled = end
+        sequence.in_flight += 1
+        if end == known:
+            del self._prefilling[sequence.id]
+            self._decoding[sequence.id] = sequence
+        assert sequence.table is not None
+        self.kv.enter(sequence.table, sequence.tokens, end, plan.number)
+
+    def _admit(self, plan: StepPlan, entries: list[Sequence]) -> None:
+        """Give rows to waiting sequences, in order of rank, and place their first chunks."""
+        budget = self.limits.step_tokens - plan.tokens
+        now = self._clock()
+        refused: list[Sequence] = []
+        self._blocked = None
+        while budget > 0 and self._rows.free and self.running < self.limits.running:
+            sequence = self._waiting.peek()
+            if sequence is None:
+                break
+            if not all_prepared(self.resources, sequence):
+                refused.append(self._waiting.pop())
+                continue
+            count = self._open(sequence, budget)
+            if not count:
+                for resource in self.resources:
+                    resource.free(sequence)
+                self._blocked = sequence
+                break
+            self._waiting.pop()
+            sequence.move(State.RUNNING)
+            if not sequence.scheduled_at:
+                sequence.scheduled_at = now
+            self._prefilling[sequence.id] = sequence
+            plan.admitted.append(sequence.admission())
+            assert sequence.table is not None
+            self.kv.writes(sequence.table, sequence.row, plan.blocks)
+            self._place(plan, entries, sequence, count)
+            budget -= count
+        for sequence in refused:
+            self._waiting.push(sequence)
+
+    def _open(self, sequence: Sequence, budget: int) -> int:
+        """Row and table for a stay, with what the prefix index has; tokens of the first chunk.
+
+        0, and nothing taken, if there is no room.
+        """
+        kv, known = self.kv, len(sequence.tokens)
+        read = sequence.chain is not None and not sequence.scores_prompt
+        table = kv.open(sequence.tokens, sequence.chain, read=read)
+        start = kv.cached(table)
+        count = min(known - start, budget)
+        reserve = RESERVE if self.running else 0.0
+        alone = not self.running and not self._leaving
+        room = start
+        if alone or kv.has_room(known + 1, count, start, reserve):
+            room = kv.grow(table, NO_ROW, start, start + count, [])
+        if room <= start:
+            kv.close(table)
+            return 0
+        if read and kv.prefix_cache:
+            kv.count_lookup(known, start)
+        if not sequence.scheduled_at:
+            sequence.cached = start
+        sequence.row = self._rows.take()
+        sequence.table = table
+        sequence.admitted = known
+        sequence.chunk_start = sequence.scheduled = start
+        sequence.capacity = min(room, sequence.limit - 1)
+        return min(count, sequence.capacity - start)
+
+    # Leaving the rows
+
+    def _last_in_rank(self) -> Sequence:
+        """Who is preempted first: the latest, or least urgent, of those who run."""
+        return max(chain(self._decoding.values(), self._prefilling.values()), key=lambda s: s.rank)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take row and blocks away; the sequence waits, with its rank and all its tokens."""
+        sequence.preemptions += 1
+        self._preemptions += 1
+        self._detach(sequence, State.PREEMPTED)
+
+    def _finish(
+        self, sequence: Sequence, finish: FinishReason, error: str | None = None
+    ) -> SequenceDelta:
+        """End a sequence in any state from outside its own results."""
+        self._detach(sequence, State.FINISHED)
+        return end(sequence, finish, error)
+
+    def _detach(self, sequence: Sequence, state: State) -> None:
+        """Stop running or waiting; what is held is given back once no step in flight uses it."""
+        was_running = sequence.state is State.RUNNING
+        sequence.move(state)
+        if state is State.FINISHED:
+            choices = self._requests[sequence.request.id]
+            choices.remove(sequence)
+            if not choices:
+                del self._requests[sequence.request.id]
+            self._retry.finished(self._clock())
+        if was_running:
+            self._decoding.pop(sequence.id, None)
+            self._prefilling.pop(sequence.id, None)
+            if sequence.in_flight:
+                self._leaving += 1
+            else:
+                self._give_back(sequence)
+        else:
+            self._waiting.discard(sequence)
+
+    def _drain(self, sequence: Sequence) -> None:
+        """After a result: does a sequence that is leaving have no step in flight any more?"""
+        if (
+            sequence.in_flight == 0
+            and sequence.table is not None
+            and sequence.state is not State.RUNNING
+        ):
+            self._leaving -= 1
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Row, blocks and resources return; who was preempted waits from now on."""
+        table = sequence.table
+        assert table is not None
+        assert sequence.in_flight == 0
+        # No step in flight: what is scheduled is computed, generated tokens included.
+        computed = min(sequence.scheduled, len(sequence.tokens))
+        self.kv.enter(table, sequence.tokens, computed, step=None)
+        self.kv.close(table)
+        sequence.table = None
+        if self._carried:
+            self._carried = [write for write in self._carried if write.row != sequence.row]
+        self._rows.give_back(sequence.row)
+        sequence.row = NO_ROW
+        for resource in self.resources:
+            resource.free(sequence)
+        if sequence.state is State.PREEMPTED:
+            self._waiting.push(sequence)
+
+    # Books
+
+    def _land(self, plan: StepPlan) -> Flight:
+        assert self._flights, "no plan is in flight"
+        assert self._flights[0].plan.number == plan.number, "results come in the order of plans"
+        return self._flights.popleft()
+
+    def _note(self, flight: Flight, sampled: int) -> None:
+        plan = flight.plan
+        tokens = plan.tokens
+        self._last = StepStats(
+            step=plan.number,
+            entries=len(plan.rows),
+            tokens=tokens,
+            prefill_tokens=tokens - sum(plan.counts[: flight.decodes]),
+            sampled_tokens=sampled,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert what holds between any two calls; when idle, that nothing is held."""
+        self.kv.check_integrity()
+        running = [*self._decoding.values(), *self._prefilling.values()]
+        assert all(s.state is State.RUNNING and s.table is not None for s in running)
+        assert len(running) <= self.limits.running
+        flying = [s for flight in self._flights for s in flight.entries]
+        leaving = {s.id for s in flying if s.state is not State.RUNNING}
+        assert len(leaving) == self._leaving
+        held = {s.row for s in running} | {s.row for s in flying}
+        assert len(held) == len({s.id for s in running} | {s.id for s in flying})
+        self._rows.check_integrity(held)
+        for sequences in self._requests.values():
+            for s in sequences:
+                assert s.state is not State.FINISHED
+                assert (s.state is State.RUNNING) == (
+                    s.id in self._decoding or s.id in self._prefilling
+                )
+                waits = s.state is not State.RUNNING and s.table is None
+                assert waits == (s in self._waiting)
+                assert s.in_flight == sum(s is other for other in flying)
+                assert len(s.tokens) < s.limit
+        if not self.has_work:
+            assert not held
+            assert not len(self._waiting)
+            assert not self._leaving
+            assert self.kv.usage == 0.0

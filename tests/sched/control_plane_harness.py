@@ -1,0 +1,324 @@
+"""A worker without tensors, and a driver, that together check every plan the scheduler makes.
+
+The worker keeps its own rows and tables, built from the plans alone. In place of keys and values
+it stores, per (group, block, offset), the *identity* of a position: an interned number that
+stands for (salt, adapter, all tokens up to here). Before an entry attends, every position that
+it can see must hold precisely the identity it should: a block shared wrongly, given back too
+early, not written yet or of another tenant cannot pass.
+
+The next token is a pure function of identity and choice, so that what a request should get can
+be computed without any scheduling, and compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from headrace.base.request import Request, SequenceDelta
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import (
+    NULL_BLOCK,
+    GroupShape,
+    PoolShape,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
+from headrace.kv import KvManager
+from headrace.sched import Limits, Scheduler
+
+VOCAB = 50
+EOS = 7
+GARBAGE = -1
+
+_identities: dict[tuple[object, int], int] = {}
+
+
+def identity(before: object, token: int) -> int:
+    """The number of a position: `before` is the previous one's, or (salt, adapter)."""
+    return _identities.setdefault((before, token), len(_identities) + 1)
+
+
+def next_token(at: int, choice: int) -> int:
+    return random.Random(at * 131 + choice).randrange(VOCAB)
+
+
+def expected(request: Request, choice: int, max_context: int) -> tuple[list[int], str]:
+    """What a choice of a request must get, whatever else runs; the same rules, written plainly."""
+    at: object = (request.cache_salt, request.adapter)
+    for token in request.prompt:
+        at = identity(at, token)
+    sampling, out = request.sampling, []
+    most = max_context - len(request.prompt)
+    most = most if sampling.max_tokens is None else min(most, sampling.max_tokens)
+    while True:
+        token = next_token(at, choice)
+        at = identity(at, token)
+        out.append(token)
+        if token in request.stop_ids and len(out) >= sampling.min_tokens:
+            return out, "stop"
+        if len(out) >= most:
+            return out, "length"
+
+
+@dataclass
+class Stay:
+    """What the worker knows of a sequence in a row."""
+
+    tokens: list[int]
+    prompt_length: int
+    choice: int
+    pooling: bool
+    tables: list[list[int]]
+    identities: list[int]
+    root: tuple[str, str | None]
+    computed: int | None = None
+    wants_prompt: bool = False
+
+    def learn(self, token: int) -> None:
+        before = self.identities[-1] if self.identities else self.root
+        self.tokens.append(token)
+        self.identities.append(identity(before, token))
+
+
+@dataclass
+class Flying:
+    plan: StepPlan
+    result: StepResult
+    touched: set[tuple[int, int]] = field(default_factory=set)
+
+
+class FakeWorker:
+    def __init__(self, pool: PoolShape, rng: random.Random) -> None:
+        self.pool = pool
+        self.rng = rng
+        self.rows: dict[int, Stay] = {}
+        self.store: dict[tuple[int, int, int], int] = {}
+        self.salts: dict[int, tuple[str, str | None]] = {}
+
+    def execute(self, plan: StepPlan, *, fails: bool = False, tainted: bool = False) -> Flying:
+        """`fails`: writes garbage and reports an error. `tainted`: a step before it failed."""
+        for row in plan.released:
+            del self.rows[row]
+        for admission in plan.admitted:
+            assert admission.row not in self.rows, "the row is taken"
+            root = self.salts[admission.sequence_id]
+            stay = Stay([], admission.prompt_length, admission.choice, admission.pooling,
+                        [[] for _ in self.pool.groups], [], root,
+                        wants_prompt=admission.sampling.prompt_logprobs is not None)  # fmt: skip
+            for token in admission.tokens:
+                stay.learn(token)
+            self.rows[admission.row] = stay
+        for write in plan.blocks:
+            table = self.rows[write.row].tables[write.group]
+            assert write.first <= len(table), "a hole in the table"
+            assert write.blocks, "an empty delta"
+            table[write.first : write.first + len(write.blocks)] = write.blocks
+        touched: set[tuple[int, int]] = set()
+        work = []
+        for row, start, count, samples in zip(
+            plan.rows, plan.starts, plan.counts, plan.samples, strict=True
+        ):
+            stay = self.rows[row]
+            if stay.computed is None:
+                stay.computed = start
+            assert start >= stay.computed, "starts are upper bounds of what is computed"
+            begin, accepted = start, 0
+            if start + count > len(stay.tokens):
+                # A decode: the worker guesses, and knows where it stands.
+                begin = len(stay.tokens) - 1
+                accepted = self.rng.randrange(count)
+                for _ in range(accepted):
+                    stay.learn(next_token(stay.identities[-1], stay.choice))
+            assert tainted or begin == stay.computed, "a gap, or work done twice"
+            assert samples == (start + count >= len(stay.tokens) - accepted)
+            final = begin + count == len(stay.tokens) if not accepted else True
+            work.append((stay, begin, count, accepted, samples, final))
+            for at in range(begin, begin + count):
+                right = at < len(stay.tokens) and not fails and not tainted
+                for group, table in enumerate(stay.tables):
+                    block = table[at // self.pool.block_size]
+                    assert block != NULL_BLOCK, "a write to the null block"
+                    touched.add((group, block))
+                    key = (group, block, at % self.pool.block_size)
+                    self.store[key] = stay.identities[at] if right else GARBAGE
+            # A later plan's start may be an upper bound: so must its end be inside the table.
+            for table in stay.tables:
+                assert (start + count - 1) // self.pool.block_size < len(table)
+        result_tokens: list[list[int]] = []
+        logprobs, prompt_logprobs, vectors = [], [], []
+        for stay, begin, count, accepted, samples, _ in work:
+            end = begin + (count if begin + count <= len(stay.tokens) else accepted + 1)
+            self._attend(stay, begin, end, touched, check=not fails and not tainted)
+            new: list[int] = []
+            vector = None
+            scores = []
+            if stay.wants_prompt:
+                scores = [
+                    TokenLogprobs(-float(at), 1, [], [])
+                    for at in range(max(begin, 1), min(end, stay.prompt_length))
+                ]
+            if samples and stay.pooling:
+                vector = [float(len(stay.tokens))]
+            elif samples:
+                new = stay.tokens[len(stay.tokens) - accepted :]
+                new = [*new, next_token(stay.identities[-1], stay.choice)]
+                stay.learn(new[-1])
+            stay.computed = end
+            result_tokens.append(new)
+            logprobs.append([TokenLogprobs(-1.0, token, [], []) for token in new])
+            prompt_logprobs.append(scores)
+            vectors.append(vector)
+        result = StepResult(plan.number, result_tokens, logprobs, prompt_logprobs, vectors)
+        if fails:
+            result = StepResult(plan.number, [], error="the step failed")
+        return Flying(plan, result, touched)
+
+    def _attend(
+        self, stay: Stay, begin: int, end: int, touched: set[tuple[int, int]], *, check: bool
+    ) -> None:
+        size = self.pool.block_size
+        for group, (shape, table) in enumerate(zip(self.pool.groups, stay.tables, strict=True)):
+            oldest = 0 if shape.window is None else max(0, begin - shape.window + 1)
+            for at in range(oldest, end):
+                block = table[at // size]
+                assert block != NULL_BLOCK, "a visible position lies in the null block"
+                touched.add((group, block))
+                if check:
+                    held = self.store.get((group, block, at % size))
+                    assert held == stay.identities[at], f"position {at} of {stay} is not its own"
+
+
+class Driver:
+    """Runs requests through a scheduler and the fake worker, checking after every call."""
+
+    def __init__(
+        self, limits: Limits, pool: PoolShape, *, seed: int = 0, prefix_cache: bool = True
+    ) -> None:
+        self.now = 0.0
+        self.rng = random.Random(seed)
+        self.kv = KvManager(pool, prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(limits, self.kv, clock=lambda: self.now)
+        self.worker = FakeWorker(pool, random.Random(seed + 1))
+        self.flying: deque[Flying] = deque()
+        self.requests: dict[str, Request] = {}
+        self.out: dict[tuple[str, int], list[int]] = {}
+        self.finish: dict[tuple[str, int], SequenceDelta] = {}
+        self.prompt_scores: dict[tuple[str, int], list[TokenLogprobs]] = {}
+        self.plans: list[StepPlan] = []
+        self.deltas: list[SequenceDelta] = []
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.requests[request.id] = request
+        for sequence in self.scheduler._requests[request.id]:
+            self.worker.salts[sequence.id] = (request.cache_salt, request.adapter)
+
+    def read(self, deltas: list[SequenceDelta]) -> None:
+        for delta in deltas:
+            key = (delta.request_id, delta.choice)
+            assert key not in self.finish, "news after the end"
+            self.out.setdefault(key, []).extend(delta.tokens)
+            assert delta.logprobs is None or len(delta.logprobs) == len(delta.tokens)
+            self.prompt_scores.setdefault(key, []).extend(delta.prompt_logprobs or [])
+            if delta.finish is not None:
+                self.finish[key] = delta
+        self.deltas.extend(deltas)
+        self.check()
+
+    def abort(self, request_id: str) -> None:
+        self.read(self.scheduler.abort(request_id))
+
+    def submit(self, *, fails: bool = False) -> bool:
+        plan = self.scheduler.schedule()
+        self.now += 0.01
+        self.check()
+        if plan is None:
+            return False
+        plan.verify(budget=self.scheduler.limits.step_tokens, rows=self.scheduler.limits.rows)
+        self.plans.append(plan)
+        tainted = any(flying.result.error for flying in self.flying)
+        self.flying.append(self.worker.execute(plan, fails=fails, tainted=tainted))
+        self.check()
+        return True
+
+    def receive(self) -> None:
+        flying = self.flying.popleft()
+        self.read(self.scheduler.update(flying.plan, flying.result))
+
+    def step(self, *, fails: bool = False) -> bool:
+        """As the engine's loop: plan while there is room in flight, then take one result."""
+        progress = False
+        while len(self.flying) < self.scheduler.limits.depth and self.submit(fails=fails):
+            progress = True
+        if self.flying:
+            self.receive()
+            progress = True
+        return progress
+
+    def run(self, most: int = 20_000) -> None:
+        """Until idle; a scheduler that stands still, or goes on for ever, is a failure."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                break
+            assert self.step(), "there is work, but no progress"
+        assert not self.scheduler.has_work, "never ends"
+        self.check()
+
+    def check(self) -> None:
+        self.scheduler.check_integrity()
+        for flying in self.flying:
+            for group, block in flying.touched:
+                if block != NULL_BLOCK:
+                    assert self.kv.pools[group].refs[block], "a step in flight uses a free block"
+
+    def check_answers(self) -> None:
+        """Every choice of every request ended once, with what it had to get."""
+        most = self.scheduler.max_context
+        for request in self.requests.values():
+            for choice in range(request.sampling.n):
+                key = (request.id, choice)
+                assert key in self.finish, f"{key} was lost"
+                last = self.finish[key]
+                if request.pooling:
+                    if last.finish == "stop":
+                        assert last.vector == [float(len(request.prompt))]
+                    continue
+                tokens, finish = expected(request, choice, most)
+                out = self.out[key]
+                if last.finish in ("abort", "error"):
+                    assert out == tokens[: len(out)]
+                    continue
+                assert (out, last.finish) == (tokens, finish)
+                assert last.stop_token == (tokens[-1] if finish == "stop" else None)
+                if request.sampling.prompt_logprobs is not None and choice == 0:
+                    scores = [score.logprob for score in self.prompt_scores[key]]
+                    assert scores == [-float(at) for at in range(1, len(request.prompt))]
+
+
+def pool_of(*groups: tuple[int | None, int], block_size: int = 4) -> PoolShape:
+    """(window, blocks without the null block) of each group."""
+    return PoolShape(
+        block_size,
+        tuple(
+            GroupShape(f"group{i}", (i,), window, blocks + 1)
+            for i, (window, blocks) in enumerate(groups)
+        ),
+    )
+
+
+def request_of(
+    id: str, prompt: list[int], *, max_tokens: int | None = 4, stop_ids: tuple[int, ...] = (),
+    n: int = 1, min_tokens: int = 0, prompt_logprobs: int | None = None, **fields: object,
+) -> Request:  # fmt: skip
+    sampling = SamplingParams(
+        n=n, max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
+    )
+    return Request(id, list(prompt), sampling, stop_ids, **fields)  # type: ignore[arg-type]
+
+
+def shared_blocks(driver: Driver) -> Counter[int]:
+    """Blocks of group 0 that lie in more than one table."""
+    return Counter({b: refs for b, refs in enumerate(driver.kv.pools[0].refs) if refs > 1})

@@ -1,0 +1,107 @@
+"""Random workloads against the checking worker: what must hold whatever happens."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from control_plane_harness import EOS, VOCAB, Driver, pool_of, request_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.base.errors import ContextOverflow, Overloaded
+from headrace.base.step import PoolShape
+from headrace.sched import Limits
+
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "150"))
+
+pools = st.one_of(
+    st.builds(lambda blocks, size: pool_of((None, blocks), block_size=size),
+              st.integers(3, 40), st.sampled_from([1, 2, 4])),
+    st.builds(lambda full, window, blocks: pool_of((None, full), (window, blocks)),
+              st.integers(4, 40), st.integers(1, 13), st.integers(4, 40)),
+    st.builds(lambda a, b, blocks: pool_of((a, blocks), (b, blocks + 2), block_size=2),
+              st.integers(1, 9), st.integers(1, 9), st.integers(6, 30)),
+)  # fmt: skip
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limits:
+    drafts = draw(st.sampled_from([0, 0, 0, 2]))
+    return Limits(
+        rows=draw(st.integers(1, 8)),
+        step_tokens=draw(st.integers(1 + drafts, 40)),
+        max_context=draw(st.integers(8, 60)),
+        max_waiting=draw(st.sampled_from([2, 100])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        depth=draw(st.sampled_from([1, 2])),
+        drafts=drafts,
+    )
+
+
+@given(data=st.data(), bounds=limits(), pool=pools, seed=st.integers(0, 2**32))
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+def test_every_request_gets_its_answer(
+    data: st.DataObject, bounds: Limits, pool: PoolShape, seed: int
+) -> None:
+    driver = Driver(bounds, pool, seed=seed, prefix_cache=data.draw(st.booleans()))
+    rng = driver.rng
+    roots = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(2)]
+    failures = data.draw(st.sampled_from([0.0, 0.0, 0.1]))
+    aborts = data.draw(st.sampled_from([0.0, 0.2]))
+    number = 0
+    for _ in range(data.draw(st.integers(1, 60))):
+        action = rng.random()
+        if action < 0.4:
+            prompt = rng.choice(roots)[: rng.randint(1, 30)]
+            prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 5, 20]))]
+            request = request_of(
+                f"r{number}",
+                prompt,
+                max_tokens=rng.choice([None, 1, 2, 5, 20]),
+                stop_ids=rng.choice([(), (EOS,), (EOS, 1, 2, 3)]),
+                n=rng.choice([1, 1, 1, 3]),
+                min_tokens=rng.choice([0, 0, 1]),
+                prompt_logprobs=rng.choice([None, None, None, 1]),
+                priority=rng.choice([0, 0, 1, 5]),
+                cache_salt=rng.choice(["", "", "other"]),
+                adapter=rng.choice([None, None, "a"]),
+                pooling=rng.random() < 0.1,
+            )
+            if request.pooling:
+                request.sampling = replace(request.sampling, n=1, prompt_logprobs=None)
+            number += 1
+            before = driver.scheduler.waiting
+            try:
+                driver.add(request)
+            except (Overloaded, ContextOverflow):
+                assert driver.scheduler.waiting == before
+        elif action < 0.4 + aborts and driver.requests:
+            driver.abort(rng.choice(list(driver.requests)))
+        elif action < 0.7:
+            driver.submit(fails=rng.random() < failures)
+        elif driver.flying:
+            driver.receive()
+        if rng.random() < 0.02:
+            driver.kv.reset()
+    driver.run()
+    driver.check_answers()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_same_input_gives_the_same_plans(depth: int) -> None:
+    def plans() -> list[object]:
+        driver = Driver(
+            Limits(rows=4, step_tokens=16, max_context=64, max_waiting=100, depth=depth),
+            pool_of((None, 24), (6, 12)),
+        )
+        for i in range(12):
+            prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9][: 3 + i % 7] + [i] * (i * 5 % 17)
+            driver.add(request_of(f"r{i}", prompt, max_tokens=9, n=1 + i % 2))
+            driver.step()
+        driver.run()
+        driver.check_answers()
+        return driver.plans
+
+    assert plans() == plans()
