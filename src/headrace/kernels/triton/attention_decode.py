@@ -1,0 +1,186 @@
+"""Paged attention for entries of one token: flash decoding, split along the KV.
+
+Arithmetic. A query head reads nothing that its group does not share, so per entry and KV head the
+kernel moves 2 · L · E elements of K and V and does 4 · L · E · (H / G) operations: with bf16 KV
+that is 2 · H / G operations per byte, far below the ridge of any GPU (H200: 206), so bandwidth
+binds and the aim is to stream K and V once, from all multiprocessors.
+
+Shape. One program takes one entry, one KV head and one *split* of `SPLIT` tokens; its H / G query
+rows are packed into one tile (padded to 16, what the tensor cores take), so K and V are read once
+per KV head. Splits are cut at multiples of `SPLIT` from the sequence's start, never by the batch:
+the partial results of a row, and the order in which `_combine` adds them, depend on that row's
+length alone (row invariance). Programs whose split lies outside the row's window leave at once,
+which costs about a microsecond per wave of empty programs.
+
+Source: Dao et al., "Flash-Decoding for long-context inference" (2023), with the split fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..operators import GroupBatch, KvLayer, StepBatch
+from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How a decode launch is cut; `split` is part of the result's rounding, the rest is not."""
+
+    split: int = 512
+    tile: int = 64
+    """Tokens per turn of the inner loop; divides `split`."""
+    warps: int = 4
+    stages: int = 3
+
+
+@triton.jit
+def _split_kernel(
+    q, k, v, k_scale, v_scale, tables, lengths, query_starts, partial, log_sums,
+    q_stride, block_stride, head_stride, scale_block_stride, table_stride,
+    kv_heads, splits, scale_log2,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    entry = tl.program_id(0)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    first_row = tl.load(query_starts + entry)
+    if tl.load(query_starts + entry + 1) - first_row != 1:
+        return
+    length = tl.load(lengths + entry)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0)
+    low = split * SPLIT
+    high = tl.minimum(low + SPLIT, length)
+    if (low >= length) | (high <= begin):
+        return
+
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH_PADDED)
+    real = (rows < GROUP)[:, None] & (columns < WIDTH)[None, :]
+    q_at = first_row.to(tl.int64) * q_stride + (head * GROUP + rows) * WIDTH
+    query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
+
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
+    inside = (columns < WIDTH)[None, :]
+    # Whole tiles before the window are skipped; the first one that matters is masked.
+    start = low + tl.maximum(begin - low, 0) // TILE * TILE
+    for at in range(start, high, TILE):
+        places = at + tl.arange(0, TILE)
+        seen = (places < high) & (places >= begin)
+        block = tl.load(tables + entry * table_stride + places // BLOCK, mask=seen, other=0)
+        token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
+        wanted = seen[:, None] & inside
+        key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+        value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+        scores = matrix_product(
+            query, tl.trans(key).to(query.dtype), tl.zeros([ROWS, TILE], tl.float32), INTERPRET
+        )
+        if SCALED:
+            scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
+            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
+        if SOFTCAP > 0:
+            scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
+            scores *= 1.4426950408889634
+        else:
+            scores *= scale_log2
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        top = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - top[:, None])
+        shrink = tl.exp2(best - top)
+        total = total * shrink + tl.sum(weights, 1)
+        if SCALED:
+            weights *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
+        output = matrix_product(
+            weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
+        )
+        best = top
+
+    at_row = (entry.to(tl.int64) * kv_heads + head) * GROUP + rows
+    cell = at_row * splits + split
+    tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
+    tl.store(log_sums + cell * 2, best, mask=rows < GROUP)
+    tl.store(log_sums + cell * 2 + 1, total, mask=rows < GROUP)
+
+
+@triton.jit
+def _combine_kernel(
+    partial, log_sums, lengths, query_starts, out, out_stride, heads, splits,
+    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    entry = tl.program_id(0)
+    head = tl.program_id(1)
+    first_row = tl.load(query_starts + entry)
+    if tl.load(query_starts + entry + 1) - first_row != 1:
+        return
+    length = tl.load(lengths + entry)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0)
+    columns = tl.arange(0, WIDTH_PADDED)
+    base = (entry.to(tl.int64) * heads + head) * splits
+    best = float("-inf")
+    total = 0.0
+    output = tl.zeros([WIDTH_PADDED], tl.float32)
+    for split in range(begin // SPLIT, tl.cdiv(length, SPLIT)):
+        peak = tl.load(log_sums + (base + split) * 2)
+        mass = tl.load(log_sums + (base + split) * 2 + 1)
+        part = tl.load(partial + (base + split) * WIDTH + columns, mask=columns < WIDTH, other=0.0)
+        top = tl.maximum(best, peak)
+        shrink = tl.exp2(best - top)
+        grow = tl.exp2(peak - top)
+        output = output * shrink + part * grow
+        total = total * shrink + mass * grow
+        best = top
+    at = first_row.to(tl.int64) * out_stride + head * WIDTH + columns
+    tl.store(out + at, (output / total).to(out.dtype.element_ty), mask=columns < WIDTH)
+
+
+def attention_decode(
+    q: torch.Tensor,
+    kv: KvLayer,
+    batch: StepBatch,
+    view: GroupBatch,
+    out: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    config: DecodeConfig,
+) -> None:
+    """Fill `out` [N, H, E] for the entries of one token; rows of others are left alone.
+
+    q [N, H, E] in bf16, fp16 or fp32; KV in q's dtype, or fp8 / int8 codes with scales. H is a
+    multiple of G. Nothing is read back: safe inside a CUDA graph whose `max_length` bounds L.
+    """
+    _, heads, width = q.shape
+    kv_heads, block = kv.k.shape[1], kv.k.shape[2]
+    entries = batch.lengths.shape[0]
+    splits = max(1, -(-batch.max_length // config.split))
+    partial = torch.empty(entries, heads, splits, width, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(entries, heads, splits, 2, dtype=torch.float32, device=q.device)
+    group = heads // kv_heads
+    scaled = kv.k_scale is not None
+    padded = max(16, triton.next_power_of_2(width))
+    window = view.window or 0
+    _split_kernel[(entries, kv_heads, splits)](
+        q, kv.k, kv.v, kv.k_scale if scaled else q, kv.v_scale if scaled else q,
+        view.tables, batch.lengths, batch.query_starts, partial, log_sums,
+        q.stride(0), kv.k.stride(0), kv.k.stride(1), kv.k_scale.stride(0) if scaled else 0,
+        view.tables.stride(0), kv_heads, splits, scale * LOG2E,
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), WIDTH=width,
+        WIDTH_PADDED=padded, BLOCK=block, SPLIT=config.split, TILE=config.tile, WINDOW=window,
+        SOFTCAP=softcap or 0.0, SCALED=scaled, INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    _combine_kernel[(entries, heads)](
+        partial, log_sums, batch.lengths, batch.query_starts, out, out.stride(0), heads, splits,
+        WIDTH=width, WIDTH_PADDED=padded, SPLIT=config.split, WINDOW=window, num_warps=2,
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""Paged attention for entries of several tokens: chunks of prompts behind a prefix, and drafts.
+
+Arithmetic. A chunk of C tokens behind P earlier ones does 4 · E · H · C · (P + C / 2) operations
+on (P + C) · 2 · E · G elements of KV: hundreds of operations per byte as soon as C is a few
+hundred, so the tensor cores bind and the aim is to keep both products (q · kᵀ and p · v) on them.
+
+Shape. A program takes `ROWS` query rows of one entry and one KV head: `ROWS / (H / G)` tokens with
+all the query heads that share the KV head packed below each other, so K and V are read once per
+group. Which entry a program serves is found by bisection over `query_starts` (each entry starts
+at its own tile), so no list of tiles is built on the host. The loop over the KV runs unmasked up
+to the first token of the tile and masked over the diagonal. Tiles along the KV start at multiples
+of `TILE` from the sequence's start: a row sums in the same order however its prompt was cut.
+
+Source: Dao, "FlashAttention-2" (2023); packing of grouped heads as in flash decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..operators import GroupBatch, KvLayer, StepBatch
+from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """How a prefill launch is cut; `tile` is part of the result's rounding."""
+
+    rows: int = 128
+    tile: int = 64
+    warps: int = 8
+    stages: int = 2
+
+
+@triton.jit
+def _find_entry(query_starts, program, entries, TOKENS: tl.constexpr):
+    """The entry whose tiles include `program`: tiles of entry b start at starts[b] / TOKENS + b."""
+    low = 0
+    high = entries
+    while low < high:
+        middle = (low + high) // 2
+        first = tl.load(query_starts + middle) // TOKENS + middle
+        if first <= program:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _turn(
+    query, at, k, v, k_scale, v_scale, tables, entry, head, positions, begin, length,
+    block_stride, head_stride, scale_block_stride, table_stride, scale_log2,
+    output, total, best,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
+    MASKED: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """One tile of the KV at place `at`: online softmax over it."""
+    columns = tl.arange(0, WIDTH_PADDED)
+    places = at + tl.arange(0, TILE)
+    there = (places < length) & (places >= begin)
+    block = tl.load(tables + entry * table_stride + places // BLOCK, mask=there, other=0)
+    token = block.to(tl.int64) * block_stride + head * head_stride + (places % BLOCK) * WIDTH
+    wanted = there[:, None] & (columns < WIDTH)[None, :]
+    key = tl.load(k + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+    scores = matrix_product(
+        query, tl.trans(key).to(query.dtype), tl.zeros([ROWS, TILE], tl.float32), INTERPRET
+    )
+    if SCALED:
+        scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
+        scores *= tl.load(k_scale + scale_at, mask=there, other=0.0)[None, :]
+    if SOFTCAP > 0:
+        scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
+        scores *= 1.4426950408889634
+    else:
+        scores *= scale_log2
+    if MASKED:
+        seen = places[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            seen &= places[None, :] > positions[:, None] - WINDOW
+        scores = tl.where(seen, scores, float("-inf"))
+    top = tl.maximum(best, tl.max(scores, 1))
+    # A row of a windowed tile may have seen nothing yet: keep its exponents finite.
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    weights = tl.exp2(scores - safe[:, None])
+    shrink = tl.exp2(best - safe)
+    total = total * shrink + tl.sum(weights, 1)
+    if SCALED:
+        weights *= tl.load(v_scale + scale_at, mask=there, other=0.0)[None, :]
+    value = tl.load(v + token[:, None] + columns[None, :], mask=wanted, other=0.0)
+    output = matrix_product(
+        weights.to(query.dtype), value.to(query.dtype), output * shrink[:, None], INTERPRET
+    )
+    return output, total, top
+
+
+@triton.jit
+def _prefill_kernel(
+    q, k, v, k_scale, v_scale, tables, lengths, query_starts, out,
+    q_stride, out_stride, block_stride, head_stride, scale_block_stride, table_stride,
+    entries, scale_log2,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SCALED: tl.constexpr, SKIP_SINGLE: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    TOKENS: tl.constexpr = ROWS // GROUP
+    program = tl.program_id(0)
+    head = tl.program_id(1)
+    entry = _find_entry(query_starts, program, entries, TOKENS)
+    first_row = tl.load(query_starts + entry)
+    count = tl.load(query_starts + entry + 1) - first_row
+    first = (program - (first_row // TOKENS + entry)) * TOKENS
+    if first >= count:
+        return
+    if SKIP_SINGLE and count == 1:
+        return
+    length = tl.load(lengths + entry)
+    start = length - count
+
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH_PADDED)
+    token = first + rows // GROUP
+    # ROWS need not be a multiple of GROUP: what is left over works for nobody.
+    owned = (token < count) & (rows < TOKENS * GROUP)
+    real = owned[:, None] & (columns < WIDTH)[None, :]
+    query_head = head * GROUP + rows % GROUP
+    q_at = (first_row + token).to(tl.int64) * q_stride + query_head * WIDTH
+    query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
+    # Rows that work for nobody repeat the last token: their softmax stays finite.
+    positions = start + tl.minimum(token, count - 1)
+
+    lowest = start + first
+    highest = start + tl.minimum(first + TOKENS, count) - 1
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(lowest - WINDOW + 1, 0)
+    tile_begin = begin // TILE * TILE
+    # Tiles that every row sees whole: up to the first query's own place.
+    clear_end = (lowest + 1) // TILE * TILE
+    if WINDOW > 0:
+        clear_end = tile_begin
+
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    output = tl.zeros([ROWS, WIDTH_PADDED], tl.float32)
+    for at in range(tile_begin, clear_end, TILE):
+        output, total, best = _turn(
+            query, at, k, v, k_scale, v_scale, tables, entry, head, positions, begin, length,
+            block_stride, head_stride, scale_block_stride, table_stride, scale_log2,
+            output, total, best,
+            ROWS, WIDTH, WIDTH_PADDED, BLOCK, TILE, WINDOW, SOFTCAP, SCALED, False, INTERPRET,
+        )  # fmt: skip
+    for at in range(clear_end, highest + 1, TILE):
+        output, total, best = _turn(
+            query, at, k, v, k_scale, v_scale, tables, entry, head, positions, begin, length,
+            block_stride, head_stride, scale_block_stride, table_stride, scale_log2,
+            output, total, best,
+            ROWS, WIDTH, WIDTH_PADDED, BLOCK, TILE, WINDOW, SOFTCAP, SCALED, True, INTERPRET,
+        )  # fmt: skip
+    out_at = (first_row + token).to(tl.int64) * out_stride + query_head * WIDTH
+    result = (output / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + out_at[:, None] + columns[None, :], result, mask=real)
+
+
+def attention_prefill(
+    q: torch.Tensor,
+    kv: KvLayer,
+    batch: StepBatch,
+    view: GroupBatch,
+    out: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    config: PrefillConfig,
+    *,
+    skip_single: bool = False,
+) -> None:
+    """Fill `out` [N, H, E]; with `skip_single`, all but the entries of one token.
+
+    Shapes and dtypes as in `attention_decode`.
+    """
+    tokens, heads, width = q.shape
+    kv_heads, block = kv.k.shape[1], kv.k.shape[2]
+    entries = batch.lengths.shape[0]
+    group = heads // kv_heads
+    rows = max(16, config.rows, triton.next_power_of_2(group))
+    tiles = tokens // (rows // group) + entries
+    scaled = kv.k_scale is not None
+    _prefill_kernel[(tiles, kv_heads)](
+        q, kv.k, kv.v, kv.k_scale if scaled else q, kv.v_scale if scaled else q,
+        view.tables, batch.lengths, batch.query_starts, out,
+        q.stride(0), out.stride(0), kv.k.stride(0), kv.k.stride(1),
+        kv.k_scale.stride(0) if scaled else 0, view.tables.stride(0), entries, scale * LOG2E,
+        GROUP=group, ROWS=rows, WIDTH=width, WIDTH_PADDED=max(16, triton.next_power_of_2(width)),
+        BLOCK=block, TILE=config.tile, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
+        SCALED=scaled, SKIP_SINGLE=skip_single, INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip

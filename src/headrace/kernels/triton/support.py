@@ -1,0 +1,33 @@
+"""What every kernel file shares: the interpreter's limits and small device functions."""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+INTERPRETED: bool = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's own switch, read once as Triton reads it: kernels run in Python, on CPU tensors."""
+
+LOG2E: float = 1.4426950408889634
+"""Softmax is taken to base two: exp2 is one instruction."""
+
+
+@triton.jit
+def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
+    """a [M, K] · b [K, N] + accumulator, in fp32.
+
+    The interpreter's bf16 product returns garbage, so its operands are widened there.
+    """
+    if interpreted:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
+    return tl.dot(a, b, accumulator)
+
+
+@triton.jit
+def soft_cap(scores, cap: tl.constexpr):
+    """cap · tanh(scores / cap), with tanh from one exponential (exact limits at both ends)."""
+    doubled = tl.exp2(tl.abs(scores) * (-2.0 / cap * 1.4426950408889634))
+    magnitude = (1.0 - doubled) / (1.0 + doubled)
+    return tl.where(scores < 0, -magnitude, magnitude) * cap

@@ -1,0 +1,10 @@
+"""Kernels run in Triton's interpreter; the switch must be set before triton is imported.
+
+So these tests belong in a process of their own where a GPU is present: `make gpu-dry` starts one.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"

@@ -1,0 +1,100 @@
+"""Triton attention in the interpreter against the reference, over shapes and edge cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.kernels import reference_attention
+from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
+from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
+from headrace.kernels.triton.attention_prefill import PrefillConfig, attention_prefill
+
+
+def make_batch(entries: list[tuple[int, int]], block: int, window: int | None) -> StepBatch:
+    """A step of (start, count) entries whose tables are a shuffled pool."""
+    lengths = [start + count for start, count in entries]
+    width = -(-max(lengths) // block) + 1
+    generator = torch.Generator().manual_seed(7)
+    order = torch.randperm(len(entries) * width, generator=generator) + 1
+    tables = order.view(len(entries), width).to(torch.int32)
+    if window is not None:
+        for b, (start, _) in enumerate(entries):
+            tables[b, : max(0, start + 1 - window) // block] = 0
+    starts = torch.tensor([0] + [count for _, count in entries]).cumsum(0).to(torch.int32)
+    positions = torch.cat([torch.arange(s, s + c) for s, c in entries])
+    owner = torch.cat([torch.full((c,), b) for b, (_, c) in enumerate(entries)])
+    slots = tables[owner, positions // block].long() * block + positions % block
+    return StepBatch(
+        tokens=torch.zeros_like(positions),
+        positions=positions,
+        query_starts=starts,
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        groups=[GroupBatch(tables, slots, window)],
+        sample_rows=starts[1:].long() - 1,
+        max_count=max(count for _, count in entries),
+        max_length=max(lengths),
+    )
+
+
+def make_kv(batch: StepBatch, heads: int, block: int, width: int, kind: str) -> KvLayer:
+    blocks = int(batch.groups[0].tables.max()) + 1
+    k = torch.randn(blocks, heads, block, width)
+    v = torch.randn(blocks, heads, block, width)
+    if kind in ("int8", "fp8"):
+        dtype = torch.int8 if kind == "int8" else torch.float8_e4m3fn
+        high = 127.0 if kind == "int8" else 448.0
+        scales = [x.abs().amax(-1) / high for x in (k, v)]
+        codes = [x / s.unsqueeze(-1) for x, s in zip((k, v), scales, strict=True)]
+        if kind == "int8":
+            codes = [c.round() for c in codes]
+        return KvLayer(codes[0].to(dtype), codes[1].to(dtype), *scales)
+    dtype = getattr(torch, kind)
+    return KvLayer(k.to(dtype), v.to(dtype))
+
+
+CASES = [
+    # entries, H, G, E, block, window, softcap
+    ([(0, 1)], 2, 1, 64, 16, None, None),
+    ([(16, 1), (0, 1), (129, 1)], 14, 2, 64, 16, None, None),
+    ([(300, 1), (7, 1)], 4, 4, 32, 8, 64, None),
+    ([(150, 1), (3, 1)], 4, 1, 80, 32, None, 30.0),
+    ([(0, 5), (33, 1), (100, 40)], 6, 2, 64, 16, None, None),
+    ([(0, 70), (65, 3)], 8, 2, 64, 16, 33, 50.0),
+    ([(20, 17)], 3, 3, 48, 16, None, None),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8"])
+def test_equals_reference(case: tuple[object, ...], kind: str) -> None:
+    entries, heads, kv_heads, width, block, window, softcap = case  # type: ignore[misc]
+    torch.manual_seed(3)
+    batch = make_batch(entries, block, window)
+    kv = make_kv(batch, kv_heads, block, width, kind)
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    q = torch.randn(len(batch.tokens), heads, width).to(dtype)
+    scale = width**-0.5
+    wide = KvLayer(kv.k.float(), kv.v.float(), kv.k_scale, kv.v_scale)
+    if kv.k_scale is not None:
+        wide = KvLayer(
+            kv.k.float() * kv.k_scale.unsqueeze(-1), kv.v.float() * kv.v_scale.unsqueeze(-1)
+        )
+    expected = reference_attention.attention(q.float(), wide, batch, 0, scale, softcap)
+    out = torch.full_like(q, float("nan"))
+    view = batch.groups[0]
+    attention_decode(q, kv, batch, view, out, scale, softcap, DecodeConfig(split=128, tile=32))
+    attention_prefill(
+        q, kv, batch, view, out, scale, softcap, PrefillConfig(rows=32, tile=32), skip_single=True
+    )
+    tolerance = 2e-2 if kind == "bfloat16" else 2e-5
+    torch.testing.assert_close(
+        out.view(len(q), -1).float(), expected, atol=tolerance, rtol=tolerance
+    )
+    everything = torch.full_like(q, float("nan"))
+    attention_prefill(
+        q, kv, batch, view, everything, scale, softcap, PrefillConfig(rows=64, tile=32)
+    )
+    torch.testing.assert_close(
+        everything.view(len(q), -1).float(), expected, atol=tolerance, rtol=tolerance
+    )
