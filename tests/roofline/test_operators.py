@@ -58,7 +58,7 @@ def test_a_decode_step_by_hand() -> None:
     assert attention.kv_bytes == 4 * 1001 * 4096, "one layer's KV of 1,001 tokens, four times"
     assert attention.flops == 4 * 1001 * 32 * (4 * 128 + 5)
     assert counts["head"].write_bytes == 4 * 128_256 * 4, "logits are fp32"
-    assert counts["rope"].kv_bytes == 4 * 4096
+    assert counts["rope_and_cache"].kv_bytes == 4 * 4096
 
 
 def test_flops_of_a_prefill_are_two_per_parameter_and_token() -> None:

@@ -216,7 +216,7 @@ def rope_and_cache(case: Case, tokens: int, calls: int) -> Count:
     b = dtype_bytes(case.dtype)
     rotated = tokens * (arch.heads + arch.kv_heads) * arch.head_dim
     return Count(
-        "rope_and_cache", "rope", calls, "vector",
+        "rope_and_cache", "rope_and_cache", calls, "vector",
         flops=rotated * (3 + (4 if arch.qk_norm else 0)) / tp,
         read_bytes=tokens * (arch.heads + 2 * arch.kv_heads) * arch.head_dim * b / tp,
         write_bytes=tokens * arch.heads * arch.head_dim * b / tp,

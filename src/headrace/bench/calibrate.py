@@ -1,0 +1,77 @@
+"""This machine as the roofline's `Hardware`: measured in a process of its own, kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..base.environment import cache_root
+from ..base.errors import HeadraceError
+from ..base.hardware import CpuFacts, cpu
+from ..roofline.hardware import Efficiency, Hardware, save_hardware
+
+CPU_EFFICIENCY = Efficiency(
+    product_compute=0.6,
+    product_memory=0.85,
+    attention_compute=0.3,
+    attention_memory=0.6,
+    vector_memory=0.5,
+    launch_seconds=4e-6,
+    step_seconds=1e-3,
+    source="assumed for a CPU",
+)
+
+
+def calibration_path() -> Path:
+    """One file per machine in the cache folder: homes are shared between machines."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{platform.node()}-{cpu().name}").strip("-")
+    return cache_root() / "hardware" / f"{name}.json"
+
+
+def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
+    """Measure, write, and return (hardware, raw figures). Takes some ten seconds."""
+    facts = cpu()
+    command = [sys.executable, "-m", "headrace.bench.probe", str(facts.cores)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise HeadraceError(f"the calibration process failed: {last[0]}")
+    raw: dict[str, Any] = json.loads(done.stdout)
+    hardware = from_figures(facts, raw)
+    save_hardware(hardware, path or calibration_path())
+    return hardware, raw
+
+
+def from_figures(facts: CpuFacts, raw: dict[str, Any]) -> Hardware:
+    """The measured figures as ceilings; types slower than fp32 are left out."""
+    rates = {"float32": float(raw["float32"]), "int8": float(raw["int8"])}
+    if raw["bfloat16"] > raw["float32"]:
+        rates["bfloat16"] = float(raw["bfloat16"])
+    return Hardware(
+        name=f"{facts.name}, {facts.cores} threads",
+        rates=rates,
+        bandwidth=float(raw["bandwidth"]),
+        memory=facts.memory,
+        cache=_last_level_cache(),
+        cache_bandwidth=float(max(raw["cache_bandwidth"], raw["bandwidth"])),
+        kind="cpu",
+        efficiency=CPU_EFFICIENCY,
+        source="measured on this machine",
+    )
+
+
+def _last_level_cache() -> int:
+    """Bytes of the largest cache that the kernel tells of; 8 MiB where it is silent."""
+    sizes = [8 * 2**20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * 1024)
+        elif text.endswith("M") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * 2**20)
+    return max(sizes)

@@ -1,0 +1,161 @@
+"""`headrace roofline`: what the hardware allows for a model, operator by operator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..base.errors import HeadraceError, OptionError
+from ..bench.calibrate import calibrate, calibration_path
+from ..engine.prediction import case_of
+from ..loader import open_model
+from ..roofline.composition import Composition, compose, decode_step, prefill_step
+from ..roofline.fit import fit_efficiency, read_records
+from ..roofline.hardware import Hardware, find_hardware, save_hardware
+from ..roofline.known import KNOWN
+from ..roofline.operators import Case, Layout
+from ..roofline.plot import write_png
+from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
+from ..roofline.step import StepTime, step_time
+from ..roofline.weights import WeightBytes, total_bytes
+
+
+def roofline(
+    model: Annotated[
+        str | None, typer.Argument(help="Model, or one of: " + ", ".join(KNOWN))
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(help="this, A100, H100, H200, B200, L40S, RTX4090, RTX5090, THOR.")
+    ] = "this",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 1,
+    context: Annotated[int, typer.Option(min=0, help="Tokens before the decoded one.")] = 1024,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prefilled prompt.")] = 512,
+    format: Annotated[
+        str | None, typer.Option(help="Weight format; none: as the file has it, else bfloat16.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    measure: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine first and keep the result.")
+    ] = False,
+    fit: Annotated[
+        Path | None, typer.Option(help="Recorded steps (JSON lines) to fit efficiencies from.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write the charts as a picture.")] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show FLOPs, bytes, what binds, and the time of each operator of a step."""
+    console = Console()
+    if measure:
+        device, raw = calibrate()
+        if not as_json_:
+            _show_calibration(console, device, raw["launch_seconds"])
+        if model is None:
+            return
+    else:
+        device = find_hardware(hardware, calibration_path())
+    if model is None:
+        raise OptionError("name a model, or pass --calibrate", param="model")
+    case = _case(model, device, format, dtype, kv_dtype, Layout(tp))
+    if fit is not None:
+        device = _fit(console, case, device, fit)
+    steps: list[tuple[str, Composition]] = [
+        (f"decode, batch {batch}, context {context}", decode_step(case.arch, batch, context)),
+        (f"prefill of {prompt} tokens", prefill_step(case.arch, [prompt])),
+        (
+            f"mixed: {batch} decode and {prompt} tokens of a prompt",
+            compose(case.arch, [context] * batch + [0], [1] * batch + [prompt]),
+        ),
+    ]
+    times = [(name, step_time(case, device, step)) for name, step in steps]
+    if as_json_:
+        print(json.dumps({name: as_json(time) for name, time in times}))
+    else:
+        for name, time in times:
+            _show(console, name, time)
+        weights = total_bytes(case.arch, case.weights)
+        console.print(
+            f"{device.name} ({device.source}); efficiencies {device.efficiency.source}\n"
+            f"weights {weights / 1e9:.3f} GB; decode at most "
+            f"{batch / times[0][1].limit_seconds:,.0f} tokens/s, predicted "
+            f"{batch / times[0][1].seconds:,.0f}; prefill at most "
+            f"{prompt / times[1][1].limit_seconds:,.0f} tokens/s, predicted "
+            f"{prompt / times[1][1].seconds:,.0f}",
+            highlight=False,
+        )
+    if html is not None:
+        html.write_text(html_page(f"Roofline of {model} on {device.name}", case, device, times))
+    if png is not None:
+        charts = [
+            chart
+            for _, time in times[:2]
+            for chart in (roofline_chart(case, device, time), share_chart(time))
+        ]
+        write_png(charts, png)
+
+
+def _case(
+    model: str, device: Hardware, format: str | None, dtype: str, kv_dtype: str, layout: Layout
+) -> Case:
+    """From the model's file where there is one, else from the known architectures."""
+    wide = "float32" if device.kind == "cpu" else "bfloat16"
+    dtype = wide if dtype == "auto" else dtype
+    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
+    known = KNOWN.get(model.lower())
+    if format is not None or known is not None:
+        arch = known if known is not None else open_model(model).arch
+        return Case(arch, WeightBytes(format or "bfloat16"), dtype, kv_dtype, layout)
+    return case_of(open_model(model), dtype=dtype, kv_dtype=kv_dtype, layout=layout)
+
+
+def _fit(console: Console, case: Case, device: Hardware, records: Path) -> Hardware:
+    if not records.is_file():
+        raise HeadraceError(f"no such file: {records}", param="fit")
+    found = fit_efficiency(case, device, read_records(records))
+    device = device.fitted(found.efficiency)
+    if device.kind == "cpu":
+        save_hardware(device, calibration_path())
+    console.print(
+        f"fitted on {found.steps} steps: median error {found.median_error:.1%}, "
+        f"worst {found.worst_error:.1%}",
+        highlight=False,
+    )
+    return device
+
+
+def _show(console: Console, name: str, time: StepTime) -> None:
+    table = Table(
+        title=name,
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for number, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    lines = rows(time)
+    for line in lines[:-1]:
+        table.add_row(*line)
+    table.add_section()
+    table.add_row(*lines[-1], style="bold")
+    console.print(table)
+
+
+def _show_calibration(console: Console, device: Hardware, launch: float) -> None:
+    console.print(f"[bold]{device.name}[/bold]", highlight=False)
+    rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in device.rates.items())
+    console.print(
+        f"read bandwidth {device.bandwidth / 1e9:.1f} GB/s (in cache "
+        f"{device.cache_bandwidth / 1e9:.0f}); products {rates} GFLOP/s; "
+        f"one small torch operator {launch * 1e6:.1f} µs\nkept in {calibration_path()}",
+        highlight=False,
+    )

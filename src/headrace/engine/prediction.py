@@ -1,0 +1,50 @@
+"""What the roofline needs to know of an opened model: the bytes of its tensors by role."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+from ..base.modelfiles import ModelFiles
+from ..loader.gguf import GgufFile
+from ..loader.names import from_gguf_name, from_hf_name
+from ..loader.shards import read_headers
+from ..roofline.formats import WEIGHT_BITS
+from ..roofline.operators import Case, Layout
+from ..roofline.weights import from_tensors
+
+_SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8",
+                "I8": "int8", "U8": "int4", "I32": "int4"}  # fmt: skip
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+_GGML = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
+    """(bytes of each tensor by its Hugging Face name, the format that most of them are in)."""
+    sizes: dict[str, int] = {}
+    formats: Counter[str] = Counter()
+    if files.format == "gguf":
+        for name, info in GgufFile(files.weights[0]).tensors.items():
+            canonical = from_gguf_name(name, files.arch)
+            if canonical is not None:
+                sizes[canonical] = info.nbytes
+                formats[_GGML.get(info.type.name, info.type.name)] += info.nbytes
+    else:
+        for name, stored in read_headers(files.weights).items():
+            canonical = from_hf_name(name, files.arch)
+            if canonical is not None:
+                size = math.prod(stored.shape) * _BYTES[stored.dtype]
+                sizes[canonical] = size
+                formats[_SAFETENSORS.get(stored.dtype, "float32")] += size
+    inside = [(count, name) for name, count in formats.items() if name in WEIGHT_BITS]
+    return sizes, max(inside)[1] if inside else "float32"
+
+
+def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | None = None) -> Case:
+    """The roofline's case of this model as its file stores it."""
+    sizes, format = tensor_bytes(files)
+    layers = [size for name, size in sizes.items() if re.search(r"layers\.\d+\.", name)]
+    assert layers, "a model has layers"
+    weights = from_tensors(files.arch, sizes, format)
+    return Case(files.arch, weights, dtype, kv_dtype, layout or Layout())

@@ -1,0 +1,146 @@
+"""A predicted step as rows of text, as JSON, and as the roofline chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .hardware import Hardware
+from .operators import Case
+from .page import charts, page, table
+from .plot import Chart, Series
+from .step import StepTime
+
+COLUMNS = ("operator", "GFLOP", "MB", "FLOP/B", "bound", "limit ms", "ms", "share")
+
+
+def digits(value: float) -> str:
+    """Three significant digits at most, without exponents."""
+    if value == 0:
+        return "0"
+    if value < 0.001:
+        return "<.001"
+    places = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{min(max(places, 0), 3)}f}"
+
+
+def rows(time: StepTime) -> list[list[str]]:
+    """One row per operator, in `COLUMNS`, then the overhead and the sum."""
+    total = time.seconds
+    result = []
+    for item in time.operators:
+        count = item.count
+        label = "" if count.label == count.operator else f" {count.label}"
+        result.append(
+            [
+                f"{count.operator}{label}" + (f" ×{count.calls}" if count.calls > 1 else ""),
+                digits(count.flops * count.calls / 1e9),
+                digits(count.bytes * count.calls / 1e6),
+                digits(count.intensity),
+                item.bound,
+                digits(item.limit_seconds * 1e3),
+                digits(item.seconds * 1e3),
+                f"{item.seconds / total:.1%}",
+            ]
+        )
+    overhead = time.overhead_seconds
+    result.append(
+        ["step overhead", "", "", "", "", "", digits(overhead * 1e3), f"{overhead / total:.1%}"]
+    )
+    result.append(
+        ["sum", digits(time.flops / 1e9), digits(time.bytes / 1e6),
+         digits(time.flops / time.bytes), time.bound, digits(time.limit_seconds * 1e3),
+         digits(total * 1e3), "100%"]
+    )  # fmt: skip
+    return result
+
+
+def as_json(time: StepTime) -> dict[str, Any]:
+    """Everything in SI units."""
+    return {
+        "seconds": time.seconds,
+        "limit_seconds": time.limit_seconds,
+        "overhead_seconds": time.overhead_seconds,
+        "flops": time.flops,
+        "bytes": time.bytes,
+        "bound": time.bound,
+        "tokens": time.tokens,
+        "operators": [
+            {
+                "operator": item.count.operator,
+                "label": item.count.label,
+                "calls": item.count.calls,
+                "flops": item.count.flops,
+                "weight_bytes": item.count.weight_bytes,
+                "kv_bytes": item.count.kv_bytes,
+                "read_bytes": item.count.read_bytes,
+                "write_bytes": item.count.write_bytes,
+                "bound": item.bound,
+                "seconds": item.seconds,
+                "limit_seconds": item.limit_seconds,
+            }
+            for item in time.operators
+        ],
+    }
+
+
+def roofline_chart(
+    case: Case, hardware: Hardware, time: StepTime, measured: Sequence[Series] = ()
+) -> Chart:
+    """The ceilings, and each operator at its intensity with the rate that is predicted for it."""
+    compute = hardware.compute_type(case.weights.format, case.dtype)
+    points = [item for item in time.operators if item.count.flops and item.seconds]
+    intensities = [item.count.intensity for item in points] or [1.0]
+    low, high = min(0.1, *intensities), max(10_000.0, *intensities)
+    series = []
+    for name in dict.fromkeys((compute, case.dtype, "float32")):
+        if name in hardware.rates:
+            rate = hardware.rates[name]
+            ridge = rate / hardware.bandwidth
+            xs = [low, ridge, high] if low < ridge < high else [low, high]
+            ys = [min(rate, x * hardware.bandwidth) for x in xs]
+            series.append(Series(f"{name} ceiling", xs, ys))
+    series.append(
+        Series(
+            "operators, predicted",
+            [item.count.intensity for item in points],
+            [item.count.flops * item.count.calls / item.seconds for item in points],
+            "points",
+            [
+                f"{item.count.operator} {item.count.label}: {item.seconds * 1e3:.3f} ms, "
+                f"{item.bound}"
+                for item in points
+            ],
+        )
+    )
+    return Chart(
+        f"Roofline of {hardware.name}", "FLOP per byte", "FLOP/s", [*series, *measured],
+        log_x=True, log_y=True,
+    )  # fmt: skip
+
+
+def share_chart(time: StepTime) -> Chart:
+    """Predicted and limit time per operator, largest first."""
+    order = sorted(time.operators, key=lambda item: -item.seconds)[:8]
+    places = range(1, len(order) + 1)
+    return Chart(
+        "Time per operator", "", "ms",
+        [
+            Series("predicted", places, [item.seconds * 1e3 for item in order], "bars"),
+            Series("limit", places, [item.limit_seconds * 1e3 for item in order], "points"),
+        ],
+        names=[item.count.label for item in order],
+    )  # fmt: skip
+
+
+def html_page(
+    title: str, case: Case, hardware: Hardware, steps: Sequence[tuple[str, StepTime]]
+) -> str:
+    """One page with table and charts for each named step."""
+    body = ""
+    for name, time in steps:
+        body += f"<h2>{name}</h2>" + table(COLUMNS, rows(time))
+        body += charts([roofline_chart(case, hardware, time), share_chart(time)])
+    source = f"{hardware.name}: {hardware.source}; efficiencies {hardware.efficiency.source}"
+    return page(title, source, body)
