@@ -167,6 +167,7 @@ class AsyncChannel(_End):
             message = self._take()
             if message is None:
                 return
+            self.received_at = time.monotonic()
             self._on_message(message)
 
     def close(self) -> None:

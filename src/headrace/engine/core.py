@@ -35,6 +35,8 @@ class Planner(Protocol):
     def check_integrity(self) -> None: ...
     @property
     def has_work(self) -> bool: ...
+    @property
+    def max_context(self) -> int: ...
 
 
 class EngineCore:
@@ -69,6 +71,11 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         return bool(self._flying) or self.scheduler.has_work
+
+    @property
+    def max_context(self) -> int:
+        """Longest sequence that is served: the limit, or what the pool holds."""
+        return self.scheduler.max_context
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises what `Scheduler.add` raises."""
@@ -127,10 +134,6 @@ class EngineCore:
             self._failures += 1
             self._emitted += self.scheduler.fail(plan, result.error)
         stats = self.scheduler.stats()
-        stats.step = plan.number
-        stats.entries = len(plan.rows)
-        stats.tokens = plan.tokens
-        stats.sampled_tokens = sum(map(len, result.tokens))
         stats.seconds = result.seconds
         stats.predicted_seconds = plan.predicted
         stats.schedule_seconds = self._schedule_seconds

@@ -129,6 +129,7 @@ class Stop(_Message):
 
 class Ready(_Message):
     max_context: int
+    rows: int
     decisions: list[Decision]
     facts: dict[str, float]
 

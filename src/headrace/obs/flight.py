@@ -121,3 +121,38 @@ def _parse(data: bytes) -> list[dict[str, Any]]:
             except msgspec.DecodeError:
                 continue
     return sorted(records, key=lambda record: record["step"])
+
+
+_KEPT_DUMPS = 20
+
+
+def write_dump(
+    folder: Path,
+    *,
+    kind: str,
+    reason: str,
+    stacks: str,
+    steps: list[dict[str, Any]],
+    details: dict[str, Any],
+) -> Path | None:
+    """Keep what is known of a failure as one JSON file; None where the disk refuses.
+
+    The newest `_KEPT_DUMPS` stay. Contains no text and no token of any request.
+    """
+    path = folder / f"flight-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.json"
+    record = {
+        "kind": kind,
+        "reason": reason,
+        "at": time.time(),
+        **details,
+        "stacks": stacks.splitlines(),
+        "steps": steps,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(_encode(record), indent=1))
+        for old in sorted(folder.glob("flight-*.json"))[:-_KEPT_DUMPS]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return None
+    return path

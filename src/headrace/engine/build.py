@@ -1,0 +1,171 @@
+"""One engine, built in phases: plan, load, allocate, warm up, prove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from ..base import environment
+from ..base.config import Decision, EngineOptions
+from ..base.errors import EngineFault
+from ..base.hardware import hardware
+from ..base.modelfiles import ModelFiles
+from ..base.request import Request
+from ..base.sampling import SamplingParams
+from ..kv import KvManager
+from ..obs.flight import FlightRecorder
+from ..roofline.memory import MemoryPlan
+from ..sched import Limits, Scheduler
+from ..sched.limits import Policy
+from .core import EngineCore
+from .executor import Executor, Facts, InlineExecutor
+from .multiproc import MultiprocExecutor
+from .real import REAL_WORKER, worker_loader
+from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OnPhase = Callable[[str, float], None]
+_PROOF_SALT = "headrace start"
+
+
+@dataclass(slots=True)
+class Built:
+    """A core that has proved itself."""
+
+    core: EngineCore
+    memory: MemoryPlan
+    facts: Facts
+    decisions: list[Decision]
+
+    def close(self) -> None:
+        self.core.executor.close()
+
+
+def build(
+    options: EngineOptions,
+    files: ModelFiles,
+    *,
+    worker: str = REAL_WORKER,
+    flight: FlightRecorder | None = None,
+    on_phase: OnPhase = lambda name, seconds: None,
+) -> Built:
+    """Start an engine. Raises `OptionError`, `DoesNotFit`, `ModelFileError`, `UnsupportedModel`.
+
+    The memory plan is made twice: with the size of the files, to know what to ask of the worker,
+    and with the size that the weights took, to know what is left for KV.
+    """
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        on_phase(name, time.monotonic() - begin)
+
+    with phase("plan"):
+        resolved = resolve(options, files, hardware())
+        wish = plan(resolved, files, weight_bytes_on_disk(files))
+    executor = _executor(resolved, wish, files, worker)
+    try:
+        begin = time.monotonic()
+        facts = executor.load()
+        for name, seconds in facts.phases.items():
+            on_phase(name, seconds)
+        on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
+        resolved = replace(
+            resolved,
+            options=replace(
+                resolved.options,
+                max_sequences=wish.rows,
+                max_context=options.max_context,
+            ),
+        )
+        memory = plan(resolved, files, facts.weight_bytes)
+        memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
+        with phase("kv_pool"):
+            executor.allocate(memory.pool)
+            core = _core(resolved, memory, executor, flight)
+        with phase("warm_up"):
+            executor.warm_up()
+        with phase("first_token"):
+            prove(core, memory.max_context)
+    except BaseException:
+        executor.close()
+        raise
+    decisions = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
+    unique = list({decision.name: decision for decision in decisions}.values())
+    return Built(core, memory, facts, unique)
+
+
+def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
+    settings = worker_settings(resolved, wish)
+    if resolved.options.executor == "multiproc":
+        return MultiprocExecutor(files, settings, worker)
+    return InlineExecutor(
+        lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1
+    )
+
+
+def _core(
+    resolved: Resolved, memory: MemoryPlan, executor: Executor, flight: FlightRecorder | None
+) -> EngineCore:
+    options = resolved.options
+    limits = Limits(
+        rows=memory.rows,
+        step_tokens=memory.step_tokens,
+        max_context=memory.max_context,
+        max_waiting=options.max_waiting,
+        policy=cast(Policy, options.policy),
+        depth=options.depth,
+    )
+    kv = KvManager(memory.pool, prefix_cache=options.prefix_cache)
+    return EngineCore(
+        Scheduler(limits, kv),
+        executor,
+        depth=options.depth,
+        flight=flight,
+        check=environment.check_plans(),
+    )
+
+
+def prove(core: EngineCore, max_context: int) -> None:
+    """A real token through every path that serves: greedy, sampled, filtered, with logprobs.
+
+    Raises `EngineFault` where one ends otherwise than it should.
+    """
+    length = min(8, max_context - 2)
+    paths = {
+        "greedy": SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
+        "sampled": SamplingParams(
+            max_tokens=2,
+            top_k=20,
+            top_p=0.9,
+            repetition_penalty=1.1,
+            seed=1,
+            logprobs=1,
+            prompt_logprobs=0,
+            ignore_eos=True,
+        ),
+    }
+    for name, sampling in paths.items():
+        core.add(
+            Request(
+                id=f"headrace-start-{name}",
+                prompt=list(range(1, length + 1)),
+                sampling=sampling,
+                cache_salt=_PROOF_SALT,
+                arrival=time.monotonic(),
+            )
+        )
+    tokens = dict.fromkeys(paths, 0)
+    while core.has_work:
+        for delta in core.turn():
+            if delta.finish in ("error", "abort"):
+                raise EngineFault(f"the first request ended with: {delta.error or delta.finish}")
+            tokens[delta.request_id.removeprefix("headrace-start-")] += len(delta.tokens)
+    if set(tokens.values()) != {2}:
+        raise EngineFault(f"the first requests gave {tokens} tokens instead of 2 each")

@@ -1,0 +1,116 @@
+"""From what the user gave to a `Request`: tokenised, every field verified, limits resolved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..base.errors import ContextOverflow, InvalidRequest
+from ..base.modelfiles import ModelFiles
+from ..base.request import Request
+from ..base.sampling import SamplingParams
+from ..text.tokenizer import Tokenizer
+
+_AUTHORS_FIELDS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+
+
+def default_sampling(files: ModelFiles) -> SamplingParams:
+    """The sampling that the model's authors ship, our defaults where they are silent."""
+    given = {name: files.generation[name] for name in _AUTHORS_FIELDS if name in files.generation}
+    if files.generation.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return SamplingParams(**given)
+
+
+class InputProcessor:
+    """Makes requests for one model."""
+
+    def __init__(self, files: ModelFiles, tokenizer: Tokenizer, max_context: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = files.arch.vocab_size
+        self._eos_ids = files.eos_ids
+        self._max_context = max_context
+
+    def request(
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        adapter: str | None = None,
+        grammar: str | None = None,
+        pooling: bool = False,
+    ) -> Request:
+        """Raises `InvalidRequest` naming the field, or `ContextOverflow`."""
+        arrival = time.monotonic()
+        sampling.verify(self._vocab_size)
+        ids = self.tokenise(prompt)
+        room = self._max_context - len(ids)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(ids)} tokens; with at least one token of output it must fit "
+                f"into a context of {self._max_context}",
+                param="prompt",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens > room:
+            raise ContextOverflow(
+                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}; "
+                f"together they must fit into a context of {self._max_context}",
+                param="max_tokens",
+            )
+        if sampling.min_tokens > room:
+            raise ContextOverflow(
+                f"the prompt has {len(ids)} tokens and min_tokens is {sampling.min_tokens}; "
+                f"together they must fit into a context of {self._max_context}",
+                param="min_tokens",
+            )
+        # A copy: the caller may use its object again, and change it.
+        sampling = replace(sampling, max_tokens=sampling.max_tokens or room)
+        stop_ids = () if sampling.ignore_eos else self._eos_ids
+        return Request(
+            id=request_id,
+            prompt=ids,
+            sampling=sampling,
+            stop_ids=tuple(dict.fromkeys((*stop_ids, *sampling.stop_token_ids))),
+            priority=_integer("priority", priority),
+            cache_salt=cache_salt,
+            arrival=arrival,
+            adapter=adapter,
+            grammar=grammar,
+            pooling=pooling,
+        )
+
+    def tokenise(self, prompt: str | Sequence[int]) -> list[int]:
+        """Ids of a prompt: text gets the model's begin-of-text, ids are taken as they are."""
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt, add_bos=True)
+        elif isinstance(prompt, list | tuple):
+            ids = list(prompt)
+            for index in ids:
+                if type(index) is not int or not 0 <= index < self._vocab_size:
+                    raise InvalidRequest(
+                        f"token ids must be integers from 0 to {self._vocab_size - 1}, "
+                        f"not {index!r:.40}",
+                        param="prompt",
+                    )
+        else:
+            raise InvalidRequest(
+                f"a prompt is text or a list of token ids, not {type(prompt).__name__}",
+                param="prompt",
+            )
+        if not ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        return ids
+
+
+def _integer(name: str, value: Any) -> int:
+    if type(value) is not int or not -(2**31) <= value < 2**31:
+        raise InvalidRequest(f"{name} must be a 32-bit integer, not {value!r:.40}", param=name)
+    return value

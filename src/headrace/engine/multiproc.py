@@ -1,0 +1,134 @@
+"""The executor whose worker runs in a process of its own.
+
+Nothing waits in a thread: who needs a result pumps the channel, and a pidfd wakes it at once when
+the worker dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections import deque
+from typing import Any
+
+from ..base.errors import EngineDead
+from ..base.modelfiles import ModelFiles
+from ..base.step import PoolShape, StepPlan, StepResult
+from ..dist.channel import Channel, PeerGone, address, private_folder
+from . import messages
+from .executor import Facts, StepFuture
+from .messages import WireFiles
+from .spawn import STACKS, Child, explain_exit
+
+_POLL = 0.25
+"""Seconds between looks at the worker where the system has no pidfd."""
+
+
+class MultiprocExecutor:
+    """Speaks to `engine.worker_process`."""
+
+    def __init__(self, files: ModelFiles, settings: dict[str, Any], worker: str) -> None:
+        """`worker`: `module:function` that loads one, as in `engine.real`."""
+        self._files = files
+        self._settings = settings
+        self._folder = private_folder()
+        where = address(self._folder, "worker")
+        self._channel = Channel(where, messages.FromWorker, bind=True)
+        self._child = Child(
+            "headrace.engine.worker_process", [where, str(self._folder), "--worker", worker]
+        )
+        self._pidfd: int | None = None
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self._child.pid)
+            self._channel.watch(self._pidfd)
+        self._waiting: deque[_Coming] = deque()
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def load(self) -> Facts:
+        self._expect(messages.Hello)
+        self._channel.send(messages.Load(WireFiles.of(self._files), self._settings))
+        loaded = self._expect(messages.Loaded)
+        return Facts(loaded.weight_bytes, loaded.device_memory, loaded.kernels, loaded.phases)
+
+    def allocate(self, pool: PoolShape) -> None:
+        self._channel.send(messages.Allocate(pool))
+        self._expect(messages.Done)
+
+    def warm_up(self) -> None:
+        self._channel.send(messages.WarmUp())
+        self._expect(messages.Done)
+
+    def submit(self, plan: StepPlan) -> StepFuture:
+        try:
+            self._channel.send(messages.Execute(plan))
+        except PeerGone:
+            raise self._death() from None
+        coming = _Coming(self)
+        self._waiting.append(coming)
+        return coming
+
+    def pump(self) -> None:
+        """Take one result, which is that of the oldest step in flight."""
+        executed = self._expect(messages.Executed)
+        self._waiting.popleft().value = executed.result
+
+    def _expect(self, kind: type[Any]) -> Any:
+        while True:
+            message = self._channel.receive_one(None if self._pidfd is not None else _POLL)
+            if message is None:
+                if self._child.wait(0.0) is None:
+                    continue
+                message = self._channel.receive_one(0.05)  # Its last words, if any.
+                if message is None:
+                    raise self._death()
+            if isinstance(message, messages.Failed):
+                raise message.error.error()
+            assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r:.200}"
+            return message
+
+    def _death(self) -> EngineDead:
+        code = self._child.wait(1.0)
+        how = "does not answer" if code is None else explain_exit(code)
+        with contextlib.suppress(OSError):
+            stacks = (self._folder / STACKS).read_text()
+            if stacks:
+                how += "\n" + stacks[-4000:]
+        return EngineDead(f"the worker process {how}")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(PeerGone):
+            self._channel.send(messages.Stop())
+        deadline = time.monotonic() + 2.0
+        self._child.wait(max(0.0, deadline - time.monotonic()))
+        if self._child.exit_code is None:
+            self._child.kill()
+            self._child.wait(5.0)
+        self._child.release()
+        self._channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Coming:
+    """A result that is taken from the channel when somebody asks for it."""
+
+    __slots__ = ("_executor", "value")
+
+    def __init__(self, executor: MultiprocExecutor) -> None:
+        self._executor = executor
+        self.value: StepResult | None = None
+
+    def result(self) -> StepResult:
+        while self.value is None:
+            self._executor.pump()
+        return self.value

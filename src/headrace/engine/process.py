@@ -1,0 +1,160 @@
+"""The engine process: `python -m headrace.engine.process ADDRESS FOLDER`.
+
+Its one thread runs the loop: what came over the channel is accepted between two turns, and what a
+turn brought leaves in one message. Idle, it waits for a message and says now and then that it is
+well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from ..base.errors import EngineFault, HeadraceError
+from ..base.request import SequenceDelta
+from ..dist.channel import Channel
+from ..obs.flight import FlightRecorder
+from . import messages
+from .core import EngineCore
+from .messages import WireError
+from .spawn import become_child
+
+BEAT_SECONDS = 0.5
+"""Time between two signs of life when there is nothing to do."""
+_STALLED_SECONDS = 0.005
+"""Pause when there is work but nothing of it can run now."""
+
+
+class _Terminated(BaseException):
+    pass
+
+
+def main() -> None:
+    started = time.monotonic()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--spawned", type=float, default=started)
+    parser.add_argument("--torch", action="store_true", help="the worker runs in this process")
+    arguments = parser.parse_args()
+    stacks = become_child(arguments.folder)
+    signal.signal(signal.SIGTERM, _terminate)
+    channel = Channel(arguments.address, messages.ToEngine, bind=False)
+    try:
+        channel.send(messages.Hello(0))
+        channel.send(messages.Phase("engine_process", started - arguments.spawned))
+        run(channel, arguments.worker, import_torch=arguments.torch)
+    except _Terminated:
+        pass
+    except HeadraceError as error:
+        channel.send(messages.Failed(WireError.of(error)))
+        sys.exit(error.exit_code)
+    except Exception as fault:  # noqa: BLE001 - the border of the process
+        traceback.print_exc()
+        told = EngineFault(f"{type(fault).__name__}: {fault}")
+        channel.send(messages.Failed(WireError.of(told)))
+        sys.exit(1)
+    finally:
+        channel.close()
+        stacks.close()
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
+    """Be configured, start, serve until told to stop."""
+    begin = time.monotonic()
+    # Local: the imports below take longer than saying hello, and the parent opens the files
+    # of the model meanwhile.
+    from .build import build
+
+    channel.send(messages.Phase("import_engine", time.monotonic() - begin))
+    if import_torch:
+        begin = time.monotonic()
+        import torch  # noqa: F401 - loads while the parent opens the model's files
+
+        channel.send(messages.Phase("import_torch", time.monotonic() - begin))
+    configure = channel.receive_one(None)
+    if not isinstance(configure, messages.Configure):
+        return
+    flight = FlightRecorder(Path(configure.flight))
+    built = build(
+        configure.options,
+        configure.files.open(),
+        worker=worker,
+        flight=flight,
+        on_phase=lambda name, seconds: channel.send(messages.Phase(name, seconds)),
+    )
+    try:
+        facts = {
+            "weight_bytes": float(built.facts.weight_bytes),
+            "kv_bytes": float(built.memory.kv_bytes),
+            "kv_tokens": float(built.memory.kv_tokens),
+        }
+        channel.send(
+            messages.Ready(built.core.max_context, built.memory.rows, built.decisions, facts)
+        )
+        serve(channel, built.core)
+    finally:
+        built.close()
+        flight.close()
+
+
+def serve(channel: Channel, core: EngineCore) -> None:
+    """accept → turn → emit, until `Stop` comes."""
+    stalled = False
+    while True:
+        timeout = 0.0 if core.has_work and not stalled else BEAT_SECONDS
+        if stalled:
+            timeout = _STALLED_SECONDS
+        arrived = channel.receive(timeout)
+        for message in arrived:
+            if isinstance(message, messages.Stop):
+                return
+            accept(channel, core, message)
+        if not arrived and not core.has_work:
+            channel.send(messages.Beat(core.stats.step))
+            continue
+        step = core.stats.step
+        deltas: list[SequenceDelta] = core.turn()
+        stalled = core.has_work and core.stats.step == step and not deltas
+        if not stalled:
+            channel.send(messages.News(deltas, core.stats))
+
+
+def accept(channel: Channel, core: EngineCore, message: object) -> None:
+    """One message of the API process. What cannot be accepted is refused by name."""
+    match message:
+        case messages.Submit(request):
+            try:
+                core.add(request)
+            except HeadraceError as error:
+                channel.send(messages.Refused(request.id, WireError.of(error)))
+        case messages.Abort(request_id):
+            core.abort(request_id)
+        case messages.AbortChoice(request_id, choice):
+            core.abort_choice(request_id, choice)
+        case messages.Inspect():
+            channel.send(inspect(core))
+
+
+def inspect(core: EngineCore) -> messages.Report:
+    """The state of the control plane, looked at closely."""
+    stats, wrong = core.scheduler.stats(), ""
+    try:
+        core.scheduler.check_integrity()
+    except AssertionError as broken:
+        wrong = str(broken) or "check_integrity failed"
+    return messages.Report(stats.running, stats.waiting, stats.kv_usage, wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Where workers come from: named functions, so that another process can find the same one.
+
+A loader takes the files and the settings (fields of `worker.WorkerOptions`, as plain values) and
+returns a loaded worker with its facts. Tests and the simulator name their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ..base.modelfiles import ModelFiles
+from .executor import Facts, LoadedWorker
+
+REAL_WORKER = "headrace.engine.real:load_worker"
+
+WorkerLoader = Callable[[ModelFiles, dict[str, Any]], tuple[LoadedWorker, Facts]]
+
+
+def worker_loader(name: str) -> WorkerLoader:
+    """The function behind `module:function`."""
+    module, _, function = name.partition(":")
+    loader: WorkerLoader = getattr(import_module(module), function)
+    return loader
+
+
+def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, Facts]:
+    """The real worker on the device that the settings name."""
+    begin = time.monotonic()
+    # Local: this import brings torch, which only a process with a worker pays for.
+    from ..worker.options import WorkerOptions
+    from ..worker.worker import Worker
+
+    imported = time.monotonic() - begin
+    worker = Worker(files, WorkerOptions(**settings))
+    facts = worker.facts
+    return worker, Facts(
+        weight_bytes=facts.weight_bytes,
+        device_memory=facts.device_memory,
+        kernels=facts.kernels,
+        phases={"import_torch": imported, **facts.phases},
+    )

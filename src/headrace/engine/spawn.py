@@ -1,0 +1,111 @@
+"""Child processes that live and die with their parent.
+
+A child is a fresh interpreter (never a fork of threads and sockets) in a session of its own, so
+that Ctrl-C in the terminal reaches the parent alone, which then drains. Its standard input is a
+pipe that only the parent holds: when the parent ends, however it ends, the child reads the end of
+the pipe and leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+STACKS = "stacks.txt"
+"""File in a child's folder that takes its stacks: on a crash, and when it is asked by a signal."""
+DUMP_SIGNAL = signal.SIGUSR1
+ORPHANED = 74
+"""Exit code of a child whose parent is gone."""
+
+
+class Child:
+    """A running child process, as its parent sees it."""
+
+    def __init__(self, module: str, arguments: list[str]) -> None:
+        """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now."""
+        environment = dict(os.environ)
+        # The child must find the same packages, however the parent found them.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments, "--spawned", repr(time.monotonic())],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def watch(self, on_exit: Callable[[int], None]) -> None:
+        """Call back, from a thread of its own, with the exit code as soon as it ends."""
+
+        def wait() -> None:
+            on_exit(self._process.wait())
+
+        threading.Thread(target=wait, name=f"headrace-wait-{self.pid}", daemon=True).start()
+
+    def wait(self, timeout: float) -> int | None:
+        """The exit code, or None when it still runs after `timeout` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def ask_for_stacks(self) -> None:
+        """Make it write the stacks of all its threads; works also while it hangs in C code."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(DUMP_SIGNAL)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def release(self) -> None:
+        """Close the life line: a child that did not leave by itself leaves now."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+
+def explain_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def become_child(folder: Path) -> IO[str]:
+    """Called first in a child: ignore the terminal, follow the parent, be ready to show stacks.
+
+    Returns the file of the stacks, which has to stay open.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stacks = (folder / STACKS).open("w")
+    faulthandler.enable(stacks)
+    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True)
+    threading.Thread(target=_follow_parent, name="headrace-lifeline", daemon=True).start()
+    return stacks
+
+
+def _follow_parent() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(ORPHANED)

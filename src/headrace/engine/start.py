@@ -1,0 +1,146 @@
+"""From wishes to a start: every "auto" is decided, with its reason, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..base.config import Decision, EngineOptions, parse_size
+from ..base.errors import OptionError
+from ..base.hardware import Hardware, torch_build
+from ..base.modelfiles import ModelFiles
+from ..roofline.memory import MemoryPlan, plan_memory
+
+STEP_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Budget of a step: on a device large enough for full speed of the matrix products, and small
+enough that one prompt's chunk does not stop the others for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Options without "auto" and None, but for what only the memory plan can say."""
+
+    options: EngineOptions
+    decisions: tuple[Decision, ...]
+    available: int
+    """Bytes on the device when the plan was made, weights not yet loaded."""
+    kv_memory: int | None
+
+
+def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
+    """Decide what was left open. Raises `OptionError` for what cannot work here."""
+    options.verify()
+    decisions: list[Decision] = []
+
+    def decide(name: str, value: Any, reason: str) -> Any:
+        decisions.append(Decision(name, str(value), reason))
+        return value
+
+    device, why = _device(options.device, hardware)
+    decide("device", device, why)
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype, why = _dtype(device, hardware)
+        decide("dtype", dtype, why)
+    kv_dtype = options.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = decide("kv_dtype", dtype, "the type of the activations")
+    step_tokens = options.step_tokens or decide(
+        "step_tokens", STEP_TOKENS[device], f"default of {device}"
+    )
+    threads = options.threads
+    if threads is None:
+        cpu = hardware.cpu
+        threads = decide(
+            "threads",
+            cpu.physical_cores,
+            f"cores without their second hardware threads, of {cpu.cores} that this process has",
+        )
+    if options.depth > 1 and options.executor == "inline":
+        decide("executor", "inline", "the worker has a thread of its own, for depth 2")
+    kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
+    resolved = replace(
+        options,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        step_tokens=step_tokens,
+        threads=threads,
+    )
+    available = hardware.gpus[0].free if device == "cuda" else hardware.cpu.available
+    return Resolved(resolved, tuple(decisions), available, kv_memory)
+
+
+def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
+    """(device, reason)"""
+    version, cuda = torch_build()
+    obstacle = ""
+    if not hardware.gpus:
+        obstacle = "no NVIDIA GPU is visible"
+    elif cuda is None:
+        obstacle = f"the installed torch {version} is built without CUDA"
+    if wish == "cuda" and obstacle:
+        raise OptionError(f"device cuda cannot be used: {obstacle}", param="device")
+    if wish != "auto":
+        return wish, "asked for"
+    if obstacle:
+        return "cpu", obstacle
+    return "cuda", hardware.gpus[0].name
+
+
+def _dtype(device: str, hardware: Hardware) -> tuple[str, str]:
+    if device == "cpu":
+        return "float32", "the fastest dense type of most CPUs; quantised weights stay as they are"
+    major, minor = hardware.gpus[0].capability
+    if (major, minor) >= (8, 0):
+        return "bfloat16", f"compute capability {major}.{minor} has it"
+    return "float16", f"compute capability {major}.{minor} has no bfloat16"
+
+
+def weight_bytes_on_disk(files: ModelFiles) -> int:
+    """What the weights will take, before they are loaded: the size of their files."""
+    return sum(path.stat().st_size for path in files.weights)
+
+
+def plan(resolved: Resolved, files: ModelFiles, weight_bytes: int) -> MemoryPlan:
+    """Divide the device's memory. Raises `DoesNotFit` with options that would help."""
+    options = resolved.options
+    assert options.step_tokens is not None
+    return plan_memory(
+        files.arch,
+        weight_bytes=weight_bytes,
+        available=resolved.available,
+        rows=options.max_sequences,
+        step_tokens=options.step_tokens,
+        max_context=options.max_context,
+        block_size=options.block_size,
+        kv_dtype=options.kv_dtype,
+        dtype=options.dtype,
+        kv_memory=resolved.kv_memory,
+        device=options.device,
+        depth=options.depth,
+    )
+
+
+def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
+    """Fields of `worker.WorkerOptions`."""
+    options = resolved.options
+    return {
+        "device": options.device,
+        "dtype": options.dtype,
+        "kv_dtype": options.kv_dtype,
+        "kernels": options.kernels,
+        "threads": options.threads,
+        "rows": memory.rows,
+        "step_tokens": memory.step_tokens,
+        "max_context": memory.max_context,
+    }
+
+
+def explain(
+    options: EngineOptions, files: ModelFiles, hardware: Hardware
+) -> tuple[list[Decision], MemoryPlan]:
+    """What a start would decide, without loading weights (their size is that of their files)."""
+    resolved = resolve(options, files, hardware)
+    memory = plan(resolved, files, weight_bytes_on_disk(files))
+    return [*resolved.decisions, *memory.decisions], memory

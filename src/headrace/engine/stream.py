@@ -1,0 +1,97 @@
+"""One answer on its way to its reader, who may be slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from ..base.errors import HeadraceError
+from ..base.request import OutputDelta
+
+
+class Stream:
+    """An asynchronous iterator of the deltas of one request (see `face.OutputStream`).
+
+    What the reader has not taken is merged per choice: at most n deltas wait, and together they
+    are never larger than the answer. Belongs to one event loop and one reader.
+    """
+
+    __slots__ = ("_cancel", "_error", "_open", "_pending", "_waiter", "prompt_ids", "request_id")
+
+    def __init__(
+        self, request_id: str, prompt_ids: list[int], choices: int, cancel: Callable[[str], None]
+    ) -> None:
+        self.request_id = request_id
+        self.prompt_ids = prompt_ids
+        self._open = choices
+        self._pending: dict[int, OutputDelta] = {}
+        self._error: HeadraceError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._cancel = cancel
+
+    def push(self, delta: OutputDelta) -> None:
+        """More of one choice (engine's side)."""
+        waiting = self._pending.get(delta.index)
+        if waiting is None:
+            self._pending[delta.index] = delta
+        else:
+            merge(waiting, delta)
+        if delta.finish_reason is not None:
+            self._open -= 1
+        self._wake()
+
+    def fail(self, error: HeadraceError) -> None:
+        """The request ends with an error, once what is pending has been read."""
+        if self._open:
+            self._error = error
+            self._open = 0
+            self._wake()
+
+    @property
+    def ended(self) -> bool:
+        """Will nothing more be pushed?"""
+        return self._open == 0
+
+    def cancel(self) -> None:
+        if self._open:
+            self._open = 0
+            self._cancel(self.request_id)
+        self._pending.clear()
+        self._wake()
+
+    def __aiter__(self) -> AsyncIterator[OutputDelta]:
+        return self
+
+    async def __anext__(self) -> OutputDelta:
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._pending.pop(next(iter(self._pending)))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def merge(first: OutputDelta, second: OutputDelta) -> None:
+    """Append the later delta of the same choice to the earlier one."""
+    first.text += second.text
+    first.token_ids += second.token_ids
+    if first.logprobs is None:
+        first.logprobs = second.logprobs
+    elif second.logprobs is not None:
+        first.logprobs += second.logprobs
+    first.finish_reason = second.finish_reason
+    first.stop_reason = second.stop_reason
+    first.cached_tokens = max(first.cached_tokens, second.cached_tokens)
+    first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
+    first.vector = first.vector or second.vector
+    first.queue_seconds = first.queue_seconds or second.queue_seconds
+    first.preemptions = second.preemptions

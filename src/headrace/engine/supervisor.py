@@ -1,0 +1,316 @@
+"""Keeps one engine process alive: starts it, watches it, says why it ended, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..base.config import EngineOptions
+from ..base.errors import EngineDead, HeadraceError
+from ..base.modelfiles import ModelFiles
+from ..dist.channel import AsyncChannel, PeerGone, address, private_folder
+from ..obs.flight import read_flight, write_dump
+from . import messages
+from .messages import WireError, WireFiles
+from .real import REAL_WORKER
+from .spawn import STACKS, Child, explain_exit
+
+log = logging.getLogger("headrace.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """Limits of patience, in seconds."""
+
+    hang: float = 120.0
+    """Silence of the step loop after which it is taken to hang: longer than any step takes."""
+    start: float = 900.0
+    """Silence between two phases of the start."""
+    back_off: float = 0.5
+    """Pause before the first restart; doubles with each failure in a row."""
+    back_off_most: float = 30.0
+    healthy: float = 60.0
+    """Life after which a failure counts as the first again."""
+    give_up: int = 5
+    """Failures in a row after which the engine no longer counts as alive; attempts go on."""
+    dumps: Path | None = None
+    """Folder for what the flight recorder saw; None: no dumps are kept."""
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    CLOSED = "closed"
+
+
+class Supervisor:
+    """One engine process at a time, always a fresh one after a failure."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        rules: Supervision,
+        *,
+        worker: str,
+        on_message: Callable[[Any], None],
+        on_down: Callable[[str, EngineDead], None],
+    ) -> None:
+        """`on_message`: what a ready engine says; `on_down`: it is gone, and so is its
+        work; called with the kind of failure (death, hang, start) and the error."""
+        self.state = State.STARTING
+        self.ready: messages.Ready | None = None
+        self.phases: dict[str, float] = {}
+        self.restarts = 0
+        self.reason = ""
+        self.last_dump: Path | None = None
+        self._options = options
+        self._rules = rules
+        self._worker = worker
+        self._on_message = on_message
+        self._on_down = on_down
+        self._files: WireFiles | None = None
+        self._folder = private_folder()
+        self._number = 0
+        self._child: Child | None = None
+        self._channel: AsyncChannel | None = None
+        self._hello = False
+        self._configured = False
+        self._failed: WireError | None = None
+        self._in_a_row = 0
+        self._start_seconds = 5.0
+        self._changed = asyncio.Event()
+        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._task = asyncio.create_task(self._supervise(), name="headrace-supervisor")
+
+    # For the engine's face
+
+    def configure(self, files: ModelFiles) -> None:
+        """The model is open: the process, which has been importing, may load it."""
+        self._files = WireFiles.of(files)
+        self._configure()
+
+    async def started(self) -> None:
+        """Wait until the first start is done. Raises what went wrong with it."""
+        await asyncio.shield(self._started)
+
+    def send(self, message: Any) -> None:
+        """Raises `EngineDead` where there is no engine to take it."""
+        if self.state is not State.READY or self._channel is None:
+            raise self.dead()
+        try:
+            self._channel.send(message)
+        except PeerGone:
+            raise self.dead() from None
+
+    def dead(self) -> EngineDead:
+        return EngineDead(
+            f"the engine is {self.state.value}: {self.reason or 'its model is being loaded'}",
+            retry_after=self.retry_after,
+        )
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until a start should be done."""
+        return max(1.0, self._pause() + self._start_seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not State.CLOSED and self._in_a_row < self._rules.give_up
+
+    @property
+    def heartbeat_age(self) -> float:
+        return 0.0 if self._channel is None else time.monotonic() - self._channel.received_at
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    async def close(self) -> None:
+        """Stop the process, kindly for two seconds."""
+        if self.state is State.CLOSED:
+            return
+        self.state, self.reason = State.CLOSED, "closed"
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        if not self._started.done():
+            self._started.set_exception(EngineDead("the engine was closed while it started"))
+        if self._channel is not None and self._child is not None:
+            with contextlib.suppress(PeerGone):
+                self._channel.send(messages.Stop())
+            for _ in range(100):
+                if self._child.exit_code is not None:
+                    break
+                await asyncio.sleep(0.02)
+        self._bury()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # The life of one process after the other
+
+    async def _supervise(self) -> None:
+        while True:
+            begin = time.monotonic()
+            self._spawn()
+            kind, reason = await self._until_it_ends()
+            assert self._channel is not None
+            self._channel.flush()  # What it said before it ended is still true.
+            was_ready = self.state is State.READY
+            if not was_ready and not self._started.done():
+                self._give_up_starting(reason)
+                return
+            if was_ready and time.monotonic() - begin > self._rules.healthy:
+                self._in_a_row = 0
+            self._in_a_row += 1
+            self.reason = reason
+            self.last_dump = self._dump(kind, reason)
+            log.error("engine process %s; dump: %s", reason, self.last_dump or "none")
+            self.state = State.DOWN
+            pause = self._pause()
+            self._bury()
+            self._on_down(kind, EngineDead(f"the engine {reason}", retry_after=self.retry_after))
+            await asyncio.sleep(pause)
+            self.restarts += 1
+            self.state = State.STARTING
+
+    def _pause(self) -> float:
+        rules = self._rules
+        return min(rules.back_off_most, rules.back_off * 2.0 ** max(0, self._in_a_row - 1))
+
+    def _spawn(self) -> None:
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        where = address(self._folder, f"engine-{self._number}")
+        self._hello = self._configured = False
+        self._failed = None
+        self.phases = {}
+        self._begin = time.monotonic()
+        channel = AsyncChannel(where, messages.FromEngine, on_message=self._receive, loop=loop)
+        self._channel = channel
+        arguments = [where, str(self._folder), "--worker", self._worker]
+        if self._worker == REAL_WORKER and self._options.executor == "inline":
+            arguments.append("--torch")
+        self._child = Child("headrace.engine.process", arguments)
+        changed = self._changed
+
+        def exited(code: int) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop may be gone by now.
+                loop.call_soon_threadsafe(changed.set)
+
+        self._child.watch(exited)
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case messages.Hello():
+                self._hello = True
+                self._configure()
+            case messages.Phase(name, seconds):
+                self.phases[name] = self.phases.get(name, 0.0) + seconds
+            case messages.Failed(error):
+                self._failed = error
+                self._changed.set()
+            case messages.Ready():
+                self._start_seconds = time.monotonic() - self._begin
+                self.phases["engine_total"] = self._start_seconds
+                self.ready = message
+                self.reason = ""
+                self.state = State.READY
+                self._on_message(message)
+                if not self._started.done():
+                    self._started.set_result(None)
+            case _:
+                self._on_message(message)
+
+    def _configure(self) -> None:
+        if self._hello and self._files is not None and not self._configured:
+            assert self._channel is not None
+            self._configured = True
+            flight = str(self._folder / f"flight-{self._number}")
+            with contextlib.suppress(PeerGone):
+                self._channel.send(messages.Configure(self._options, self._files, flight))
+
+    async def _until_it_ends(self) -> tuple[str, str]:
+        """(kind of failure, reason in words); on return the process is dead."""
+        assert self._child is not None
+        assert self._channel is not None
+        patience = min(self._rules.hang, self._rules.start)
+        while True:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.05, min(1.0, patience / 4)))
+            code = self._child.exit_code
+            if code is not None or self._failed is not None:
+                if code is None:
+                    code = await self._reap()
+                said = f": {self._failed.message}" if self._failed else ""
+                kind = "death" if self.state is State.READY else "start"
+                return kind, f"{explain_exit(code)}{said}"
+            limit = self._rules.hang if self.state is State.READY else self._rules.start
+            if not self._configured and self._hello:
+                continue  # It waits for us: the model's files are still being fetched.
+            if time.monotonic() - self._channel.received_at > limit:
+                # Perhaps it was this loop that did not turn: look at what has come meanwhile.
+                self._channel.flush()
+                await asyncio.sleep(0)
+            silence = time.monotonic() - self._channel.received_at
+            if silence > limit:
+                self._child.ask_for_stacks()
+                await asyncio.sleep(0.3)
+                self._child.kill()
+                await self._reap()
+                return "hang", f"was silent for {silence:.1f} seconds and was ended"
+
+    async def _reap(self) -> int:
+        """Wait for the end of a process that is ending; help after two seconds."""
+        assert self._child is not None
+        for wait in range(200):
+            code = self._child.exit_code
+            if code is not None:
+                return code
+            if wait == 100:
+                self._child.kill()
+            await asyncio.sleep(0.02)
+        return -9
+
+    def _give_up_starting(self, reason: str) -> None:
+        error: HeadraceError
+        if self._failed is not None:
+            error = self._failed.error()
+        else:
+            error = EngineDead(f"the engine process {reason} before it was ready")
+            self.last_dump = self._dump("start", reason)
+        self.state, self.reason = State.CLOSED, error.message
+        self._bury()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._started.set_exception(error)
+
+    def _dump(self, kind: str, reason: str) -> Path | None:
+        if self._rules.dumps is None:
+            return None
+        stacks = ""
+        with contextlib.suppress(OSError):
+            stacks = (self._folder / STACKS).read_text(errors="replace")
+        return write_dump(
+            self._rules.dumps,
+            kind=kind,
+            reason=reason,
+            stacks=stacks,
+            steps=read_flight(self._folder / f"flight-{self._number}"),
+            details={"restarts": self.restarts, "phases": self.phases},
+        )
+
+    def _bury(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.release()
+        if self._channel is not None:
+            self._channel.close()

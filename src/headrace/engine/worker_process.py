@@ -1,0 +1,79 @@
+"""A worker in a process of its own: `python -m headrace.engine.worker_process ADDRESS FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from ..base.errors import EngineFault, HeadraceError
+from ..dist.channel import Channel
+from . import messages
+from .executor import LoadedWorker, execute
+from .messages import WireError
+from .real import worker_loader
+from .spawn import become_child
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--worker", required=True)
+    parser.add_argument("--spawned", type=float, default=0.0)
+    arguments = parser.parse_args()
+    stacks = become_child(arguments.folder)
+    channel = Channel(arguments.address, messages.ToWorker, bind=False)
+    try:
+        serve(channel, arguments.worker, arguments.spawned)
+    finally:
+        channel.close()
+        stacks.close()
+
+
+def serve(channel: Channel, loader: str, spawned: float) -> None:
+    """Do what the engine says until it says stop."""
+    channel.send(messages.Hello(0))
+    worker: LoadedWorker | None = None
+    began = time.monotonic()
+    while True:
+        message = channel.receive_one(None)
+        begin = time.monotonic()
+        try:
+            match message:
+                case messages.Execute(plan):
+                    assert worker is not None
+                    channel.send(messages.Executed(execute(worker, plan)))
+                case messages.Load(files, settings):
+                    worker, facts = worker_loader(loader)(files.open(), settings)
+                    phases = {"worker_process": began - spawned, **facts.phases}
+                    channel.send(
+                        messages.Loaded(
+                            facts.weight_bytes, facts.device_memory, facts.kernels, phases
+                        )
+                    )
+                case messages.Allocate(pool):
+                    assert worker is not None
+                    worker.allocate(pool)
+                    channel.send(messages.Done(time.monotonic() - begin))
+                case messages.WarmUp():
+                    assert worker is not None
+                    worker.warm_up()
+                    channel.send(messages.Done(time.monotonic() - begin))
+                case messages.Stop():
+                    break
+                case None:
+                    continue
+        except HeadraceError as error:
+            channel.send(messages.Failed(WireError.of(error)))
+            return
+        except Exception as fault:
+            wrapped = EngineFault(f"{type(fault).__name__}: {fault}")
+            channel.send(messages.Failed(WireError.of(wrapped)))
+            raise
+    if worker is not None:
+        worker.close()
+
+
+if __name__ == "__main__":
+    main()

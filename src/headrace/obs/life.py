@@ -1,0 +1,58 @@
+"""The life of one request as its API process saw it: times and counts, nothing of its content."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class RequestLife:
+    """All times are `time.monotonic()` of this machine, 0 where not yet reached."""
+
+    arrival: float
+    prompt_tokens: int
+    choices: int = 1
+    max_tokens: int = 0
+    scheduled: float = 0.0
+    """First step that computed for it."""
+    first_token: float = 0.0
+    last_token: float = 0.0
+    generated: int = 0
+    """Tokens, of all choices."""
+    longest: int = 0
+    """Tokens of the longest choice."""
+    cached: int = 0
+    preemptions: int = 0
+    reason: str = ""
+    """How it ended: stop, length, abort or error."""
+
+    @property
+    def ttft(self) -> float:
+        """Arrival to first token."""
+        return self.first_token - self.arrival
+
+    @property
+    def queue(self) -> float:
+        """Arrival to first step."""
+        return max(0.0, self.scheduled - self.arrival)
+
+    @property
+    def prefill(self) -> float:
+        """First step to first token."""
+        return max(0.0, self.first_token - self.scheduled)
+
+    @property
+    def decode(self) -> float:
+        """First token to last."""
+        return self.last_token - self.first_token
+
+    @property
+    def inference(self) -> float:
+        """First step to last token."""
+        return max(0.0, self.last_token - self.scheduled)
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Mean time between the tokens of a choice after its first; None below two tokens."""
+        steps = self.generated / self.choices - 1
+        return self.decode / steps if steps > 0 else None
