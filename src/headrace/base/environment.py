@@ -36,3 +36,8 @@ def check_plans() -> bool:
 def debug() -> bool:
     """Show tracebacks where the command line would print one clear line."""
     return os.environ.get("HEADRACE_DEBUG") == "1"
+
+
+def with_temporary_folder(folder: Path) -> dict[str, str]:
+    """The environment for a child process that keeps its temporary files in `folder`."""
+    return {**os.environ, "TMPDIR": str(folder)}

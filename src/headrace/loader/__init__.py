@@ -3,10 +3,23 @@ Takes → gives: a model's name → files on disk → named weights.
 Does not know: what a model does with them.
 Invariant: files are hostile: bounded, checked, never pickle.
 Where does my change go: where bytes come from.
+
+Everything here but `loader.weights` works without torch.
 """
 
 from __future__ import annotations
 
+from .cache import CachedModel, cached_models, remove
+from .catalog import CATALOG, CatalogModel
 from .open import open_model
+from .progress import Progress
 
-__all__ = ["open_model"]
+__all__ = [
+    "CATALOG",
+    "CachedModel",
+    "CatalogModel",
+    "Progress",
+    "cached_models",
+    "open_model",
+    "remove",
+]

@@ -11,7 +11,8 @@ from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
 from .gguf_model import END_OF_TURN
-from .shards import find_shards, read_json
+from .jsonfile import read_json
+from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")

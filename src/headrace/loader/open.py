@@ -6,8 +6,14 @@ from pathlib import Path
 
 from ..base.errors import ModelFileError, ModelNotFound
 from ..base.modelfiles import ModelFiles
+from .catalog import CATALOG
+from .download import fetch_catalog
 from .folder import open_folder
 from .gguf_model import open_gguf
+from .hub_model import fetch_hub, split_hub_name
+from .progress import Progress
+
+MAX_NAME = 4096
 
 
 def open_model(
@@ -15,13 +21,46 @@ def open_model(
     *,
     cache_dir: str | Path | None = None,
     offline: bool = False,
-    progress: object = None,
+    progress: Progress | None = None,
 ) -> ModelFiles:
+    """Find a model, download it where needed, read its small files; imports no torch.
+
+    `name`: a folder in Hugging Face layout, a `.gguf` file, a catalog name, or a hub id
+    (`org/name`, for GGUF repositories `org/name:file.gguf` or `org/name:q4_k_m`); a path that
+    exists comes first. Raises `ModelNotFound`, `DownloadError`, `ModelFileError` or
+    `UnsupportedModel`.
+    """
+    if not name or len(name) > MAX_NAME or "\0" in name:
+        raise _unknown(name)
     path = Path(name).expanduser()
+    if path.exists():
+        return open_local(path, name)
+    if name in CATALOG:
+        model = CATALOG[name]
+        local = fetch_catalog(model, cache_dir=cache_dir, offline=offline, progress=progress)
+        return open_local(local, name, model.licence)
+    hub = split_hub_name(name)
+    # `folder/file.gguf` is a path with a typing error, not a repository.
+    if hub is not None and (":" in name or path.suffix != ".gguf"):
+        local = fetch_hub(*hub, cache_dir=cache_dir, offline=offline, progress=progress)
+        return open_local(local, name)
+    raise _unknown(name)
+
+
+def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
+    """Open a folder or file on the disk under the name that the user gave it."""
     if path.is_dir():
-        return open_folder(path, name)
-    if path.is_file():
-        if path.suffix == ".gguf":
-            return open_gguf(path, name)
-        raise ModelFileError(f"{name}: not a .gguf file, nor a folder in Hugging Face layout")
-    raise ModelNotFound(name)
+        return open_folder(path, name, licence)
+    if path.suffix == ".gguf":
+        return open_gguf(path, name, licence)
+    if path.suffix == ".safetensors":
+        raise ModelFileError(f"{path}: name the folder that holds it and its config.json")
+    raise ModelFileError(f"{path}: neither a .gguf file nor a folder in Hugging Face layout")
+
+
+def _unknown(name: str) -> ModelNotFound:
+    return ModelNotFound(
+        f"no model {name!r:.200}. A model is a catalog name ({', '.join(CATALOG)}), a folder in "
+        "Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m",
+        param="model",
+    )

