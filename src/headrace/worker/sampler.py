@@ -153,4 +153,5 @@ def _index(values: npt.NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
 
 
 def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
+    # A copy, since a field of a single row counts as contiguous whatever its stride.
+    return torch.from_numpy(values.copy()).to(like.device)
