@@ -58,11 +58,9 @@ def test_windowed_layers_have_a_group_of_their_own() -> None:
     assert deeper.pool.groups[1].blocks == 1 + 8 * ((512 + 2 * 512) // 16 + 1)
 
 
-def test_a_window_over_the_whole_context_is_full_attention() -> None:
-    made = plan(GEMMA_270M, max_context=512)
-    (group,) = made.pool.groups
-    assert group.window is None
-    assert group.layers == tuple(range(18))
+def test_a_window_over_the_whole_context_needs_no_more_than_the_context() -> None:
+    made = plan(GEMMA_270M, max_context=512, rows=8)
+    assert [group.blocks for group in made.pool.groups] == [1 + 8 * 32, 1 + 8 * 32]
 
 
 def test_a_model_of_windows_only() -> None:

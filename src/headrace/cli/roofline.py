@@ -159,3 +159,7 @@ def _show_calibration(console: Console, device: Hardware, launch: float) -> None
         f"one small torch operator {launch * 1e6:.1f} µs\nkept in {calibration_path()}",
         highlight=False,
     )
+
+
+command = typer.Typer(help="What the hardware allows for a model, operator by operator.")
+command.command()(roofline)

@@ -258,16 +258,10 @@ def fixed_bytes(wish: Wish) -> int:
 
 
 def layer_groups(wish: Wish) -> list[tuple[str, tuple[int, ...], int | None]]:
-    """(name, layers, window) of each layer group; full attention first.
-
-    A window that reaches over the whole context is full attention.
-    """
+    """(name, layers, window) of each layer group; full attention first."""
     members: dict[int | None, list[int]] = {}
     for layer in range(wish.arch.layers):
-        window = wish.arch.window(layer)
-        if window is not None and window >= wish.max_context:
-            window = None
-        members.setdefault(window, []).append(layer)
+        members.setdefault(wish.arch.window(layer), []).append(layer)
     order = sorted(members, key=lambda window: (window is not None, window or 0))
     return [
         (

@@ -1,0 +1,199 @@
+"""The counted operators are those that the models call: names, shapes, FLOPs and bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.base.arch import ModelArch, Moe
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.kernels.operators import StepBatch
+from headrace.kernels.reference import ReferenceOperators
+from headrace.layers.build import Builder
+from headrace.layers.source import WeightSource
+from headrace.loader.names import expected
+from headrace.models.registry import build_model
+from headrace.roofline.composition import compose_plan
+from headrace.roofline.operators import Case, Count, count_step
+from headrace.roofline.weights import WeightBytes
+from headrace.worker.batch import make_batch
+from headrace.worker.kv_tensors import allocate_kv
+from headrace.worker.rows import BlockTables, Rows
+
+TINY = ModelArch(
+    family="llama", vocab_size=97, hidden=48, layers=3, heads=6, kv_heads=2, head_dim=8,
+    intermediate=80, max_context=64, norm_eps=1e-5,
+)  # fmt: skip
+MODELS = {
+    "llama": TINY,
+    "qwen2": replace(TINY, family="qwen2", qkv_bias=True, tied_embedding=True),
+    "qwen3": replace(TINY, family="qwen3", qk_norm=True),
+    "gemma3": replace(
+        TINY, family="gemma3", windows=(4, 4, None), qk_norm=True, tied_embedding=True,
+        norm_offset=1.0, post_norms=True, activation="gelu_tanh",
+    ),
+    "qwen3_moe": replace(
+        TINY, family="qwen3_moe", qk_norm=True,
+        moe=Moe(experts=4, active=2, intermediate=16),
+    ),
+}  # fmt: skip
+STARTS, COUNTS, SAMPLES = [0, 9, 3], [7, 1, 5], [True, True, False]
+
+
+class Recorder:
+    """Passes every operator on and keeps what it was called with."""
+
+    def __init__(self, inner: ReferenceOperators) -> None:
+        self._inner = inner
+        self.calls: list[tuple[str, tuple[Any, ...], Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._inner, name)
+        if name in ("prepare", "compile", "name"):
+            return function
+
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            self.calls.append((name, arguments, result))
+            return result
+
+        return call
+
+
+def run_step(arch: ModelArch) -> tuple[list[tuple[str, tuple[Any, ...], Any]], StepPlan]:
+    """One step of a model with random weights on the reference operators."""
+    torch.manual_seed(0)
+    weights = {name: torch.randn(shape) * 0.1 for name, shape in expected(arch).items()}
+    operators = Recorder(ReferenceOperators(torch.float32))
+    builder = Builder(
+        arch, WeightSource(weights.items()), operators, device=torch.device("cpu"),
+        dtype=torch.float32, max_context=arch.max_context,
+    )  # fmt: skip
+    model = build_model(builder)
+    windows = {arch.window(layer): None for layer in range(arch.layers)}
+    pool = PoolShape(
+        4,
+        tuple(
+            GroupShape(
+                str(window), tuple(i for i in range(arch.layers) if arch.window(i) == window),
+                window, 20,
+            )
+            for window in windows
+        ),
+    )  # fmt: skip
+    rows, tables = (
+        Rows(4, arch.max_context, torch.device("cpu")),
+        BlockTables(4, arch.max_context, pool, torch.device("cpu")),
+    )
+    admitted = [
+        Admission(row, row, list(range(1, start + count + 1)), start + count, SamplingParams())
+        for row, (start, count) in enumerate(zip(STARTS, COUNTS, strict=True))
+    ]
+    for admission in admitted:
+        rows.admit(admission)
+    for group in range(len(pool.groups)):
+        tables.write([BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)])
+                      for row in range(3)])  # fmt: skip
+    plan = StepPlan(0, [0, 1, 2], STARTS, COUNTS, SAMPLES, admitted)
+    cache = allocate_kv(pool, arch, "float32", torch.device("cpu"))
+    batch = make_batch(plan, rows, tables, pool)
+    with torch.inference_mode():
+        model.forward(operators, batch, cache)
+    return operators.calls, plan
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_counted_is_called(name: str) -> None:
+    arch = MODELS[name]
+    calls, plan = run_step(arch)
+    case = Case(arch, WeightBytes("float32"), "float32", "float32")
+    counts = [c for c in count_step(case, compose_plan(arch, plan)) if c.operator != "sample"]
+    called = Counter(operator for operator, _, _ in calls)
+    counted: Counter[str] = Counter()
+    for count in counts:
+        counted[count.operator] += count.calls
+    assert counted == called
+    for operator in called:
+        mine = [c for c in counts if c.operator == operator]
+        theirs = [(arguments, result) for op, arguments, result in calls if op == operator]
+        check = CHECKS.get(operator)
+        if check is not None:
+            check(arch, mine, theirs)
+
+
+def check_products(
+    arch: ModelArch, mine: list[Count], theirs: list[tuple[tuple[Any, ...], Any]]
+) -> None:
+    """Shapes, FLOPs and bytes of every product, from the tensors themselves."""
+    expected_: Counter[tuple[Any, ...]] = Counter()
+    for (x, weight, _), result in theirs:
+        out, inner = weight.shape
+        flops = 2 * x.shape[0] * out * inner
+        expected_[out, inner, flops, weight.nbytes, x.nbytes, result.nbytes] += 1
+    counted: Counter[tuple[Any, ...]] = Counter()
+    for count in mine:
+        key = (*(count.shape or ()), count.flops, count.weight_bytes, count.read_bytes,
+               count.write_bytes)  # fmt: skip
+        counted[key] += count.calls
+    assert counted == expected_
+
+
+def check_attention(
+    arch: ModelArch, mine: list[Count], theirs: list[tuple[tuple[Any, ...], Any]]
+) -> None:
+    """Pairs counted one by one from the positions that the kernel was given."""
+    expected_: Counter[tuple[float, float]] = Counter()
+    for (q, _, batch, group, _, _), _result in theirs:
+        window = batch.groups[group].window
+        seen = list(entry_positions(batch, window))
+        pairs = sum(len(positions) for entry in seen for positions in entry)
+        cached = sum(len(set().union(*map(set, entry))) for entry in seen)
+        heads, size = q.shape[1], q.shape[2]
+        kv = 2 * arch.kv_heads * size * 4
+        expected_[pairs * heads * (4 * size + 5), cached * kv] += 1
+    counted: Counter[tuple[float, float]] = Counter()
+    for count in mine:
+        counted[count.flops, count.kv_bytes] += count.calls
+    assert counted == expected_
+
+
+def entry_positions(batch: StepBatch, window: int | None) -> list[list[range]]:
+    starts, result = batch.query_starts.tolist(), []
+    for begin, end in itertools.pairwise(starts):
+        positions = batch.positions[begin:end].tolist()
+        result.append(
+            [range(0 if window is None else max(0, p - window + 1), p + 1) for p in positions]
+        )
+    return result
+
+
+def check_moved(
+    arch: ModelArch, mine: list[Count], theirs: list[tuple[tuple[Any, ...], Any]]
+) -> None:
+    """Activations written, in all calls together."""
+    written = sum(
+        tensor.nbytes
+        for _, result in theirs
+        for tensor in (result if isinstance(result, tuple) else (result,))
+    )
+    assert sum(count.write_bytes * count.calls for count in mine) == written
+
+
+CHECKS = {
+    "linear": check_products,
+    "logits": check_products,
+    "attention": check_attention,
+    "rms_norm": check_moved,
+    "add_rms_norm": check_moved,
+    "gated": check_moved,
+    "select": check_moved,
+    "embed": check_moved,
+    "rope_and_cache": check_moved,
+    "moe": check_moved,
+}
