@@ -27,7 +27,7 @@ from headrace.base.step import (
     TokenLogprobs,
 )
 from headrace.kv import KvManager
-from headrace.sched import Limits, Scheduler
+from headrace.sched import Limits, Scheduler, State
 
 VOCAB = 50
 EOS = 7
@@ -164,7 +164,8 @@ class FakeWorker:
                 vector = [float(len(stay.tokens))]
             elif samples:
                 new = stay.tokens[len(stay.tokens) - accepted :]
-                new = [*new, next_token(stay.identities[-1], stay.choice)]
+                # What rests on a step that failed is nonsense.
+                new = [*new, VOCAB if tainted else next_token(stay.identities[-1], stay.choice)]
                 stay.learn(new[-1])
             stay.computed = end
             result_tokens.append(new)
@@ -242,6 +243,11 @@ class Driver:
         tainted = any(flying.result.error for flying in self.flying)
         self.flying.append(self.worker.execute(plan, fails=fails, tainted=tainted))
         self.check()
+        for request in self.requests.values():
+            for sequence in self.scheduler._requests.get(request.id, ()):
+                if sequence.state is State.RUNNING and sequence.table is not None:
+                    tables = self.worker.rows[sequence.row].tables
+                    assert tables == sequence.table.blocks, "the deltas do not add up"
         return True
 
     def receive(self) -> None:

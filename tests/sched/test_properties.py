@@ -48,7 +48,7 @@ def test_every_request_gets_its_answer(
     driver = Driver(bounds, pool, seed=seed, prefix_cache=data.draw(st.booleans()))
     rng = driver.rng
     roots = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(2)]
-    failures = data.draw(st.sampled_from([0.0, 0.0, 0.1]))
+    failures = data.draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))
     aborts = data.draw(st.sampled_from([0.0, 0.2]))
     number = 0
     for _ in range(data.draw(st.integers(1, 60))):

@@ -9,17 +9,24 @@ from .sequence import Sequence
 
 
 def accept(
-    sequence: Sequence, new: list[int], logprobs: list[TokenLogprobs] | None
+    sequence: Sequence,
+    new: list[int],
+    logprobs: list[TokenLogprobs] | None,
+    delta: SequenceDelta | None = None,
 ) -> SequenceDelta:
-    """Append new tokens up to the first that ends the sequence; what follows it is dropped."""
+    """Append new tokens up to the first that ends the sequence; what follows it is dropped.
+
+    `delta`: what the same step said of the sequence's prompt, to be completed.
+    """
+    if delta is None:
+        delta = news(sequence)
+    delta.tokens, delta.logprobs = new, logprobs
     tokens, stops = sequence.tokens, sequence.stops
-    limit, min_length = sequence.limit, sequence.min_length
-    delta = SequenceDelta(sequence.request.id, sequence.choice, new, logprobs)
     for taken, token in enumerate(new, start=1):
         tokens.append(token)
-        if token in stops and len(tokens) >= min_length:
+        if token in stops and len(tokens) >= sequence.min_length:
             delta.finish, delta.stop_token = "stop", token
-        elif len(tokens) >= limit:
+        elif len(tokens) >= sequence.limit:
             delta.finish = "length"
         else:
             continue
@@ -30,25 +37,27 @@ def accept(
     return delta
 
 
-def new_prompt_logprobs(
-    sequence: Sequence, start: int, scores: list[TokenLogprobs]
-) -> list[TokenLogprobs]:
-    """Those of a chunk from `start` that were not delivered before a preemption."""
-    first = max(start, 1)
-    fresh = scores[sequence.scored - first :]
+def score(sequence: Sequence, start: int, scores: list[TokenLogprobs]) -> SequenceDelta | None:
+    """Log-probabilities of a chunk from `start`, without those delivered before a preemption."""
+    fresh = scores[sequence.scored - max(start, 1) :]
+    if not fresh:
+        return None
     sequence.scored += len(fresh)
-    return fresh
+    delta = news(sequence)
+    delta.prompt_logprobs = fresh
+    return delta
 
 
 def end(sequence: Sequence, finish: FinishReason, error: str | None = None) -> SequenceDelta:
-    """The last news of a sequence that was ended from outside."""
+    """The last news of a sequence that does not end with a token."""
+    delta = news(sequence)
+    delta.finish, delta.error = finish, error
+    return delta
+
+
+def news(sequence: Sequence) -> SequenceDelta:
+    """A delta without news. By position: this is made for every sequence in every step."""
     return SequenceDelta(
-        sequence.request.id,
-        sequence.choice,
-        [],
-        finish=finish,
-        error=error,
-        cached=sequence.cached,
-        scheduled=sequence.scheduled_at,
-        preemptions=sequence.preemptions,
-    )
+        sequence.request.id, sequence.choice, [], None, None, None, None, None, 500,
+        sequence.cached, sequence.scheduled_at, sequence.preemptions,
+    )  # fmt: skip

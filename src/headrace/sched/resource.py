@@ -13,8 +13,8 @@ class Resource(Protocol):
     """Adapter slots, encoder budget, state slots: anything of which there is not enough for all.
 
     The scheduler calls `prepare` when it wants to admit a sequence, `update` after each result
-    in which the sequence took part and lives on, and `free` once for each `prepare` that said
-    yes. A sequence for which `prepare` says no keeps its place and does not hold up others.
+    that brought it tokens, and `free` once for each `prepare` that said yes. A sequence for
+    which `prepare` says no keeps its place and does not hold up others.
     """
 
     def verify(self, request: Request) -> None:
@@ -24,7 +24,7 @@ class Resource(Protocol):
         """Take what the sequence needs to run; False, and nothing taken, if it is not there."""
 
     def update(self, sequence: Sequence, tokens: int) -> None:
-        """The sequence got `tokens` new ones."""
+        """The sequence got `tokens` new ones; it may have finished by them, and holds on still."""
 
     def free(self, sequence: Sequence) -> None:
         """The sequence finished or was preempted; no step in flight uses it."""

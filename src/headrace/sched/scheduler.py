@@ -38,7 +38,7 @@ from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
 from .admission import RetryEstimate, sequences_of
-from .answers import accept, end, new_prompt_logprobs
+from .answers import accept, end, score
 from .limits import Limits
 from .queue import WaitingQueue
 from .resource import Resource, all_prepared
@@ -212,37 +212,38 @@ class Scheduler:
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
         number, counts, decodes = plan.number, plan.counts, flight.decodes
-        logprobs, vectors = result.logprobs, result.vectors
+        logprobs, prompt_logprobs, vectors = (
+            result.logprobs,
+            result.prompt_logprobs,
+            result.vectors,
+        )
+        running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
         sampled = 0
         for i, (sequence, new) in enumerate(zip(flight.entries, result.tokens, strict=True)):
             sequence.in_flight -= 1
-            if number > sequence.void_until and sequence.state is not State.FINISHED:
+            if number > sequence.void_until and sequence.state is not finished:
+                delta = None
                 if i < decodes:
                     # Drafts that were not accepted are not computed after all.
                     sequence.scheduled -= counts[i] - len(new)
-                delta = None
+                elif prompt_logprobs is not None and sequence.scores_prompt:
+                    delta = score(sequence, plan.starts[i], prompt_logprobs[i])
                 if new:
-                    delta = accept(sequence, new, None if logprobs is None else logprobs[i])
+                    scores = None if logprobs is None else logprobs[i]
+                    delta = accept(sequence, new, scores, delta)
                     sampled += len(delta.tokens)
-                if vectors is not None and vectors[i] is not None:
-                    delta = delta or SequenceDelta(sequence.request.id, sequence.choice, [])
-                    delta.vector, delta.finish = vectors[i], "stop"
-                if i >= decodes and sequence.scores_prompt and result.prompt_logprobs is not None:
-                    scores = new_prompt_logprobs(
-                        sequence, plan.starts[i], result.prompt_logprobs[i]
-                    )
-                    if scores:
-                        delta = delta or SequenceDelta(sequence.request.id, sequence.choice, [])
-                        delta.prompt_logprobs = scores
+                    for resource in self.resources:
+                        resource.update(sequence, len(delta.tokens))
+                elif vectors is not None and vectors[i] is not None:
+                    delta = end(sequence, "stop")
+                    delta.vector = vectors[i]
                 if delta is not None:
-                    delta.cached = sequence.cached
-                    delta.scheduled = sequence.scheduled_at
-                    delta.preemptions = sequence.preemptions
                     deltas.append(delta)
                     if delta.finish is not None:
-                        self._detach(sequence, State.FINISHED)
-            self._drain(sequence)
+                        self._detach(sequence, finished)
+            if sequence.state is not running:
+                self._drain(sequence)
         self._note(flight, sampled)
         return deltas
 
@@ -471,12 +472,8 @@ class Scheduler:
             self._waiting.discard(sequence)
 
     def _drain(self, sequence: Sequence) -> None:
-        """After a result: does a sequence that is leaving have no step in flight any more?"""
-        if (
-            sequence.in_flight == 0
-            and sequence.table is not None
-            and sequence.state is not State.RUNNING
-        ):
+        """After a result of a sequence that does not run: was it the last that it waited for?"""
+        if sequence.in_flight == 0 and sequence.table is not None:
             self._leaving -= 1
             self._give_back(sequence)
 

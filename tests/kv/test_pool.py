@@ -1,0 +1,112 @@
+"""The block pool: three states, one list, no clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from headrace.kv import BlockPool
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def test_blocks_are_handed_out_once_and_the_null_block_never() -> None:
+    pool = BlockPool(5)
+    assert [pool.take() for _ in range(4)] == [1, 2, 3, 4]
+    assert pool.free == 0
+    with pytest.raises(AssertionError):
+        pool.take()
+
+
+def test_empty_blocks_are_taken_before_cached_ones_and_these_in_order_of_last_use() -> None:
+    pool = BlockPool(5)
+    a, b, c, d = (pool.take() for _ in range(4))
+    pool.enter(key(1), a)
+    pool.enter(key(2), b)
+    pool.enter(key(3), c)
+    for block in (b, a, d, c):
+        pool.give_back(block)
+    pool.share(b)
+    pool.give_back(b)  # used again: now the last to go
+    assert [pool.take() for _ in range(4)] == [d, a, c, b]
+
+
+def test_an_evicted_block_leaves_the_index() -> None:
+    pool = BlockPool(2)
+    block = pool.take()
+    assert pool.enter(key(1), block)
+    pool.give_back(block)
+    assert pool.index == {key(1): block}
+    assert pool.take() == block
+    assert pool.index == {}
+    pool.check_integrity({block: 1})
+
+
+def test_a_cached_block_can_be_taken_up_from_the_middle_of_the_list() -> None:
+    pool = BlockPool(4)
+    blocks = [pool.take() for _ in range(3)]
+    for number, block in enumerate(blocks):
+        pool.enter(key(number), block)
+        pool.give_back(block)
+    pool.share(blocks[1])
+    pool.share(blocks[1])
+    pool.check_integrity({blocks[1]: 2})
+    assert pool.free == 2
+    pool.give_back(blocks[1])
+    pool.check_integrity({blocks[1]: 1})
+
+
+def test_the_second_block_of_one_content_is_not_entered() -> None:
+    pool = BlockPool(3)
+    a, b = pool.take(), pool.take()
+    assert pool.enter(key(1), a)
+    assert not pool.enter(key(1), b)
+    assert not pool.enter(key(2), a)
+    assert pool.index == {key(1): a}
+
+
+def test_giving_back_what_is_not_owned_is_a_bug() -> None:
+    pool = BlockPool(3)
+    with pytest.raises(AssertionError, match="not owned"):
+        pool.give_back(1)
+
+
+def test_against_a_plain_model() -> None:
+    """Random calls; a list in plain Python says which block goes next."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        pool = BlockPool(8)
+        order = list(range(1, 8))
+        owners: dict[int, int] = {}
+        keys: dict[int, bytes] = {}
+        for number in range(300):
+            action = rng.random()
+            if action < 0.3 and order:
+                block = order.pop(0)
+                keys.pop(block, None)
+                owners[block] = 1
+                assert pool.take() == block
+            elif action < 0.6 and owners:
+                block = rng.choice(list(owners))
+                pool.give_back(block)
+                owners[block] -= 1
+                if not owners[block]:
+                    del owners[block]
+                    order.insert(len(order) if block in keys else 0, block)
+            elif action < 0.8 and owners:
+                block = rng.choice(list(owners))
+                if block not in keys:
+                    keys[block] = key(number)
+                    assert pool.enter(key(number), block)
+            elif keys:
+                block = rng.choice(list(keys))
+                assert pool.index[keys[block]] == block
+                if block in order:
+                    order.remove(block)
+                owners[block] = owners.get(block, 0) + 1
+                pool.share(block)
+            pool.check_integrity(owners)
+            assert pool.free == len(order)
