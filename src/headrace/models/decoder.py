@@ -40,7 +40,11 @@ class PreNormLayer:
     def make_feed_forward(
         self, build: Builder, index: int, prefix: str
     ) -> FeedForward | MixtureOfExperts:
-        return FeedForward(build, prefix)
+        """Dense; or, behind the first dense layers, a mixture where the architecture has one."""
+        moe = build.arch.moe
+        if moe is None or index < moe.dense_layers:
+            return FeedForward(build, prefix)
+        return MixtureOfExperts(build, prefix)
 
     def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
         x, residual = self.attention_norm.add(ops, *stream)

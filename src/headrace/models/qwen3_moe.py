@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from ..layers.build import Builder
-from ..layers.feed_forward import FeedForward, MixtureOfExperts
-from .decoder import Decoder, PreNormLayer
-
-
-class Qwen3MoeLayer(PreNormLayer):
-    def make_feed_forward(
-        self, build: Builder, index: int, prefix: str
-    ) -> FeedForward | MixtureOfExperts:
-        moe = build.arch.moe
-        assert moe is not None
-        dense = index < moe.dense_layers
-        return FeedForward(build, prefix) if dense else MixtureOfExperts(build, prefix)
+from .decoder import Decoder
 
 
 class Qwen3Moe(Decoder):
-    layer = Qwen3MoeLayer
+    """Experts, how many of them are active and how they are weighed: `ModelArch.moe`."""

@@ -12,6 +12,7 @@ from ..layers.build import Builder
 from .gemma3 import Gemma3
 from .llama import Llama
 from .mistral import Mistral
+from .mixtral import Mixtral
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 from .qwen3_moe import Qwen3Moe
@@ -35,6 +36,7 @@ FAMILIES = {
     "gemma3": Gemma3,
     "llama": Llama,
     "mistral": Mistral,
+    "mixtral": Mixtral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "qwen3_moe": Qwen3Moe,

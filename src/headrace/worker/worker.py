@@ -12,7 +12,7 @@ from ..base.environment import check_plans
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
 from ..kernels.backend import Question
-from ..kernels.operators import StepBatch, StepLimits
+from ..kernels.operators import StepLimits
 from ..kernels.select import choose
 from ..layers.build import Builder
 from ..layers.source import WeightSource
@@ -21,12 +21,10 @@ from ..models.registry import build_model
 from .batch import make_batch
 from .kv_tensors import allocate_kv, clear_null_blocks, copy_blocks
 from .options import WorkerFacts, WorkerOptions, resolve
+from .prompt_scores import PromptScores
 from .rows import BlockTables, Rows
 from .runner import Runner
-from .sampler import Sampler, log_probabilities
-
-PROMPT_LOGPROB_ROWS = 64
-"""Rows of logits held at once for prompt log-probabilities."""
+from .sampler import Sampler
 
 
 class Worker:
@@ -49,7 +47,7 @@ class Worker:
         begin = time.perf_counter()
         with torch.inference_mode():
             source = WeightSource(load_weights(files))
-            phases["open weights"] = time.perf_counter() - begin
+            phases["open_weights"] = time.perf_counter() - begin
             self._operators, decisions = choose(
                 Question(
                     device=device.type,
@@ -71,7 +69,7 @@ class Worker:
                 max_context=options.max_context,
             )
             self._model = build_model(builder)
-            phases["load weights"] = time.perf_counter() - begin
+            phases["load_weights"] = time.perf_counter() - begin
         self._phases = phases
         self.facts = WorkerFacts(
             weight_bytes=builder.weight_bytes,
@@ -79,15 +77,16 @@ class Worker:
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
         )
-        self._rows = Rows(options.rows, options.max_context, device)
-        self._sampler = Sampler(self._rows)
 
     def allocate(self, pool: PoolShape) -> None:
-        """Make the KV pool and whatever the backend prepares for whole steps."""
+        """Make the KV pool and whatever the backend prepares for whole steps; all rows are free."""
         begin = time.perf_counter()
         options, device = self.options, self._resolved.device
         with torch.inference_mode():
             self._pool = pool
+            self._rows = Rows(options.rows, options.max_context, device)
+            self._sampler = Sampler(self._rows)
+            self._prompt_scores = PromptScores(self._rows)
             self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
@@ -102,7 +101,7 @@ class Worker:
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 self._runner.run(make_batch(plan, self._rows, self._tables, self._pool))
             clear_null_blocks(self._cache)
-        self._phases["warm up"] = time.perf_counter() - begin
+        self._phases["warm_up"] = time.perf_counter() - begin
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
@@ -122,22 +121,23 @@ class Worker:
 
     def close(self) -> None:
         """Give the memory back."""
-        for name in ("_runner", "_cache", "_tables", "_model", "_operators", "_sampler", "_rows"):
-            self.__dict__.pop(name, None)
+        for name in list(self.__dict__):
+            if name not in ("options", "arch", "facts"):
+                del self.__dict__[name]
 
     def _execute(self, plan: StepPlan, begin: float) -> StepResult:
         if check_plans():
             plan.verify(rows=self.options.rows)
         self._rows.release(plan.released)
         self._tables.release(plan.released)
+        self._prompt_scores.release(plan.released)
         self._tables.write(plan.blocks)
         for admission in plan.admitted:
             self._rows.admit(admission)
         copy_blocks(self._cache, plan.copies)
         batch = make_batch(plan, self._rows, self._tables, self._pool)
         hidden, logits = self._runner.run(batch)
-        # Before sampling: the program's results last until the next run, and sampling writes.
-        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
+        prompt_logprobs = self._prompt_scores.score(plan, self._runner, hidden)
 
         tokens: list[list[int]] = [[] for _ in plan.rows]
         logprobs: list[list[TokenLogprobs]] | None = None
@@ -163,28 +163,6 @@ class Worker:
             prompt_logprobs=prompt_logprobs,
             seconds=time.perf_counter() - begin,
         )
-
-    def _prompt_logprobs(
-        self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor
-    ) -> list[list[TokenLogprobs]] | None:
-        """Of the prompt tokens start + 1 … start + count that this chunk's logits predict."""
-        columns = self._rows.columns[plan.rows]
-        if not (columns["prompt_logprobs"] >= 0).any():
-            return None
-        result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
-        bounds = batch.query_starts.tolist()
-        for entry, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
-            top = int(columns[entry]["prompt_logprobs"])
-            end = min(start + plan.counts[entry], int(columns[entry]["prompt_length"]) - 1)
-            if top < 0:
-                continue
-            for low in range(start, end, PROMPT_LOGPROB_ROWS):
-                high = min(low + PROMPT_LOGPROB_ROWS, end)
-                where = torch.arange(low, high, device=hidden.device) + (bounds[entry] - start)
-                following = self._rows.tokens[row, low + 1 : high + 1].long()
-                logits = self._runner.logits(hidden, where)
-                result[entry] += log_probabilities(logits, following, np.full(high - low, top))
-        return result
 
 
 def _free_memory(device: torch.device) -> int:

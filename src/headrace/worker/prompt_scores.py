@@ -1,0 +1,72 @@
+"""Log-probabilities of prompt tokens, for the rows that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..base.step import StepPlan, TokenLogprobs
+from .rows import Rows
+from .runner import Runner
+from .sampler import log_probabilities
+
+LOGIT_ROWS = 64
+"""Rows of logits held at once: a long chunk times a large vocabulary would be gigabytes."""
+
+
+class PromptScores:
+    """A chunk's first token is predicted by the chunk before it: that one's last vector is kept."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._last: dict[int, tuple[int, torch.Tensor]] = {}
+        """Per row: the position of the last vector computed, and the vector [1, D]."""
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._last.pop(row, None)
+
+    def score(
+        self, plan: StepPlan, runner: Runner, hidden: torch.Tensor
+    ) -> list[list[TokenLogprobs]] | None:
+        """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
+
+        Choice 0 scores for all choices of a request. A chunk that follows a prefix hit gets an
+        empty list: what predicts its first token was not computed here.
+        """
+        columns = self._rows.columns[plan.rows]
+        wanted = (columns["prompt_logprobs"] >= 0) & (columns["choice"] == 0)
+        wanted &= np.asarray(plan.starts) < columns["prompt_length"]
+        if not wanted.any():
+            return None
+        result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
+        begins = np.concatenate([[0], np.cumsum(plan.counts)])
+        for entry in np.flatnonzero(wanted):
+            row, start = plan.rows[entry], plan.starts[entry]
+            vectors = hidden[begins[entry] : begins[entry + 1]]
+            position, before = self._last.get(row, (-1, vectors[:0]))
+            self._last[row] = (start + len(vectors) - 1, vectors[-1:].clone())
+            if start and position != start - 1:
+                continue
+            end = min(start + len(vectors), int(columns[entry]["prompt_length"]))
+            result[entry] = self._entry(
+                runner,
+                torch.cat([before, vectors]) if start else vectors,
+                self._rows.tokens[row, max(start, 1) : end].long(),
+                int(columns[entry]["prompt_logprobs"]),
+            )
+        return result
+
+    def _entry(
+        self, runner: Runner, vectors: torch.Tensor, following: torch.Tensor, top: int
+    ) -> list[TokenLogprobs]:
+        """vectors[i] predicts following[i]."""
+        scores: list[TokenLogprobs] = []
+        for low in range(0, len(following), LOGIT_ROWS):
+            tokens = following[low : low + LOGIT_ROWS]
+            rows = torch.arange(low, low + len(tokens), device=vectors.device)
+            logits = runner.logits(vectors, rows)
+            scores += log_probabilities(logits, tokens, np.full(len(tokens), top))
+        return scores

@@ -1,0 +1,109 @@
+"""A worker driven by the real scheduler, without an engine around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.base.arch import ModelArch
+from headrace.base.request import Request, SequenceDelta
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult, TokenLogprobs
+from headrace.kv import KvManager
+from headrace.sched import Limits, Scheduler
+from headrace.worker import Worker
+
+
+def pool_of(arch: ModelArch, blocks: int, block_size: int = 16) -> PoolShape:
+    """One group per window among the layers, with `blocks` blocks each."""
+    layers: dict[int | None, list[int]] = {}
+    for layer in range(arch.layers):
+        layers.setdefault(arch.window(layer), []).append(layer)
+    return PoolShape(
+        block_size,
+        tuple(
+            GroupShape("full" if window is None else f"window {window}", tuple(own), window, blocks)
+            for window, own in layers.items()
+        ),
+    )
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: str | None = None
+    error: str | None = None
+    cached: int = 0
+    preemptions: int = 0
+
+
+class Driver:
+    """Requests in, answers out; every plan and result is kept."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        blocks: int = 600,
+        block_size: int = 16,
+        step_tokens: int = 512,
+        rows: int | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.worker = worker
+        pool = pool_of(worker.arch, blocks, block_size)
+        worker.allocate(pool)
+        self.kv = KvManager(pool, prefix_cache=prefix_cache)
+        limits = Limits(
+            rows=rows or worker.options.rows,
+            step_tokens=step_tokens,
+            max_context=worker.options.max_context,
+            max_waiting=1024,
+        )
+        self.scheduler = Scheduler(limits, self.kv)
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.plans: list[StepPlan] = []
+
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        sampling: SamplingParams | None = None,
+        stop_ids: tuple[int, ...] = (),
+        salt: str = "",
+    ) -> None:
+        sampling = sampling or SamplingParams(temperature=0, max_tokens=64)
+        self.scheduler.add(Request(name, list(prompt), sampling, stop_ids, cache_salt=salt))
+
+    def step(self, change: Callable[[StepResult], StepResult] = lambda result: result) -> bool:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return False
+        self.plans.append(plan)
+        self._read(self.scheduler.update(plan, change(self.worker.execute(plan))))
+        return True
+
+    def run(self) -> dict[tuple[str, int], Answer]:
+        while self.scheduler.has_work:
+            assert self.step(), "work is left, but no plan"
+        self.scheduler.check_integrity()
+        return self.answers
+
+    def ask(self, prompt: list[int], sampling: SamplingParams | None = None) -> Answer:
+        """One request, alone in the batch."""
+        name = f"ask {len(self.answers)}"
+        self.add(name, prompt, sampling)
+        return self.run()[name, 0]
+
+    def _read(self, deltas: list[SequenceDelta]) -> None:
+        for delta in deltas:
+            answer = self.answers.setdefault((delta.request_id, delta.choice), Answer())
+            answer.tokens += delta.tokens
+            answer.logprobs += delta.logprobs or []
+            answer.prompt_logprobs += delta.prompt_logprobs or []
+            answer.finish = delta.finish or answer.finish
+            answer.error = delta.error or answer.error
+            answer.cached = delta.cached or answer.cached
+            answer.preemptions = delta.preemptions or answer.preemptions

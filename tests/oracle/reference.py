@@ -1,0 +1,44 @@
+"""What transformers says: logits and greedy tokens in fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+class Oracle:
+    """One model in transformers, eager attention (the only one with Gemma's soft cap)."""
+
+    def __init__(self, source: Path | Any) -> None:
+        self.model = source
+        if isinstance(source, Path):
+            self.model = transformers.AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, attn_implementation="eager"
+            )
+        self.model.eval()
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """[tokens, V] fp32."""
+        return self.model(torch.tensor([tokens])).logits[0].float()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The `count` most likely tokens after the prompt, one by one, with its own cache."""
+        ids, cache, out = torch.tensor([prompt]), None, []
+        for _ in range(count):
+            result = self.model(ids, past_key_values=cache, use_cache=True)
+            cache = result.past_key_values
+            out.append(int(result.logits[0, -1].argmax()))
+            ids = torch.tensor([[out[-1]]])
+        return out
+
+    @torch.inference_mode()
+    def gaps(self, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+        """Distance from the best to the second logit at each of `tokens`: how safe each is."""
+        logits = self.logits(prompt + tokens)[len(prompt) - 1 : -1]
+        best = logits.topk(2).values
+        return best[:, 0] - best[:, 1]

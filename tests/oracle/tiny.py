@@ -1,0 +1,108 @@
+"""Small random models of each family, saved as a hub would hold them, in bf16."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 1000
+CONTEXT = 4096
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_QWEN2 = {**_COMMON, "hidden_size": 192}
+"""Qwen2 has no head_dim of its own: 192 / 6."""
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+_LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
+_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+_GEMMA = {"sliding_window": 48, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("Qwen2", _QWEN2),
+    "qwen2-tied": ("Qwen2", {**_QWEN2, "tie_word_embeddings": True}),
+    "qwen2-yarn": ("Qwen2", {**_QWEN2, "rope_parameters": {"rope_theta": 1e4, **_YARN}}),
+    "qwen3": ("Qwen3", {**_COMMON, "tie_word_embeddings": True}),
+    "llama": ("Llama", _COMMON),
+    "llama-scaled": ("Llama", {**_COMMON, "rope_parameters": {"rope_theta": 5e5, **_LLAMA3}}),
+    "llama-linear": (
+        "Llama",
+        {**_COMMON, "rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}},
+    ),
+    "llama-heads": (
+        "Llama",
+        {**_COMMON, "hidden_size": 160, "num_attention_heads": 5, "num_key_value_heads": 5},
+    ),
+    "mistral": ("Mistral", {**_COMMON, "sliding_window": None}),
+    "mistral-window": ("Mistral", {**_COMMON, "sliding_window": 80}),
+    "gemma3": (
+        "Gemma3Text",
+        {**_COMMON, **_GEMMA, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    ),
+    "gemma3-capped": (
+        "Gemma3Text",
+        {
+            **_COMMON,
+            **_GEMMA,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "qwen3_moe": ("Qwen3Moe", {**_COMMON, **_MOE, "norm_topk_prob": True}),
+    "qwen3_moe-raw": ("Qwen3Moe", {**_COMMON, **_MOE, "norm_topk_prob": False}),
+    "mixtral": ("Mixtral", {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+"""Name → (transformers class stem, config): every family, and every switch that changes sums."""
+
+
+def make(name: str, folder: Path) -> Path:
+    """Save the model `name` below `folder`; the same weights each time."""
+    stem, values = MODELS[name]
+    path = folder / name
+    config = getattr(transformers, f"{stem}Config")(**values)
+    torch.manual_seed(7)
+    causal = "Gemma3" if stem == "Gemma3Text" else stem
+    model = getattr(transformers, f"{causal}ForCausalLM")(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            # Norms and biases start as ones and zeros: a mistake in them would not be seen.
+            if parameter.dim() == 1:
+                parameter += torch.randn_like(parameter) * 0.2
+                assert "norm" in key or "bias" in key
+    model.save_pretrained(path)
+    # Opening a folder wants a tokenizer; these tests speak in token ids.
+    vocabulary = {f"t{index}": index for index in range(VOCAB)}
+    (path / "tokenizer.json").write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "added_tokens": [],
+                "normalizer": None,
+                "pre_tokenizer": {"type": "WhitespaceSplit"},
+                "post_processor": None,
+                "decoder": None,
+                "truncation": None,
+                "padding": None,
+                "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+            }
+        )  # fmt: skip
+    )
+    return path
