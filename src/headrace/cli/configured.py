@@ -1,0 +1,155 @@
+"""Flags from the options records: one source for names, types, help, defaults and bounds.
+
+A command's function takes the records (`engine: EngineOptions`); `configured` replaces each by
+one flag per field and adds `--config FILE`, a TOML file with the same names. A flag wins over the
+file, the file over the default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..base.config import DEFAULT_MODEL
+from ..base.errors import OptionError
+
+POSITIONAL = {"model"}
+"""Fields that are the command's argument rather than a flag."""
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"Catalog name, folder, .gguf file, or hub id; none: {DEFAULT_MODEL}.",
+        show_default=False,
+    ),
+]
+
+
+def configured(command: Callable[..., Any], *, argument: bool = True) -> Callable[..., Any]:
+    """The command with its options records spelt out as flags.
+
+    `argument`: the model is the command's argument; otherwise the command reads it itself.
+    """
+    hints = typing.get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    records: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        kind = hints[name]
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            parameters.append(
+                parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY)
+            )
+            continue
+        records[name] = kind
+        panel = kind.__name__.removesuffix("Options") + " options"
+        parameters += [
+            _parameter(spec, _type_of(kind, spec.name), panel)
+            for spec in fields(kind)
+            if spec.name not in POSITIONAL
+        ]
+    parameters.append(
+        inspect.Parameter(
+            "config",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Path | None, typer.Option("--config", help="TOML file with any of these options.")
+            ],
+        )
+    )
+    if argument and any("model" in _names(record) for record in records.values()):
+        parameters.insert(
+            0,
+            inspect.Parameter(
+                "model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Model
+            ),
+        )
+
+    @wraps(command)
+    def wrapper(**given: Any) -> Any:
+        path = given.pop("config", None)
+        read = read_config(path, set().union(*map(_names, records.values()))) if path else {}
+        made: dict[str, Any] = {}
+        for name, record in records.items():
+            own = _names(record)
+            flags = {
+                key: given.pop(key) for key in list(given) if key in own
+            }  # fmt: skip
+            flags = {key: value for key, value in flags.items() if value is not None}
+            options = record(**{**{k: v for k, v in read.items() if k in own}, **flags})
+            options.verify()
+            made[name] = options
+        return command(**given, **made)
+
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    } | {"return": None}  # fmt: skip
+    del wrapper.__wrapped__
+    return wrapper
+
+
+def read_config(path: Path, known: set[str]) -> dict[str, Any]:
+    """The options in a TOML file, `max-context` and `max_context` alike; raises `OptionError`."""
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read {path}: {reason}", param="config") from None
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{path} is not valid TOML: {error}", param="config") from None
+    options = {name.replace("-", "_"): value for name, value in read.items()}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise OptionError(
+            f"{path} has the unknown option {unknown[0]}; known are {', '.join(sorted(known))}",
+            param="config",
+        )
+    return options
+
+
+def _names(record: type) -> set[str]:
+    return {spec.name for spec in fields(record)}
+
+
+def _type_of(record: type, name: str) -> type:
+    """The field's type without None."""
+    hint = typing.get_type_hints(record)[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(member for member in typing.get_args(hint) if member is not type(None))
+    assert isinstance(hint, type)
+    return hint
+
+
+def _parameter(spec: Field[Any], kind: type, panel: str) -> inspect.Parameter:
+    flag = "--" + spec.name.replace("_", "-")
+    choices = spec.metadata.get("choices")
+    help = spec.metadata["help"]
+    if choices:
+        help += f" One of {', '.join(map(str, choices))}."
+    default = None if spec.default is MISSING else spec.default
+    if default is not None:
+        shown = {True: "on", False: "off"}.get(default) if kind is bool else default
+        help += f" [{shown}]"
+    more: dict[str, Any] = {}
+    if kind is bool:
+        flag = f"{flag}/--no-{flag[2:]}"
+    elif choices:
+        more["autocompletion"] = lambda: [str(choice) for choice in choices]
+    option = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel, **more)
+    return inspect.Parameter(
+        spec.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )

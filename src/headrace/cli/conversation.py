@@ -1,0 +1,158 @@
+"""A conversation: its messages, its settings, its slash commands. Knows no terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..base.errors import InvalidRequest
+from .voice import Message, SamplingOptions, Voice
+
+Write = Callable[[str], None]
+
+HELP = "Enter sends, Alt-Enter breaks the line, Ctrl-C stops, Ctrl-D leaves; /help for commands"
+COMMANDS = {
+    "/help": "this list",
+    "/system [TEXT]": "show or set the system message",
+    "/clear": "forget the conversation",
+    "/retry": "answer the last message again",
+    "/undo": "take back the last message and its answer",
+    "/params [NAME VALUE]": "show or set sampling; none unsets",
+    "/save FILE": "write the conversation as JSON",
+    "/load FILE": "read one that was saved",
+    "/stats": "show or hide tokens and speed after each answer",
+    "/quit": "leave",
+}
+
+
+class Conversation:
+    """`take` is given what the user typed and writes what is to be seen."""
+
+    def __init__(self, voice: Voice, sampling: SamplingOptions, system: str | None = None) -> None:
+        self._voice = voice
+        self.sampling = sampling
+        self.messages: list[Message] = []
+        self.over = False
+        self._stats = False
+        if system:
+            self.messages.append({"role": "system", "content": system})
+
+    async def take(self, text: str, write: Write) -> None:
+        """A message or a command. Raises `HeadraceError`; the conversation stays as it was."""
+        if not text.strip():
+            return
+        if text.startswith("/") and not text.startswith("//"):
+            await self._command(text, write)
+            return
+        # "//" begins a message with one slash.
+        self.messages.append({"role": "user", "content": text.removeprefix("/")})
+        await self._answer(write)
+
+    async def _answer(self, write: Write) -> None:
+        """Append the answer to the last message; a cancelled one is kept as far as it came."""
+        parts: list[str] = []
+        tokens = 0
+        begin = time.perf_counter()
+        first: float | None = None
+        finish = None
+        try:
+            async for piece in self._voice.chat(self.messages, self.sampling):
+                first = first or time.perf_counter()
+                parts.append(piece.text)
+                tokens += piece.tokens or bool(piece.text)
+                finish = piece.finish or finish
+                write(piece.text)
+        finally:
+            text = "".join(parts)
+            if text:
+                self.messages.append({"role": "assistant", "content": text})
+            elif self.messages[-1]["role"] == "user":
+                self.messages.pop()
+        write("\n")
+        if finish == "length":
+            write("[cut: the token limit or the end of the context]\n")
+        if self._stats and first is not None:
+            rate = tokens / max(time.perf_counter() - first, 1e-9)
+            write(f"[{tokens} tokens, first after {first - begin:.2f} s, {rate:.1f}/s]\n")
+
+    async def _command(self, text: str, write: Write) -> None:
+        name, _, rest = text.partition(" ")
+        rest = rest.strip()
+        match name:
+            case "/help":
+                width = max(map(len, COMMANDS))
+                write("".join(f"{usage:<{width}}  {what}\n" for usage, what in COMMANDS.items()))
+            case "/system":
+                self._system(rest, write)
+            case "/clear":
+                self.messages = [m for m in self.messages if m["role"] == "system"]
+            case "/retry":
+                self._drop_answer()
+                await self._answer(write)
+            case "/undo":
+                self._drop_answer()
+                self.messages.pop()
+            case "/params":
+                self._params(rest, write)
+            case "/save":
+                self._save(_path(rest, name), write)
+            case "/load":
+                self._load(_path(rest, name))
+            case "/stats":
+                self._stats = not self._stats
+            case "/quit" | "/exit":
+                self.over = True
+            case _:
+                raise InvalidRequest(f"there is no {name}; /help lists what there is")
+
+    def _system(self, text: str, write: Write) -> None:
+        at_start = bool(self.messages) and self.messages[0]["role"] == "system"
+        if not text:
+            write((self.messages[0]["content"] if at_start else "(none)") + "\n")
+            return
+        if at_start:
+            self.messages.pop(0)
+        self.messages.insert(0, {"role": "system", "content": text})
+
+    def _drop_answer(self) -> None:
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            self.messages.pop()
+        if not self.messages or self.messages[-1]["role"] != "user":
+            raise InvalidRequest("there is no message yet")
+
+    def _params(self, text: str, write: Write) -> None:
+        if text:
+            name, _, value = text.partition(" ")
+            self.sampling.set(name, value.strip())
+            return
+        given = self.sampling.given()
+        write(
+            "".join(f"{name} {value}\n" for name, value in given.items()) or "(the model's own)\n"
+        )
+
+    def _save(self, path: Path, write: Write) -> None:
+        try:
+            path.write_text(
+                json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1), "utf-8"
+            )
+        except OSError as error:
+            raise InvalidRequest(f"cannot write {path}: {error.strerror}") from None
+        write(f"{len(self.messages)} messages in {path}\n")
+
+    def _load(self, path: Path) -> None:
+        try:
+            messages = json.loads(path.read_text("utf-8"))["messages"]
+            read = [{"role": str(m["role"]), "content": str(m["content"])} for m in messages]
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {path}: {error.strerror}") from None
+        except (ValueError, LookupError, TypeError):
+            raise InvalidRequest(f"{path} is no saved conversation") from None
+        self.messages = read
+
+
+def _path(text: str, name: str) -> Path:
+    if not text:
+        raise InvalidRequest(f"{name} needs a file name")
+    return Path(text).expanduser()

@@ -1,0 +1,119 @@
+"""The `headrace` command: its subcommands load when they are used.
+
+`headrace --help` and shell completion read the table below and import no command's module, so
+they answer in a fraction of a second whatever the commands need.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+import typer.core
+import typer.main
+
+from .. import __version__
+from ..base.environment import debug
+from ..base.errors import HeadraceError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("headrace.cli.serve", "Serve a model over HTTP, OpenAI-compatible."),
+    "chat": ("headrace.cli.chat", "Talk to a model in the terminal."),
+    "generate": ("headrace.cli.generate", "Continue a prompt once and print the answer."),
+    "models": ("headrace.cli.models", "The catalog: what there is, what is on disk, licences."),
+    "explain": ("headrace.cli.explain", "What the options become for a model, and why."),
+}
+"""Name → (module, one line of help). The module's `command` is a Typer application."""
+
+INTERRUPTED = 130
+
+
+class Deferred(typer.core.TyperCommand):
+    """A subcommand that is known by name and help; the first use imports it."""
+
+    def __init__(self, name: str, module: str, help: str) -> None:
+        super().__init__(name, help=help, short_help=help)
+        self._module = module
+
+    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+        application: typer.Typer = import_module(self._module).command
+        real = typer.main.get_command(application)
+        real.name = self.name
+        return real.make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """The group over `COMMANDS`, and the border at which errors become one line."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, help = COMMANDS[cmd_name]
+        return Deferred(cmd_name, module, help)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            sys.exit(INTERRUPTED)
+        except HeadraceError as error:
+            if debug():
+                traceback.print_exc()
+            fail(error.message)
+            sys.exit(error.exit_code)
+
+
+application = typer.Typer(
+    name="headrace",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@application.callback()
+def headrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
+    """Headrace runs, serves, measures, plans and ships generative-AI inference."""
+
+
+def fail(message: str) -> None:
+    """One line on stderr, in red where that is a terminal."""
+    mark = "\x1b[31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+    sys.stderr.write(f"{mark} {' '.join(message.split())}\n")
+    sys.stderr.flush()
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit with its status."""
+    try:
+        typer.main.get_command(application).main(prog_name="headrace")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of a pipe left; its shell expects silence.
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as error:
+        if debug():
+            raise
+        fail(f"internal error: {type(error).__name__}: {error} (HEADRACE_DEBUG=1 shows where)")
+        sys.exit(70)
+    sys.exit(0)

@@ -1,0 +1,75 @@
+"""`headrace models`: the catalog, and what of it is on this disk."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..loader import open_model
+from ..loader.cache import cached_models
+from ..loader.cache import remove as remove_model
+from .progress import DownloadBars
+
+command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+CacheDir = Annotated[
+    Path | None, typer.Option("--cache-dir", help="Where models are kept.", show_default=False)
+]
+
+
+@command.callback(invoke_without_command=True)
+def models(
+    context: typer.Context,
+    cache_dir: CacheDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+) -> None:
+    """List the models that Headrace knows by name, and those on this disk."""
+    if context.invoked_subcommand is not None:
+        return
+    found = cached_models(cache_dir)
+    if as_json:
+        print(json.dumps([asdict(model) | {"path": str(model.path)} for model in found]))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("on disk", no_wrap=True)
+    table.add_column("licence")
+    for model in found:
+        state = "yes" if model.complete else size(model.cached) if model.cached else "–"
+        name = f"{model.name} (default)" if model.default else model.name
+        table.add_row(name, model.what, size(model.size), state, model.licence)
+    Console().print(table)
+
+
+@command.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="Catalog name or hub id.", show_default=False)],
+    cache_dir: CacheDir = None,
+) -> None:
+    """Download a model, resuming where an earlier download stopped, and verify it."""
+    with DownloadBars(sys.stderr) as bars:
+        files = open_model(name, cache_dir=cache_dir, progress=bars)
+    print(files.path)
+
+
+@command.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Catalog name or hub id.", show_default=False)],
+    cache_dir: CacheDir = None,
+) -> None:
+    """Delete a downloaded model from the cache."""
+    print(f"{size(remove_model(name, cache_dir))} freed")
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

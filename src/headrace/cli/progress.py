@@ -1,0 +1,89 @@
+"""Download bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from ..base.errors import DownloadError
+
+LINE_SECONDS = 10.0
+"""Where there is no terminal: seconds between two lines."""
+
+
+class DownloadBars:
+    """The loader's `Progress`, shown; nothing is printed while nothing is downloaded.
+
+    A context: a download that still runs in a thread when it is left ends with `DownloadError`.
+    """
+
+    def __init__(self, stream: TextIO, *, enabled: bool = True) -> None:
+        self._enabled = enabled
+        self._stream = stream
+        self._live = enabled and stream.isatty()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._total = 0
+        self._done = 0
+        self._label = ""
+        self._last = 0.0
+        self._closed = False
+
+    def __enter__(self) -> DownloadBars:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def start(self, total: int, label: str) -> None:
+        self._total, self._label, self._done = total, label, 0
+        if not self._live:
+            return
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
+                TransferSpeedColumn(), TimeRemainingColumn(),
+                console=Console(file=self._stream),
+            )  # fmt: skip
+            self._progress.start()
+        self._task = self._progress.add_task(label, total=total or None)
+
+    def advance(self, n: int) -> None:
+        if self._closed:
+            raise DownloadError("the download was stopped; it will be resumed")
+        self._done += n
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=self._done)
+        elif self._enabled and time.monotonic() - self._last >= LINE_SECONDS:
+            self._last = time.monotonic()
+            self._line()
+
+    def done(self) -> None:
+        if self._enabled and not self._live and self._total:
+            self._line()
+
+    def _line(self) -> None:
+        self._stream.write(
+            f"{self._label}: {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB\n"
+        )
+        self._stream.flush()

@@ -1,0 +1,43 @@
+"""`headrace serve`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from ..base.config import EngineOptions, ServerOptions
+from ..server.run import ServerProcess
+from .configured import configured
+from .explain import show
+from .start import started
+
+command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@command.command()
+@configured
+def serve(
+    engine: EngineOptions,
+    server: ServerOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk."""
+    if dry_run:
+        show(engine, server)
+        return
+    logging.basicConfig(
+        level=server.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(message)s"
+    )
+
+    start = partial(started, engine)
+    raise typer.Exit(ServerProcess(start, server, announce).run())
+
+
+def announce(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,34 @@
+"""Starting an engine from a command: download with a bar, then load, cancellable throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ..base.config import EngineOptions
+from ..engine.async_engine import AsyncEngine
+from .progress import DownloadBars
+
+
+async def started(options: EngineOptions, *, quiet: bool = False) -> AsyncEngine:
+    """The engine, ready. What is not on disk is fetched first, with bars on stderr."""
+    with DownloadBars(sys.stderr, enabled=not quiet) as bars:
+        # A cancelled start leaves the block: the bars then end the download, which is in a thread.
+        return await AsyncEngine.start(options, progress=bars)
+
+
+@asynccontextmanager
+async def engine_of(options: EngineOptions, *, quiet: bool = False) -> AsyncIterator[AsyncEngine]:
+    """The engine for the length of a block; closed also where the block is cancelled."""
+    engine = await started(options, quiet=quiet)
+    try:
+        yield engine
+    finally:
+        closing = asyncio.ensure_future(engine.close(0.0))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise

@@ -1,0 +1,205 @@
+"""Who answers in the terminal: an engine in this process, or a server somewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
+
+import httpx
+
+from ..base.config import option
+from ..base.errors import DownloadError, HeadraceError, InvalidRequest
+from ..base.request import OutputDelta
+from ..base.sampling import SamplingParams
+from ..engine.face import ServingEngine
+from ..engine.input import default_sampling
+
+Message = dict[str, Any]
+
+
+@dataclass(slots=True)
+class SamplingOptions:
+    """The sampling flags of the terminal; None leaves it to the model's authors."""
+
+    max_tokens: int | None = option(None, "Longest answer, in tokens; none: to the context's end.")
+    temperature: float | None = option(None, "0 takes the most likely token each time.")
+    top_p: float | None = option(None, "Sample from the most likely tokens of this total.")
+    top_k: int | None = option(None, "Sample from this many most likely tokens.")
+    min_p: float | None = option(None, "Least probability, as a share of the most likely's.")
+    repetition_penalty: float | None = option(None, "Above 1: less of what is there already.")
+    seed: int | None = option(None, "Same seed, same text.")
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def verify(self) -> None:
+        SamplingParams(**self.given()).verify()
+
+    def set(self, name: str, text: str) -> None:
+        """One field from what was typed; "none" unsets it. Raises `InvalidRequest`."""
+        kinds: dict[str, type] = {
+            spec.name: int if spec.name in ("max_tokens", "top_k", "seed") else float
+            for spec in fields(self)
+        }
+        if name not in kinds:
+            raise InvalidRequest(f"there is no {name}; there are {', '.join(kinds)}", param=name)
+        before = getattr(self, name)
+        try:
+            setattr(self, name, None if text == "none" else kinds[name](text))
+            self.verify()
+        except ValueError:
+            raise InvalidRequest(f"{name} must be a number, not {text!r}", param=name) from None
+        except InvalidRequest:
+            setattr(self, name, before)
+            raise
+
+
+@dataclass(slots=True)
+class Piece:
+    """A part of an answer; the last one has the reason for the end."""
+
+    text: str
+    tokens: int = 0
+    finish: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Voice(Protocol):
+    name: str
+
+    def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncIterator[Piece]: ...
+    def complete(self, prompt: str, options: SamplingOptions) -> AsyncIterator[Piece]: ...
+
+
+class LocalVoice:
+    """An engine that this process started."""
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self._engine = engine
+        self.name = engine.model_name
+
+    def _sampling(self, options: SamplingOptions) -> SamplingParams:
+        params = default_sampling(self._engine.files)
+        params.max_tokens = None
+        for name, value in options.given().items():
+            setattr(params, name, value)
+        params.verify()
+        return params
+
+    async def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncIterator[Piece]:
+        template = self._engine.template
+        if template is None:
+            raise InvalidRequest(
+                f"{self.name} has no chat template: use headrace generate", param="model"
+            )
+        ids = self._engine.tokenizer.encode(template.render(messages))
+        async for piece in self._pieces(ids, options):
+            yield piece
+
+    async def complete(self, prompt: str, options: SamplingOptions) -> AsyncIterator[Piece]:
+        async for piece in self._pieces(prompt, options):
+            yield piece
+
+    async def _pieces(
+        self, prompt: str | list[int], options: SamplingOptions
+    ) -> AsyncIterator[Piece]:
+        stream = self._engine.submit(prompt, self._sampling(options))
+        try:
+            async for delta in stream:
+                yield _piece(delta)
+        finally:
+            stream.cancel()
+
+
+def _piece(delta: OutputDelta) -> Piece:
+    return Piece(
+        delta.text,
+        len(delta.token_ids),
+        delta.finish_reason,
+        delta.prompt_tokens,
+        delta.cached_tokens,
+    )
+
+
+class RemoteError(HeadraceError):
+    """What a server answered instead of text, in its own words."""
+
+
+class RemoteVoice:
+    """A running server with OpenAI's interface, ours or another's."""
+
+    def __init__(self, url: str, model: str | None = None, key: str | None = None) -> None:
+        base = url.rstrip("/")
+        self._base = base if base.endswith("/v1") else base + "/v1"
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.AsyncClient(
+            headers=headers, timeout=httpx.Timeout(10.0, read=600.0), trust_env=False
+        )
+        self.name = model or ""
+
+    async def open(self) -> None:
+        """Learn the served model's name. Raises `RemoteError`."""
+        if self.name:
+            return
+        try:
+            reply = await self._client.get(f"{self._base}/models")
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        if reply.status_code != 200:
+            raise RemoteError(f"{self._base}: {_words(reply.status_code, reply.text)}")
+        try:
+            self.name = str(reply.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise RemoteError(f"{self._base}/models has no list of models") from None
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _unreachable(self, error: httpx.HTTPError) -> HeadraceError:
+        return DownloadError(f"cannot reach {self._base}: {error or type(error).__name__}")
+
+    async def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncIterator[Piece]:
+        async for choice in self._stream("chat/completions", {"messages": messages}, options):
+            delta = choice.get("delta") or {}
+            text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+            yield Piece(text, finish=choice.get("finish_reason"), details=choice)
+
+    async def complete(self, prompt: str, options: SamplingOptions) -> AsyncIterator[Piece]:
+        given = {"prompt": prompt, **({} if options.max_tokens else {"max_tokens": 512})}
+        async for choice in self._stream("completions", given, options):
+            yield Piece(
+                choice.get("text") or "", finish=choice.get("finish_reason"), details=choice
+            )
+
+    async def _stream(
+        self, path: str, body: dict[str, Any], options: SamplingOptions
+    ) -> AsyncIterator[dict[str, Any]]:
+        body = {**body, **options.given(), "model": self.name, "stream": True}
+        try:
+            async with self._client.stream("POST", f"{self._base}/{path}", json=body) as reply:
+                if reply.status_code != 200:
+                    text = (await reply.aread()).decode("utf-8", "replace")
+                    raise RemoteError(_words(reply.status_code, text))
+                async for line in reply.aiter_lines():
+                    if not line.startswith("data:") or line[5:].strip() == "[DONE]":
+                        continue
+                    event = json.loads(line[5:])
+                    if "error" in event:
+                        raise RemoteError(_words(500, line[5:]))
+                    for choice in event.get("choices", ())[:1]:
+                        yield choice
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        except json.JSONDecodeError:
+            raise RemoteError(f"{self._base} sent an event that is not JSON") from None
+
+
+def _words(status: int, text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"HTTP {status}: {' '.join(text.split())[:200]}"

@@ -1,0 +1,204 @@
+"""The server's process: port, engine, ready line, signals, drain.
+
+The port is taken before the model is touched, so that an occupied one is told at once; probes are
+answered from then on (live, not ready). On the first signal readiness falls, new work is refused,
+work that runs is finished for up to `drain_seconds`; a second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from ..base.config import ServerOptions
+from ..base.errors import OptionError
+from .app import create_app
+from .service import Service
+
+if TYPE_CHECKING:
+    from ..engine.face import ServingEngine
+
+log = logging.getLogger("headrace.server")
+
+BACKLOG = 2048
+LAST_WORDS = 2.0
+"""Seconds in which ended requests may still send their error."""
+
+StartEngine = Callable[[], Awaitable["ServingEngine"]]
+Announce = Callable[[str], None]
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `OptionError` naming the option where it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise OptionError(
+            f"{host!r} is no address of this machine: {error}", param="host"
+        ) from None
+    taken = socket.socket(family, kind, protocol)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
+        taken.listen(BACKLOG)
+        taken.setblocking(False)
+    except OSError as error:
+        taken.close()
+        if error.errno == errno.EADDRINUSE:
+            raise OptionError(
+                f"port {port} on {host} is in use; stop what listens there, or choose another "
+                "with --port (0 takes a free one)",
+                param="port",
+            ) from None
+        if error.errno == errno.EACCES:
+            raise OptionError(
+                f"port {port} needs privileges; choose one of 1024 and above", param="port"
+            ) from None
+        raise OptionError(f"cannot listen on {host}:{port}: {error.strerror}", param="host") from (
+            None
+        )
+    return taken
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without signal handlers of its own: what a signal means is decided here."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class ServerProcess:
+    """One run of the server, from the port to the exit status."""
+
+    def __init__(
+        self, start_engine: StartEngine, options: ServerOptions, announce: Announce = print
+    ) -> None:
+        options.verify()
+        self._start_engine = start_engine
+        self._options = options
+        self._announce = announce
+        self._stop = asyncio.Event()
+        self._now = asyncio.Event()
+        self._signal = 0
+
+    def run(self) -> int:
+        """Serve until a signal; returns the exit status. Raises what kept the engine from it."""
+        taken = take_port(self._options.host, self._options.port)
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                return runner.run(self._serve(taken))
+        finally:
+            taken.close()
+
+    async def _serve(self, taken: socket.socket) -> int:
+        begin = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        app = create_app(None, self._options)
+        service: Service = app.state.service
+        config = uvicorn.Config(
+            app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(LAST_WORDS), backlog=BACKLOG,
+        )  # fmt: skip
+        server = _Uvicorn(config)
+        http = asyncio.ensure_future(server.serve(sockets=[taken]))
+        engine: ServingEngine | None = None
+        try:
+            engine = await self._engine(http)
+            if engine is not None:
+                service.attach(engine)
+                self._ready(taken, engine, time.perf_counter() - begin)
+                await self._until_stopped(http)
+            await self._drain(service)
+        finally:
+            if service.in_work and engine is not None:
+                await engine.close(0.0)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(service.idle(), LAST_WORDS)
+            server.should_exit = True
+            await asyncio.wait({http})
+            if engine is not None:
+                await engine.close(0.0)
+        return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
+
+    async def _engine(self, http: asyncio.Future[Any]) -> ServingEngine | None:
+        """The started engine; None where a signal came first."""
+        starting: asyncio.Future[Any] = asyncio.ensure_future(self._start_engine())
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({starting, stop, http}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                engine: ServingEngine = starting.result()
+                return engine
+            if http.done():
+                http.result()
+            return None
+        finally:
+            stop.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+
+    async def _until_stopped(self, http: asyncio.Future[Any]) -> None:
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({stop, http}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if http.done():
+            http.result()
+
+    async def _drain(self, service: Service) -> None:
+        service.draining = True
+        if not service.in_work:
+            return
+        seconds = self._options.drain_seconds
+        self._announce(
+            f"finishing {service.in_work} requests, up to {seconds:g} s "
+            "(a second signal ends them at once)"
+        )
+        idle = asyncio.ensure_future(service.idle())
+        now = asyncio.ensure_future(self._now.wait())
+        await asyncio.wait({idle, now}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        now.cancel()
+        if service.in_work:
+            self._announce(f"ending {service.in_work} requests")
+
+    def _signalled(self, number: int) -> None:
+        if self._stop.is_set():
+            self._now.set()
+        self._signal = self._signal or number
+        self._stop.set()
+
+    def _ready(self, taken: socket.socket, engine: ServingEngine, seconds: float) -> None:
+        host, port = taken.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        phases = " · ".join(f"{name} {took:.2f}" for name, took in engine.phases.items())
+        name = self._options.served_name or engine.model_name
+        self._announce(f"ready: {name} on http://{shown}:{port} after {seconds:.2f} s ({phases})")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it exists (not on Windows)."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+__all__ = ["ServerProcess", "take_port"]
