@@ -167,13 +167,14 @@ def attention_decode(
     partial = torch.empty(entries, heads, splits, width, dtype=torch.float32, device=q.device)
     log_sums = torch.empty(entries, heads, splits, 2, dtype=torch.float32, device=q.device)
     group = heads // kv_heads
+    k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled = kv.k_scale is not None
     padded = max(16, triton.next_power_of_2(width))
     window = view.window or 0
     _split_kernel[(entries, kv_heads, splits)](
-        q, kv.k, kv.v, kv.k_scale if scaled else q, kv.v_scale if scaled else q,
+        q, kv.k, kv.v, k_scale, v_scale,
         view.tables, batch.lengths, batch.query_starts, partial, log_sums,
-        q.stride(0), kv.k.stride(0), kv.k.stride(1), kv.k_scale.stride(0) if scaled else 0,
+        q.stride(0), kv.k.stride(0), kv.k.stride(1), k_scale.stride(0),
         view.tables.stride(0), kv_heads, splits, scale * LOG2E,
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), WIDTH=width,
         WIDTH_PADDED=padded, BLOCK=block, SPLIT=config.split, TILE=config.tile, WINDOW=window,

@@ -189,12 +189,13 @@ def attention_prefill(
     group = heads // kv_heads
     rows = max(16, config.rows, triton.next_power_of_2(group))
     tiles = tokens // (rows // group) + entries
+    k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled = kv.k_scale is not None
     _prefill_kernel[(tiles, kv_heads)](
-        q, kv.k, kv.v, kv.k_scale if scaled else q, kv.v_scale if scaled else q,
+        q, kv.k, kv.v, k_scale, v_scale,
         view.tables, batch.lengths, batch.query_starts, out,
         q.stride(0), out.stride(0), kv.k.stride(0), kv.k.stride(1),
-        kv.k_scale.stride(0) if scaled else 0, view.tables.stride(0), entries, scale * LOG2E,
+        k_scale.stride(0), view.tables.stride(0), entries, scale * LOG2E,
         GROUP=group, ROWS=rows, WIDTH=width, WIDTH_PADDED=max(16, triton.next_power_of_2(width)),
         BLOCK=block, TILE=config.tile, WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
         SCALED=scaled, SKIP_SINGLE=skip_single, INTERPRET=INTERPRETED,

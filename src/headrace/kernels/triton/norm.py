@@ -1,0 +1,95 @@
+"""RMSNorm, with the residual added before it and 8-bit codes written after it.
+
+Arithmetic: per element 2 bytes read (4 with the residual), 2 written (4): about 4 operations per
+element, far under one per byte of any GPU's ridge. Bandwidth binds, so each row is read once, its
+square sum is taken in registers (fp32), and everything that wants the same row is fused.
+One program per row: a row's sum has one order whatever the batch (row invariance).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .quantise import CODES, store_row
+from .support import INTERPRETED
+
+
+@triton.jit
+def _norm_kernel(
+    x, residual, weight, out, total_out, scales, eps, offset, width,
+    COLUMNS: tl.constexpr, RESIDUAL: tl.constexpr, QUANTISED: tl.constexpr, HIGH: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    mask = columns < width
+    at = row * width + columns
+    wide = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        wide += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+        # Rounded before it is normed: the next layer norms the sum that it finds in memory.
+        total = wide.to(x.dtype.element_ty)
+        tl.store(total_out + at, total, mask=mask)
+        wide = total.to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32) + offset
+    normed = wide * factor * gain
+    if QUANTISED:
+        store_row(out, scales, row, columns, normed, mask, width, HIGH, INTERPRET)
+    else:
+        tl.store(out + at, normed.to(out.dtype.element_ty), mask=mask)
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    offset: float,
+    codes: str | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    rows, width = x.shape
+    assert x.is_contiguous()
+    assert residual is None or residual.is_contiguous()
+    dtype, high = CODES[codes] if codes else (x.dtype, 0.0)
+    out = torch.empty_like(x, dtype=dtype)
+    total = torch.empty_like(x) if residual is not None else x
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device) if codes else None
+    columns = triton.next_power_of_2(width)
+    _norm_kernel[(rows,)](
+        x, x if residual is None else residual, weight, out, total,
+        out if scales is None else scales, eps, offset, width,
+        COLUMNS=columns, RESIDUAL=residual is not None, QUANTISED=codes is not None, HIGH=high,
+        INTERPRET=INTERPRETED,
+        num_warps=max(1, min(16, columns // 512)),
+    )  # fmt: skip
+    return out, scales, total
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """x [N, D] → x / rms(x) · (weight + offset) [N, D], in x's dtype."""
+    return _launch(x, None, weight, eps, offset, None)[0]
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """→ (rms_norm(residual + x), residual + x); the sum is rounded to x's dtype first."""
+    out, _, total = _launch(x, residual, weight, eps, offset, None)
+    return out, total
+
+
+def rms_norm_codes(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    offset: float,
+    codes: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """→ (codes [N, D] in fp8 or int8, scales [N] fp32, residual + x)."""
+    out, scales, total = _launch(x, residual, weight, eps, offset, codes)
+    assert scales is not None
+    return out, scales, total

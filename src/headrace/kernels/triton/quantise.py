@@ -1,0 +1,43 @@
+"""Quantising the row that a kernel just computed, while it is still in registers.
+
+A following 8-bit product wants its input as codes with one scale per row. Writing them from the
+norm or the gate instead of from a kernel of its own saves a read and a write of the activations
+(4 bytes an element) and a launch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+CODES = {"fp8": (torch.float8_e4m3fn, 448.0), "int8": (torch.int8, 127.0)}
+"""Output formats: dtype and largest magnitude."""
+
+
+@triton.jit
+def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr):
+    """scaled fp32 within ±HIGH, but for rounding → int8 or fp8 of type `kind`, nearest."""
+    scaled = tl.minimum(tl.maximum(scaled, -HIGH), HIGH)
+    if kind == tl.int8:
+        # Half away from zero; the interpreter and every target agree on floor.
+        return tl.where(scaled < 0, -tl.floor(0.5 - scaled), tl.floor(scaled + 0.5)).to(kind)
+    if INTERPRET:
+        # The interpreter drops the carry of a mantissa that rounds up to the next binade:
+        # hand it values that are on the grid of e4m3 already.
+        exponent = tl.maximum(tl.floor(tl.log2(tl.maximum(tl.abs(scaled), 1e-9))), -6.0)
+        step = tl.exp2(exponent - 3.0)
+        scaled = tl.floor(scaled / step + 0.5) * step
+    return scaled.to(kind)
+
+
+@triton.jit
+def store_row(
+    codes, scales, row, columns, values, mask, width, HIGH: tl.constexpr, INTERPRET: tl.constexpr
+):  # fmt: skip
+    """values [columns] fp32 of one row → codes and the row's scale (absolute maximum / HIGH)."""
+    peak = tl.max(tl.where(mask, tl.abs(values), 0.0), 0)
+    scale = tl.maximum(peak / HIGH, 1e-30)
+    coded = to_codes(values / scale, codes.dtype.element_ty, HIGH, INTERPRET)
+    tl.store(codes + row * width + columns, coded, mask=mask)
+    tl.store(scales + row, scale)

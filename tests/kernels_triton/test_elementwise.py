@@ -1,0 +1,107 @@
+"""Norms, gates and rotation in the interpreter against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headrace.kernels.operators import KvLayer, RopeTable
+from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.triton.gated import gated, gated_codes
+from headrace.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_codes
+from headrace.kernels.triton.rope_cache import rope_and_cache
+
+from .test_attention import make_batch
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ERROR = {"int8": 0.5, "fp8": 16.0}
+"""Largest error in units of the scale: half a step of the coarsest binade."""
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 896), (5, 1000), (2, 5120)])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_norm(dtype: torch.dtype, rows: int, width: int, offset: float) -> None:
+    torch.manual_seed(1)
+    ref = ReferenceOperators(dtype)
+    x, residual = torch.randn(2, rows, width).to(dtype)
+    weight = torch.randn(width).to(dtype)
+    close(rms_norm(x, weight, 1e-6, offset), ref.rms_norm(x, weight, 1e-6, offset), dtype)
+    out, total = add_rms_norm(x, residual, weight, 1e-6, offset)
+    expected, expected_total = ref.add_rms_norm(x, residual, weight, 1e-6, offset)
+    # The interpreter truncates where it should round to bf16.
+    close(total, expected_total, dtype)
+    assert dtype == torch.bfloat16 or torch.equal(total, expected_total)
+    close(out, expected, dtype)
+
+
+@pytest.mark.parametrize("codes", ["fp8", "int8"])
+def test_norm_codes(codes: str) -> None:
+    torch.manual_seed(1)
+    x, residual = torch.randn(2, 3, 384)
+    x[1] = 0.0
+    residual[1] = 0.0
+    weight = torch.randn(384)
+    out, scales, _ = rms_norm_codes(x, residual, weight, 1e-6, 0.0, codes)
+    expected, _ = ReferenceOperators(torch.float32).add_rms_norm(x, residual, weight, 1e-6, 0.0)
+    step = scales.unsqueeze(1) * ERROR[codes]
+    assert ((out.float() * scales.unsqueeze(1) - expected).abs() <= step * 1.01 + 1e-9).all()
+    assert not out[1].float().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_gated(dtype: torch.dtype, activation: str) -> None:
+    torch.manual_seed(1)
+    x = (torch.randn(3, 2 * 1300) * 4).to(dtype)
+    x[0, 0], x[0, 1], x[0, 2] = 90.0, -90.0, 0.0
+    ref = ReferenceOperators(dtype)
+    close(gated(x, activation), ref.gated(x.float(), activation), dtype)
+    for codes, share in ERROR.items():
+        out, scales = gated_codes(x, activation, codes)
+        error = out.float() * scales.unsqueeze(1) - ref.gated(x.float(), activation)
+        assert (error.abs() <= scales.unsqueeze(1) * share * 1.01).all()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("norms", [False, True])
+def test_rope_and_cache(kind: str, norms: bool) -> None:
+    torch.manual_seed(2)
+    heads, kv_heads, width, block = 4, 2, 48, 16
+    batch = make_batch([(5, 3), (40, 1), (0, 17)], block, None)
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    blocks = int(batch.groups[0].tables.max()) + 1
+    cache = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(kind, dtype)
+
+    def empty() -> KvLayer:
+        k, v = torch.zeros(2, blocks, kv_heads, block, width).to(cache)
+        if kind in ("int8", "fp8"):
+            return KvLayer(k, v, *torch.zeros(2, blocks, kv_heads, block))
+        return KvLayer(k, v)
+
+    qkv = torch.randn(len(batch.tokens), (heads + 2 * kv_heads) * width).to(dtype)
+    q_norm, k_norm = torch.randn(2, width).to(dtype) if norms else (None, None)
+    angles = torch.randn(64, width // 2)
+    rope = RopeTable(angles.cos(), angles.sin())
+    mine, theirs = empty(), empty()
+    arguments = (qkv, heads, kv_heads, q_norm, k_norm, 1e-6, 0.0, rope)
+    q = rope_and_cache(*arguments, mine, batch, 0)
+    expected = ReferenceOperators(dtype).rope_and_cache(*arguments, theirs, batch, 0)
+    close(q, expected, dtype)
+    for a, b in ((mine.k, theirs.k), (mine.v, theirs.v)):
+        if kind in ("int8", "fp8"):
+            # A value on the border of two codes may fall to either: one step apart at most.
+            step = 1.0 if kind == "int8" else 32.0
+            difference = (a.float() - b.float()).abs()
+            assert (difference <= step).all()
+            assert (difference > 0).float().mean() < 0.01
+        else:
+            close(a, b, dtype)
+    if mine.k_scale is not None and theirs.k_scale is not None:
+        close(mine.k_scale, theirs.k_scale, torch.float32)
