@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, str | No
 
 def cut(text: str, places: list[int]) -> list[str]:
     borders = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[start:end] for start, end in zip(borders, borders[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(borders)]
 
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 100), max_size=6), st.booleans())

@@ -129,7 +129,7 @@ def _vocabulary(
         kind="sentencepiece" if sentencepiece else "byte_level",
         tokens=tokens,
         added={
-            token.replace(SPACE, " ") if sentencepiece else token: index
+            token.replace(" ", SPACE) if sentencepiece else token: index
             for index, token in whole.items()
         },
         special_ids=frozenset(index for index in whole if types[index] != USER_DEFINED),

@@ -50,6 +50,7 @@ class SentencePieceEncoder:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
+        """`text` has its spaces written as "▁" already, or still as spaces."""
         text = text.replace(" ", SPACE)
         if self._space_prefix:
             text = SPACE + text

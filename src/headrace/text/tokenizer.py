@@ -9,7 +9,7 @@ from typing import Protocol
 from headrace.base.errors import InvalidRequest, TooLarge
 
 from .detokenizer import IncrementalDetokenizer
-from .pieces import PIECE_READERS, PieceKind
+from .pieces import PIECE_READERS, SPACE, PieceKind
 from .specials import SpecialSplitter
 
 MAX_CHARACTERS = 16 * 2**20
@@ -135,6 +135,9 @@ class Tokenizer:
 
     def _encode_split(self, text: str, *, special: bool) -> list[int]:
         ids: list[int] = []
+        if self.vocabulary.kind == "sentencepiece":
+            # Its space is "▁" in special tokens too: a run of spaces may be one of them.
+            text = text.replace(" ", SPACE)
         for part in self._splitters[special].split(text):
             if isinstance(part, int):
                 ids.append(part)
@@ -155,7 +158,8 @@ class Tokenizer:
         if known is None:
             token = self.vocabulary.tokens[token_id]
             if token_id in self.vocabulary.added_ids:
-                known = token.encode("utf-8", "replace")
+                spaced = self.vocabulary.kind == "sentencepiece"
+                known = (token.replace(SPACE, " ") if spaced else token).encode("utf-8", "replace")
             else:
                 known = PIECE_READERS[self.vocabulary.kind](token)
             self._pieces[token_id] = known

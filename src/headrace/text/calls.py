@@ -1,0 +1,195 @@
+"""Tool calls while they are being written: what dialects report to, and the object many share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+
+from .events import ToolCallArguments, ToolCallEnd, ToolCallStart
+from .jsonstream import (
+    Malformed,
+    ignore,
+    read_object,
+    read_string,
+    read_value,
+    refuse_constant,
+    skip_space,
+)
+
+MAX_NAME = 256
+NAME_KEYS = ("name",)
+ARGUMENT_KEYS = ("arguments", "parameters", "args")
+
+
+class Calls:
+    """Collects the events of the calls in one message.
+
+    Its rule: once `start` was called, what was read so far is a call and can no longer become
+    content; a reader therefore calls it only when it is certain.
+    """
+
+    def __init__(self, new_id: Callable[[], str], known: frozenset[str] | None = None) -> None:
+        """`known`: names of the tools on offer, where a text is a call only if it names one."""
+        self._new_id = new_id
+        self.known = known
+        self.events: list[ToolCallStart | ToolCallArguments | ToolCallEnd] = []
+        self.count = 0
+        """Calls that have ended."""
+        self.open = False
+        """Is a call begun and not ended?"""
+        self.begun = False
+        """Is what is being read a further call, though maybe not certain yet?"""
+        self.committed = False
+        """Has something been reported since the router looked last?"""
+
+    def begin(self) -> None:
+        self.begun = True
+
+    def start(self, name: str, call_id: str | None = None) -> None:
+        assert not self.open
+        if not name or len(name) > MAX_NAME:
+            raise Malformed("a call without a name")
+        self.events.append(ToolCallStart(self.count, call_id or self._new_id(), name))
+        self.open = self.begun = self.committed = True
+
+    def arguments(self, text: str) -> None:
+        assert self.open
+        self.events.append(ToolCallArguments(self.count, text))
+        self.committed = True
+
+    def end(self, *, complete: bool = True) -> None:
+        assert self.open
+        self.events.append(ToolCallEnd(self.count, complete))
+        self.open = self.begun = False
+        self.committed = True
+        self.count += 1
+
+
+def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generator[None, str, None]:
+    """A call as an object, after its opening brace: `{"name": …, "arguments": {…}}`.
+
+    Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
+    known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
+    that this is a call, so that it may name any tool and lack arguments. `key`: the first key,
+    where it was read already.
+    """
+    calls.begin()
+    name: str | None = None
+    early: list[str] = []
+    """Arguments that came before the name."""
+    seen = False
+    while True:
+        if key is None:
+            char = yield from skip_space()
+            if char != '"':
+                raise Malformed("expected a key")
+            key = yield from read_text()
+        char = yield from skip_space()
+        if char != ":":
+            raise Malformed("expected a colon")
+        char = yield from skip_space()
+        if key in NAME_KEYS and name is None:
+            if char != '"':
+                raise Malformed("a name that is no string")
+            name = yield from read_text()
+            if not certain and calls.known is not None and name not in calls.known:
+                raise Malformed("not the name of a tool")
+            if seen:
+                calls.start(name)
+                calls.arguments("".join(early))
+                calls.end()
+            char = yield
+        elif key in ARGUMENT_KEYS and not seen:
+            seen = True
+            if name is None:
+                yield from read_arguments(char, early.append)
+            else:
+                if char == "{":
+                    calls.start(name)
+                    yield from read_arguments(char, calls.arguments)
+                else:
+                    # Packed in a string: no call before it is unpacked.
+                    yield from read_arguments(char, early.append)
+                    calls.start(name)
+                    calls.arguments("".join(early))
+                calls.end()
+            char = yield
+        else:
+            char = yield from read_value(char, ignore)
+        char = yield from skip_space(char)
+        if char == "}":
+            break
+        if char != ",":
+            raise Malformed("expected a comma")
+        key = None
+    if name is None or not (seen or certain):
+        raise Malformed("no call")
+    if not seen:
+        calls.start(name)
+        calls.arguments("{}")
+        calls.end()
+
+
+def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:
+    """Calls as a list of objects, after its opening bracket."""
+    while True:
+        char = yield from skip_space()
+        if char != "{":
+            raise Malformed("expected a call")
+        yield from read_call(calls, certain=certain)
+        char = yield from skip_space()
+        if char == "]":
+            return
+        if char != ",":
+            raise Malformed("expected a comma")
+
+
+def read_named(calls: Calls, name: str, call_id: str | None = None) -> Generator[None, str, None]:
+    """The arguments of a call whose name came before them."""
+    calls.begin()
+    char = yield from skip_space()
+    if char != "{":
+        raise Malformed("arguments that are no object")
+    calls.start(name.strip(), call_id)
+    yield from read_object(char, calls.arguments)
+    calls.end()
+
+
+def read_arguments(char: str, sink: Callable[[str], None]) -> Generator[None, str, None]:
+    """An object, or one packed in a string, which then comes to the sink as a whole."""
+    if char == "{":
+        yield from read_object(char, sink)
+        return
+    if char != '"':
+        raise Malformed("arguments that are no object")
+    packed = (yield from read_text()).strip() or "{}"
+    try:
+        value = json.loads(packed, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        raise Malformed("arguments that are no JSON") from None
+    if not isinstance(value, dict):
+        raise Malformed("arguments that are no object")
+    sink(packed)
+
+
+def read_text() -> Generator[None, str, str]:
+    """A string's value, after its opening quote."""
+    parts: list[str] = []
+    yield from read_string(parts.append)
+    text = str(json.loads('"' + "".join(parts)))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Malformed("a lone surrogate") from None
+    return text
+
+
+def read_until(stop: str, limit: int) -> Generator[None, str, str]:
+    """The text before `stop`, which is read too."""
+    text = ""
+    while not text.endswith(stop):
+        char = yield
+        text += char
+        if len(text) > limit + len(stop):
+            raise Malformed(f"no {stop!r} within {limit} characters")
+    return text[: -len(stop)]

@@ -1,0 +1,43 @@
+"""How families of models write tool calls, one file each, and which one a template speaks.
+
+A dialect is found by the markers that its chat template writes: a template that renders earlier
+calls of the assistant, or tells the model how to write them, has them in its text. One that
+speaks of tools without known markers, or of none, gets the generic dialect.
+"""
+
+from __future__ import annotations
+
+from headrace.base.errors import InvalidRequest
+
+from .deepseek import DEEPSEEK, DEEPSEEK_V31
+from .dialect import CallFormat, Dialect
+from .generic import GENERIC
+from .hermes import HERMES
+from .llama3 import LLAMA3
+from .mistral import MISTRAL, MISTRAL_V11
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (DEEPSEEK, DEEPSEEK_V31, MISTRAL_V11, MISTRAL, HERMES, LLAMA3, GENERIC)
+}
+"""In the order in which detection asks them; the more specific first."""
+
+
+def detect_dialect(template: str | None) -> Dialect:
+    """The dialect of the first entry whose marks are all in the template's text."""
+    for dialect in DIALECTS.values():
+        if template and dialect.marks and all(mark in template for mark in dialect.marks):
+            return dialect
+    return GENERIC
+
+
+def find_dialect(name: str) -> Dialect:
+    if name not in DIALECTS:
+        raise InvalidRequest(
+            f"tool dialect {name!r} is not known; known are {', '.join(sorted(DIALECTS))}",
+            param="tool_dialect",
+        )
+    return DIALECTS[name]
+
+
+__all__ = ["DIALECTS", "CallFormat", "Dialect", "detect_dialect", "find_dialect"]

@@ -1,0 +1,69 @@
+"""What a dialect is: where calls begin, how they are read, how they are written."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+from ..calls import Calls
+
+SectionReader = Generator[None, str, str | None]
+"""Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
+
+
+def long_id() -> str:
+    return "call_" + secrets.token_hex(12)
+
+
+def short_id() -> str:
+    """Nine letters and digits: all that Mistral's templates take."""
+    alphabet = string.ascii_letters + string.digits
+    return "".join(secrets.choice(alphabet) for _ in range(9))
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How calls are written; grammars and tests are made from it.
+
+    A message's calls are `open`, the calls with `separator` between them, `close`; a call is
+    `begin` with the name in it, the arguments, `end`.
+    """
+
+    begin: str
+    """`NAME` stands for the name."""
+    end: str
+    open: str = ""
+    separator: str = ""
+    close: str = ""
+    quoted: bool = True
+    """Is the name inside a JSON string?"""
+
+    def begin_call(self, name: str) -> str:
+        return self.begin.replace("NAME", json.dumps(name)[1:-1] if self.quoted else name)
+
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """The text of calls given as (name, arguments as JSON)."""
+        texts = [self.begin_call(name) + arguments + self.end for name, arguments in calls]
+        return self.open + self.separator.join(texts) + self.close
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    name: str
+    read: Callable[[str, Calls], SectionReader]
+    """(opener, calls) → reader of what follows the opener."""
+    format: CallFormat
+    openers: tuple[str, ...] = ()
+    """Texts with which calls begin anywhere in a message."""
+    first: str = ""
+    """Characters with which calls may begin at the start of a message."""
+    markers: frozenset[str] = field(default_factory=frozenset)
+    """Texts that must survive detokenising, also where they are special tokens."""
+    marks: tuple[str, ...] = ()
+    """Texts that are all in a chat template that speaks this dialect."""
+    new_id: Callable[[], str] = long_id
+    parallel: bool = True
+    """Can a message have more than one call?"""

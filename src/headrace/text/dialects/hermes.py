@@ -1,0 +1,31 @@
+"""Hermes, Qwen 2.5 and 3: `<tool_call>` around an object, once per call."""
+
+from __future__ import annotations
+
+from ..calls import Calls, read_call
+from ..jsonstream import Malformed, read_literal, skip_space
+from .dialect import CallFormat, Dialect, SectionReader
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def read(opener: str, calls: Calls) -> SectionReader:
+    char = yield from skip_space()
+    if char != "{":
+        raise Malformed("expected an object")
+    yield from read_call(calls, certain=True)
+    char = yield from skip_space()
+    yield from read_literal(CLOSE, char)
+    return None
+
+
+HERMES = Dialect(
+    name="hermes",
+    read=read,
+    format=CallFormat(
+        begin=OPEN + '\n{"name": "NAME", "arguments": ', end="}\n" + CLOSE, separator="\n"
+    ),
+    openers=(OPEN,),
+    markers=frozenset([OPEN, CLOSE]),
+    marks=(OPEN, CLOSE),
+)

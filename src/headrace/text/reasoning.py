@@ -1,0 +1,28 @@
+"""Where a model's reasoning begins and ends in its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    open: str
+    close: str
+
+    def open_in(self, prompt: str) -> bool:
+        """Does the prompt end inside reasoning, which the model then goes on with?"""
+        return prompt.rstrip().endswith(self.open)
+
+
+THINK = ReasoningMarks("<think>", "</think>")
+MARKS = (
+    THINK,
+    ReasoningMarks("[THINK]", "[/THINK]"),
+    ReasoningMarks("<seed:think>", "</seed:think>"),
+)
+
+
+def detect_reasoning(template: str | None) -> ReasoningMarks | None:
+    """The marks that a chat template speaks of: one that strips earlier reasoning, or opens it."""
+    return next((marks for marks in MARKS if template and marks.close in template), None)

@@ -1,0 +1,264 @@
+"""The stream router: every dialect, cut at every border, gives back what the model meant."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.text.dialects import DIALECTS, Dialect, detect_dialect
+from headrace.text.dialects.mistral import MISTRAL_V11
+from headrace.text.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from headrace.text.reasoning import THINK
+from headrace.text.router import StreamRouter
+
+NAMES = frozenset(["get_weather", "add", "größe", "a-b.c"])
+
+
+class Message:
+    """What a client assembles from the events; refuses an order that no client expects."""
+
+    def __init__(self) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[list[Any]] = []
+        self.open = False
+
+    def take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, ContentDelta):
+                assert event.text
+                assert not self.open
+                self.content += event.text
+            elif isinstance(event, ReasoningDelta):
+                assert event.text
+                assert not self.content
+                assert not self.calls
+                self.reasoning += event.text
+            elif isinstance(event, ToolCallStart):
+                assert not self.open
+                assert event.index == len(self.calls)
+                assert event.id
+                self.open = True
+                self.calls.append([event.name, "", None])
+            elif isinstance(event, ToolCallArguments):
+                assert self.open
+                assert event.index == len(self.calls) - 1
+                self.calls[-1][1] += event.text
+            else:
+                assert isinstance(event, ToolCallEnd)
+                assert self.open
+                self.open = False
+                self.calls[-1][2] = event.complete
+
+    def result(self) -> tuple[str, str, list[tuple[str, str, bool]]]:
+        assert not self.open
+        return self.content, self.reasoning, [tuple(call) for call in self.calls]
+
+
+def route(parts: list[str], dialect: Dialect | None, **options: Any) -> Message:
+    router = StreamRouter(dialect, tools=NAMES, **options)
+    message = Message()
+    for part in parts:
+        message.take(router.feed(part))
+    message.take(router.finish())
+    return message
+
+
+def every_cut(text: str, dialect: Dialect | None, **options: Any) -> Message:
+    """The message, after holding that every cut in two and the cut in characters give it."""
+    whole = route([text], dialect, **options)
+    expected = whole.result()
+    for place in range(len(text) + 1):
+        assert route([text[:place], text[place:]], dialect, **options).result() == expected
+    assert route(list(text), dialect, **options).result() == expected
+    return whole
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8) | st.sampled_from(["</tool_call>", "}\n</", "[ARGS]", "```", "; {"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+ARGUMENTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
+DUMPS = st.sampled_from([{}, {"indent": 1}, {"ensure_ascii": False}, {"separators": (",", ":")}])
+PROSE = st.text(alphabet="ab <>[]|{}\n", max_size=20).map(str.strip)
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_calls_come_back_at_every_cut(name: str, data: st.DataObject) -> None:
+    dialect = DIALECTS[name]
+    calls = data.draw(CALLS)
+    style = data.draw(DUMPS)
+    written = [(name, json.dumps(arguments, **style)) for name, arguments in calls]
+    prose = data.draw(PROSE.filter(lambda text: not text.startswith(("{", "["))))
+    reasoning = data.draw(PROSE)
+    if not dialect.openers or dialect.name == "llama3":
+        prose = ""
+    text = dialect.format.write(written)
+    text = prose + data.draw(st.sampled_from(["", "\n", "\n\n "])) + text
+    text = f"<think>\n{reasoning}\n</think>\n\n" + text
+    message = every_cut(text, dialect, reasoning=THINK)
+    assert message.reasoning == reasoning
+    assert message.content == prose
+    assert [call[0] for call in message.calls] == [call[0] for call in calls]
+    for (_, arguments), (_, streamed, complete) in zip(calls, message.calls, strict=True):
+        assert complete
+        assert json.loads(streamed) == arguments
+
+
+@pytest.mark.parametrize("name", [*sorted(DIALECTS), None])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_any_text_at_any_cut(name: str | None, data: st.DataObject) -> None:
+    """Markers and pieces of calls in any order: never an exception, the same for any cut."""
+    dialect = DIALECTS[name] if name else None
+    pieces = ["{", "}", '{"name": "add"', ', "arguments": ', '{"a": 1}', "text", " ", "\n", '"',
+              "<think>", "</think>", "[", "]", ";", "add", "```json\n", "function"]  # fmt: skip
+    if dialect:
+        pieces += [*dialect.openers, *dialect.markers, dialect.format.end, dialect.format.close]
+        pieces += [dialect.format.begin_call("add"), dialect.format.write([("add", '{"a": 2}')])]
+    text = "".join(data.draw(st.lists(st.sampled_from(pieces), max_size=8)))
+    every_cut(text, dialect, reasoning=data.draw(st.sampled_from([None, THINK])))
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_what_is_no_call_is_content_as_written(name: str, data: st.DataObject) -> None:
+    dialect = DIALECTS[name]
+    alphabet = sorted({*"".join(dialect.openers)[:6], *'{}[]": a1\n,'})
+    text = data.draw(st.text(alphabet=alphabet, max_size=24))
+    broken = data.draw(st.sampled_from(["", *dialect.openers])) + text
+    message = every_cut("x \n" + broken, dialect)
+    if not message.calls:
+        assert message.content == "x \n" + broken
+
+
+def test_no_dialect_is_plain_content() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    assert every_cut(text, None).result() == (text, "", [])
+
+
+def test_a_call_cut_off_in_its_arguments_ends_incomplete() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": [1, '
+    message = every_cut(text, DIALECTS["hermes"])
+    assert message.calls == [["add", '{"a": [1, ', False]]
+    assert message.content == ""
+
+
+def test_a_call_that_breaks_off_leaves_the_rest_as_content() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": oops}} and so on'
+    message = every_cut(text, DIALECTS["hermes"])
+    assert message.calls[0][2] is False
+    assert message.content == "oops}} and so on"
+
+
+def test_missing_closing_marker_is_forgiven() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool'
+    message = every_cut(text, DIALECTS["hermes"])
+    assert message.result() == ("", "", [("add", '{"a": 1}', True)])
+
+
+def test_arguments_before_the_name_and_packed_in_a_string() -> None:
+    text = r'<tool_call>{"id": 3, "arguments": "{\"a\": \"ü\\n\"}", "name": "add"}</tool_call>'
+    message = every_cut(text, DIALECTS["hermes"])
+    assert json.loads(message.calls[0][1]) == {"a": "ü\n"}
+
+
+def test_an_object_that_names_no_tool_is_an_answer() -> None:
+    for text in ('{"name": "Ann", "arguments": {}}', '{"name": "add"}', '["a"]', '{"answer": 42}'):
+        assert every_cut(text, DIALECTS["generic"]).result() == (text, "", [])
+        assert every_cut(text, DIALECTS["llama3"]).result() == (text, "", [])
+
+
+def test_generic_tool_calls_wrapper() -> None:
+    text = '{"tool_calls": [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "args": {}}]}'
+    message = every_cut(text, DIALECTS["generic"])
+    assert [call[1] for call in message.calls] == ['{"a": 1}', "{}"]
+
+
+def test_llama_forms() -> None:
+    dialect = DIALECTS["llama3"]
+    text = 'So: <|python_tag|>{"name": "add", "parameters": {"a": 1}}; '
+    text += '{"name": "add", "parameters": {}}'
+    message = every_cut(text, dialect)
+    assert message.content == "So:"
+    assert [call[1] for call in message.calls] == ['{"a": 1}', "{}"]
+    message = every_cut('<function=add>{"a": 2}</function>', dialect)
+    assert message.calls == [["add", '{"a": 2}', True]]
+
+
+def test_mistral_call_ids_and_id_form() -> None:
+    router = StreamRouter(MISTRAL_V11)
+    events = router.feed("[TOOL_CALLS]add[CALL_ID]abc123XYZ[ARGS]{}[TOOL_CALLS]add[ARGS]{}")
+    starts = [event for event in events if isinstance(event, ToolCallStart)]
+    assert starts[0].id == "abc123XYZ"
+    assert len(starts[1].id) == 9
+
+
+def test_reasoning_that_the_prompt_opened() -> None:
+    assert THINK.open_in("<|im_start|>assistant\n<think>\n")
+    text = "hm, <tool_call>\n</think>\n\nHello"
+    message = every_cut(text, DIALECTS["hermes"], reasoning=THINK, in_reasoning=True)
+    assert message.result() == ("Hello", "hm, <tool_call>", [])
+
+
+def test_reasoning_only_at_the_start() -> None:
+    text = "The tag <think> opens reasoning.</think>"
+    assert every_cut(text, DIALECTS["hermes"], reasoning=THINK).result() == (text, "", [])
+
+
+def test_reasoning_tokens_are_counted() -> None:
+    router = StreamRouter(DIALECTS["hermes"], reasoning=THINK, in_reasoning=True)
+    for part in ("one ", "two ", "</think>", "four"):
+        router.feed(part, tokens=1)
+    assert router.reasoning_tokens == 3
+    assert not router.in_reasoning
+
+
+def test_hidden_markers_never_show() -> None:
+    message = route(
+        ["<|python_tag|>print(1)"], DIALECTS["llama3"], hidden=frozenset(["<|python_tag|>"])
+    )
+    assert message.content == "print(1)"
+
+
+def test_arguments_stream_while_they_are_written() -> None:
+    router = StreamRouter(DIALECTS["hermes"])
+    router.feed('<tool_call>\n{"name": "add", "arguments": {"text": "')
+    events = list(itertools.chain.from_iterable(router.feed(char) for char in "abc"))
+    assert events == [ToolCallArguments(0, char) for char in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{'<tool_call>'}}...{{'</tool_call>'}}", "hermes"),
+        ("[TOOL_CALLS] [", "mistral"),
+        ("[TOOL_CALLS]{{name}}[ARGS]", "mistral_v11"),
+        ("<｜tool▁calls▁begin｜>{{x}}<｜tool▁sep｜>\n```json", "deepseek"),
+        ("<｜tool▁calls▁begin｜>{{x}}<｜tool▁sep｜>", "deepseek_v31"),
+        ("<|start_header_id|>{{'\"parameters\": '}}", "llama3"),
+        ("{{ messages }}", "generic"),
+        (None, "generic"),
+    ],
+)
+def test_detection(template: str | None, name: str) -> None:
+    assert detect_dialect(template).name == name
