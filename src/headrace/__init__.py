@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .base.version import VERSION
+
 if TYPE_CHECKING:
     from .base.config import EngineOptions
     from .base.request import CompletionOutput, RequestOutput
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from .engine.async_engine import AsyncEngine
     from .engine.llm import LLM
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "LLM",
     "AsyncEngine",

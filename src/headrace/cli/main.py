@@ -15,9 +15,9 @@ import typer
 import typer.core
 import typer.main
 
-from .. import __version__
 from ..base.environment import debug
 from ..base.errors import HeadraceError
+from ..base.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("headrace.cli.serve", "Serve a model over HTTP, OpenAI-compatible."),
@@ -81,7 +81,7 @@ application = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"headrace {__version__}")
+        typer.echo(f"headrace {VERSION}")
         raise typer.Exit
 
 

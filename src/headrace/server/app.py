@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .. import __version__
 from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, InvalidRequest, NotFound
+from ..base.version import VERSION
 from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
 from .meter import HttpMeter
@@ -43,7 +43,7 @@ def create_app(
 ) -> Application:
     """The HTTP application. Without an engine it answers 503 until `state.service.attach`."""
     app = Application(
-        title="Headrace", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Headrace", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
     )
     service = Service(options or ServerOptions(), engine)
     meter = HttpMeter()

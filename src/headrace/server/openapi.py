@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from .. import __version__
+from ..base.version import VERSION
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -67,7 +67,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     schema = get_openapi(
         title="Headrace",
-        version=__version__,
+        version=VERSION,
         description="OpenAI-compatible inference. Unknown and unsupported fields are errors.",
         routes=app.routes,
     )

@@ -7,10 +7,10 @@ import hashlib
 import time
 from typing import TYPE_CHECKING
 
-from .. import __version__
 from ..base.config import ServerOptions
 from ..base.errors import ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
+from ..base.version import VERSION
 from ..engine.input import default_sampling
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def of(request: Request) -> Service:
 
 def fingerprint(engine: ServingEngine) -> str:
     """`system_fingerprint`: equal for equal weights, options, kernels and version."""
-    digest = hashlib.sha256(__version__.encode())
+    digest = hashlib.sha256(VERSION.encode())
     for path in engine.files.weights:
         digest.update(f"{path.name}:{path.stat().st_size if path.exists() else 0};".encode())
     for decision in engine.decisions:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .... import __version__
+from ....base.version import VERSION
 from ...wire import json_response
 
 router = APIRouter(tags=["operation"])
@@ -15,4 +15,4 @@ router = APIRouter(tags=["operation"])
 @router.get("/version")
 async def version(request: Request) -> Response:
     """The version of Headrace."""
-    return json_response({"version": __version__})
+    return json_response({"version": VERSION})
