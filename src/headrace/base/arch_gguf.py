@@ -70,13 +70,13 @@ def from_gguf(
     max_context = fields.integer("context_length", 1, _MAX_CONTEXT)
     fields.expect("attention.value_length", head_dim)
     fields.expect("rope.dimension_count", head_dim)
-    if head_dim % 2:
-        raise UnsupportedModel(f"GGUF: attention.key_length is {head_dim}; must be even")
     if heads % kv_heads:
         raise UnsupportedModel(
             f"GGUF: {kind}.attention.head_count is {heads}; "
             f"must be a multiple of head_count_kv ({kv_heads})"
         )
+    if head_dim % 2:
+        raise UnsupportedModel(f"GGUF: attention.key_length is {head_dim}; must be even")
     rope = _rope(fields, tensor_names, rope_factors, head_dim, max_context)
     moe = _moe(fields, family)
     if moe is not None and family == "llama":

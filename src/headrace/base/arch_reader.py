@@ -106,13 +106,13 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     head_dim = fields.integer("head_dim", 2, 2**12, max(hidden // heads, 1))
     kv_heads = fields.integer("num_key_value_heads", 1, heads, heads)
     max_context = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
-    if head_dim % 2:
-        raise UnsupportedModel(f"config.json: head_dim is {head_dim}; must be even")
     if heads % kv_heads:
         raise UnsupportedModel(
             f"config.json: num_attention_heads is {heads}; "
             f"must be a multiple of num_key_value_heads ({kv_heads})"
         )
+    if head_dim % 2:
+        raise UnsupportedModel(f"config.json: head_dim is {head_dim}; must be even")
     bias = _bias(fields, family.family)
     gemma = _gemma(fields, hidden) if family.family == "gemma3" else {}
     if not gemma:

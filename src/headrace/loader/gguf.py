@@ -234,7 +234,7 @@ class _Reader:
             for _ in range(count):
                 at += 8 + length_at(data, at)[0]
                 starts.append(at - begin)
-        except struct.error:
+        except (struct.error, OverflowError):
             at = end + 1
         if at > end:
             raise ModelFileError(f"{self.name}: ends inside {key}")
