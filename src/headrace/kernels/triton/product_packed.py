@@ -1,0 +1,163 @@
+"""Products with packed weights: y = x · wᵀ, the codes turned into values in registers.
+
+Arithmetic. A weight costs bits / 8 bytes plus its share of scale and offset (0.5 to 1 byte) and
+2 · N operations: with N rows that is 2 · N / 0.56 operations per byte for 4 bits in groups of 32.
+On an H200 (206 bf16 operations per byte) bandwidth binds up to about 57 rows, the tensor cores
+beyond. So one kernel with two cuts:
+
+* few rows (decode): the grid must cover all multiprocessors although `out` alone gives too few
+  tiles, so the input is split over programs ("split-K"), whose partial sums are added in order by
+  a second kernel. The number of splits is a function of the weight's shape, never of N.
+* many rows: tiles of up to 128 rows, one split; a weight tile is decoded once for all its rows.
+
+Values are code · scale + offset, rounded to x's dtype as the dense weight would be, so both cuts
+and the dense product see the same matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .packed import BYTES, CHUNK, TiledWeight
+from .support import INTERPRETED, matrix_product
+
+
+@dataclass(frozen=True, slots=True)
+class ProductConfig:
+    """How a launch is cut. `splits` is part of the result's rounding."""
+
+    rows: int = 16
+    outs: int = 64
+    splits: int = 1
+    warps: int = 4
+    stages: int = 3
+
+
+@triton.jit
+def _half_values(
+    base, out_mask, second: tl.constexpr, BITS: tl.constexpr
+):  # fmt: skip
+    """Codes of one half of a chunk as int32 [OUTS, 64]; `base` points to each row's chunk."""
+    place = tl.arange(0, 64)
+    if BITS == 8:
+        at = base[:, None] + (place[None, :] + second * 64)
+        return tl.load(at, mask=out_mask[:, None], other=0).to(tl.int32)
+    at = base[:, None] + place[None, :]
+    byte = tl.load(at, mask=out_mask[:, None], other=0).to(tl.int32)
+    code = (byte >> (4 * second)) & 15
+    if BITS == 5:
+        value = place + second * 64
+        plane = tl.load(
+            base[:, None] + (64 + value % 16)[None, :], mask=out_mask[:, None], other=0
+        ).to(tl.int32)
+        code |= ((plane >> (value // 16)[None, :]) & 1) << 4
+    if BITS == 6:
+        value = place + second * 64
+        plane = tl.load(
+            base[:, None] + (64 + value % 32)[None, :], mask=out_mask[:, None], other=0
+        ).to(tl.int32)
+        code |= ((plane >> (2 * (value // 32))[None, :]) & 3) << 4
+    return code
+
+
+@triton.jit
+def _product_kernel(
+    x, codes, scales, offsets, bias, y, rows, width, outs, chunks, chunks_per_split, x_stride,
+    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, SPLIT: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    split = tl.program_id(2)
+    row_mask = row < rows
+    out_mask = out < outs
+    first = split * chunks_per_split
+    last = tl.minimum(first + chunks_per_split, chunks)
+    total = tl.zeros([ROWS, OUTS], tl.float32)
+    place = tl.arange(0, 64)
+    base = codes + first.to(tl.int64) * outs * BYTES + out * BYTES
+    for chunk in range(first, last):
+        for half in tl.static_range(2):
+            code = _half_values(base, out_mask, half, BITS)
+            inner = chunk * 128 + half * 64 + place
+            group = inner // GROUP
+            at = group[None, :] * outs + out[:, None]
+            value = code.to(tl.float32)
+            value *= tl.load(scales + at, mask=out_mask[:, None], other=0.0).to(tl.float32)
+            if OFFSETS:
+                value += tl.load(offsets + at, mask=out_mask[:, None], other=0.0).to(tl.float32)
+            inputs = tl.load(
+                x + row[:, None].to(tl.int64) * x_stride + inner[None, :],
+                mask=row_mask[:, None] & (inner < width)[None, :], other=0.0,
+            )  # fmt: skip
+            total = matrix_product(inputs, tl.trans(value.to(x.dtype.element_ty)), total, INTERPRET)
+        base += outs * BYTES
+    at = row[:, None].to(tl.int64) * outs + out[None, :]
+    mask = row_mask[:, None] & out_mask[None, :]
+    if SPLIT:
+        tl.store(y + split.to(tl.int64) * rows * outs + at, total, mask=mask)
+    else:
+        if BIAS:
+            total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sum_kernel(
+    partial, bias, y, elements, outs, SPLITS: tl.constexpr, BIAS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Partial sums [SPLITS, elements], added in order."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    mask = at < elements
+    total = tl.zeros([TILE], tl.float32)
+    for split in range(SPLITS):
+        total += tl.load(partial + split * elements + at, mask=mask, other=0.0)
+    if BIAS:
+        total += tl.load(bias + at % outs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
+
+
+def product_packed(
+    x: torch.Tensor,
+    weight: TiledWeight,
+    bias: torch.Tensor | None,
+    config: ProductConfig,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given)."""
+    rows, width = x.shape
+    outs = weight.shape[0]
+    assert width == weight.shape[1]
+    assert x.stride(1) == 1
+    y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    chunks = weight.codes.shape[0]
+    splits = min(config.splits, chunks)
+    per_split = -(-chunks // splits)
+    splits = -(-chunks // per_split)
+    target = y
+    if splits > 1:
+        target = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(rows, config.rows), triton.cdiv(outs, config.outs), splits)
+    _product_kernel[grid](
+        x, weight.codes, weight.scales, x if weight.offsets is None else weight.offsets,
+        x if bias is None else bias, target, rows, width, outs, chunks, per_split, x.stride(0),
+        BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
+        OFFSETS=weight.offsets is not None, BIAS=bias is not None, ROWS=config.rows,
+        OUTS=config.outs, SPLIT=splits > 1, INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    if splits > 1:
+        elements = rows * outs
+        _sum_kernel[(triton.cdiv(elements, 1024),)](
+            target, x if bias is None else bias, y, elements, outs, SPLITS=splits,
+            BIAS=bias is not None, TILE=1024, num_warps=4,
+        )  # fmt: skip
+    return y
+
+
+assert CHUNK == 128, "the kernel's index arithmetic is written for chunks of two 64s"
