@@ -11,13 +11,13 @@ import random
 
 import pytest
 import torch
-from oracle import tiny
-from oracle.driving import Answer, Driver
-from oracle.reference import Oracle
 
 from headrace.base.sampling import SamplingParams
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
+from oracle import tiny
+from oracle.driving import Answer, Driver
+from oracle.reference import Oracle
 
 LENGTHS = (1, 17, 512)
 LONG = 2000

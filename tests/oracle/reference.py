@@ -7,6 +7,17 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.models.gemma3 import modeling_gemma3
+
+_eager = modeling_gemma3.eager_attention_forward
+
+
+def _capped(module: Any, *tensors: Any, **settings: Any) -> Any:
+    """Gemma 3's attention reads the soft cap from its config and then forgets to apply it."""
+    return _eager(module, *tensors, softcap=module.attn_logit_softcapping, **settings)
+
+
+modeling_gemma3.eager_attention_forward = _capped
 
 
 class Oracle:
