@@ -55,6 +55,10 @@ def test_every_request_gets_its_answer(
         action = rng.random()
         if action < 0.4:
             prompt = rng.choice(roots)[: rng.randint(1, 30)]
+            if driver.out and rng.random() < 0.3:
+                # A conversation goes on.
+                name, choice = rng.choice(list(driver.out))
+                prompt = driver.requests[name].prompt + driver.out[(name, choice)]
             prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 5, 20]))]
             request = request_of(
                 f"r{number}",

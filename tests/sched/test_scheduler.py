@@ -225,11 +225,15 @@ def test_prompt_logprobs_need_every_position() -> None:
 
 
 def test_prompt_logprobs_come_once_in_spite_of_a_preemption() -> None:
-    d = driver((None, 10), step_tokens=7, max_context=36)
+    d = driver((None, 10), step_tokens=4, rows=2, max_context=36)
     d.add(request_of("a", [1] * 9, max_tokens=20))
-    d.add(request_of("b", [2] * 9, max_tokens=20, prompt_logprobs=1))
+    while d.scheduler.stats().sampled_tokens == 0:
+        d.step()
+    d.add(request_of("b", [2] * 23, max_tokens=2, prompt_logprobs=1))
+    while d.scheduler.stats().preemptions == 0:
+        d.step()
+    assert 0 < len(d.prompt_scores[("b", 0)]) < 22, "in the middle of its prompt"
     d.run()
-    assert d.finish[("b", 0)].preemptions
     d.check_answers()
 
 
@@ -245,6 +249,20 @@ def test_the_latest_gives_way_and_loses_no_token() -> None:
     assert d.finish[("r2", 0)].preemptions > 0
     again = [a for plan in d.plans for a in plan.admitted if len(a.tokens) > a.prompt_length]
     assert again, "admitted with what was generated since"
+    d.check_answers()
+
+
+def test_one_gives_way_at_a_time_while_steps_are_in_flight() -> None:
+    d = driver((None, 9), rows=3, depth=2, max_context=32)
+    for i in range(3):
+        d.add(request_of(f"r{i}", [i + 1] * 11, max_tokens=4))
+    while d.scheduler.has_work:
+        before = d.scheduler.stats().preemptions
+        if not d.submit():
+            d.receive()
+        assert d.scheduler.stats().preemptions <= before + 1
+    assert d.finish[("r1", 0)].preemptions == 0, "the last one's blocks were enough"
+    assert d.finish[("r2", 0)].preemptions == 1
     d.check_answers()
 
 
@@ -436,6 +454,17 @@ def test_the_loop_may_fail_a_plan_itself() -> None:
     assert {delta.error for delta in d.finish.values()} == {"the worker died"}
     assert not d.scheduler.has_work
     d.check()
+
+
+def test_what_a_failed_step_wrote_is_not_found_later() -> None:
+    d = driver()
+    d.add(request_of("a", [1, 2, 3], max_tokens=9))
+    d.step()
+    d.step(fails=True)  # computes position 3, the last of its block
+    d.add(request_of("b", [1, 2, 3, *d.out[("a", 0)], 5], max_tokens=3))
+    d.run()
+    assert d.finish[("b", 0)].cached == 0
+    d.check_answers()
 
 
 # Other work, other resources

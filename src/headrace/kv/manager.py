@@ -59,7 +59,7 @@ class KvManager:
         """Tokens of these that were found."""
         self._windows = [group.window for group in pool.groups]
         self._tables: dict[int, BlockTable] = {}
-        self._unsettled: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
+        self.unsettled: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
         """Per step whose end is not known: what it entered into the index."""
 
     # What fits
@@ -79,6 +79,11 @@ class KvManager:
     def usage(self) -> float:
         """Share of the blocks that are owned, in the fullest group, 0 to 1."""
         return max((1 - pool.free / pool.total for pool in self.pools if pool.total), default=0.0)
+
+    @property
+    def free(self) -> int:
+        """Free blocks, of all groups together."""
+        return sum(pool.free for pool in self.pools)
 
     def has_room(self, tokens: int, chunk: int, shared: int, reserve: float) -> bool:
         """Is there room for `tokens` of a new sequence that comes in chunks?
@@ -167,7 +172,7 @@ class KvManager:
         if table.chain is None or blocks <= table.entered:
             return
         keys = table.chain.extend(tokens, blocks)
-        entries = [] if step is None else self._unsettled.setdefault(step, [])
+        entries = [] if step is None else self.unsettled.setdefault(step, [])
         for group, pool in enumerate(self.pools):
             held = table.blocks[group]
             for at in range(max(table.entered, table.first[group]), blocks):
@@ -192,19 +197,19 @@ class KvManager:
 
     def settle(self, step: int) -> None:
         """A step succeeded: what it entered is there."""
-        self._unsettled.pop(step, None)
+        self.unsettled.pop(step, None)
 
     def forget(self, step: int) -> None:
         """A step failed: what it and all later steps entered leaves the index."""
-        for number in [number for number in self._unsettled if number >= step]:
-            for pool, block, key in self._unsettled.pop(number):
+        for number in [number for number in self.unsettled if number >= step]:
+            for pool, block, key in self.unsettled.pop(number):
                 # The block may have been taken for other content since.
                 if pool.keys[block] == key:
                     pool.forget(block)
 
     def reset(self) -> None:
         """Empty the prefix index (weights changed, or a user asks). Owned blocks stay owned."""
-        self._unsettled.clear()
+        self.unsettled.clear()
         for pool in self.pools:
             for block in list(pool.index.values()):
                 pool.forget(block)

@@ -29,7 +29,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
 
 from headrace.base.environment import check_plans
 from headrace.base.errors import Overloaded
@@ -40,13 +39,12 @@ from headrace.kv import KvManager
 from .admission import RetryEstimate, sequences_of
 from .answers import accept, end, score
 from .limits import Limits
-from .queue import WaitingQueue
-from .resource import Resource, all_prepared
-from .rows import Rows
-from .sequence import NO_ROW, Sequence, State
+from .resource import Resource
+from .roster import Roster
+from .sequence import Sequence, State
 
-RESERVE = 0.02
-"""Share of the blocks that an admission leaves to those who run, so that they can grow."""
+LOOK_AHEAD = 32
+"""Sequences without their resources that an admission looks past, to find one that has them."""
 
 
 @dataclass(slots=True)
@@ -75,22 +73,10 @@ class Scheduler:
         self._clock = clock
         self._requests: dict[str, list[Sequence]] = {}
         """Live sequences of each request."""
-        self._waiting = WaitingQueue()
-        self._decoding: dict[int, Sequence] = {}
-        """Running; all known tokens are scheduled but for the last at most."""
-        self._prefilling: dict[int, Sequence] = {}
-        """Running, with more to compute than one token."""
-        self._leaving = 0
-        """Not running any more, but in a step in flight."""
-        self._rows = Rows(limits.rows)
-        self._carried: list[BlockWrite] = []
-        """Deltas of a plan that came to nothing, for the next one."""
-        self._blocked: Sequence | None = None
-        """The head of the queue, if it found no blocks in the latest step."""
+        self._roster = Roster(limits, kv, self.resources)
         self._flights: deque[Flight] = deque()
         self._step = 0
         self._order = 0
-        self._preemptions = 0
         self._retry = RetryEstimate()
         self._last = StepStats()
         self._check = check_plans()
@@ -99,11 +85,11 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        return len(self._decoding) + len(self._prefilling)
+        return self._roster.running
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._roster.waiting)
 
     @property
     def in_flight(self) -> int:
@@ -129,7 +115,7 @@ class Scheduler:
             kv_usage=self.kv.usage,
             prefix_queries=self.kv.prefix_queries,
             prefix_hits=self.kv.prefix_hits,
-            preemptions=self._preemptions,
+            preemptions=self._roster.preemptions,
         )
 
     # Requests come and go
@@ -163,7 +149,7 @@ class Scheduler:
         self._order += n
         self._requests[request.id] = sequences
         for sequence in sequences:
-            self._waiting.push(sequence)
+            self._roster.waiting.push(sequence)
 
     def abort(self, request_id: str, *, finish: FinishReason = "abort") -> list[SequenceDelta]:
         """End all choices of a request, whatever their state; [] if it is not known."""
@@ -182,8 +168,8 @@ class Scheduler:
         """The next plan; None if nothing can run now, or `depth` plans are in flight."""
         if len(self._flights) >= self.limits.depth or not self._requests:
             return None
-        plan = StepPlan(self._step, [], [], [], [], blocks=self._carried)
-        self._carried = []
+        plan = StepPlan(self._step, [], [], [], [], blocks=self._roster.carried)
+        self._roster.carried = []
         if self.limits.policy == "priority":
             self._yield()
         chunks = self._find_room(plan.blocks)
@@ -191,13 +177,13 @@ class Scheduler:
         decodes = len(entries)
         for sequence, count in chunks:
             self._place(plan, entries, sequence, count)
-        if len(self._waiting):
+        if len(self._roster.waiting):
             self._admit(plan, entries)
         if not entries:
             # Blocks behind a window may have been given back all the same.
-            self._carried = plan.blocks
+            self._roster.carried = plan.blocks
             return None
-        plan.released.extend(self._rows.take_released())
+        plan.released.extend(self._roster.rows.take_released())
         if self._check:
             plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
         self._flights.append(Flight(plan, entries, decodes))
@@ -241,9 +227,9 @@ class Scheduler:
                 if delta is not None:
                     deltas.append(delta)
                     if delta.finish is not None:
-                        self._detach(sequence, finished)
+                        self._leave(sequence)
             if sequence.state is not running:
-                self._drain(sequence)
+                self._roster.drain(sequence)
         self._note(flight, sampled)
         return deltas
 
@@ -270,9 +256,9 @@ class Scheduler:
         for later in self._flights:
             for sequence in later.entries:
                 if sequence.state is State.RUNNING:
-                    self._preempt(sequence)
+                    self._roster.preempt(sequence)
         for sequence in flight.entries:
-            self._drain(sequence)
+            self._roster.drain(sequence)
         self._note(flight, 0)
         return deltas
 
@@ -280,34 +266,34 @@ class Scheduler:
 
     def _yield(self) -> None:
         """Preempt one running sequence for a more urgent one that would have to wait."""
-        head = self._waiting.peek()
-        if head is None or self._leaving or not self.running:
+        roster = self._roster
+        head = roster.waiting.peek()
+        if head is None or roster.leaving or not roster.running:
             return
-        full = not self._rows.free or self.running >= self.limits.running
-        if full or self._blocked is head:
-            victim = self._last_in_rank()
+        if roster.full or roster.blocked is head:
+            victim = roster.last_in_rank()
             if head.rank < victim.rank and head.request.priority < victim.request.priority:
-                self._preempt(victim)
+                roster.preempt(victim)
 
     def _find_room(self, writes: list[BlockWrite]) -> list[tuple[Sequence, int]]:
         """Blocks for those who run and need some; the chunks of prompts that then have room."""
         most = 1 + self.limits.drafts
-        needy = [
-            s for s in self._decoding.values() if s.scheduled + most > s.capacity < s.limit - 1
-        ]
-        budget = self.limits.step_tokens - len(self._decoding) * most
-        needy.extend(self._prefilling.values())
+        decoding, prefilling = self._roster.decoding, self._roster.prefilling
+        needy = [s for s in decoding.values() if s.scheduled + most > s.capacity < s.limit - 1]
+        needy.extend(prefilling.values())
+        budget = self.limits.step_tokens - len(decoding) * most
+        latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
         chunks = []
         for sequence in needy:
             if sequence.state is not State.RUNNING:
                 continue  # preempted by one before it
             start = sequence.scheduled
-            if sequence.id in self._decoding:
+            if sequence.id in decoding:
                 if self._make_room(sequence, start + most, writes):
                     assert sequence.table is not None
                     known = min(start, len(sequence.tokens))
-                    self.kv.enter(sequence.table, sequence.tokens, known, self._step)
+                    self.kv.enter(sequence.table, sequence.tokens, known, latest)
             elif budget > 0:
                 wish = start + min(len(sequence.tokens) - start, budget)
                 if self._make_room(sequence, wish, writes):
@@ -326,15 +312,15 @@ class Scheduler:
             sequence.capacity = min(room, sequence.limit - 1)
             if sequence.capacity > sequence.scheduled:
                 return True
-            if self._leaving:
+            if self._roster.leaving:
                 return False  # blocks are on their way already
-            victim = self._last_in_rank()
+            victim = self._roster.last_in_rank()
             if victim is sequence:
                 return False
-            self._preempt(victim)
+            self._roster.preempt(victim)
 
     def _place_decodes(self, plan: StepPlan) -> list[Sequence]:
-        ready = [s for s in self._decoding.values() if s.scheduled < s.capacity]
+        ready = [s for s in self._roster.decoding.values() if s.scheduled < s.capacity]
         plan.rows.extend([s.row for s in ready])
         plan.starts.extend([s.scheduled for s in ready])
         most = 1 + self.limits.drafts
@@ -366,135 +352,36 @@ class Scheduler:
         sequence.scheduled = end
         sequence.in_flight += 1
         if end == known:
-            del self._prefilling[sequence.id]
-            self._decoding[sequence.id] = sequence
+            del self._roster.prefilling[sequence.id]
+            self._roster.decoding[sequence.id] = sequence
         assert sequence.table is not None
         self.kv.enter(sequence.table, sequence.tokens, end, plan.number)
 
     def _admit(self, plan: StepPlan, entries: list[Sequence]) -> None:
         """Give rows to waiting sequences, in order of rank, and place their first chunks."""
+        roster = self._roster
         budget = self.limits.step_tokens - plan.tokens
         now = self._clock()
-        refused: list[Sequence] = []
-        self._blocked = None
-        while budget > 0 and self._rows.free and self.running < self.limits.running:
-            sequence = self._waiting.peek()
-            if sequence is None:
+        unprepared: list[Sequence] = []
+        while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
+            sequence = roster.waiting.peek()
+            if sequence is None or roster.still_blocked(sequence):
                 break
-            if not all_prepared(self.resources, sequence):
-                refused.append(self._waiting.pop())
+            if not roster.prepare(sequence):
+                unprepared.append(roster.waiting.pop())
                 continue
-            count = self._open(sequence, budget)
+            count = roster.enter(sequence, budget)
             if not count:
-                for resource in self.resources:
-                    resource.free(sequence)
-                self._blocked = sequence
                 break
-            self._waiting.pop()
-            sequence.move(State.RUNNING)
-            if not sequence.scheduled_at:
+            if not sequence.preemptions:
                 sequence.scheduled_at = now
-            self._prefilling[sequence.id] = sequence
             plan.admitted.append(sequence.admission())
             assert sequence.table is not None
             self.kv.writes(sequence.table, sequence.row, plan.blocks)
             self._place(plan, entries, sequence, count)
             budget -= count
-        for sequence in refused:
-            self._waiting.push(sequence)
-
-    def _open(self, sequence: Sequence, budget: int) -> int:
-        """Row and table for a stay, with what the prefix index has; tokens of the first chunk.
-
-        0, and nothing taken, if there is no room.
-        """
-        kv, known = self.kv, len(sequence.tokens)
-        read = sequence.chain is not None and not sequence.scores_prompt
-        table = kv.open(sequence.tokens, sequence.chain, read=read)
-        start = kv.cached(table)
-        count = min(known - start, budget)
-        reserve = RESERVE if self.running else 0.0
-        alone = not self.running and not self._leaving
-        room = start
-        if alone or kv.has_room(known + 1, count, start, reserve):
-            room = kv.grow(table, NO_ROW, start, start + count, [])
-        if room <= start:
-            kv.close(table)
-            return 0
-        if read and kv.prefix_cache:
-            kv.count_lookup(known, start)
-        if not sequence.scheduled_at:
-            sequence.cached = start
-        sequence.row = self._rows.take()
-        sequence.table = table
-        sequence.admitted = known
-        sequence.chunk_start = sequence.scheduled = start
-        sequence.capacity = min(room, sequence.limit - 1)
-        return min(count, sequence.capacity - start)
-
-    # Leaving the rows
-
-    def _last_in_rank(self) -> Sequence:
-        """Who is preempted first: the latest, or least urgent, of those who run."""
-        return max(chain(self._decoding.values(), self._prefilling.values()), key=lambda s: s.rank)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take row and blocks away; the sequence waits, with its rank and all its tokens."""
-        sequence.preemptions += 1
-        self._preemptions += 1
-        self._detach(sequence, State.PREEMPTED)
-
-    def _finish(
-        self, sequence: Sequence, finish: FinishReason, error: str | None = None
-    ) -> SequenceDelta:
-        """End a sequence in any state from outside its own results."""
-        self._detach(sequence, State.FINISHED)
-        return end(sequence, finish, error)
-
-    def _detach(self, sequence: Sequence, state: State) -> None:
-        """Stop running or waiting; what is held is given back once no step in flight uses it."""
-        was_running = sequence.state is State.RUNNING
-        sequence.move(state)
-        if state is State.FINISHED:
-            choices = self._requests[sequence.request.id]
-            choices.remove(sequence)
-            if not choices:
-                del self._requests[sequence.request.id]
-            self._retry.finished(self._clock())
-        if was_running:
-            self._decoding.pop(sequence.id, None)
-            self._prefilling.pop(sequence.id, None)
-            if sequence.in_flight:
-                self._leaving += 1
-            else:
-                self._give_back(sequence)
-        else:
-            self._waiting.discard(sequence)
-
-    def _drain(self, sequence: Sequence) -> None:
-        """After a result of a sequence that does not run: was it the last that it waited for?"""
-        if sequence.in_flight == 0 and sequence.table is not None:
-            self._leaving -= 1
-            self._give_back(sequence)
-
-    def _give_back(self, sequence: Sequence) -> None:
-        """Row, blocks and resources return; who was preempted waits from now on."""
-        table = sequence.table
-        assert table is not None
-        assert sequence.in_flight == 0
-        # No step in flight: what is scheduled is computed, generated tokens included.
-        computed = min(sequence.scheduled, len(sequence.tokens))
-        self.kv.enter(table, sequence.tokens, computed, step=None)
-        self.kv.close(table)
-        sequence.table = None
-        if self._carried:
-            self._carried = [write for write in self._carried if write.row != sequence.row]
-        self._rows.give_back(sequence.row)
-        sequence.row = NO_ROW
-        for resource in self.resources:
-            resource.free(sequence)
-        if sequence.state is State.PREEMPTED:
-            self._waiting.push(sequence)
+        for sequence in unprepared:
+            roster.waiting.push(sequence)
 
     # Books
 
@@ -514,30 +401,37 @@ class Scheduler:
             sampled_tokens=sampled,
         )
 
+    def _finish(
+        self, sequence: Sequence, finish: FinishReason, error: str | None = None
+    ) -> SequenceDelta:
+        """End a sequence in any state from outside its own results."""
+        self._leave(sequence)
+        return end(sequence, finish, error)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """The sequence has its answer: it leaves the books of its request."""
+        self._roster.leave(sequence, State.FINISHED)
+        choices = self._requests[sequence.request.id]
+        choices.remove(sequence)
+        if not choices:
+            del self._requests[sequence.request.id]
+        self._retry.finished(self._clock())
+
     def check_integrity(self) -> None:
         """Assert what holds between any two calls; when idle, that nothing is held."""
-        self.kv.check_integrity()
-        running = [*self._decoding.values(), *self._prefilling.values()]
-        assert all(s.state is State.RUNNING and s.table is not None for s in running)
-        assert len(running) <= self.limits.running
+        roster = self._roster
         flying = [s for flight in self._flights for s in flight.entries]
-        leaving = {s.id for s in flying if s.state is not State.RUNNING}
-        assert len(leaving) == self._leaving
-        held = {s.row for s in running} | {s.row for s in flying}
-        assert len(held) == len({s.id for s in running} | {s.id for s in flying})
-        self._rows.check_integrity(held)
-        for sequences in self._requests.values():
-            for s in sequences:
-                assert s.state is not State.FINISHED
-                assert (s.state is State.RUNNING) == (
-                    s.id in self._decoding or s.id in self._prefilling
-                )
-                waits = s.state is not State.RUNNING and s.table is None
-                assert waits == (s in self._waiting)
-                assert s.in_flight == sum(s is other for other in flying)
-                assert len(s.tokens) < s.limit
-        if not self.has_work:
-            assert not held
-            assert not len(self._waiting)
-            assert not self._leaving
-            assert self.kv.usage == 0.0
+        roster.check_integrity(flying)
+        live = [s for sequences in self._requests.values() for s in sequences]
+        for s in live:
+            assert s.state is not State.FINISHED
+            assert (s.state is State.RUNNING) == (
+                s.id in roster.decoding or s.id in roster.prefilling
+            )
+            waits = s.state is not State.RUNNING and s.table is None
+            assert waits == (s in roster.waiting)
+            assert s.in_flight == sum(s is other for other in flying)
+            assert len(s.tokens) < s.limit
+        assert roster.running + len(roster.waiting) <= len(live), "someone runs without a request"
+        if not self._flights:
+            assert not self.kv.unsettled, "steps are settled or forgotten"
