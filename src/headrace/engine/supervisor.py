@@ -125,7 +125,9 @@ class Supervisor:
 
     @property
     def alive(self) -> bool:
-        return self.state is not State.CLOSED and self._in_a_row < self._rules.give_up
+        if self.state in (State.READY, State.CLOSED):
+            return self.state is State.READY
+        return self._in_a_row < self._rules.give_up
 
     @property
     def heartbeat_age(self) -> float:

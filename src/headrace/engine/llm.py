@@ -1,0 +1,271 @@
+"""`LLM`: the blocking face, for scripts and notebooks. The engine runs in the caller's thread."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..base.config import Decision, EngineOptions
+from ..base.errors import EngineDead, HeadraceError, InvalidRequest
+from ..base.request import OutputDelta, Request, RequestOutput, StepStats
+from ..base.sampling import SamplingParams
+from ..loader import open_model
+from ..obs.progress import TokenProgress
+from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
+from .build import Built, build
+from .core import EngineCore
+from .input import InputProcessor, default_sampling
+from .output import Answer, RequestOutputs
+from .real import REAL_WORKER
+
+TextOrIds = str | Sequence[int] | Mapping[str, Any]
+"""A prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+Messages = Sequence[Mapping[str, Any]]
+_AHEAD = 256
+"""Sequences that wait in the scheduler; further prompts wait here, where they cost less."""
+
+
+class LLM:
+    """A model, loaded. Close it, or use it as a context manager, to give its memory back.
+
+    One call at a time: a second thread waits. Results come in the order of the prompts. A prompt
+    that cannot be served raises before any work starts, naming its place.
+    """
+
+    def __init__(
+        self, model: str | None = None, *, worker: str = REAL_WORKER, **options: Any
+    ) -> None:
+        """`options` are the fields of `EngineOptions`."""
+        begin = time.monotonic()
+        if model is not None:
+            options["model"] = model
+        self.options = EngineOptions(**options)
+        self.options.verify()
+        self.phases: dict[str, float] = {}
+        """Seconds of each start phase."""
+        self.files = open_model(
+            self.options.model,
+            cache_dir=Path(self.options.cache_dir) if self.options.cache_dir else None,
+            offline=self.options.offline,
+        )
+        opened = time.monotonic()
+        self.phases["open_files"] = opened - begin
+        self.tokenizer: Tokenizer = load_tokenizer(self.files.tokenizer)
+        self.phases["tokenizer"] = time.monotonic() - opened
+        self._template: ChatTemplate | None = None
+        # Nobody else waits here: what the caller hands over is never refused for its number.
+        options_here = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
+        self._built: Built | None = build(
+            options_here,
+            self.files,
+            worker=worker,
+            on_phase=lambda name, seconds: self.phases.__setitem__(name, seconds),
+        )
+        self._input = InputProcessor(self.files, self.tokenizer, self._built.core.max_context)
+        self.phases["total"] = time.monotonic() - begin
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+
+    @property
+    def max_context(self) -> int:
+        return self._engine.core.max_context
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return self._engine.decisions
+
+    @property
+    def stats(self) -> StepStats:
+        return self._engine.core.stats
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's authors recommend."""
+        return default_sampling(self.files)
+
+    def generate(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        priority: Sequence[int] | None = None,
+        on_delta: Callable[[OutputDelta], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt.
+
+        One `SamplingParams` for all or one for each. `use_tqdm` shows a progress bar (the name
+        is that of vLLM); `on_delta` is called with every delta as it comes.
+        """
+        listed = _listed(prompts)
+        params = self._params(sampling_params, len(listed))
+        if priority is not None and len(priority) != len(listed):
+            raise InvalidRequest(
+                f"{len(priority)} priorities for {len(listed)} prompts", param="priority"
+            )
+        requests = []
+        with self._lock:
+            for place, (prompt, sampling) in enumerate(zip(listed, params, strict=True)):
+                text, ids = _prompt(prompt)
+                try:
+                    request = self._input.request(
+                        ids if ids is not None else text or "",
+                        sampling,
+                        request_id=str(next(self._ids)),
+                        priority=priority[place] if priority is not None else 0,
+                    )
+                except HeadraceError as error:
+                    if len(listed) > 1:
+                        error.message = f"prompts[{place}]: {error.message}"
+                        error.args = (error.message,)
+                    raise
+                requests.append((request, text))
+            return self._run(requests, use_tqdm, on_delta)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_delta: Callable[[OutputDelta], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, with the model's chat template or `template`."""
+        conversations: Sequence[Messages]
+        one = messages and isinstance(messages[0], Mapping)
+        conversations = [messages] if one else messages  # type: ignore[list-item,assignment]
+        compiled = self._compiled(template)
+        prompts: list[TextOrIds] = []
+        for conversation in conversations:
+            text = compiled.render(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=chat_template_kwargs,
+            )
+            ids = self.tokenizer.encode(text)
+            prompts.append({"prompt": text, "prompt_token_ids": ids})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_delta=on_delta)
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+        built, self._built = self._built, None
+        if built is not None:
+            built.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _engine(self) -> Built:
+        if self._built is None:
+            raise InvalidRequest("this LLM is closed")
+        return self._built
+
+    def _compiled(self, template: str | None) -> ChatTemplate:
+        if template is not None:
+            return chat_template(template, self.files.special)
+        if self._template is None:
+            self._template = chat_template(self.files.chat_template, self.files.special)
+        return self._template
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise InvalidRequest(
+                f"{len(given)} sampling_params for {count} prompts", param="sampling_params"
+            )
+        return list(given)
+
+    def _run(
+        self,
+        requests: list[tuple[Request, str | None]],
+        show: bool,
+        on_delta: Callable[[OutputDelta], None] | None,
+    ) -> list[RequestOutput]:
+        core = self._engine.core
+        answers = {request.id: Answer(request, text) for request, text in requests}
+        texts = {request.id: RequestOutputs(request, self.tokenizer) for request, _ in requests}
+        waiting = deque(request for request, _ in requests)
+        open_ = len(requests)
+        with TokenProgress(len(requests), enabled=show) as progress:
+            try:
+                while open_:
+                    while waiting and core.scheduler.waiting <= _AHEAD:
+                        core.add(waiting.popleft())
+                    for delta in core.turn():
+                        outputs = texts[delta.request_id]
+                        out = outputs.feed(delta)
+                        if out is None:
+                            continue
+                        answer = answers[delta.request_id]
+                        answer.add(out)
+                        if delta.error is not None:
+                            answer.fail(delta.choice, delta.error)
+                        if out.finish_reason is not None and delta.finish is None:
+                            core.abort_choice(delta.request_id, delta.choice)
+                        if on_delta is not None:
+                            on_delta(out)
+                        progress.tokens(len(delta.tokens))
+                        if outputs.finished:
+                            open_ -= 1
+                            progress.done()
+            finally:
+                if open_ or core.has_work:
+                    _settle(core, answers)
+        return [answers[request.id].output for request, _ in requests]
+
+
+def _settle(core: EngineCore, requests: Iterable[str]) -> None:
+    """Whatever is still in work (an exception, Ctrl-C, a stop string) ends and frees all it has."""
+    for request_id in requests:
+        core.abort(request_id)
+    with contextlib.suppress(EngineDead):  # Then there is nothing left to settle.
+        while core.has_work:
+            core.turn()
+
+
+def _listed(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _prompt(prompt: TextOrIds) -> tuple[str | None, list[int] | None]:
+    """(text, ids), one of which may be missing."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if text is None and ids is None:
+            raise InvalidRequest(
+                "a prompt given as a dictionary has the key prompt or prompt_token_ids",
+                param="prompts",
+            )
+        return text, None if ids is None else list(ids)
+    return None, list(prompt)

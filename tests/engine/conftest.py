@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_model
+
+from headrace.engine.supervisor import Supervision
+
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "kv_memory": "2MiB",
+    "max_sequences": 64,
+    "step_tokens": 256,
+    "offline": True,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def options(tiny: Path) -> dict[str, Any]:
+    return {**OPTIONS, "model": str(tiny)}
+
+
+@pytest.fixture
+def supervision(tmp_path: Path) -> Supervision:
+    """Little patience, so that tests are quick."""
+    return Supervision(hang=2.0, start=60.0, back_off=0.1, dumps=tmp_path / "flight")

@@ -1,0 +1,97 @@
+"""A worker without a model, for tests: deterministic, and it misbehaves when a prompt says so."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from headrace.base.modelfiles import ModelFiles
+from headrace.base.step import Admission, PoolShape, StepPlan, StepResult, TokenLogprobs
+from headrace.engine.executor import Facts
+
+HANG, CRASH, RAISE, SLOW = 290, 291, 292, 293
+"""Prompt tokens that make a step hang, kill the process, raise, or take 20 ms."""
+FAKE = "engine_fakes:load"
+
+
+def next_token(tokens: list[int]) -> int:
+    """A lower-case letter that depends on all that came before."""
+    return 97 + sum((place + 1) * token for place, token in enumerate(tokens)) % 26
+
+
+def continuation(prompt: list[int], count: int) -> list[int]:
+    """What the fake answers to a prompt."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FakeWorker:
+    def __init__(self, step_seconds: float = 0.0) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self.admissions: dict[int, Admission] = {}
+        self.step_seconds = step_seconds
+        self.steps = 0
+
+    def allocate(self, pool: PoolShape) -> None:
+        self.pool = pool
+
+    def warm_up(self) -> None:
+        pass
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
+        for row in plan.released:
+            self.rows.pop(row, None)
+        for admission in plan.admitted:
+            self.rows[admission.row] = list(admission.tokens)
+            self.admissions[admission.row] = admission
+        prompts = [self.rows[row][: self.admissions[row].prompt_length] for row in plan.rows]
+        if any(HANG in prompt for prompt in prompts):
+            time.sleep(3600)
+        if any(CRASH in prompt for prompt in prompts):
+            os._exit(9)
+        if any(RAISE in prompt for prompt in prompts):
+            raise RuntimeError("the fake raises")
+        if any(SLOW in prompt for prompt in prompts):
+            time.sleep(0.02)
+        time.sleep(self.step_seconds)
+        tokens: list[list[int]] = [[] for _ in plan.rows]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
+        prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
+        for entry, row in enumerate(plan.rows):
+            known = self.rows[row]
+            admission = self.admissions[row]
+            end = plan.starts[entry] + plan.counts[entry]
+            assert end <= len(known), "a step computes tokens that nobody knows"
+            if admission.sampling.prompt_logprobs is not None:
+                for place in range(plan.starts[entry] + 1, min(end + 1, admission.prompt_length)):
+                    prompt_logprobs[entry].append(TokenLogprobs(-1.0, 2, [known[place]], [-1.0]))
+            if plan.samples[entry]:
+                assert end == len(known)
+                token = next_token(known)
+                known.append(token)
+                tokens[entry] = [token]
+                if admission.sampling.logprobs is not None:
+                    logprobs[entry] = [TokenLogprobs(-0.5, 1, [token], [-0.5])]
+        return StepResult(
+            plan.number, tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, seconds=0.001
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
+    return FakeWorker(), Facts(weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0})
+
+
+def load_after_failures(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
+    """Fails to load from the second process on: a restart that does not succeed."""
+    marker = files.path / "started-once"
+    if marker.exists():
+        raise RuntimeError("the device is gone")
+    marker.touch()
+    return load(files, settings)

@@ -1,0 +1,269 @@
+"""What happens when the engine process dies, hangs, cannot start, or loses its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fakes import CRASH, FAKE, HANG, RAISE, SLOW, continuation
+
+from headrace.base.errors import EngineDead, EngineFault, Overloaded
+from headrace.base.sampling import SamplingParams
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.supervisor import Supervision
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens)
+
+
+async def ready_again(engine: AsyncEngine, restarts: int = 1) -> None:
+    for _ in range(1000):
+        health = engine.health()
+        if health.ready and health.restarts >= restarts:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"not ready again: {engine.health()}")
+
+
+def metric(engine: AsyncEngine, name: str, **labels: str) -> float | None:
+    return engine.registry.get_sample_value(
+        name, {"model_name": engine.model_name, "engine": "0", **labels}
+    )
+
+
+async def served(engine: AsyncEngine) -> None:
+    answer = await engine.generate([65, 66], greedy(12))
+    assert answer.outputs[0].token_ids == continuation([65, 66], 12)
+    report = await engine.inspect()
+    assert (report.running, report.kv_usage, report.integrity) == (0, 0.0, "")
+
+
+async def test_kill_under_64_streams(options: dict[str, Any], supervision: Supervision) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        streams = [engine.submit([65, SLOW, i], greedy(300)) for i in range(64)]
+        firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+        assert all(first.token_ids for first in firsts)
+        first_pid = engine.engine_pid
+        assert first_pid is not None
+        began = time.monotonic()
+        os.kill(first_pid, signal.SIGKILL)
+
+        async def rest(stream: Any) -> Exception | None:
+            try:
+                async for _ in stream:
+                    pass
+            except EngineDead as error:
+                return error
+            return None
+
+        errors = await asyncio.gather(*(rest(stream) for stream in streams))
+        assert time.monotonic() - began < 1.5, "the death was noticed late"
+        for error in errors:
+            assert isinstance(error, EngineDead)
+            assert "SIGKILL" in error.message
+            assert error.retry_after is not None
+        assert not engine.health().ready
+        assert engine.health().alive
+        with pytest.raises(Overloaded) as caught:
+            engine.submit([65], greedy(5))
+        assert caught.value.retry_after is not None
+        await ready_again(engine)
+        assert engine.engine_pid != first_pid
+        await served(engine)
+        assert metric(engine, "headrace:failures_total", kind="death") == 1
+        assert metric(engine, "headrace:engine_restarts_total") == 1
+        assert metric(engine, "vllm:request_success_total", finished_reason="error") == 64
+        dump = engine.last_dump
+        assert dump is not None
+        record = json.loads(dump.read_text())
+        assert record["kind"] == "death"
+        assert record["steps"][-1]["running"] == 64
+
+
+async def test_a_crash_inside_a_step_is_seen_in_the_dump(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        with pytest.raises(EngineDead, match="exited with code 9"):
+            await engine.generate([65, CRASH], greedy(5))
+        assert engine.last_dump is not None
+        last = json.loads(engine.last_dump.read_text())["steps"][-1]
+        assert (last["state"], last["entries"], last["tokens"]) == ("submitted", 1, 2)
+        await ready_again(engine)
+        await served(engine)
+
+
+async def test_a_hung_step_is_ended_and_shows_its_stack(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        waiting = asyncio.create_task(engine.generate([66], greedy(400)))
+        began = time.monotonic()
+        with pytest.raises(EngineDead, match="silent"):
+            await engine.generate([65, HANG], greedy(5))
+        assert 1.5 < time.monotonic() - began < 8.0
+        with pytest.raises(EngineDead):
+            await waiting
+        assert engine.last_dump is not None
+        record = json.loads(engine.last_dump.read_text())
+        assert record["kind"] == "hang"
+        assert any("engine_fakes.py" in line and "execute" in line for line in record["stacks"])
+        await ready_again(engine)
+        await served(engine)
+        assert metric(engine, "headrace:failures_total", kind="hang") == 1
+
+
+async def test_a_stopped_process_is_a_hung_one(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    """SIGSTOP: no thread of the engine process could have noticed."""
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGSTOP)
+        await ready_again(engine)
+        await served(engine)
+
+
+async def test_our_own_pause_is_not_taken_for_a_hang(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        pid = engine.engine_pid
+        time.sleep(2.5)  # The event loop stands still for longer than the limit.
+        await asyncio.sleep(0.7)
+        assert engine.engine_pid == pid
+        assert engine.health().restarts == 0
+        await served(engine)
+
+
+async def test_a_failing_step_ends_its_requests_alone(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        pid = engine.engine_pid
+        with pytest.raises(EngineFault, match="the fake raises"):
+            await engine.generate([65, RAISE], greedy(5))
+        await served(engine)
+        assert engine.engine_pid == pid
+        assert metric(engine, "headrace:failures_total", kind="step") == 1
+
+
+async def test_a_worker_that_fails_every_step_is_replaced(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        for _ in range(3):
+            with pytest.raises((EngineFault, EngineDead)):
+                await engine.generate([65, RAISE], greedy(5))
+        await ready_again(engine)
+        await served(engine)
+
+
+async def test_a_restart_that_fails_is_tried_again_and_liveness_ends(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    from tiny_model import write
+
+    own = {**options, "model": str(write(tmp_path / "own"))}
+    patience = Supervision(hang=2.0, back_off=0.02, back_off_most=0.05, give_up=3)
+    engine = await AsyncEngine.start(
+        worker="engine_fakes:load_after_failures", supervision=patience, **own
+    )
+    try:
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        for _ in range(1000):
+            if not engine.health().alive:
+                break
+            await asyncio.sleep(0.02)
+        health = engine.health()
+        assert not health.alive
+        assert not health.ready
+        assert "the device is gone" in health.reason
+        (Path(own["model"]) / "started-once").unlink()
+        await ready_again(engine, restarts=3)
+        assert engine.health().alive
+        await served(engine)
+    finally:
+        await engine.close()
+
+
+async def test_a_first_start_that_fails_is_an_error_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(EngineFault, match="No module named"):
+        await AsyncEngine.start(worker="no_such_module:load", **options)
+
+
+PARENT = """
+import asyncio, sys
+from headrace.engine.async_engine import AsyncEngine
+
+async def main():
+    engine = await AsyncEngine.start(worker="engine_fakes:load", **{options!r})
+    print(engine.engine_pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("executor", ["inline", "multiproc"])
+def test_no_process_outlives_its_parent(options: dict[str, Any], executor: str) -> None:
+    code = PARENT.format(options={**options, "executor": executor})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        children = [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
+        assert len(children) == (1 if executor == "multiproc" else 0)
+        parent.send_signal(signal.SIGKILL)
+        assert all(gone(child) for child in (pid, *children))
+
+
+def test_ctrl_c_reaches_the_parent_only(options: dict[str, Any]) -> None:
+    """A terminal sends SIGINT to the whole foreground group: the engine is in another."""
+    code = PARENT.format(options=options)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert os.getpgid(pid) != os.getpgid(parent.pid)
+        os.kill(pid, signal.SIGINT)  # Ignored even when it is sent to it directly.
+        time.sleep(0.3)
+        os.kill(pid, 0)
+        os.killpg(parent.pid, signal.SIGINT)
+        parent.wait(10)
+        assert gone(pid)
