@@ -81,11 +81,16 @@ class FakeEngine:
         self._input = InputProcessor(self.files, self.tokenizer, self.max_context)  # type: ignore[arg-type]
 
     def submit(
-        self, prompt: str | list[int], sampling: SamplingParams, *, request_id: str = "", **_: Any
+        self,
+        prompt: str | list[int],
+        sampling: SamplingParams,
+        *,
+        request_id: str = "",
+        **more: Any,
     ) -> Stream:
         if self.refusal is not None:
             raise self.refusal
-        request = self._input.request(prompt, sampling, request_id=request_id)
+        request = self._input.request(prompt, sampling, request_id=request_id, **more)
         self.seen.append((request.prompt, request.sampling))
         stream = Stream(request_id, request.prompt, request.sampling.n, self._cancel)
         self.streams[request_id] = stream

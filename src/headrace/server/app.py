@@ -35,7 +35,7 @@ class Application(FastAPI):
     """FastAPI with an exact document; its state holds `service` and `meter`."""
 
     def openapi(self) -> dict[str, Any]:
-        return document(self)
+        return document(self, ROUTERS)
 
 
 def create_app(

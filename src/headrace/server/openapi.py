@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from typing_extensions import TypedDict
@@ -61,8 +61,8 @@ def replies(reply: Any, *, stream: bool = False, errors: bool = True) -> dict[in
     return found
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document, made once."""
+def document(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
+    """The OpenAPI document of the application's routers, made once."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     schema = get_openapi(
@@ -72,7 +72,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
     )
     definitions = schema.setdefault("components", {}).setdefault("schemas", {})
-    for route in app.routes:
+    for route in (route for router in routers for route in router.routes):
         model = getattr(getattr(route, "endpoint", None), "__headrace_body__", None)
         if model is None:
             continue

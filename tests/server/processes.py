@@ -1,0 +1,102 @@
+"""Servers as real processes, for tests: started, awaited by their ready line, always ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+
+HERE = Path(__file__).parent
+FAKE = """
+import sys
+sys.path.insert(0, {here!r})
+from server_fake import FakeEngine
+from headrace.base.config import ServerOptions
+from headrace.base.errors import HeadraceError
+from headrace.server.run import ServerProcess
+
+async def start():
+    return FakeEngine(delay={delay})
+
+options = ServerOptions({options})
+try:
+    sys.exit(ServerProcess(start, options, lambda line: print(line, flush=True)).run())
+except HeadraceError as error:
+    print("error:", error.message, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+@dataclass
+class Running:
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+    def await_line(self, pattern: str, seconds: float = 120) -> re.Match[str]:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                found = re.search(pattern, line)
+                if found:
+                    return found
+            if self.process.poll() is not None:
+                time.sleep(0.2)
+                raise AssertionError("the server ended:\n" + "\n".join(self.lines))
+            time.sleep(0.02)
+        raise AssertionError(f"no line {pattern!r} in\n" + "\n".join(self.lines))
+
+
+@contextmanager
+def running(command: list[str], *, ready: bool = True) -> Iterator[Running]:
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    )
+    server = Running(process)
+    assert process.stdout is not None
+    stream = process.stdout
+    reader = Thread(target=_read, args=(stream, server.lines), daemon=True)
+    reader.start()
+    try:
+        if ready:
+            server.url = server.await_line(r"ready: .* on (http://\S+)").group(1)
+        yield server
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        stream.close()
+
+
+def _read(stream: object, lines: list[str]) -> None:
+    try:
+        for line in stream:  # type: ignore[attr-defined]
+            lines.append(line.rstrip())
+    except ValueError:
+        pass  # closed by the test
+
+
+def fake_server(*, delay: float = 0.0, options: str = "port=0") -> list[str]:
+    code = FAKE.format(here=str(HERE), delay=delay, options=options)
+    return [sys.executable, "-c", code]
+
+
+def headrace(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "headrace", *arguments]
