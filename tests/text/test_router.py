@@ -95,7 +95,9 @@ JSON = st.recursive(
 )  # fmt: skip
 ARGUMENTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3)
 CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
-DUMPS = st.sampled_from([{}, {"indent": 1}, {"ensure_ascii": False}, {"separators": (",", ":")}])
+DUMPS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"indent": 1}, {"ensure_ascii": False}, {"separators": (",", ":")}]
+)
 PROSE = st.text(alphabet="ab <>[]|{}\n", max_size=20).map(str.strip)
 
 

@@ -8,16 +8,26 @@ Where does my change go: anything between characters and token ids.
 from __future__ import annotations
 
 from .detokenizer import IncrementalDetokenizer
+from .dialects import DIALECTS, Dialect, detect_dialect, find_dialect
 from .load import load_tokenizer
+from .reasoning import ReasoningMarks, detect_reasoning
+from .router import StreamRouter
 from .stops import StopStrings
 from .template import ChatTemplate, chat_template
 from .tokenizer import Tokenizer
 
 __all__ = [
+    "DIALECTS",
     "ChatTemplate",
+    "Dialect",
     "IncrementalDetokenizer",
+    "ReasoningMarks",
     "StopStrings",
+    "StreamRouter",
     "Tokenizer",
     "chat_template",
+    "detect_dialect",
+    "detect_reasoning",
+    "find_dialect",
     "load_tokenizer",
 ]

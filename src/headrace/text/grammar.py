@@ -1,0 +1,267 @@
+"""What a request demands of its answer's form, as one llguidance grammar.
+
+Everything is checked and bounded here, before work starts: a demand that cannot be kept is an
+`InvalidRequest`. The result goes to the engine as `Request.grammar`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.base.errors import InvalidRequest, TooLarge
+
+from .lark import TEXT, grammar, json_value, literal
+from .reasoning import ReasoningMarks
+
+MAX_SOURCE = 256 * 1024
+"""Characters of a schema or grammar."""
+MAX_REGEX = 16_384
+MAX_CHOICES = 1_000
+MAX_DEPTH = 64
+"""Nesting of a schema."""
+MAX_NODES = 20_000
+"""Values inside a schema."""
+
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_NO_SPECIAL: Mapping[str, int] = {}
+
+
+def from_response_format(response_format: Mapping[str, Any] | None) -> str | None:
+    """OpenAI's `response_format`; None where any text will do."""
+    where = "response_format"
+    if response_format is None:
+        return None
+    if not isinstance(response_format, Mapping):
+        raise InvalidRequest(f"{where} must be an object", param=where)
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return from_schema({"type": "object"}, where)
+    if kind == "json_schema":
+        wrapper = response_format.get("json_schema")
+        where = "response_format.json_schema"
+        if not isinstance(wrapper, Mapping):
+            raise InvalidRequest(f"{where} must be an object", param=where)
+        return from_schema(wrapper.get("schema"), where + ".schema")
+    if kind == "structural_tag":
+        return from_structural_tag(response_format, where)
+    raise InvalidRequest(
+        f"{where}.type must be one of {', '.join(_FORMATS)}, not {kind!r}", param=where + ".type"
+    )
+
+
+def from_guided(
+    *,
+    json_schema: str | Mapping[str, Any] | None = None,
+    json_object: bool | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    lark: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
+    where: str = "structured_outputs",
+) -> str | None:
+    """vLLM's extra fields (`structured_outputs`, older `guided_*`); at most one may be set."""
+    given = {
+        "json": json_schema,
+        "json_object": json_object or None,
+        "regex": regex,
+        "choice": choice,
+        "grammar": lark,
+        "structural_tag": structural_tag,
+    }
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise InvalidRequest(f"only one of {', '.join(names)} may be set in {where}", param=where)
+    if json_schema is not None:
+        return from_schema(json_schema, f"{where}.json")
+    if json_object:
+        return from_schema({"type": "object"}, where)
+    if regex is not None:
+        return from_regex(regex, f"{where}.regex")
+    if choice is not None:
+        return from_choice(choice, f"{where}.choice")
+    if lark is not None:
+        return from_lark(lark, f"{where}.grammar")
+    if structural_tag is not None:
+        tag = _parsed(structural_tag, f"{where}.structural_tag")
+        return from_structural_tag(tag, f"{where}.structural_tag")
+    return None
+
+
+def from_schema(schema: Any, where: str) -> str:
+    """A JSON schema, as an object or as its text."""
+    return verified(grammar(json_value(_schema(schema, where))), where)
+
+
+def from_regex(pattern: Any, where: str) -> str:
+    """A regular expression that the whole answer matches (no look-around)."""
+    _text(pattern, where, MAX_REGEX)
+    source = {"grammars": [{"lark_grammar": f"start: {_regex(pattern)}"}]}
+    return verified(json.dumps(source), where)
+
+
+def from_choice(choices: Any, where: str) -> str:
+    if not isinstance(choices, list | tuple) or not choices:
+        raise InvalidRequest(f"{where} must be a list with at least one text", param=where)
+    if len(choices) > MAX_CHOICES:
+        raise TooLarge(f"{where} has {len(choices)} texts; at most {MAX_CHOICES}", param=where)
+    for choice in choices:
+        _text(choice, where, MAX_REGEX)
+    return verified(grammar(" | ".join(literal(choice, {}) for choice in choices)), where)
+
+
+def from_lark(source: Any, where: str) -> str:
+    """A context-free grammar in llguidance's dialect of Lark, with a rule `start`."""
+    _text(source, where, MAX_SOURCE)
+    if "start" not in source:
+        raise InvalidRequest(f"{where} must be a Lark grammar with a rule start", param=where)
+    return verified(source if source.lstrip().startswith("%") else f"%llguidance {{}}\n{source}",
+                    where)  # fmt: skip
+
+
+def from_structural_tag(
+    tag: Mapping[str, Any], where: str, *, special: Mapping[str, int] = _NO_SPECIAL
+) -> str:
+    """Free text in which certain beginnings force a schema: `structures` of begin, schema and end,
+    and the `triggers` after which one of them must follow."""
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
+        raise InvalidRequest(
+            f"{where} must have a list of structures (begin, schema, end) and one of triggers",
+            param=where,
+        )
+    if len(structures) > MAX_CHOICES or len(triggers) > MAX_CHOICES:
+        raise TooLarge(f"{where} has more than {MAX_CHOICES} entries", param=where)
+    rules: list[tuple[str, str]] = []
+    names: list[str] = []
+    for index, structure in enumerate(structures):
+        here = f"{where}.structures[{index}]"
+        if not isinstance(structure, Mapping):
+            raise InvalidRequest(f"{here} must be an object", param=here)
+        begin = _text(structure.get("begin"), f"{here}.begin", MAX_REGEX)
+        end = structure.get("end") and _text(structure["end"], f"{here}.end", MAX_REGEX)
+        trigger = next(
+            (t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None
+        )
+        if trigger is None:
+            raise InvalidRequest(f"{here}.begin starts with none of the triggers", param=here)
+        value = json_value(_schema(structure.get("schema") or {}, f"{here}.schema"))
+        names.append(f"tag_{index}")
+        rules += triggered(
+            names[-1], trigger, begin, f"{value} {literal(end or '', special)}", special
+        )
+    return verified(grammar(f"({' | '.join(names)})* TEXT", [("TEXT", TEXT), *rules]), where)
+
+
+def triggered(
+    name: str, trigger: str, begin: str, body: str, special: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """Rules for: any text up to `trigger`, the rest of `begin`, `body`."""
+    rest = literal(begin[len(trigger) :], special)
+    if trigger in special:
+        return [(name, f"TEXT <[{special[trigger]}]> {rest} {body}")]
+    return [
+        (f"{name}_trigger[lazy]", f"TEXT {literal(trigger, special)}"),
+        (name, f"{name}_trigger {rest} {body}"),
+    ]
+
+
+def after_reasoning(
+    source: str,
+    marks: ReasoningMarks,
+    *,
+    opened: bool,
+    special: Mapping[str, int] = _NO_SPECIAL,
+    budget: int | None = None,
+) -> str:
+    """The grammar `source` for what follows reasoning, which itself is free.
+
+    `opened`: the prompt ends inside reasoning; else it may be left out. `budget`: its longest
+    length in characters, after which only the closing mark is allowed; llguidance's own
+    `max_tokens` would end it without the mark. `special`: special tokens, text → id.
+    """
+    text = TEXT if budget is None else f"/(.|\\n){{0,{max(0, budget)}}}/"
+    if marks.close in special:
+        closing = [("thoughts", f"{text} <[{special[marks.close]}]>")]
+    else:
+        closing = [(f"thoughts[suffix={json.dumps(marks.close)}]", text)]
+    start = "thoughts" if opened else f"({literal(marks.open, special)} thoughts)?"
+    outer = grammar(f"{start} SPACE @answer", [("SPACE", r"/[ \t\r\n]{0,8}/"), *closing])
+    inner = {"name": "answer", "lark_grammar": source}
+    if source.startswith("{"):
+        inner = {**json.loads(source)["grammars"][0], "name": "answer"}
+    return verified(json.dumps({"grammars": [{"lark_grammar": outer}, inner]}), "grammar")
+
+
+def verified(source: str, where: str) -> str:
+    """The grammar, if llguidance takes it; raises `InvalidRequest` with its words if not."""
+    # Here and not at the top: a worker on a machine without llguidance can import this package.
+    from llguidance import LLMatcher
+
+    if len(source) > 2 * MAX_SOURCE:
+        raise TooLarge(f"{where} is larger than {MAX_SOURCE} characters", param=where)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source)
+    if failed:
+        problem = str(messages[0]).split("\n")[0] if messages else "not valid"
+        raise InvalidRequest(f"{where} cannot be enforced: {problem[:500]}", param=where)
+    return source
+
+
+def _schema(schema: Any, where: str) -> Mapping[str, Any]:
+    schema = _parsed(schema, where)
+    count, pending = 0, [(schema, 0)]
+    while pending:
+        value, depth = pending.pop()
+        count += 1
+        if depth > MAX_DEPTH:
+            raise TooLarge(f"{where} is nested more than {MAX_DEPTH} deep", param=where)
+        if count > MAX_NODES:
+            raise TooLarge(f"{where} has more than {MAX_NODES} values", param=where)
+        if isinstance(value, Mapping):
+            pending += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list):
+            pending += [(inner, depth + 1) for inner in value]
+    if len(json.dumps(schema)) > MAX_SOURCE:
+        raise TooLarge(f"{where} is larger than {MAX_SOURCE} characters", param=where)
+    return {key: value for key, value in schema.items() if key != "x-guidance"}
+
+
+def _parsed(value: Any, where: str) -> Mapping[str, Any]:
+    """An object, or the text of one."""
+    if isinstance(value, str):
+        _text(value, where, MAX_SOURCE)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where} is not valid JSON: {error}", param=where) from None
+    if value is True:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{where} must be a JSON object", param=where)
+    return value
+
+
+def _text(value: Any, where: str, limit: int) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{where} must be a non-empty text", param=where)
+    if len(value) > limit:
+        raise TooLarge(f"{where} has {len(value)} characters; at most {limit}", param=where)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{where} is not valid Unicode", param=where) from None
+    return value
+
+
+def _regex(pattern: str) -> str:
+    """As a Lark terminal: a slash ends it, so slashes are escaped that are not yet."""
+    escaped, previous = [], ""
+    for char in pattern:
+        if char == "/" and previous != "\\":
+            escaped.append("\\")
+        escaped.append("\\n" if char == "\n" else char)
+        previous = "" if previous == "\\" else char
+    return "/" + "".join(escaped) + "/"

@@ -1,0 +1,255 @@
+"""Structured output: what a grammar admits and what it does not, and what is refused early."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.text import DIALECTS, StreamRouter, Tokenizer
+from headrace.text.events import ToolCallArguments
+from headrace.text.grammar import after_reasoning, from_guided, from_response_format
+from headrace.text.lltokenizer import grammar_tokenizer
+from headrace.text.reasoning import THINK, ReasoningMarks
+from headrace.text.toolgrammar import tool_grammar
+from headrace.text.tools import Tool, ToolChoice, read_choice, read_tools
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+class Admits:
+    """Does a grammar admit a whole text?"""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.foreign = grammar_tokenizer(tokenizer, vocab_size=tokenizer.vocab_size + 10)
+
+    def __call__(self, grammar: str | None, text: str) -> bool:
+        assert grammar is not None
+        matcher = LLMatcher(self.foreign, grammar)
+        ids = self.tokenizer.encode(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.fixture(scope="module")
+def admits(byte_level: Tokenizer) -> Admits:
+    return Admits(byte_level)
+
+
+def special_of(tokenizer: Tokenizer) -> dict[str, int]:
+    return {str(tokenizer.id_to_token(index)): index for index in tokenizer.special_ids}
+
+
+def test_response_formats(admits: Admits) -> None:
+    assert from_response_format(None) is None
+    assert from_response_format({"type": "text"}) is None
+    anything = from_response_format({"type": "json_object"})
+    assert admits(anything, '{"x": [1, {"y": null}]}')
+    assert not admits(anything, "[1]")
+    wanted = from_response_format(
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+    )
+    assert admits(wanted, '{\n  "a": 1,\n  "unit": "C"\n}')
+    assert not admits(wanted, '{"a": 1, "b": 2}')
+    assert not admits(wanted, '{"a": 1.5}')
+
+
+def test_whitespace_is_bounded(admits: Admits) -> None:
+    grammar = from_response_format({"type": "json_object"})
+    assert admits(grammar, "{" + " " * 20 + "}")
+    assert not admits(grammar, "{" + "\n" * 100 + "}")
+
+
+def test_guided(admits: Admits) -> None:
+    assert from_guided() is None
+    assert admits(from_guided(json_schema=json.dumps(SCHEMA)), '{"a":1}')
+    regex = from_guided(regex=r"a/b|c\/d|[/x]\n?")
+    for text in ("a/b", "c/d", "/", "x\n"):
+        assert admits(regex, text)
+    assert not admits(regex, "a/b ")
+    choice = from_guided(choice=["yes", 'no "really"', "größe\n"])
+    for text in ("yes", 'no "really"', "größe\n"):
+        assert admits(choice, text)
+    assert not admits(choice, "no")
+    lark = from_guided(lark='start: "a" b+\nb: "b"')
+    assert admits(lark, "abb")
+    assert not admits(lark, "a")
+    assert admits(from_guided(json_object=True), "{}")
+
+
+def test_structural_tag(admits: Admits) -> None:
+    tag = {
+        "structures": [
+            {"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"type": "integer"}, "end": "</f>"},
+        ],
+        "triggers": ["<f="],
+    }
+    grammar = from_guided(structural_tag=tag)
+    assert admits(grammar, 'free <text> <f=b>12</f> and <f=a>{"a": 1}</f>.')
+    assert admits(grammar, "no tags")
+    assert not admits(grammar, "then <f=b>x</f>")
+    assert not admits(grammar, "then <f=c>1</f>")
+    assert from_response_format({"type": "structural_tag", **tag}) == grammar
+
+
+@pytest.mark.parametrize(
+    ("arguments", "param"),
+    [
+        ({"json_schema": "{"}, "json"),
+        ({"json_schema": 3}, "json"),
+        ({"json_schema": {"type": "foo"}}, "json"),
+        ({"json_schema": {"$ref": "https://example.com/x"}}, "json"),
+        ({"json_schema": {"type": "string", "format": "zip"}}, "json"),
+        ({"regex": "(?=a)b"}, "regex"),
+        ({"regex": "("}, "regex"),
+        ({"regex": "\ud800"}, "regex"),
+        ({"choice": []}, "choice"),
+        ({"choice": [3]}, "choice"),
+        ({"lark": "start: nothing"}, "grammar"),
+        ({"lark": "%%%"}, "grammar"),
+        ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag"),
+        ({"structural_tag": {"structures": [{"begin": "x"}], "triggers": ["y"]}}, "begin"),
+        ({"json_schema": {}, "regex": "a"}, "structured_outputs"),
+    ],
+)
+def test_refused_before_work_starts(arguments: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        from_guided(**arguments)
+    assert param in (caught.value.param or "") + caught.value.message
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        "json",
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": None}},
+    ],
+)
+def test_refused_response_formats(response_format: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        from_response_format(response_format)
+    assert (caught.value.param or "").startswith("response_format")
+
+
+def test_bounds() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"type": "array", "items": deep}
+    wide = {"type": "object", "properties": {f"k{i}": {"type": "null"} for i in range(20_000)}}
+    for arguments in (
+        {"json_schema": deep},
+        {"json_schema": wide},
+        {"json_schema": "[" * 300_000},
+        {"regex": "a" * 20_000},
+        {"choice": ["a"] * 1_001},
+        {"lark": "start: " + '"a" ' * 100_000},
+    ):
+        with pytest.raises(TooLarge):
+            from_guided(**arguments)
+
+
+def test_after_reasoning(admits: Admits, byte_level: Tokenizer) -> None:
+    marks = ReasoningMarks("<reason>", "</reason>")
+    answer = from_response_format({"type": "json_schema", "json_schema": {"schema": SCHEMA}})
+    assert answer is not None
+    optional = after_reasoning(answer, marks, opened=False)
+    assert admits(optional, '<reason>hm {"a"</reason>\n\n{"a": 1}')
+    assert admits(optional, '{"a": 1}')
+    assert not admits(optional, '<reason>hm</reason>{"b": 1}')
+    opened = after_reasoning(answer, marks, opened=True)
+    assert admits(opened, 'hm</reason>{"a": 1}')
+    assert not admits(opened, '{"a": 1}')
+    bounded = after_reasoning(answer, marks, opened=True, budget=10)
+    assert admits(bounded, 'short</reason>{"a": 1}')
+    assert not admits(bounded, 'too long for this</reason>{"a": 1}')
+    special = after_reasoning(answer, THINK, opened=False, special=special_of(byte_level))
+    assert admits(special, '<think>hm</think>\n{"a": 1}')
+    assert admits(special, '{"a": 1}')
+    regex = from_guided(regex="[0-9]+")
+    assert regex is not None
+    assert admits(after_reasoning(regex, marks, opened=True), "hm</reason>12")
+
+
+TOOLS = [Tool("add", SCHEMA, strict=True), Tool("now")]
+GOOD = [("add", '{"a": 1}'), ("now", '{"x": []}')]
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_tool_grammars(name: str, admits: Admits, byte_level: Tokenizer) -> None:
+    """Mistral's markers are special tokens of this tokenizer, the others' are text."""
+    dialect = DIALECTS[name]
+    write = dialect.format.write
+    special = special_of(byte_level)
+    required = tool_grammar(dialect, TOOLS, ToolChoice("required"), special=special)
+    assert admits(required, write(GOOD))
+    assert not admits(required, "Hello")
+    assert not admits(required, write([("add", '{"a": "x"}')]))
+    assert not admits(required, write([("sub", '{"a": 1}')]))
+    single = tool_grammar(dialect, TOOLS, ToolChoice("required"), parallel=False, special=special)
+    assert admits(single, write(GOOD[:1]))
+    assert not admits(single, write(GOOD))
+    named = tool_grammar(dialect, TOOLS, ToolChoice("named", "now"), special=special)
+    assert admits(named, write([("now", "{}")]))
+    assert not admits(named, write([("add", '{"a": 1}')]))
+    free = tool_grammar(dialect, TOOLS, ToolChoice("auto"), special=special)
+    assert admits(free, "Just text.")
+    assert admits(free, write(GOOD))
+    assert not admits(free, write([("add", '{"a": "x"}')]))
+    assert tool_grammar(dialect, TOOLS, ToolChoice("none"), special=special) is None
+    assert tool_grammar(dialect, [Tool("now")], ToolChoice("auto"), special=special) is None
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_what_the_grammar_admits_the_router_reads(name: str) -> None:
+    dialect = DIALECTS[name]
+    router = StreamRouter(dialect, tools=frozenset(tool.name for tool in TOOLS))
+    events = [*router.feed(dialect.format.write(GOOD)), *router.finish()]
+    assert [event.text for event in events if isinstance(event, ToolCallArguments)] == [
+        arguments for _, arguments in GOOD
+    ]
+
+
+def test_strict_schema_that_cannot_be_held_is_refused() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "zip"}}}
+    with pytest.raises(InvalidRequest, match="zip"):
+        tool_grammar(DIALECTS["hermes"], [Tool("f", schema, strict=True)], ToolChoice("auto"))
+    assert tool_grammar(DIALECTS["hermes"], [Tool("f", schema)], ToolChoice("required"))
+
+
+def test_reading_tools_and_choice() -> None:
+    raw = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}]
+    tools = read_tools(raw)
+    assert tools == [Tool("f", SCHEMA, strict=True)]
+    assert read_tools(None) == []
+    assert read_choice(None, tools).kind == "auto"
+    assert read_choice(None, []).kind == "none"
+    assert read_choice("required", tools).kind == "required"
+    named = read_choice({"type": "function", "function": {"name": "f"}}, tools)
+    assert named == ToolChoice("named", "f")
+    for choice in ("sometimes", {"type": "function", "function": {"name": "g"}}, 3):
+        with pytest.raises(InvalidRequest):
+            read_choice(choice, tools)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest):
+        read_choice("required", [])
+    for bad in (
+        "f",
+        [3],
+        [{"type": "retrieval"}],
+        [{"type": "function"}],
+        [{"type": "function", "function": {"name": "a b"}}],
+        [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
+        raw * 2,
+    ):
+        with pytest.raises(InvalidRequest):
+            read_tools(bad)  # type: ignore[arg-type]
