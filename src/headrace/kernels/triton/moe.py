@@ -1,0 +1,238 @@
+"""Mixture of experts: routing, placing without a sort, and grouped products.
+
+Arithmetic. With `active` of `experts` chosen per token, N tokens touch at most N · active weight
+matrices of 2 · D · I elements each: while N · active is below the number of experts the weights'
+bytes bind (each token brings its own experts), beyond that every expert is read once and the
+products become dense ones of N · active / experts rows.
+
+How it goes, all on the device, no sort and no host:
+
+1. `_route`: one program per token takes its `active` largest logits and their softmax shares.
+2. `_count`: one program per expert counts its tokens.
+3. `_place`: one program per expert writes its tokens, in ascending order, to a list that starts at
+   a multiple of the row tile; tiles know their expert.
+4. `_grouped`: a dense product per tile; rows are gathered by the list. The weights of all experts
+   are found through a table of addresses, so they need not lie in one tensor.
+5. `_gather`: a token adds its experts' results in ascending order of expert.
+
+A row's values never depend on which other rows share its tile (row invariance).
+Source of the idea: Gale et al., "MegaBlocks" (2022), without the sort.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .gated import gated
+from .support import INTERPRETED, matrix_product
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """How grouped products are cut."""
+
+    rows: int = 16
+    outs: int = 64
+    inner: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+@triton.jit
+def _route_kernel(
+    router, chosen, shares, experts, EXPERTS: tl.constexpr, ACTIVE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, EXPERTS)
+    logits = tl.load(router + token * experts + expert, mask=expert < experts, other=float("-inf"))
+    logits = logits.to(tl.float32)
+    peak = tl.max(logits, 0)
+    masses = tl.exp(logits - peak)
+    total = tl.sum(masses, 0)
+    kept = tl.zeros([EXPERTS], tl.int32)
+    left = logits
+    for _ in tl.static_range(ACTIVE):
+        # Of equals the smallest id, as torch.topk on the reference's side need not: ties of
+        # router logits do not happen outside of made-up weights.
+        best = tl.min(tl.where(left == tl.max(left, 0), expert, EXPERTS), 0)
+        kept = tl.where(expert == best, 1, kept)
+        left = tl.where(expert == best, float("-inf"), left)
+    if NORMALISE:
+        total = tl.sum(tl.where(kept == 1, masses, 0.0), 0)
+    # Written in ascending order of expert: the place among the kept ones.
+    place = tl.cumsum(kept, 0) - 1
+    at = token * ACTIVE + place
+    tl.store(chosen + at, expert, mask=kept == 1)
+    tl.store(shares + at, masses / total, mask=kept == 1)
+
+
+@triton.jit
+def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr):
+    expert = tl.program_id(0)
+    found = tl.zeros([TILE], tl.int32)
+    for at in range(0, assignments, TILE):
+        index = at + tl.arange(0, TILE)
+        found += (tl.load(chosen + index, mask=index < assignments, other=-1) == expert).to(
+            tl.int32
+        )
+    tl.store(counts + expert, tl.sum(found, 0))
+
+
+@triton.jit
+def _place_kernel(
+    chosen, counts, listed, tile_expert, assignments, experts,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(0)
+    others = tl.arange(0, EXPERTS)
+    count = tl.load(counts + others, mask=others < experts, other=0)
+    tiles = (count + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(others < expert, tiles, 0), 0)
+    mine = tl.sum(tl.where(others == expert, tiles, 0), 0)
+    for tile in range(mine):
+        tl.store(tile_expert + first + tile, expert)
+    passed = first * ROWS
+    for at in range(0, assignments, TILE):
+        index = at + tl.arange(0, TILE)
+        hit = tl.load(chosen + index, mask=index < assignments, other=-1) == expert
+        ahead = tl.cumsum(hit.to(tl.int32), 0) - 1
+        tl.store(listed + passed + ahead, index, mask=hit)
+        passed += tl.sum(hit.to(tl.int32), 0)
+
+
+@triton.jit
+def _grouped_kernel(
+    x, addresses, listed, tile_expert, y, width, outs, x_stride,
+    SHARED: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile."""
+    tile = tl.program_id(0)
+    expert = tl.load(tile_expert + tile)
+    if expert < 0:
+        return
+    assignment = tl.load(listed + tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    real = assignment >= 0
+    row = tl.where(real, assignment, 0) // SHARED
+    out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    inner = tl.arange(0, INNER)
+    weight = tl.load(addresses + expert).to(tl.pointer_type(x.dtype.element_ty))
+    x_at = x + row[:, None] * x_stride + inner[None, :]
+    weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
+    total = tl.zeros([ROWS, OUTS], tl.float32)
+    for at in range(0, width, INNER):
+        there = inner < width - at
+        a = tl.load(x_at, mask=real[:, None] & there[None, :], other=0.0)
+        b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
+        total = matrix_product(a, b, total, INTERPRET)
+        x_at += INNER
+        weight_at += INNER
+    y_at = y + assignment[:, None] * outs + out[None, :]
+    mask = real[:, None] & (out < outs)[None, :]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gather_kernel(parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    total = tl.zeros([TILE], tl.float32)
+    for place in tl.static_range(ACTIVE):
+        share = tl.load(shares + token * ACTIVE + place)
+        at = (token * ACTIVE + place) * width + column
+        total += share * tl.load(parts + at, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
+
+
+def addresses(weights: list[torch.Tensor]) -> torch.Tensor:
+    """Table of the experts' matrices, all of one shape and dtype: int64 [experts]."""
+    assert all(weight.is_contiguous() for weight in weights)
+    assert len({(weight.shape, weight.dtype) for weight in weights}) == 1
+    pointers = [weight.data_ptr() for weight in weights]
+    return torch.tensor(pointers, dtype=torch.int64, device=weights[0].device)
+
+
+def route(router: torch.Tensor, active: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32."""
+    tokens, experts = router.shape
+    chosen = torch.empty(tokens, active, dtype=torch.int32, device=router.device)
+    shares = torch.empty(tokens, active, dtype=torch.float32, device=router.device)
+    _route_kernel[(tokens,)](
+        router, chosen, shares, experts, EXPERTS=triton.next_power_of_2(experts), ACTIVE=active,
+        NORMALISE=normalise, num_warps=1,
+    )  # fmt: skip
+    return chosen, shares
+
+
+def place(chosen: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """experts [N, active] → (assignments listed by expert, -1 where a tile is not full; expert of
+    each tile of `rows`, -1 behind the last)."""
+    assignments = chosen.numel()
+    # Every expert that has a token may leave one tile unfilled.
+    tiles = assignments // rows + min(experts, assignments)
+    device = chosen.device
+    counts = torch.empty(experts, dtype=torch.int32, device=device)
+    listed = torch.full((tiles * rows,), -1, dtype=torch.int32, device=device)
+    tile_expert = torch.full((tiles,), -1, dtype=torch.int32, device=device)
+    tile = min(1024, triton.next_power_of_2(assignments))
+    _count_kernel[(experts,)](chosen, counts, assignments, TILE=tile, num_warps=4)
+    _place_kernel[(experts,)](
+        chosen, counts, listed, tile_expert, assignments, experts,
+        EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=tile, num_warps=4,
+    )  # fmt: skip
+    return listed, tile_expert
+
+
+def grouped_product(
+    x: torch.Tensor,
+    table: torch.Tensor,
+    outs: int,
+    listed: torch.Tensor,
+    tile_expert: torch.Tensor,
+    assignments: int,
+    shared: int,
+    config: MoeConfig,
+) -> torch.Tensor:
+    """x [assignments / shared, in] → [assignments, outs]; `table` is `addresses` of [outs, in]."""
+    y = torch.empty(assignments, outs, dtype=x.dtype, device=x.device)
+    grid = (tile_expert.shape[0], triton.cdiv(outs, config.outs))
+    _grouped_kernel[grid](
+        x, table, listed, tile_expert, y, x.shape[1], outs, x.stride(0), SHARED=shared,
+        ROWS=config.rows, OUTS=config.outs, INNER=config.inner, INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return y
+
+
+def moe(
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    intermediate: int,
+    active: int,
+    normalise: bool,
+    activation: str,
+    config: MoeConfig,
+) -> torch.Tensor:
+    """x [N, D], router logits [N, experts], address tables of [2I, D] and [D, I] → [N, D]."""
+    tokens, width = x.shape
+    chosen, shares = route(router, active, normalise)
+    listed, tile_expert = place(chosen, router.shape[1], config.rows)
+    assignments = tokens * active
+    inner = grouped_product(
+        x, gate_up, 2 * intermediate, listed, tile_expert, assignments, active, config
+    )
+    parts = grouped_product(
+        gated(inner, activation), down, width, listed, tile_expert, assignments, 1, config
+    )
+    y = torch.empty_like(x)
+    _gather_kernel[(tokens, triton.cdiv(width, 1024))](
+        parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4
+    )
+    return y

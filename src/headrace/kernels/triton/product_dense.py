@@ -1,0 +1,89 @@
+"""Dense products whose rows do not depend on each other: the deterministic mode's matrix kernel.
+
+Arithmetic: 2 · N · in · out operations on 2 · (N · in + in · out + N · out) bytes in bf16. With
+few rows the weight's bytes bind, with more than about 200 (H200) the tensor cores.
+
+The library (cuBLASLt through torch) is at the limit for both and serves by default; but it picks
+another kernel, with another order of summation, for another number of rows. Here the tile of the
+inner dimension and the order are fixed by the weight's shape alone: a row's result is the same
+bits in any batch. The cost of the mode is published by `make gpu-bench`. Tiles are walked in
+groups of `GROUPED` row tiles so that a wave's weight tiles stay in L2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from .support import INTERPRETED, matrix_product
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """How a launch is cut; `inner` is part of the result's rounding."""
+
+    rows: int = 64
+    outs: int = 128
+    inner: int = 64
+    warps: int = 4
+    stages: int = 4
+
+
+@triton.jit
+def _product_kernel(
+    x, weight, bias, y, rows, width, outs, x_stride, weight_stride,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr, GROUPED: tl.constexpr,
+    BIAS: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    row_tiles = tl.cdiv(rows, ROWS)
+    out_tiles = tl.cdiv(outs, OUTS)
+    per_group = GROUPED * out_tiles
+    first = program // per_group * GROUPED
+    size = tl.minimum(row_tiles - first, GROUPED)
+    row_tile = first + (program % per_group) % size
+    out_tile = (program % per_group) // size
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    out = out_tile * OUTS + tl.arange(0, OUTS)
+    inner = tl.arange(0, INNER)
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + inner[:, None]
+    total = tl.zeros([ROWS, OUTS], tl.float32)
+    for at in range(0, width, INNER):
+        there = inner < width - at
+        a = tl.load(x_at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
+        b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
+        total = matrix_product(a, b, total, INTERPRET)
+        x_at += INNER
+        weight_at += INNER
+    if BIAS:
+        total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
+    y_at = y + row.to(tl.int64)[:, None] * outs + out[None, :]
+    mask = (row < rows)[:, None] & (out < outs)[None, :]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
+
+
+def product_dense(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    config: DenseConfig,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x [N, in] · weight [out, in] transposed + bias → [N, out] in `dtype` (x's unless given)."""
+    rows, width = x.shape
+    outs = weight.shape[0]
+    assert x.stride(1) == 1
+    assert weight.stride(1) == 1
+    y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    grid = (triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs),)
+    _product_kernel[grid](
+        x, weight, x if bias is None else bias, y, rows, width, outs, x.stride(0),
+        weight.stride(0), ROWS=config.rows, OUTS=config.outs, INNER=config.inner, GROUPED=8,
+        BIAS=bias is not None, INTERPRET=INTERPRETED, num_warps=config.warps,
+        num_stages=config.stages,
+    )  # fmt: skip
+    return y
