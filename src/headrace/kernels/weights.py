@@ -64,10 +64,27 @@ class PackedWeight:
 
 
 @dataclass(slots=True)
+class PanelWeight:
+    """A weight in the CPU kernels' panels of 16 outputs: opaque bytes, `cpu/csrc/layout.h`.
+
+    `kind` is the ggml type it came from, whose scales it keeps bit for bit, or F32, F16, BF16.
+    """
+
+    kind: str
+    data: torch.Tensor
+    """uint8, aligned to 64 bytes."""
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+@dataclass(slots=True)
 class StackedWeight:
     """Rows of several weights one below the other (q, k and v; gate and up), each as it came."""
 
-    parts: tuple[DenseWeight | BlockWeight | PackedWeight, ...]
+    parts: tuple[DenseWeight | BlockWeight | PackedWeight | PanelWeight, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,4 +95,4 @@ class StackedWeight:
         return sum(part.nbytes for part in self.parts)
 
 
-Weight = DenseWeight | BlockWeight | PackedWeight | StackedWeight
+Weight = DenseWeight | BlockWeight | PackedWeight | PanelWeight | StackedWeight

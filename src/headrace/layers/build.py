@@ -8,7 +8,7 @@ import torch
 
 from ..base.arch import ModelArch, Rope
 from ..kernels.operators import Operators, Role, RopeTable
-from ..kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
+from ..kernels.weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
 from ..quant.ggml import dequantise
 from .rope import rope_table
 from .source import WeightSource
@@ -83,7 +83,7 @@ def weight_tensors(weight: Weight) -> list[torch.Tensor]:
     """Every tensor that a weight is made of."""
     if isinstance(weight, StackedWeight):
         return [tensor for part in weight.parts for tensor in weight_tensors(part)]
-    if isinstance(weight, DenseWeight | BlockWeight):
+    if isinstance(weight, DenseWeight | BlockWeight | PanelWeight):
         return [weight.data]
     extra = [] if weight.offsets is None else [weight.offsets]
     return [weight.codes, weight.scales, *extra]

@@ -1,0 +1,44 @@
+"""The CPU kernels as a backend: what they can serve, and the reason where they cannot."""
+
+from __future__ import annotations
+
+import torch
+
+from ..backend import Question
+from ..operators import Operators
+from .library import LibraryAbsent, load
+from .operators import CpuOperators
+from .records import KINDS
+
+KV_DTYPES = ("float32", "float16", "bfloat16")
+DENSE = {"float32", "float16", "bfloat16"}
+
+
+class CpuBackend:
+    """Serves every operator of a model, or none: its KV pages have a layout of their own."""
+
+    name = "cpu"
+
+    def __init__(self, level: str | None = None) -> None:
+        self._level = level
+
+    def supports(self, operator: str, question: Question) -> str | None:
+        if question.device != "cpu":
+            return "the device is not the CPU"
+        try:
+            load()
+        except LibraryAbsent as absent:
+            return str(absent)
+        if question.dtype != torch.float32:
+            return "activations are float32 on the CPU"
+        if question.kv_dtype not in KV_DTYPES:
+            return f"no {question.kv_dtype} KV cache"
+        if question.head_dim % 16:
+            return f"the head size {question.head_dim} is no multiple of 16"
+        unknown = sorted(question.weights - DENSE - set(KINDS))
+        if unknown:
+            return f"no kernel for weights of type {', '.join(unknown)}"
+        return None
+
+    def build(self, question: Question) -> Operators:
+        return CpuOperators(question.threads, self._level)

@@ -1,0 +1,78 @@
+// One ISA level's table of kernels. Included by kernels_avx2.cpp, kernels_avx512.cpp and
+// kernels_vnni.cpp, each compiled with the flags of its level.
+#pragma once
+#include "attention.h"
+#include "pack.h"
+#include "products.h"
+#include "rows.h"
+
+namespace {
+
+void op_embed(const HrEmbed& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(work.step->n, &first, &last);
+  for (int64_t n = first; n < last; ++n) {
+    const int64_t token = work.step->tokens[n];
+    hr::expand_row(op.kind, op.data + token * op.row_bytes, op.size, op.scale,
+                   op.y + n * op.y_stride);
+  }
+}
+
+void run(const HrRecord& record, const hr::Work& work) {
+  switch (record.code) {
+    case HR_OP_EMBED: return op_embed(*static_cast<const HrEmbed*>(record.op), work);
+    case HR_OP_NORM: return op_norm(*static_cast<const HrNorm*>(record.op), work);
+    case HR_OP_QUANTISE: return op_quantise(*static_cast<const HrQuantise*>(record.op), work);
+    case HR_OP_LINEAR: return op_linear(*static_cast<const HrLinear*>(record.op), work);
+    case HR_OP_ROPE: return op_rope(*static_cast<const HrRope*>(record.op), work);
+    case HR_OP_ATTENTION: return op_attention(*static_cast<const HrAttention*>(record.op), work);
+    case HR_OP_GATED: return op_gated(*static_cast<const HrGated*>(record.op), work);
+    case HR_OP_SELECT: return op_select(*static_cast<const HrRowsOp*>(record.op), work);
+    case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
+    case HR_OP_SOFTCAP: return op_softcap(*static_cast<const HrRowsOp*>(record.op), work);
+  }
+}
+
+int64_t scratch_of(const HrRecord& record, const HrStep&) {
+  if (record.code == HR_OP_LINEAR) return kProductScratch;
+  if (record.code == HR_OP_ATTENTION)
+    return attention_scratch(static_cast<const HrAttention*>(record.op)->kv);
+  return 0;
+}
+
+// The integer ceiling: products of registers, twelve independent chains, no memory.
+double integer_peak(int64_t iterations) {
+  I acc[12];
+  for (int i = 0; i < 12; ++i) acc[i] = i_set(i);
+  C w = c_set(3);
+  for (int64_t k = 0; k < iterations; ++k) {
+    const int32_t a4 = 0x01020304;
+#pragma GCC unroll 12
+    for (int i = 0; i < 12; ++i) acc[i] = dot7(acc[i], w, a4);
+#if HR_LEVEL >= 3
+    __asm__ volatile("" : "+v"(acc[0].v), "+v"(w.v));
+#else
+    __asm__ volatile("" : "+x"(acc[0].a), "+x"(w.a));
+#endif
+  }
+  I total = acc[0];
+  for (int i = 1; i < 12; ++i) total = i_add(total, acc[i]);
+  volatile int32_t keep = i_sum(total);
+  (void)keep;
+  return static_cast<double>(iterations) * 12 * 128;
+}
+
+// The bandwidth ceiling: four streams' worth of loads, one pass.
+uint64_t read_stream(const uint8_t* data, int64_t bytes) {
+  I acc[4] = {i_zero(), i_zero(), i_zero(), i_zero()};
+  for (int64_t i = 0; i + 256 <= bytes; i += 256) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      _mm_prefetch(reinterpret_cast<const char*>(data + i + 64 * j + 1024), _MM_HINT_T0);
+      acc[j] = i_add(acc[j], i_load(reinterpret_cast<const int32_t*>(data + i + 64 * j)));
+    }
+  }
+  return static_cast<uint64_t>(i_sum(i_add(i_add(acc[0], acc[1]), i_add(acc[2], acc[3]))));
+}
+
+}  // namespace

@@ -1,0 +1,83 @@
+// Panels: how quantised weights lie in memory for the products.
+//
+// A panel is 16 outputs by all of K. Inside, K goes in *units* of 32, and a unit in 8 *steps* of
+// 4: step s holds 16 outputs × 4 values, so that one 64-byte vector of codes meets one dword of
+// activations (broadcast) in one vpdpbusd, and the sixteen int32 lanes are sixteen outputs. No
+// lane is ever summed with another, and the order over K is the same for one row and for many.
+//
+//   nibbles   4 × 64 bytes   byte vector j: low nibbles are step j, high nibbles step j + 4
+//   bits      1 × 64 bytes   bit s of a byte: fifth bit of step s
+//   pairs     2 × 64 bytes   vector s / 4, bits 2(s % 4)…: bits five and six of step s
+//   bytes     8 × 64 bytes   eight-bit codes, stored with +128
+//
+// Block formats keep their own scales (no rounding anywhere), transposed to 16 outputs:
+//
+//   kind   K span   header             unit                                       bits/weight
+//   Q4_0       32   d                  nibbles                                           4.5
+//   Q4_1       32   d, m               nibbles                                           5.0
+//   Q5_0       32   d                  nibbles, bits                                     5.5
+//   Q5_1       32   d, m               nibbles, bits                                     6.0
+//   Q8_0       32   d                  bytes                                             8.5
+//   Q4_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles             4.625
+//   Q5_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles, bits       5.625
+//   Q6_K      256   d                  2 × 16 scales (bytes), nibbles, pairs          6.5625
+//
+// The files hold the same at 4.5 and 5.5 for Q4_K and Q5_K: six-bit scales are widened to bytes.
+#pragma once
+#include <stdint.h>
+
+#include "records.h"
+
+#define HR_PANEL 16
+#define HR_UNIT_K 32
+// Never a shared copy: a level's copy would hold instructions that others must not run.
+#define HR_ALWAYS inline __attribute__((always_inline))
+
+namespace hr {
+
+struct Format {
+  int kind;
+  int span;        // K of one block
+  int header;      // bytes in front of a block's units
+  int unit_extra;  // bytes in front of a unit's codes
+  int code_bytes;  // of a unit
+  int file_bytes;  // of one block of one output in the file
+  HR_ALWAYS constexpr int unit_bytes() const { return unit_extra + code_bytes; }
+  HR_ALWAYS constexpr int units() const { return span / HR_UNIT_K; }
+  HR_ALWAYS constexpr int block_bytes() const { return header + units() * unit_bytes(); }
+};
+
+constexpr Format kQ4_0{HR_Q4_0, 32, 32, 0, 256, 18};
+constexpr Format kQ4_1{HR_Q4_1, 32, 64, 0, 256, 20};
+constexpr Format kQ5_0{HR_Q5_0, 32, 32, 0, 320, 22};
+constexpr Format kQ5_1{HR_Q5_1, 32, 64, 0, 320, 24};
+constexpr Format kQ8_0{HR_Q8_0, 32, 32, 0, 512, 34};
+constexpr Format kQ4_K{HR_Q4_K, 256, 64, 32, 256, 144};
+constexpr Format kQ5_K{HR_Q5_K, 256, 64, 32, 320, 176};
+constexpr Format kQ6_K{HR_Q6_K, 256, 32, 32, 384, 210};
+
+static inline const Format* format_of(int kind) {
+  switch (kind) {
+    case HR_Q4_0: return &kQ4_0;
+    case HR_Q4_1: return &kQ4_1;
+    case HR_Q5_0: return &kQ5_0;
+    case HR_Q5_1: return &kQ5_1;
+    case HR_Q8_0: return &kQ8_0;
+    case HR_Q4_K: return &kQ4_K;
+    case HR_Q5_K: return &kQ5_K;
+    case HR_Q6_K: return &kQ6_K;
+    default: return nullptr;
+  }
+}
+
+static inline int dense_bytes(int kind) { return kind == HR_F32 ? 4 : 2; }
+
+static inline int64_t panel_bytes(int kind, int64_t in) {
+  const Format* f = format_of(kind);
+  if (f) return in / f->span * f->block_bytes();
+  return in * HR_PANEL * dense_bytes(kind);
+}
+
+static inline int64_t panel_count(int64_t out) { return (out + HR_PANEL - 1) / HR_PANEL; }
+
+}  // namespace hr

@@ -1,0 +1,15 @@
+// The ISA levels that were compiled in, and the choice among them.
+#pragma once
+#include "work.h"
+
+namespace hr {
+
+extern const Kernels k_avx2;
+extern const Kernels k_avx512;
+extern const Kernels k_vnni;
+
+// The table of the best level that this CPU runs; `wish` ("avx2" …) lowers it, null: the best.
+// Null when the CPU has not even AVX2, or not what was wished for.
+const Kernels* choose_kernels(const char* wish);
+
+}  // namespace hr

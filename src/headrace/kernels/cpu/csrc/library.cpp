@@ -1,0 +1,143 @@
+// What Python calls: kernels/cpu/library.py declares the same functions to ctypes.
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "layout.h"
+#include "pack.h"
+#include "team.h"
+
+#define HR_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+hr::Team* as_team(void* team) { return static_cast<hr::Team*>(team); }
+
+struct PackJob {
+  int kind;
+  const uint8_t* rows;
+  int64_t row_bytes, out, in;
+  uint8_t* target;
+};
+
+void pack_share(void* context, int thread, int threads) {
+  const auto& job = *static_cast<PackJob*>(context);
+  const int64_t panels = hr::panel_count(job.out);
+  hr::pack_panels(job.kind, job.rows, job.row_bytes, job.out, job.in, panels * thread / threads,
+                  panels * (thread + 1) / threads, job.target);
+}
+
+struct ProbeJob {
+  const hr::Kernels* kernels;
+  const uint8_t* data;
+  int64_t amount;
+  double result[256];
+};
+
+void read_share(void* context, int thread, int threads) {
+  auto& job = *static_cast<ProbeJob*>(context);
+  const int64_t each = job.amount / threads / 4096 * 4096;
+  job.result[thread] =
+      static_cast<double>(job.kernels->read_stream(job.data + thread * each, each));
+}
+
+void peak_share(void* context, int thread, int) {
+  auto& job = *static_cast<ProbeJob*>(context);
+  job.result[thread] = job.kernels->integer_peak(job.amount);
+}
+
+}  // namespace
+
+// Raised whenever a record, a layout of panels or a function changes its meaning.
+HR_API int32_t hr_version() { return 1; }
+
+// Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
+HR_API int64_t hr_sizeof(int32_t index) {
+  const int64_t sizes[] = {sizeof(HrUnit),   sizeof(HrQuantised), sizeof(HrPart),
+                           sizeof(HrLinear), sizeof(HrEmbed),     sizeof(HrNorm),
+                           sizeof(HrQuantise), sizeof(HrGated),   sizeof(HrRowsOp),
+                           sizeof(HrKv),     sizeof(HrRope),      sizeof(HrAttention),
+                           sizeof(HrRecord), sizeof(HrGroup),     sizeof(HrStep)};
+  const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
+  return index >= 0 && index < count ? sizes[index] : -1;
+}
+
+// Name of the level that `wish` (null: the best) selects on this CPU, or null.
+HR_API const char* hr_level(const char* wish) {
+  const hr::Kernels* kernels = hr::choose_kernels(wish);
+  return kernels ? kernels->name : nullptr;
+}
+
+HR_API void* hr_team_new(int32_t threads, const char* wish) {
+  const hr::Kernels* kernels = hr::choose_kernels(wish);
+  if (!kernels || threads < 1 || threads > 256) return nullptr;
+  return hr::team_new(threads, kernels);
+}
+
+HR_API void hr_team_free(void* team) { hr::team_free(as_team(team)); }
+
+HR_API int32_t hr_team_threads(void* team) { return hr::team_threads(as_team(team)); }
+
+HR_API int32_t hr_run(void* team, const HrRecord* records, int32_t count, const HrStep* step,
+                      double* seconds) {
+  return hr::team_run(as_team(team), records, count, step, seconds);
+}
+
+// Bytes of a packed weight, or −1 when the kind or the shape has no panels.
+HR_API int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in) {
+  const hr::Format* f = hr::format_of(kind);
+  if (out < 1 || in < 1) return -1;
+  if (f && in % f->span) return -1;
+  if (!f && kind != HR_F32 && kind != HR_F16 && kind != HR_BF16) return -1;
+  return hr::panel_count(out) * hr::panel_bytes(kind, in);
+}
+
+HR_API void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_bytes, int64_t out,
+                    int64_t in, uint8_t* target) {
+  PackJob job{kind, rows, row_bytes, out, in, target};
+  hr::team_each(as_team(team), pack_share, &job);
+}
+
+// Bytes a second of one read of `data` by the whole team.
+HR_API double hr_probe_read(void* team, const uint8_t* data, int64_t bytes) {
+  ProbeJob job{hr::team_kernels(as_team(team)), data, bytes, {}};
+  const double began = now();
+  hr::team_each(as_team(team), read_share, &job);
+  return static_cast<double>(bytes) / (now() - began);
+}
+
+// int8 operations a second of the whole team on registers.
+HR_API double hr_probe_int8(void* team, int64_t iterations) {
+  ProbeJob job{hr::team_kernels(as_team(team)), nullptr, iterations, {}};
+  const double began = now();
+  hr::team_each(as_team(team), peak_share, &job);
+  double total = 0;
+  for (int i = 0; i < hr::team_threads(as_team(team)); ++i) total += job.result[i];
+  return total / (now() - began);
+}
+
+// Memory for weights: zeroed, huge pages where the system gives them. Null when there is none.
+HR_API void* hr_alloc(int64_t bytes) {
+  const size_t huge = 2u << 20;
+  const size_t size = (static_cast<size_t>(bytes) + huge - 1) / huge * huge;
+  void* raw = mmap(nullptr, size + huge, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(raw), up = (at + huge - 1) / huge * huge;
+  if (up > at) munmap(raw, up - at);
+  if (huge - (up - at)) munmap(reinterpret_cast<void*>(up + size), huge - (up - at));
+  madvise(reinterpret_cast<void*>(up), size, MADV_HUGEPAGE);
+  return reinterpret_cast<void*>(up);
+}
+
+HR_API void hr_release(void* data, int64_t bytes) {
+  const size_t huge = 2u << 20;
+  munmap(data, (static_cast<size_t>(bytes) + huge - 1) / huge * huge);
+}

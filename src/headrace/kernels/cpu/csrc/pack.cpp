@@ -1,0 +1,249 @@
+// From GGUF blocks to panels, and from GGUF blocks to float rows.
+//
+// Once per weight and machine: reads 18 to 210 bytes a block, writes as many. The block formats
+// are ggml's (their definition is the format's documentation); nothing here rounds.
+#include "pack.h"
+
+#include <string.h>
+
+#include "layout.h"
+
+namespace hr {
+namespace {
+
+uint16_t read16(const uint8_t* p) {
+  uint16_t x;
+  memcpy(&x, p, 2);
+  return x;
+}
+
+uint32_t read32(const uint8_t* p) {
+  uint32_t x;
+  memcpy(&x, p, 4);
+  return x;
+}
+
+// The 6-bit scale and min of sub-block j of a Q4_K or Q5_K block (12 bytes for eight pairs).
+void scale_min(int j, const uint8_t* q, uint8_t* scale, uint8_t* min) {
+  if (j < 4) {
+    *scale = q[j] & 63;
+    *min = q[j + 4] & 63;
+  } else {
+    *scale = static_cast<uint8_t>((q[j + 4] & 15) | ((q[j - 4] >> 6) << 4));
+    *min = static_cast<uint8_t>((q[j + 4] >> 4) | ((q[j] >> 6) << 4));
+  }
+}
+
+// One block of one output, taken apart: codes in order of K, and its scales.
+struct Parts {
+  uint8_t codes[256];
+  uint16_t d = 0, m = 0;
+  uint8_t scales[16];  // K formats: per 32 (Q4_K, Q5_K) or per 16 (Q6_K, signed)
+  uint8_t mins[8];
+};
+
+void take_nibbles(const uint8_t* q, uint8_t* codes) {
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = q[i] & 15;
+    codes[i + 16] = q[i] >> 4;
+  }
+}
+
+void take_fifth(uint32_t bits, uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>(((bits >> i) & 1) << 4);
+}
+
+void take_apart(int kind, const uint8_t* b, Parts* p) {
+  switch (kind) {
+    case HR_Q4_0:
+      p->d = read16(b);
+      take_nibbles(b + 2, p->codes);
+      break;
+    case HR_Q4_1:
+      p->d = read16(b);
+      p->m = read16(b + 2);
+      take_nibbles(b + 4, p->codes);
+      break;
+    case HR_Q5_0:
+      p->d = read16(b);
+      take_nibbles(b + 6, p->codes);
+      take_fifth(read32(b + 2), p->codes);
+      break;
+    case HR_Q5_1:
+      p->d = read16(b);
+      p->m = read16(b + 2);
+      take_nibbles(b + 8, p->codes);
+      take_fifth(read32(b + 4), p->codes);
+      break;
+    case HR_Q8_0:
+      p->d = read16(b);
+      for (int i = 0; i < 32; ++i) p->codes[i] = b[2 + i] ^ 0x80;
+      break;
+    case HR_Q4_K:
+    case HR_Q5_K: {
+      p->d = read16(b);
+      p->m = read16(b + 2);
+      for (int j = 0; j < 8; ++j) scale_min(j, b + 4, &p->scales[j], &p->mins[j]);
+      const uint8_t* high = b + 16;
+      const uint8_t* low = kind == HR_Q4_K ? b + 16 : b + 48;
+      for (int j = 0; j < 4; ++j)
+        for (int i = 0; i < 32; ++i) {
+          uint8_t x = low[32 * j + i];
+          uint8_t first = x & 15, second = x >> 4;
+          if (kind == HR_Q5_K) {
+            first |= static_cast<uint8_t>(((high[i] >> (2 * j)) & 1) << 4);
+            second |= static_cast<uint8_t>(((high[i] >> (2 * j + 1)) & 1) << 4);
+          }
+          p->codes[64 * j + i] = first;
+          p->codes[64 * j + 32 + i] = second;
+        }
+      break;
+    }
+    case HR_Q6_K: {
+      const uint8_t* low = b;
+      const uint8_t* high = b + 128;
+      memcpy(p->scales, b + 192, 16);
+      p->d = read16(b + 208);
+      for (int half = 0; half < 2; ++half, low += 64, high += 32)
+        for (int i = 0; i < 32; ++i) {
+          uint8_t* c = p->codes + 128 * half + i;
+          c[0] = static_cast<uint8_t>((low[i] & 15) | (((high[i] >> 0) & 3) << 4));
+          c[32] = static_cast<uint8_t>((low[i + 32] & 15) | (((high[i] >> 2) & 3) << 4));
+          c[64] = static_cast<uint8_t>((low[i] >> 4) | (((high[i] >> 4) & 3) << 4));
+          c[96] = static_cast<uint8_t>((low[i + 32] >> 4) | (((high[i] >> 6) & 3) << 4));
+        }
+      break;
+    }
+  }
+}
+
+// Codes of one output and one unit into the panel's unit: bytes 4o … 4o + 3 of every vector.
+void place_unit(const Format& f, const uint8_t* codes, int o, uint8_t* unit) {
+  if (f.kind == HR_Q8_0) {
+    for (int s = 0; s < 8; ++s) memcpy(unit + 64 * s + 4 * o, codes + 4 * s, 4);
+    return;
+  }
+  for (int j = 0; j < 4; ++j) {
+    uint32_t low = read32(codes + 4 * j), high = read32(codes + 4 * (j + 4));
+    uint32_t both = (low & 0x0f0f0f0fu) | ((high & 0x0f0f0f0fu) << 4);
+    memcpy(unit + 64 * j + 4 * o, &both, 4);
+  }
+  if (f.code_bytes == 320) {
+    uint32_t bits = 0;
+    for (int s = 0; s < 8; ++s) bits |= ((read32(codes + 4 * s) >> 4) & 0x01010101u) << s;
+    memcpy(unit + 256 + 4 * o, &bits, 4);
+  } else if (f.code_bytes == 384) {
+    for (int v = 0; v < 2; ++v) {
+      uint32_t pairs = 0;
+      for (int t = 0; t < 4; ++t)
+        pairs |= ((read32(codes + 16 * v + 4 * t) >> 4) & 0x03030303u) << (2 * t);
+      memcpy(unit + 256 + 64 * v + 4 * o, &pairs, 4);
+    }
+  }
+}
+
+void pack_block(const Format& f, const uint8_t* const* rows, int count, int64_t offset,
+                uint8_t* out) {
+  memset(out, 0, static_cast<size_t>(f.block_bytes()));
+  Parts p;
+  for (int o = 0; o < count; ++o) {
+    take_apart(f.kind, rows[o] + offset, &p);
+    memcpy(out + 2 * o, &p.d, 2);
+    if (f.header == 64) memcpy(out + 32 + 2 * o, &p.m, 2);
+    for (int u = 0; u < f.units(); ++u) {
+      uint8_t* unit = out + f.header + u * f.unit_bytes();
+      if (f.kind == HR_Q4_K || f.kind == HR_Q5_K) {
+        unit[o] = p.scales[u];
+        unit[16 + o] = p.mins[u];
+      } else if (f.kind == HR_Q6_K) {
+        unit[o] = p.scales[2 * u];
+        unit[16 + o] = p.scales[2 * u + 1];
+      }
+      place_unit(f, p.codes + 32 * u, o, unit + f.unit_extra);
+    }
+  }
+}
+
+float half_to_float(uint16_t h) {
+  uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+  uint32_t bits;
+  if (exponent == 0) {
+    float value = static_cast<float>(fraction) * 5.9604644775390625e-8f;
+    memcpy(&bits, &value, 4);
+    bits |= sign;
+  } else if (exponent == 31) {
+    bits = sign | 0x7f800000u | (fraction << 13);
+  } else {
+    bits = sign | ((exponent + 112) << 23) | (fraction << 13);
+  }
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+
+}  // namespace
+
+void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, int64_t in,
+                 int64_t first, int64_t last, uint8_t* target) {
+  const int64_t bytes = panel_bytes(kind, in);
+  const Format* f = format_of(kind);
+  for (int64_t panel = first; panel < last; ++panel) {
+    uint8_t* to = target + panel * bytes;
+    const uint8_t* from[HR_PANEL];
+    int64_t count = out - panel * HR_PANEL;
+    if (count > HR_PANEL) count = HR_PANEL;
+    for (int64_t o = 0; o < count; ++o) from[o] = rows + (panel * HR_PANEL + o) * row_bytes;
+    if (f) {
+      for (int64_t block = 0; block < in / f->span; ++block)
+        pack_block(*f, from, static_cast<int>(count), block * f->file_bytes,
+                   to + block * f->block_bytes());
+      continue;
+    }
+    const int size = dense_bytes(kind);
+    memset(to, 0, static_cast<size_t>(bytes));
+    for (int64_t k = 0; k < in; ++k)
+      for (int64_t o = 0; o < count; ++o)
+        memcpy(to + (k * HR_PANEL + o) * size, from[o] + k * size, static_cast<size_t>(size));
+  }
+}
+
+void expand_row(int kind, const uint8_t* row, int64_t size, float scale, float* y) {
+  const Format* f = format_of(kind);
+  if (!f) {
+    for (int64_t i = 0; i < size; ++i) {
+      float x;
+      if (kind == HR_F32) {
+        memcpy(&x, row + 4 * i, 4);
+      } else if (kind == HR_F16) {
+        x = half_to_float(read16(row + 2 * i));
+      } else {
+        uint32_t bits = static_cast<uint32_t>(read16(row + 2 * i)) << 16;
+        memcpy(&x, &bits, 4);
+      }
+      y[i] = x * scale;
+    }
+    return;
+  }
+  Parts p;
+  for (int64_t block = 0; block < size / f->span; ++block, y += f->span) {
+    take_apart(kind, row + block * f->file_bytes, &p);
+    const float d = half_to_float(p.d), m = half_to_float(p.m);
+    for (int i = 0; i < f->span; ++i) {
+      const float c = static_cast<float>(p.codes[i]);
+      float x = 0;
+      switch (kind) {
+        case HR_Q4_0: x = (c - 8) * d; break;
+        case HR_Q5_0: x = (c - 16) * d; break;
+        case HR_Q8_0: x = (c - 128) * d; break;
+        case HR_Q4_1:
+        case HR_Q5_1: x = c * d + m; break;
+        case HR_Q4_K:
+        case HR_Q5_K: x = d * p.scales[i / 32] * c - m * p.mins[i / 32]; break;
+        case HR_Q6_K: x = d * static_cast<int8_t>(p.scales[i / 16]) * (c - 32); break;
+      }
+      y[i] = x * scale;
+    }
+  }
+}
+
+}  // namespace hr

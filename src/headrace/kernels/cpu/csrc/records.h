@@ -1,0 +1,198 @@
+// The C ABI: plain structs that Python fills in (kernels/cpu/records.py mirrors them field by
+// field, and hr_layout lets it check sizes) and the functions of the library.
+//
+// A forward pass is a flat list of records. Pointers in a record are fixed for the life of the
+// program; what changes from step to step is in `HrStep`. N tokens, B entries, R sampled rows.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Weight kinds. 1 … 8 are GGUF block formats in panels, 16 … 18 dense.
+enum HrKind {
+  HR_Q4_0 = 1,
+  HR_Q4_1 = 2,
+  HR_Q5_0 = 3,
+  HR_Q5_1 = 4,
+  HR_Q8_0 = 5,
+  HR_Q4_K = 6,
+  HR_Q5_K = 7,
+  HR_Q6_K = 8,
+  HR_F32 = 16,
+  HR_F16 = 17,
+  HR_BF16 = 18
+};
+
+enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2 };
+
+enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds an op's rows
+
+enum HrCode {
+  HR_OP_EMBED = 1,
+  HR_OP_NORM = 2,
+  HR_OP_QUANTISE = 3,
+  HR_OP_LINEAR = 4,
+  HR_OP_ROPE = 5,
+  HR_OP_ATTENTION = 6,
+  HR_OP_GATED = 7,
+  HR_OP_SELECT = 8,
+  HR_OP_ADD = 9,
+  HR_OP_SOFTCAP = 10
+};
+
+// Rows of activations as int8: codes[row · stride + k], and per 32 of K one HrUnit.
+typedef struct {
+  float scale;     // value = code · scale
+  float sum;       // scale · Σ codes
+  int32_t low;     // −Σ codes of the first sixteen
+  int32_t high;    // −Σ codes of the second sixteen
+} HrUnit;
+
+typedef struct {
+  int8_t* codes;        // null: absent
+  HrUnit* units;
+  int64_t stride;       // bytes between rows
+  int64_t unit_stride;  // units between rows
+} HrQuantised;
+
+typedef struct {
+  const uint8_t* data;  // panels of 16 outputs, 64-byte aligned
+  const float* bias;    // [out] or null
+  float* y;             // [rows, out]
+  int64_t y_stride;     // floats
+  int32_t kind;
+  int32_t out;
+  int32_t in;
+  int32_t accumulate;   // 1: y += x · wᵀ + bias
+} HrPart;
+
+typedef struct {
+  HrQuantised x;
+  const float* dense;   // the same rows in fp32: read by parts of a dense kind
+  int64_t dense_stride;
+  const HrPart* parts;
+  int32_t count;
+  int32_t rows;
+} HrLinear;
+
+typedef struct {
+  const uint8_t* data;  // rows as they lie in the file
+  int64_t row_bytes;
+  float* y;
+  int64_t y_stride;
+  float scale;
+  int32_t kind;
+  int32_t vocab;
+  int32_t size;
+} HrEmbed;
+
+typedef struct {
+  const float* x;
+  int64_t x_stride;
+  float* residual;       // null: plain norm of x; else residual += x first and is what is normed
+  int64_t residual_stride;
+  const float* weight;
+  float* y;              // null: not wanted in fp32
+  int64_t y_stride;
+  HrQuantised q;
+  float eps;
+  float offset;
+  int32_t size;
+  int32_t rows;
+} HrNorm;
+
+typedef struct {
+  const float* x;
+  int64_t x_stride;
+  HrQuantised q;
+  int32_t size;
+  int32_t rows;
+} HrQuantise;
+
+typedef struct {
+  const float* x;        // [rows, 2 · size]: gate, up
+  int64_t x_stride;
+  float* y;              // null: not wanted in fp32
+  int64_t y_stride;
+  HrQuantised q;
+  int32_t size;
+  int32_t activation;
+} HrGated;
+
+typedef struct {
+  const float* x;
+  int64_t x_stride;
+  float* y;
+  int64_t y_stride;
+  int32_t size;
+  int32_t rows;          // ADD: rows of x and y (y += x); SELECT: y[r] = x[sample_rows[r]]
+  float softcap;         // SOFTCAP: y = c · tanh(x / c) over R rows, in place
+  int32_t unused;
+} HrRowsOp;
+
+typedef struct {
+  void* k;               // pages [blocks, G, E, S]: positions are the lanes
+  void* v;               // pages [blocks, G, S, E]
+  int32_t kind;          // HR_F32, HR_F16, HR_BF16
+  int32_t block_size;    // S, a multiple of 16
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;      // E, a multiple of 16
+  int32_t group;
+} HrKv;
+
+typedef struct {
+  HrKv kv;
+  float* qkv;            // [N, (H + 2G) · E]; q is normed and rotated in place
+  int64_t stride;
+  const float* q_norm;   // [E] or null
+  const float* k_norm;
+  const float* cos;      // [max_context, E / 2]
+  const float* sin;
+  float eps;
+  float offset;
+} HrRope;
+
+typedef struct {
+  HrKv kv;
+  const float* q;        // [N, H · E] with stride
+  int64_t stride;
+  float* y;              // null: not wanted in fp32
+  int64_t y_stride;
+  HrQuantised out;
+  float scale;
+  float softcap;         // 0: none
+} HrAttention;
+
+typedef struct {
+  int32_t code;
+  int32_t unused;
+  const void* op;
+} HrRecord;
+
+#define HR_MAX_GROUPS 16
+
+typedef struct {
+  const int32_t* tables;   // [B, table_stride]
+  const int64_t* slots;    // [N]
+  int64_t table_stride;
+  int64_t window;          // latest tokens that a query sees, itself included; 0: all
+} HrGroup;
+
+typedef struct {
+  int32_t n, b, r, group_count;
+  const int64_t* tokens;        // [N]
+  const int64_t* positions;     // [N]
+  const int32_t* query_starts;  // [B + 1]
+  const int32_t* lengths;       // [B]
+  const int64_t* sample_rows;   // [R]
+  HrGroup groups[HR_MAX_GROUPS];
+} HrStep;
+
+typedef struct HrTeam HrTeam;
+
+#ifdef __cplusplus
+}
+#endif

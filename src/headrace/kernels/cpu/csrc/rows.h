@@ -1,0 +1,337 @@
+// Operators that work row by row: quantise, norm, gate, rope and KV write, sums.
+//
+// All of them are bound by memory and small beside the products: a row of D floats is read once
+// or twice and written once. What they save is passes: norm and gate leave their result quantised,
+// so that the product reads a quarter of the bytes and no pass of its own quantises.
+//
+// Quantisation: per row and 32 of K, scale = max|x| / 127, code = round to nearest even. A group
+// whose maximum is below 1e-30 (denormals, zeros) is zero. A group with an infinity or a NaN
+// gets the scale NaN: the whole row of the product becomes NaN, as it would in floating point.
+#pragma once
+#include "simd.h"
+#include "work.h"
+
+namespace {
+
+HR_INLINE F f_tail(const float* p, int64_t left) {  // lanes beyond `left` are zero
+  if (left >= 16) return f_load(p);
+  float t[16] = {0};
+  memcpy(t, p, static_cast<size_t>(left) * 4);
+  return f_load(t);
+}
+
+HR_INLINE void f_store_tail(float* p, F x, int64_t left) {
+  if (left >= 16) return f_store(p, x);
+  float t[16];
+  f_store(t, x);
+  memcpy(p, t, static_cast<size_t>(left) * 4);
+}
+
+HR_INLINE int32_t i_sum(I x) {
+  int32_t t[16], total = 0;
+  i_store(t, x);
+  for (int i = 0; i < 16; ++i) total += t[i];
+  return total;
+}
+
+HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
+  I mask = i_set(0x7fffffff);
+  // Absolute values order as integers; NaN and infinity come out on top.
+  I top = i_max(i_and(i_bits(x0), mask), i_and(i_bits(x1), mask));
+#if HR_LEVEL >= 3
+  const int32_t bits = _mm512_reduce_max_epi32(top.v);
+#else
+  int32_t t[16], bits = 0;
+  i_store(t, top);
+  for (int i = 0; i < 16; ++i) bits = t[i] > bits ? t[i] : bits;
+#endif
+  float highest;
+  memcpy(&highest, &bits, 4);
+  if (bits >= 0x7f800000 || highest < 1e-30f) {
+    const float nan = __builtin_nanf("");
+    i_store_s8(codes, i_zero());
+    i_store_s8(codes + 16, i_zero());
+    *unit = bits >= 0x7f800000 ? HrUnit{nan, nan, 0, 0} : HrUnit{0, 0, 0, 0};
+    return;
+  }
+  const float scale = highest / 127.0f;
+  F inverse = f_set(127.0f / highest);
+  I c0 = i_round(f_mul(x0, inverse)), c1 = i_round(f_mul(x1, inverse));
+  i_store_s8(codes, c0);
+  i_store_s8(codes + 16, c1);
+#if HR_LEVEL >= 3
+  const int32_t low = _mm512_reduce_add_epi32(c0.v), high = _mm512_reduce_add_epi32(c1.v);
+#else
+  const int32_t low = i_sum(c0), high = i_sum(c1);
+#endif
+  *unit = {scale, scale * static_cast<float>(low + high), -low, -high};
+}
+
+HR_INLINE int8_t* codes_of(const HrQuantised& q, int64_t row) { return q.codes + row * q.stride; }
+HR_INLINE HrUnit* units_of(const HrQuantised& q, int64_t row) {
+  return q.units + row * q.unit_stride;
+}
+
+HR_INLINE void quantise_row(const float* x, int64_t size, int8_t* codes, HrUnit* units) {
+  for (int64_t i = 0; i < size; i += 32)
+    quantise_unit(f_load(x + i), f_load(x + i + 16), codes + i, units + i / 32);
+}
+
+void op_quantise(const HrQuantise& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
+  for (int64_t row = first; row < last; ++row)
+    quantise_row(op.x + row * op.x_stride, op.size, codes_of(op.q, row), units_of(op.q, row));
+}
+
+// y = x / sqrt(mean(x²) + eps) · (weight + offset); mean over four chains of sixteen lanes.
+void op_norm(const HrNorm& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = op.x + row * op.x_stride;
+    F square[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
+    if (op.residual) {
+      float* residual = op.residual + row * op.residual_stride;
+      int chain = 0;
+      for (int64_t i = 0; i < op.size; i += 16, chain = (chain + 1) & 3) {
+        F v = f_add(f_tail(residual + i, op.size - i), f_tail(x + i, op.size - i));
+        f_store_tail(residual + i, v, op.size - i);
+        square[chain] = f_fma(v, v, square[chain]);
+      }
+      x = residual;
+    } else {
+      int chain = 0;
+      for (int64_t i = 0; i < op.size; i += 16, chain = (chain + 1) & 3) {
+        F v = f_tail(x + i, op.size - i);
+        square[chain] = f_fma(v, v, square[chain]);
+      }
+    }
+    const float total = f_sum(f_add(f_add(square[0], square[1]), f_add(square[2], square[3])));
+    const float inverse =
+        1.0f / __builtin_sqrtf(total / static_cast<float>(op.size) + op.eps);
+    F scale = f_set(inverse), offset = f_set(op.offset);
+    float* y = op.y ? op.y + row * op.y_stride : nullptr;
+    if (op.q.codes) {
+      int8_t* codes = codes_of(op.q, row);
+      HrUnit* units = units_of(op.q, row);
+      for (int64_t i = 0; i < op.size; i += 32) {
+        F v[2];
+        for (int h = 0; h < 2; ++h) {
+          const int64_t at = i + 16 * h;
+          v[h] = f_mul(f_mul(f_load(x + at), scale), f_add(f_load(op.weight + at), offset));
+          if (y) f_store(y + at, v[h]);
+        }
+        quantise_unit(v[0], v[1], codes + i, units + i / 32);
+      }
+    } else {
+      for (int64_t i = 0; i < op.size; i += 16) {
+        const int64_t left = op.size - i;
+        F w = f_add(f_tail(op.weight + i, left), offset);
+        f_store_tail(y + i, f_mul(f_mul(f_tail(x + i, left), scale), w), left);
+      }
+    }
+  }
+}
+
+// tanh(x) = 1 − 2 / (exp(2x) + 1), safe for any x: the exponent is clamped where it saturates.
+HR_INLINE F f_tanh(F x) {
+  F y = f_max(f_set(-20.0f), f_min(f_set(20.0f), x));
+  F e = f_exp(f_add(y, y));
+  return f_sub(f_set(1.0f), f_div(f_set(2.0f), f_add(e, f_set(1.0f))));
+}
+
+// erf by Abramowitz and Stegun 7.1.26 is too coarse (1.5e-7 absolute on a value near 1 is fine,
+// but the gelu multiplies it by x): absolute error 1.5e-7 · |x| is still below float32's own at
+// |x| ≥ 1, and near zero 1 + erf is near 1. So it serves.
+HR_INLINE F f_erf(F x) {
+  I sign = i_and(i_bits(x), i_set(static_cast<int32_t>(0x80000000u)));
+  F a = f_bits(i_and(i_bits(x), i_set(0x7fffffff)));
+  F t = f_div(f_set(1.0f), f_fma(f_set(0.3275911f), a, f_set(1.0f)));
+  F p = f_set(1.061405429f);
+  p = f_fma(p, t, f_set(-1.453152027f));
+  p = f_fma(p, t, f_set(1.421413741f));
+  p = f_fma(p, t, f_set(-0.284496736f));
+  p = f_fma(p, t, f_set(0.254829592f));
+  F e = f_exp(f_sub(f_zero(), f_mul(a, a)));
+  F y = f_fnma(f_mul(p, t), e, f_set(1.0f));
+  // y is in [0, 1], so its sign bit is free to be set.
+  return f_bits(i_add(i_bits(y), sign));
+}
+
+template <int kActivation>
+HR_INLINE F activate(F x) {
+  if constexpr (kActivation == HR_SILU) {
+    // Below −80 the true value is under 1e-33: clamping the exponent keeps exp finite.
+    F e = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
+    return f_div(x, f_add(e, f_set(1.0f)));
+  }
+  F half = f_mul(x, f_set(0.5f));
+  if constexpr (kActivation == HR_GELU_TANH) {
+    F cube = f_mul(f_mul(x, x), x);
+    F inner = f_mul(f_fma(cube, f_set(0.044715f), x), f_set(0.7978845608028654f));
+    return f_fma(half, f_tanh(inner), half);
+  }
+  return f_fma(half, f_erf(f_mul(x, f_set(0.7071067811865476f))), half);
+}
+
+template <int kActivation>
+void gated_range(const HrGated& op, int64_t row, int64_t from, int64_t to) {
+  const float* gate = op.x + row * op.x_stride;
+  const float* up = gate + op.size;
+  float* y = op.y ? op.y + row * op.y_stride : nullptr;
+  if (op.q.codes) {
+    int8_t* codes = codes_of(op.q, row);
+    HrUnit* units = units_of(op.q, row);
+    for (int64_t i = from; i < to; i += 32) {
+      F v[2];
+      for (int h = 0; h < 2; ++h) {
+        const int64_t at = i + 16 * h;
+        v[h] = f_mul(activate<kActivation>(f_load(gate + at)), f_load(up + at));
+        if (y) f_store(y + at, v[h]);
+      }
+      quantise_unit(v[0], v[1], codes + i, units + i / 32);
+    }
+    return;
+  }
+  for (int64_t i = from; i < to; i += 16) {
+    const int64_t left = to - i;
+    F v = f_mul(activate<kActivation>(f_tail(gate + i, left)), f_tail(up + i, left));
+    f_store_tail(y + i, v, left);
+  }
+}
+
+void op_gated(const HrGated& op, const hr::Work& work) {
+  // Few rows: threads share the columns too, in runs of 32.
+  constexpr int64_t kColumns = 512;
+  const int64_t runs = (op.size + kColumns - 1) / kColumns;
+  int64_t first, last;
+  work.share(work.step->n * runs, &first, &last);
+  for (int64_t item = first; item < last; ++item) {
+    const int64_t row = item / runs, from = item % runs * kColumns;
+    const int64_t to = from + kColumns < op.size ? from + kColumns : op.size;
+    switch (op.activation) {
+      case HR_SILU: gated_range<HR_SILU>(op, row, from, to); break;
+      case HR_GELU_TANH: gated_range<HR_GELU_TANH>(op, row, from, to); break;
+      default: gated_range<HR_GELU>(op, row, from, to); break;
+    }
+  }
+}
+
+// ---- rope, QK norm and the KV write, one pass over q, k and v
+
+HR_INLINE void store_kv(void* base, int kind, int64_t at, F x) {
+  if (kind == HR_F32) return f_store(static_cast<float*>(base) + at, x);
+  auto* p = static_cast<uint16_t*>(base) + at;
+  if (kind == HR_F16) return f_store_half(p, x);
+  f_store_bf16(p, x);
+}
+
+HR_INLINE void norm_head(float* head, int64_t size, const float* weight, float eps,
+                         float offset) {
+  F square = f_zero();
+  for (int64_t i = 0; i < size; i += 16) {
+    F v = f_load(head + i);
+    square = f_fma(v, v, square);
+  }
+  const float inverse =
+      1.0f / __builtin_sqrtf(f_sum(square) / static_cast<float>(size) + eps);
+  for (int64_t i = 0; i < size; i += 16) {
+    F w = f_add(f_load(weight + i), f_set(offset));
+    f_store(head + i, f_mul(f_mul(f_load(head + i), f_set(inverse)), w));
+  }
+}
+
+HR_INLINE void rotate_head(float* head, int64_t half, const float* cos, const float* sin) {
+  int64_t i = 0;
+  for (; i + 16 <= half; i += 16) {
+    F a = f_load(head + i), b = f_load(head + half + i);
+    F c = f_load(cos + i), s = f_load(sin + i);
+    f_store(head + i, f_fnma(b, s, f_mul(a, c)));
+    f_store(head + half + i, f_fma(a, s, f_mul(b, c)));
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
+    head[i] = __builtin_fmaf(-b, sin[i], a * cos[i]);
+    head[half + i] = __builtin_fmaf(a, sin[i], b * cos[i]);
+  }
+}
+
+void op_rope(const HrRope& op, const hr::Work& work) {
+  const HrKv& kv = op.kv;
+  const int64_t size = kv.head_dim, half = size / 2, block = kv.block_size;
+  const HrGroup& group = work.step->groups[kv.group];
+  int64_t first, last;
+  work.share(work.step->n, &first, &last);
+  for (int64_t n = first; n < last; ++n) {
+    float* row = op.qkv + n * op.stride;
+    const int64_t position = work.step->positions[n];
+    const float* cos = op.cos + position * half;
+    const float* sin = op.sin + position * half;
+    for (int h = 0; h < kv.heads + kv.kv_heads; ++h) {
+      float* head = row + h * size;
+      const float* weight = h < kv.heads ? op.q_norm : op.k_norm;
+      if (weight) norm_head(head, size, weight, op.eps, op.offset);
+      rotate_head(head, half, cos, sin);
+    }
+    const int64_t slot = group.slots[n];
+    for (int g = 0; g < kv.kv_heads; ++g) {
+      const int64_t page = (slot / block * kv.kv_heads + g) * size * block;
+      const float* k = row + (kv.heads + g) * size;
+      const float* v = k + kv.kv_heads * size;
+      // K by position lanes: E values, S apart.
+      const int64_t at = page + slot % block;
+      alignas(64) uint8_t narrow[64];
+      for (int64_t i = 0; i < size; i += 16) {
+        store_kv(narrow, kv.kind, 0, f_load(k + i));
+        for (int64_t j = 0; j < 16; ++j) {
+          const int64_t to = at + (i + j) * block;
+          if (kv.kind == HR_F32)
+            memcpy(static_cast<float*>(kv.k) + to, narrow + 4 * j, 4);
+          else
+            memcpy(static_cast<uint16_t*>(kv.k) + to, narrow + 2 * j, 2);
+        }
+        store_kv(kv.v, kv.kind, page + slot % block * size + i, f_load(v + i));
+      }
+    }
+  }
+}
+
+void op_select(const HrRowsOp& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(work.step->r, &first, &last);
+  for (int64_t r = first; r < last; ++r)
+    memcpy(op.y + r * op.y_stride, op.x + work.step->sample_rows[r] * op.x_stride,
+           static_cast<size_t>(op.size) * 4);
+}
+
+void op_add(const HrRowsOp& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = op.x + row * op.x_stride;
+    float* y = op.y + row * op.y_stride;
+    for (int64_t i = 0; i < op.size; i += 16)
+      f_store_tail(y + i, f_add(f_tail(y + i, op.size - i), f_tail(x + i, op.size - i)),
+                   op.size - i);
+  }
+}
+
+void op_softcap(const HrRowsOp& op, const hr::Work& work) {
+  constexpr int64_t kColumns = 4096;
+  const int64_t runs = (op.size + kColumns - 1) / kColumns;
+  int64_t first, last;
+  work.share(work.step->r * runs, &first, &last);
+  F cap = f_set(op.softcap);
+  for (int64_t item = first; item < last; ++item) {
+    float* y = op.y + item / runs * op.y_stride;
+    const int64_t from = item % runs * kColumns;
+    const int64_t to = from + kColumns < op.size ? from + kColumns : op.size;
+    for (int64_t i = from; i < to; i += 16) {
+      F x = f_div(f_tail(y + i, to - i), cap);
+      f_store_tail(y + i, f_mul(cap, f_tanh(x)), to - i);
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+// Reading one unit (16 outputs × 32 of K) of each format: codes by step, scales by output.
+#pragma once
+#include "layout.h"
+#include "simd.h"
+
+namespace {
+
+// The eight steps, unrolled with the step as a constant (shifts want immediates).
+#define HR_STEPS8(BODY) \
+  do {                  \
+    BODY(0) BODY(1) BODY(2) BODY(3) BODY(4) BODY(5) BODY(6) BODY(7) \
+  } while (0)
+
+enum Mode { kPlain, kMin, kSub };
+// kPlain: w = d · (code − zero). kMin: w = d · code + m. kSub: two scales of 16 inside the unit.
+
+template <int S>
+HR_INLINE C nibble(const uint8_t* q) {  // the low four bits right, the high four undefined
+  C v = c_load(q + 64 * (S % 4));
+  return S < 4 ? v : c_shift<-4>(v);
+}
+
+struct Q4_0 {
+  static constexpr hr::Format format = hr::kQ4_0;
+  static constexpr Mode mode = kPlain;
+  static constexpr bool eight = false;
+  static constexpr int zero = 3;  // log2 of the code that means zero
+  template <int S>
+  HR_INLINE C code(const uint8_t* q) {
+    return c_and(nibble<S>(q), c_set(15));
+  }
+  HR_INLINE F scale(const uint8_t* block, const uint8_t*) {
+    return f_half(reinterpret_cast<const uint16_t*>(block));
+  }
+  HR_INLINE F min(const uint8_t*, const uint8_t*) { return f_zero(); }
+};
+
+template <int S>
+HR_INLINE C five(const uint8_t* q) {
+  C plane = c_shift<4 - S>(c_load(q + 256));
+  return c_and(c_select(c_set(15), nibble<S>(q), plane), c_set(31));
+}
+
+struct Q5_0 : Q4_0 {
+  static constexpr hr::Format format = hr::kQ5_0;
+  static constexpr int zero = 4;
+  template <int S>
+  HR_INLINE C code(const uint8_t* q) {
+    return five<S>(q);
+  }
+};
+
+struct Q4_1 : Q4_0 {
+  static constexpr hr::Format format = hr::kQ4_1;
+  static constexpr Mode mode = kMin;
+  HR_INLINE F min(const uint8_t* block, const uint8_t*) {
+    return f_half(reinterpret_cast<const uint16_t*>(block + 32));
+  }
+};
+
+struct Q5_1 : Q4_1 {
+  static constexpr hr::Format format = hr::kQ5_1;
+  template <int S>
+  HR_INLINE C code(const uint8_t* q) {
+    return five<S>(q);
+  }
+};
+
+struct Q8_0 : Q4_0 {
+  static constexpr hr::Format format = hr::kQ8_0;
+  static constexpr bool eight = true;
+  static constexpr int zero = 7;
+  template <int S>
+  HR_INLINE C code(const uint8_t* q) {
+    return c_load(q + 64 * S);
+  }
+};
+
+struct Q4_K : Q4_0 {
+  static constexpr hr::Format format = hr::kQ4_K;
+  static constexpr Mode mode = kMin;
+  HR_INLINE F scale(const uint8_t* block, const uint8_t* unit) {
+    return f_mul(f_from_i(i_u8(unit)), f_half(reinterpret_cast<const uint16_t*>(block)));
+  }
+  HR_INLINE F min(const uint8_t* block, const uint8_t* unit) {
+    F dmin = f_sub(f_zero(), f_half(reinterpret_cast<const uint16_t*>(block + 32)));
+    return f_mul(f_from_i(i_u8(unit + 16)), dmin);
+  }
+};
+
+struct Q5_K : Q4_K {
+  static constexpr hr::Format format = hr::kQ5_K;
+  template <int S>
+  HR_INLINE C code(const uint8_t* q) {
+    return five<S>(q);
+  }
+};
+
+struct Q6_K : Q4_0 {
+  static constexpr hr::Format format = hr::kQ6_K;
+  static constexpr Mode mode = kSub;
+  static constexpr int zero = 5;
+  template <int S>
+  HR_INLINE C code(const uint8_t* q) {
+    C pairs = c_shift<4 - 2 * (S % 4)>(c_load(q + 256 + 64 * (S / 4)));
+    return c_and(c_select(c_set(15), nibble<S>(q), pairs), c_set(63));
+  }
+};
+
+}  // namespace

@@ -1,0 +1,207 @@
+"""Operators as records: the one place that fills in the C structs.
+
+Every function returns (code, struct). Matrices are fp32 and row-major; `Matrix` is where one
+starts and how many floats lie between its rows. What a struct points to must outlive it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure
+from typing import NamedTuple
+
+import torch
+
+from ..operators import KvLayer
+from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
+from . import records
+from .panels import kind_of
+from .records import (
+    ACTIVATIONS,
+    KINDS,
+    UNIT,
+    HrAttention,
+    HrEmbed,
+    HrGated,
+    HrKv,
+    HrLinear,
+    HrNorm,
+    HrPart,
+    HrQuantise,
+    HrQuantised,
+    HrRope,
+    HrRowsOp,
+)
+
+Emitted = tuple[int, Structure]
+KV_KINDS = {torch.float32: KINDS["F32"], torch.float16: KINDS["F16"], torch.bfloat16: KINDS["BF16"]}
+
+
+class Matrix(NamedTuple):
+    at: int
+    stride: int
+
+
+def matrix(x: torch.Tensor) -> Matrix:
+    """A 2-D fp32 tensor with dense rows."""
+    assert x.dtype == torch.float32
+    assert x.dim() == 2
+    assert x.stride(1) == 1 or x.shape[1] <= 1
+    return Matrix(x.data_ptr(), x.stride(0))
+
+
+class QuantisedRows:
+    """Room for `rows` rows of activations in int8 with their units."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        # Rows a multiple of 4 KiB apart would share cache sets.
+        stride = -(-width // 64) * 64
+        stride += 64 if stride % 4096 == 0 else 0
+        units = width // UNIT
+        self.codes = torch.empty(rows, stride, dtype=torch.int8)
+        self.units = torch.empty(rows, units, 4, dtype=torch.float32)
+        self.struct = HrQuantised(self.codes.data_ptr(), self.units.data_ptr(), stride, units)
+
+
+NOT_QUANTISED = HrQuantised(None, None, 0, 0)
+
+
+def parts_of(weight: Weight) -> list[PanelWeight]:
+    parts = weight.parts if isinstance(weight, StackedWeight) else (weight,)
+    assert all(isinstance(part, PanelWeight) for part in parts), "the weight was not prepared"
+    return [part for part in parts if isinstance(part, PanelWeight)]
+
+
+def needs_codes(weight: Weight) -> bool:
+    """Is a part block-quantised, so that activations must come as int8?"""
+    return any(KINDS[part.kind] < KINDS["F32"] for part in parts_of(weight))
+
+
+def needs_floats(weight: Weight) -> bool:
+    return any(KINDS[part.kind] >= KINDS["F32"] for part in parts_of(weight))
+
+
+def linear(
+    q: HrQuantised,
+    x: Matrix | None,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    y: Matrix,
+    rows: int,
+    *,
+    accumulate: bool = False,
+) -> Emitted:
+    parts = parts_of(weight)
+    array = (HrPart * len(parts))()
+    first = 0
+    for part, slot in zip(parts, array, strict=True):
+        out, width = part.shape
+        slot.data, slot.kind, slot.out, slot.in_ = (
+            part.data.data_ptr(), KINDS[part.kind], out, width
+        )  # fmt: skip
+        slot.bias = None if bias is None else bias.data_ptr() + 4 * first
+        slot.y, slot.y_stride = y.at + 4 * first, y.stride
+        slot.accumulate = accumulate
+        first += out
+    op = HrLinear(
+        q,
+        None if x is None else x.at,
+        0 if x is None else x.stride,
+        ctypes.addressof(array),
+        len(parts),
+        rows,
+    )
+    op.keep = array
+    return records.LINEAR, op
+
+
+def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:
+    assert isinstance(weight, BlockWeight | DenseWeight)
+    vocab, size = weight.shape
+    data = weight.data
+    return records.EMBED, HrEmbed(
+        data.data_ptr(), data.stride(0) * data.element_size(), *y,
+        scale, KINDS[kind_of(weight)], vocab, size,
+    )  # fmt: skip
+
+
+def norm(
+    x: Matrix,
+    residual: Matrix | None,
+    weight: torch.Tensor,
+    eps: float,
+    offset: float,
+    y: Matrix | None,
+    q: HrQuantised,
+    rows: int,
+) -> Emitted:
+    return records.NORM, HrNorm(
+        *x, *(residual or (None, 0)), weight.data_ptr(), *(y or (None, 0)), q,
+        eps, offset, weight.numel(), rows,
+    )  # fmt: skip
+
+
+def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
+    return records.QUANTISE, HrQuantise(*x, q, size, rows)
+
+
+def gated(x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised) -> Emitted:
+    return records.GATED, HrGated(*x, *(y or (None, 0)), q, size, ACTIVATIONS[activation])
+
+
+def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
+    assert layer.k.is_contiguous()
+    assert layer.v.is_contiguous()
+    return HrKv(
+        layer.k.data_ptr(), layer.v.data_ptr(), KV_KINDS[layer.k.dtype], layer.block_size,
+        heads, kv_heads, layer.k.shape[-1], group,
+    )  # fmt: skip
+
+
+def rope(
+    cache: HrKv,
+    qkv: Matrix,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    offset: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> Emitted:
+    assert cos.is_contiguous()
+    assert sin.is_contiguous()
+    norms = (None if w is None else w.data_ptr() for w in (q_norm, k_norm))
+    return records.ROPE, HrRope(cache, *qkv, *norms, cos.data_ptr(), sin.data_ptr(), eps, offset)
+
+
+def attention(
+    cache: HrKv,
+    q: Matrix,
+    y: Matrix | None,
+    out: HrQuantised,
+    scale: float,
+    softcap: float | None,
+) -> Emitted:
+    return records.ATTENTION, HrAttention(cache, *q, *(y or (None, 0)), out, scale, softcap or 0.0)
+
+
+def select(x: Matrix, y: Matrix, size: int) -> Emitted:
+    return records.SELECT, HrRowsOp(*x, *y, size, records.ROWS_R, 0.0, 0)
+
+
+def add(x: Matrix, y: Matrix, size: int, rows: int) -> Emitted:
+    return records.ADD, HrRowsOp(*x, *y, size, rows, 0.0, 0)
+
+
+def softcap(y: Matrix, size: int, cap: float) -> Emitted:
+    return records.SOFTCAP, HrRowsOp(None, 0, *y, size, records.ROWS_R, cap, 0)
+
+
+def program(emitted: Sequence[Emitted]) -> ctypes.Array[records.HrRecord]:
+    """The records as the array that `Team.run` takes; keeps the structs alive."""
+    array = (records.HrRecord * max(len(emitted), 1))()
+    for slot, (code, op) in zip(array, emitted, strict=False):
+        slot.code, slot.op = code, ctypes.addressof(op)
+    array.keep = [op for _, op in emitted]  # type: ignore[attr-defined]
+    return array

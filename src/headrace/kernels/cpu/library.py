@@ -1,0 +1,130 @@
+"""Finds and loads the shared library; says clearly why it is absent.
+
+It lies beside this file: put there by the package build, or in a source checkout by
+`python -m headrace.kernels.cpu.build`. ctypes releases the GIL for every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import weakref
+from ctypes import c_double, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .records import MIRRORED, HrStep
+
+VERSION = 1
+"""Of the C ABI and of the layout of panels: `hr_version`."""
+FILE = Path(__file__).parent / "_headrace_cpu.so"
+LEVELS = ("avx2", "avx512", "vnni")
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hr_version": (c_int32, []),
+    "hr_sizeof": (c_int64, [c_int32]),
+    "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
+    "hr_team_new": (c_void_p, [c_int32, ctypes.c_char_p]),
+    "hr_team_free": (None, [c_void_p]),
+    "hr_team_threads": (c_int32, [c_void_p]),
+    "hr_run": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
+    "hr_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
+    "hr_pack": (None, [c_void_p, c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "hr_probe_read": (c_double, [c_void_p, c_void_p, c_int64]),
+    "hr_probe_int8": (c_double, [c_void_p, c_int64]),
+    "hr_alloc": (c_void_p, [c_int64]),
+    "hr_release": (None, [c_void_p, c_int64]),
+}
+
+
+class LibraryAbsent(Exception):
+    """Why the CPU kernels cannot serve, as half a sentence."""
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, checked against this file. Raises `LibraryAbsent`."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise LibraryAbsent(f"the CPU kernels are for x86-64 only, this is {platform.machine()}")
+    if not FILE.exists():
+        raise LibraryAbsent(
+            "the CPU kernels were not built (no C++ compiler at install time?); "
+            "`python -m headrace.kernels.cpu.build` builds them in place"
+        )
+    try:
+        library = ctypes.CDLL(str(FILE))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise LibraryAbsent(f"{FILE.name} cannot be loaded: {error}") from error
+    if library.hr_version() != VERSION or any(
+        library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
+    ):
+        raise LibraryAbsent(
+            f"{FILE.name} belongs to another version of Headrace; "
+            "`python -m headrace.kernels.cpu.build` builds it anew"
+        )
+    if library.hr_level(None) is None:
+        raise LibraryAbsent("this CPU lacks AVX2, FMA or F16C")
+    return library
+
+
+def level(wish: str | None = None) -> str | None:
+    """The ISA level that serves; with a wish that level, or None where the CPU lacks it."""
+    name = load().hr_level(wish.encode() if wish else None)
+    return name.decode() if name else None
+
+
+class Team:
+    """A team of threads at one ISA level. Two teams in one process do not know of each other."""
+
+    def __init__(self, threads: int, level: str | None = None) -> None:
+        self._library = load()
+        handle = self._library.hr_team_new(threads, level.encode() if level else None)
+        if not handle:
+            raise LibraryAbsent(f"no team of {threads} threads at level {level or 'best'}")
+        self.handle: int = handle
+        self.threads: int = self._library.hr_team_threads(handle)
+        chosen = self._library.hr_level(level.encode() if level else None)
+        self.level: str = chosen.decode()
+        weakref.finalize(self, self._library.hr_team_free, handle).atexit = False
+
+    def run(self, records: Any, count: int, step: HrStep, seconds: Any = None) -> None:
+        """Run `count` records (an array of `HrRecord`) on a step."""
+        failed = self._library.hr_run(
+            self.handle,
+            ctypes.addressof(records),
+            count,
+            ctypes.addressof(step),
+            None if seconds is None else ctypes.addressof(seconds),
+        )
+        if failed:
+            raise MemoryError("no memory for the work space of the CPU kernels")
+
+    def read_bandwidth(self, data: torch.Tensor) -> float:
+        """Bytes a second of one read of all of `data` (uint8) by the whole team."""
+        return float(self._library.hr_probe_read(self.handle, data.data_ptr(), data.nbytes))
+
+    def int8_rate(self, iterations: int = 2_000_000) -> float:
+        """int8 operations a second on registers: the ceiling of every quantised product."""
+        return float(self._library.hr_probe_int8(self.handle, iterations))
+
+
+def allocate(size: int) -> torch.Tensor:
+    """Zeroed uint8[size], aligned to 2 MiB and on huge pages where the system gives them.
+
+    Memory is taken page by page as it is first touched. Raises `MemoryError`.
+    """
+    library = load()
+    room = max(size, 1)
+    at = library.hr_alloc(room)
+    if not at:
+        raise MemoryError(f"no {room:,} bytes of memory")
+    array = (ctypes.c_uint8 * room).from_address(at)
+    # The tensor keeps `array` alive; when it goes, so does the memory.
+    weakref.finalize(array, library.hr_release, at, room).atexit = False
+    return torch.frombuffer(array, dtype=torch.uint8)[:size]

@@ -1,0 +1,312 @@
+"""From recorded nodes to a program: what is fused, where every value lies, and the call itself.
+
+Fused here, by looking at who reads what:
+
+* a value that only quantised products read is never written in fp32: its producer (norm, gate,
+  attention) leaves it as int8 with units;
+* a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b.
+
+Buffers are shared by liveness: two values never alive at the same node may lie in one place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import torch
+
+from ..operators import Forward, GroupBatch, KvCache, Operators, Program, StepBatch, StepLimits
+from . import emit
+from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
+from .library import Team
+from .recorder import Node, Recorder, Unrecordable, Value
+from .records import UNIT, HrQuantised, HrStep
+from .step import fill_step
+
+
+class HasTeam(Operators, Protocol):
+    team: Team
+
+
+def compile_program(
+    operators: HasTeam, forward: Forward, cache: KvCache, limits: StepLimits
+) -> Program | None:
+    """The recorded step of `forward`, or None where it cannot be recorded."""
+    recorder = Recorder(limits)
+    try:
+        hidden, logits = forward(recorder, _stand_in(cache, limits), cache)
+        return CpuProgram(operators, forward, cache, limits, recorder, hidden, logits)
+    except Unrecordable:
+        return None
+
+
+def _stand_in(cache: KvCache, limits: StepLimits) -> StepBatch:
+    """A batch of the largest shape, to be looked at by the recorder only."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int64, device="meta")
+
+    groups = [
+        GroupBatch(empty(limits.entries, 1), empty(limits.tokens), None)
+        for _ in range(max(cache.groups, default=0) + 1)
+    ]
+    tokens = empty(limits.tokens)
+    return StepBatch(
+        tokens, tokens, empty(limits.entries + 1), empty(limits.entries), groups,
+        empty(limits.entries), limits.tokens, limits.max_context,
+    )  # fmt: skip
+
+
+class _Arena:
+    """Buffers by (rows, width), given back when their value dies."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._rows = recorder.rows
+        self._free: dict[tuple[str, int, int], list[torch.Tensor | QuantisedRows]] = {}
+        self.all: list[torch.Tensor | QuantisedRows] = []
+
+    def floats(self, rows: int, width: int) -> torch.Tensor:
+        free = self._free.get(("f", rows, width))
+        if free:
+            found = free.pop()
+            assert isinstance(found, torch.Tensor)
+            return found
+        stride = -(-width // 16) * 16
+        stride += 16 if stride % 1024 == 0 else 0
+        made = torch.empty(self._rows[rows], stride)[:, :width]
+        self.all.append(made)
+        return made
+
+    def codes(self, rows: int, width: int) -> QuantisedRows:
+        free = self._free.get(("q", rows, width))
+        if free:
+            found = free.pop()
+            assert isinstance(found, QuantisedRows)
+            return found
+        made = QuantisedRows(self._rows[rows], width)
+        self.all.append(made)
+        return made
+
+    def give_back(self, rows: int, width: int, buffer: torch.Tensor | QuantisedRows) -> None:
+        kind = "f" if isinstance(buffer, torch.Tensor) else "q"
+        self._free.setdefault((kind, rows, width), []).append(buffer)
+
+
+class CpuProgram:
+    """A model's step as one call of the library."""
+
+    def __init__(
+        self,
+        operators: HasTeam,
+        forward: Forward,
+        cache: KvCache,
+        limits: StepLimits,
+        recorder: Recorder,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> None:
+        self._operators, self._forward, self._cache = operators, forward, cache
+        self._limits = limits
+        self._nodes = recorder.nodes
+        self._arena = _Arena(recorder)
+        results = [recorder.value(hidden), recorder.value(logits)]
+        lowering = _Lowering(recorder.nodes, results, self._arena)
+        self._emitted = lowering.run()
+        self.names = lowering.names
+        self._hidden, self._logits = (lowering.floats[value] for value in results)
+        self._records = emit.program(self._emitted)
+        self._step = HrStep()
+
+    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, rows = batch.tokens.shape[0], batch.sample_rows.shape[0]
+        limits = self._limits
+        if tokens > limits.tokens or max(rows, batch.lengths.shape[0]) > limits.entries:
+            return self._forward(self._operators, batch, self._cache)
+        self._operators.team.run(self._records, len(self._emitted), fill_step(self._step, batch))
+        return self._hidden[:tokens], self._logits[:rows]
+
+    def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
+        """Run a step; → (name, seconds) of every record."""
+        count = len(self._emitted)
+        seconds = (ctypes.c_double * count)()
+        self._operators.team.run(self._records, count, fill_step(self._step, batch), seconds)
+        return list(zip(self.names, seconds, strict=True))
+
+
+class _Lowering:
+    def __init__(self, nodes: list[Node], results: list[Value], arena: _Arena) -> None:
+        self.nodes, self.results, self.arena = nodes, results, arena
+        self.floats: dict[Value, torch.Tensor] = {}
+        self.names: list[str] = []
+        self._codes: dict[Value, QuantisedRows] = {}
+        self._emitted: list[Emitted] = []
+        self._last = {v: self._last_reader(v) for v in self._values()}
+        self._summed = self._find_sums()
+
+    def _values(self) -> list[Value]:
+        return [node.out for node in self.nodes if node.out is not None]
+
+    def _last_reader(self, value: Value) -> int:
+        if value in self.results:
+            return len(self.nodes)
+        return max(value.readers, default=value.producer)
+
+    def _find_sums(self) -> dict[int, Value]:
+        """Products that add themselves: node → the residual."""
+        found = {}
+        for index, node in enumerate(self.nodes):
+            if node.op != "linear" or node.out is None or node.out in self.results:
+                continue
+            readers = node.out.readers
+            if len(readers) != 1 or self.nodes[readers[0]].op not in ("add_norm", "add"):
+                continue
+            source, residual = self.nodes[readers[0]].reads
+            if source is node.out and readers[0] == index + 1 and residual is not node.reads[0]:
+                found[index] = residual
+        return found
+
+    def _wants_codes(self, value: Value) -> bool:
+        return any(self._product_wants(index, emit.needs_codes) for index in value.readers)
+
+    def _product_wants(self, index: int, need: object) -> bool:
+        node = self.nodes[index]
+        assert callable(need)
+        return node.op == "linear" and bool(need(node.args["weight"]))
+
+    def _wants_floats(self, value: Value) -> bool:
+        if value in self.results:
+            return True
+        return any(
+            self.nodes[index].op != "linear" or self._product_wants(index, emit.needs_floats)
+            for index in value.readers
+        )
+
+    def _matrix(self, value: Value) -> Matrix:
+        return emit.matrix(self.floats[value])
+
+    def _make_floats(self, value: Value) -> Matrix:
+        self.floats[value] = self.arena.floats(value.rows, value.width)
+        return self._matrix(value)
+
+    def _make_codes(self, value: Value) -> HrQuantised:
+        self._codes[value] = self.arena.codes(value.rows, value.width)
+        return self._codes[value].struct
+
+    def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
+        """Where a producer that can quantise leaves its result."""
+        codes = NOT_QUANTISED
+        if self._wants_codes(value) and grain % UNIT == 0:
+            codes = self._make_codes(value)
+        floats = None
+        if codes is NOT_QUANTISED or self._wants_floats(value):
+            floats = self._make_floats(value)
+        return floats, codes
+
+    def _emit(self, name: str, emitted: Emitted) -> None:
+        self.names.append(name)
+        self._emitted.append(emitted)
+
+    def run(self) -> list[Emitted]:
+        for index, node in enumerate(self.nodes):
+            getattr(self, f"_{node.op}")(index, node)
+            for value in {*node.reads, *([node.out] if node.out else [])}:
+                if self._last[value] == index:
+                    self._bury(value)
+        return self._emitted
+
+    def _bury(self, value: Value) -> None:
+        if value in self.floats:
+            self.arena.give_back(value.rows, value.width, self.floats.pop(value))
+        if value in self._codes:
+            self.arena.give_back(value.rows, value.width, self._codes.pop(value))
+
+    def _embed(self, index: int, node: Node) -> None:
+        assert node.out is not None
+        self._emit(
+            "embed",
+            emit.embed(node.args["weight"], node.args["scale"], self._make_floats(node.out)),
+        )
+
+    def _norm_of(self, node: Node, x: Value, residual: Value | None) -> None:
+        assert node.out is not None
+        y, q = self._outputs(node.out, grain=node.out.width)
+        self._emit(
+            "norm",
+            emit.norm(
+                self._matrix(x), None if residual is None else self._matrix(residual),
+                node.args["weight"], node.args["eps"], node.args["offset"], y, q, node.out.rows,
+            ),
+        )  # fmt: skip
+
+    def _norm(self, index: int, node: Node) -> None:
+        self._norm_of(node, node.reads[0], None)
+
+    def _add_norm(self, index: int, node: Node) -> None:
+        x, residual = node.reads
+        if self._summed.get(index - 1) is residual:
+            self._norm_of(node, residual, None)
+        else:
+            self._norm_of(node, x, residual)
+
+    def _add(self, index: int, node: Node) -> None:
+        x, residual = node.reads
+        if self._summed.get(index - 1) is not residual:
+            self._emit("add", emit.add(self._matrix(x), self._matrix(residual), x.width, x.rows))
+
+    def _linear(self, index: int, node: Node) -> None:
+        assert node.out is not None
+        (x,) = node.reads
+        weight = node.args["weight"]
+        if emit.needs_codes(weight) and x not in self._codes:
+            floats = self._matrix(x)
+            self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, x.rows))
+        codes = self._codes[x].struct if x in self._codes else NOT_QUANTISED
+        residual = self._summed.get(index)
+        y = self._make_floats(node.out) if residual is None else self._matrix(residual)
+        self._emit(
+            f"linear {weight.shape[0]}×{weight.shape[1]} "
+            + "+".join(dict.fromkeys(part.kind for part in emit.parts_of(weight))),
+            emit.linear(
+                codes, self._matrix(x) if x in self.floats else None, weight, node.args["bias"],
+                y, x.rows, accumulate=residual is not None,
+            ),
+        )  # fmt: skip
+
+    def _rope(self, index: int, node: Node) -> None:
+        a = node.args
+        cache = emit.kv(a["kv"], a["heads"], a["kv_heads"], a["group"])
+        self._emit(
+            "rope",
+            emit.rope(
+                cache, self._matrix(node.reads[0]), a["q_norm"], a["k_norm"], a["eps"],
+                a["offset"], a["rope"].cos, a["rope"].sin,
+            ),
+        )  # fmt: skip
+
+    def _attention(self, index: int, node: Node) -> None:
+        assert node.out is not None
+        a = node.args
+        cache = emit.kv(a["kv"], a["heads"], a["kv"].k.shape[1], a["group"])
+        y, q = self._outputs(node.out, grain=cache.head_dim)
+        self._emit(
+            "attention",
+            emit.attention(cache, self._matrix(node.reads[0]), y, q, a["scale"], a["softcap"]),
+        )
+
+    def _gated(self, index: int, node: Node) -> None:
+        assert node.out is not None
+        y, q = self._outputs(node.out, grain=node.out.width)
+        self._emit(
+            "gated",
+            emit.gated(self._matrix(node.reads[0]), node.out.width, node.args["activation"], y, q),
+        )
+
+    def _select(self, index: int, node: Node) -> None:
+        assert node.out is not None
+        y = self._make_floats(node.out)
+        self._emit("select", emit.select(self._matrix(node.reads[0]), y, node.out.width))
+
+    def _softcap(self, index: int, node: Node) -> None:
+        (value,) = node.reads
+        self._emit("softcap", emit.softcap(self._matrix(value), value.width, node.args["cap"]))

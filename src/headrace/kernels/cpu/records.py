@@ -1,0 +1,123 @@
+"""Mirror of csrc/records.h, field by field; `library` checks the sizes when it loads."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+KINDS = {
+    "Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8,
+    "F32": 16, "F16": 17, "BF16": 18,
+}  # fmt: skip
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ROWS_N, ROWS_R = 0, 1
+EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP = range(1, 11)
+MAX_GROUPS = 16
+UNIT = 32
+"""Activations share a scale in groups of this many."""
+
+_P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
+
+
+class HrUnit(Structure):
+    _fields_ = [("scale", _F), ("sum", _F), ("low", _I), ("high", _I)]
+
+
+class HrQuantised(Structure):
+    _fields_ = [("codes", _P), ("units", _P), ("stride", _L), ("unit_stride", _L)]
+
+
+class HrPart(Structure):
+    _fields_ = [
+        ("data", _P), ("bias", _P), ("y", _P), ("y_stride", _L),
+        ("kind", _I), ("out", _I), ("in_", _I), ("accumulate", _I),
+    ]  # fmt: skip
+
+
+class HrLinear(Structure):
+    _fields_ = [
+        ("x", HrQuantised), ("dense", _P), ("dense_stride", _L), ("parts", _P),
+        ("count", _I), ("rows", _I),
+    ]  # fmt: skip
+
+
+class HrEmbed(Structure):
+    _fields_ = [
+        ("data", _P), ("row_bytes", _L), ("y", _P), ("y_stride", _L),
+        ("scale", _F), ("kind", _I), ("vocab", _I), ("size", _I),
+    ]  # fmt: skip
+
+
+class HrNorm(Structure):
+    _fields_ = [
+        ("x", _P), ("x_stride", _L), ("residual", _P), ("residual_stride", _L), ("weight", _P),
+        ("y", _P), ("y_stride", _L), ("q", HrQuantised),
+        ("eps", _F), ("offset", _F), ("size", _I), ("rows", _I),
+    ]  # fmt: skip
+
+
+class HrQuantise(Structure):
+    _fields_ = [("x", _P), ("x_stride", _L), ("q", HrQuantised), ("size", _I), ("rows", _I)]
+
+
+class HrGated(Structure):
+    _fields_ = [
+        ("x", _P), ("x_stride", _L), ("y", _P), ("y_stride", _L), ("q", HrQuantised),
+        ("size", _I), ("activation", _I),
+    ]  # fmt: skip
+
+
+class HrRowsOp(Structure):
+    _fields_ = [
+        ("x", _P), ("x_stride", _L), ("y", _P), ("y_stride", _L),
+        ("size", _I), ("rows", _I), ("softcap", _F), ("unused", _I),
+    ]  # fmt: skip
+
+
+class HrKv(Structure):
+    _fields_ = [
+        ("k", _P), ("v", _P), ("kind", _I), ("block_size", _I),
+        ("heads", _I), ("kv_heads", _I), ("head_dim", _I), ("group", _I),
+    ]  # fmt: skip
+
+
+class HrRope(Structure):
+    _fields_ = [
+        ("kv", HrKv), ("qkv", _P), ("stride", _L), ("q_norm", _P), ("k_norm", _P),
+        ("cos", _P), ("sin", _P), ("eps", _F), ("offset", _F),
+    ]  # fmt: skip
+
+
+class HrAttention(Structure):
+    _fields_ = [
+        ("kv", HrKv), ("q", _P), ("stride", _L), ("y", _P), ("y_stride", _L), ("out", HrQuantised),
+        ("scale", _F), ("softcap", _F),
+    ]  # fmt: skip
+
+
+class HrRecord(Structure):
+    _fields_ = [("code", _I), ("unused", _I), ("op", _P)]
+
+
+class HrGroup(Structure):
+    _fields_ = [("tables", _P), ("slots", _P), ("table_stride", _L), ("window", _L)]
+
+
+class HrStep(Structure):
+    _fields_ = [
+        ("n", _I), ("b", _I), ("r", _I), ("group_count", _I),
+        ("tokens", _P), ("positions", _P), ("query_starts", _P), ("lengths", _P),
+        ("sample_rows", _P), ("groups", HrGroup * MAX_GROUPS),
+    ]  # fmt: skip
+
+
+MIRRORED: list[type[Structure]] = [
+    HrUnit, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp, HrKv,
+    HrRope, HrAttention, HrRecord, HrGroup, HrStep,
+]  # fmt: skip
+"""In the order of `hr_sizeof`."""
+
+
+def address(structure: Any) -> int:
+    return ctypes.addressof(structure)

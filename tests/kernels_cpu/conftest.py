@@ -1,0 +1,36 @@
+"""The CPU kernels at every ISA level that this machine has; skipped, with the reason, without."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.kernels.cpu import library
+from headrace.kernels.cpu.operators import CpuOperators
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    try:
+        library.load()
+    except library.LibraryAbsent as absent:
+        for item in items:
+            if here in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=str(absent)))
+
+
+@pytest.fixture(params=library.LEVELS, scope="session")
+def ops(request: pytest.FixtureRequest) -> CpuOperators:
+    """Operators of two threads at one level."""
+    if library.level(request.param) is None:
+        pytest.skip(f"this CPU has no {request.param}")
+    return CpuOperators(2, request.param)
+
+
+@pytest.fixture(scope="session")
+def best() -> CpuOperators:
+    return CpuOperators(2)
