@@ -15,6 +15,7 @@ from .jsonfile import read_json
 from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
+MAX_TOKENIZER = 256 << 20
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LICENCE = re.compile(r"\A---\n.*?^license:[ \t]*['\"]?([\w.+-]+)", re.DOTALL | re.MULTILINE)
@@ -63,7 +64,10 @@ class _Tokenizer:
         self.config = _optional(folder / "tokenizer_config.json")
         named = {**_optional(folder / "special_tokens_map.json"), **self.config}
         self.special = {key: text for key in _SPECIAL if (text := _content(named.get(key)))}
-        self.text = (folder / "tokenizer.json").read_text(encoding="utf-8", errors="replace")
+        path = folder / "tokenizer.json"
+        if path.stat().st_size > MAX_TOKENIZER:
+            raise ModelFileError(f"{path.name}: larger than {MAX_TOKENIZER >> 20} MiB")
+        self.text = path.read_text(encoding="utf-8", errors="replace")
         self.added = self._added()
 
     def _member(self, key: str) -> Any:
@@ -102,7 +106,10 @@ class _Tokenizer:
         if path.is_file():
             if path.stat().st_size > MAX_TEMPLATE:
                 raise ModelFileError(f"{path.name}: larger than {MAX_TEMPLATE >> 20} MiB")
-            found = path.read_text(encoding="utf-8")
+            try:
+                found = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ModelFileError(f"{path.name}: not UTF-8: {error}") from None
         if isinstance(found, list):
             by_name = {
                 entry.get("name"): entry.get("template")

@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from ..base.environment import hub_token
 from ..base.errors import ModelFileError, ModelNotFound
 from .catalog import HubSource
-from .partial import CHUNK, PartialFile, check_space
+from .partial import PartialFile, check_space
 from .progress import Progress
 from .source import SourceFailed
 
@@ -125,7 +125,8 @@ class Hub:
             if answer.status_code not in (200, 206):
                 raise SourceFailed(f"{url}: HTTP {answer.status_code}")
             _check_identity(answer, url, partial)
-            for data in answer.iter_raw(CHUNK):
+            # As they come: gathering chunks would lose what came before a break.
+            for data in answer.iter_raw():
                 if partial.length + len(data) > partial.size:
                     raise SourceFailed(f"{url}: more than {partial.size} bytes came")
                 partial.write(data)

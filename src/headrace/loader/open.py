@@ -32,8 +32,12 @@ def open_model(
     """
     if not name or len(name) > MAX_NAME or "\0" in name:
         raise _unknown(name)
-    path = Path(name).expanduser()
-    if path.exists():
+    try:
+        path = Path(name).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError):  # too long for a file, a home of nobody
+        raise _unknown(name) from None
+    if exists:
         return open_local(path, name)
     if name in CATALOG:
         model = CATALOG[name]
