@@ -456,11 +456,16 @@ def test_the_loop_may_fail_a_plan_itself() -> None:
     d.check()
 
 
-def test_what_a_failed_step_wrote_is_not_found_later() -> None:
-    d = driver()
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_failed_step_wrote_is_not_found_later(depth: int) -> None:
+    d = driver(depth=depth)
     d.add(request_of("a", [1, 2, 3], max_tokens=9))
-    d.step()
-    d.step(fails=True)  # computes position 3, the last of its block
+    d.submit()
+    d.receive()
+    d.submit(fails=True)  # computes position 3, the last of its block
+    d.submit()
+    while d.flying:
+        d.receive()
     d.add(request_of("b", [1, 2, 3, *d.out[("a", 0)], 5], max_tokens=3))
     d.run()
     assert d.finish[("b", 0)].cached == 0
@@ -530,6 +535,33 @@ def test_a_resource_holds_up_only_those_who_want_it() -> None:
     assert not slots.held
     assert slots.tokens == 10
     scheduler.check_integrity()
+
+
+def test_resources_return_when_there_are_no_blocks() -> None:
+    slots = Slots()
+    scheduler = Scheduler(
+        Limits(8, 64, 40, 100), KvManager(pool_of((None, 10))), (slots,), lambda: 0.0
+    )
+    scheduler.add(request_of("a", [1] * 30, max_tokens=2))
+    scheduler.add(request_of("b", [2] * 30, max_tokens=2, adapter="a"))
+    scheduler.schedule()
+    assert scheduler.running == 1
+    assert not slots.held
+
+
+def test_the_head_of_the_queue_enters_as_soon_as_there_are_blocks() -> None:
+    d = driver((None, 10), max_context=40)
+    d.add(request_of("long", [1] * 9, max_tokens=20))
+    d.add(request_of("short", [2] * 9, max_tokens=2))
+    d.add(request_of("head", [3] * 18, max_tokens=2))
+    d.step()
+    assert d.scheduler.waiting == 1
+    while ("short", 0) not in d.finish:
+        d.step()
+    d.step()
+    assert (d.scheduler.running, d.scheduler.waiting) == (2, 0)
+    d.run()
+    d.check_answers()
 
 
 # States and books
