@@ -69,10 +69,12 @@ class EngineCore:
         self._device_free_at: float | None = None
         """When the device last ran out of steps while there was work; None: it has one."""
         self._failures = 0
+        self._dead: EngineDead | None = None
 
     @property
     def has_work(self) -> bool:
-        return bool(self._flying) or self.scheduler.has_work
+        """Is there something to compute, to wait for, or to say?"""
+        return bool(self._flying or self._emitted) or self.scheduler.has_work
 
     @property
     def max_context(self) -> int:
@@ -96,8 +98,18 @@ class EngineCore:
     def turn(self) -> list[SequenceDelta]:
         """One turn of the loop: fill the pipeline, take the oldest result, say what is new.
 
-        Waits for the device. Raises `EngineDead` where the worker is gone or fails every step.
+        Waits for the device. Raises `EngineDead` where the worker is gone or fails every step,
+        and from then on always.
         """
+        if self._dead is not None:
+            raise self._dead
+        try:
+            return self._turn()
+        except EngineDead as error:
+            self._dead = error
+            raise
+
+    def _turn(self) -> list[SequenceDelta]:
         self._fill()
         if self._flying:
             plan, future = self._flying.popleft()
@@ -105,7 +117,7 @@ class EngineCore:
             if not self._flying:
                 self._device_free_at = self._clock()
             self._update(plan, result)
-        if self._check and not self.has_work:
+        if self._check and not self._flying and not self.scheduler.has_work:
             self.scheduler.check_integrity()
         emitted, self._emitted = self._emitted, []
         return emitted
