@@ -20,13 +20,20 @@ from ..base.errors import HeadraceError
 from ..base.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("headrace.cli.serve", "Serve a model over HTTP, OpenAI-compatible."),
-    "chat": ("headrace.cli.chat", "Talk to a model in the terminal."),
-    "generate": ("headrace.cli.generate", "Continue a prompt once and print the answer."),
-    "models": ("headrace.cli.models", "The catalog: what there is, what is on disk, licences."),
-    "explain": ("headrace.cli.explain", "What the options become for a model, and why."),
+    "serve": ("headrace.cli.serve:command", "Serve a model over HTTP, OpenAI-compatible."),
+    "chat": ("headrace.cli.chat:command", "Talk to a model in the terminal."),
+    "generate": ("headrace.cli.generate:command", "Continue a prompt once and print the answer."),
+    "models": (
+        "headrace.cli.models:command",
+        "The catalog: what there is, what is on disk, licences.",
+    ),
+    "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
+    "roofline": (
+        "headrace.cli.roofline:roofline",
+        "What the hardware allows for a model, operator by operator.",
+    ),
 }
-"""Name → (module, one line of help). The module's `command` is a Typer application."""
+"""Name → (module:name of a function or a Typer application, one line of help)."""
 
 INTERRUPTED = 130
 
@@ -34,13 +41,18 @@ INTERRUPTED = 130
 class Deferred(typer.core.TyperCommand):
     """A subcommand that is known by name and help; the first use imports it."""
 
-    def __init__(self, name: str, module: str, help: str) -> None:
+    def __init__(self, name: str, home: str, help: str) -> None:
         super().__init__(name, help=help, short_help=help)
-        self._module = module
+        self._home = home
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        application: typer.Typer = import_module(self._module).command
-        real = typer.main.get_command(application)
+        module, _, attribute = self._home.partition(":")
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            function = found
+            found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            found.command()(function)
+        real = typer.main.get_command(found)
         real.name = self.name
         return real.make_context(info_name, args, parent=parent, **extra)
 
@@ -54,8 +66,8 @@ class LazyGroup(typer.core.TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module, help = COMMANDS[cmd_name]
-        return Deferred(cmd_name, module, help)
+        home, help = COMMANDS[cmd_name]
+        return Deferred(cmd_name, home, help)
 
     def invoke(self, ctx: Any) -> Any:
         try:
