@@ -1,0 +1,94 @@
+"""Random paged batches, and attention over them by its definition in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
+
+
+def make_batch(
+    entries: list[tuple[int, int]],
+    *,
+    block_size: int = 16,
+    window: int | None = None,
+    vocabulary: int = 100,
+    seed: int = 0,
+) -> tuple[StepBatch, int]:
+    """A batch of (start, count) entries on scattered blocks → it, and how many blocks there are."""
+    rng = np.random.default_rng(seed)
+    lengths = [start + count for start, count in entries]
+    width = max(-(-length // block_size) for length in lengths)
+    total = sum(-(-length // block_size) for length in lengths) + 3
+    free = list(rng.permutation(np.arange(1, total)))
+    tables = np.zeros((len(entries), width), np.int32)
+    positions, slots = [], []
+    for row, ((start, count), length) in enumerate(zip(entries, lengths, strict=True)):
+        used = -(-length // block_size)
+        tables[row, :used] = [free.pop() for _ in range(used)]
+        # The control plane lets go of what is wholly out of the first query's window.
+        if window is not None:
+            tables[row, : max(0, start - window + 1) // block_size] = 0
+        places = np.arange(start, start + count)
+        positions.append(places)
+        slots.append(tables[row, places // block_size].astype(np.int64) * block_size
+                     + places % block_size)  # fmt: skip
+    counts = [count for _, count in entries]
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    batch = StepBatch(
+        tokens=torch.from_numpy(rng.integers(0, vocabulary, bounds[-1])),
+        positions=torch.from_numpy(np.concatenate(positions)),
+        query_starts=torch.from_numpy(bounds.astype(np.int32)),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        groups=[
+            GroupBatch(torch.from_numpy(tables), torch.from_numpy(np.concatenate(slots)), window)
+        ],
+        sample_rows=torch.from_numpy(bounds[1:] - 1),
+        max_count=max(counts),
+        max_length=max(lengths),
+    )
+    return batch, total
+
+
+def make_kv(
+    blocks: int, kv_heads: int, block_size: int, width: int, dtype: torch.dtype = torch.float32
+) -> KvLayer:
+    """Random in all blocks but the null block."""
+    shape = (blocks, kv_heads, block_size, width)
+    k, v = torch.randn(shape), torch.randn(shape)
+    k[0] = v[0] = 0
+    return KvLayer(k.to(dtype), v.to(dtype))
+
+
+def attention_by_definition(
+    q: torch.Tensor,
+    kv: KvLayer,
+    batch: StepBatch,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """One token, one head, one key after the other."""
+    view = batch.groups[0]
+    heads, kv_heads, size = q.shape[1], kv.k.shape[1], kv.block_size
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    bounds = batch.query_starts.tolist()
+    for entry in range(len(bounds) - 1):
+        table = view.tables[entry].tolist()
+        for token in range(bounds[entry], bounds[entry + 1]):
+            position = int(batch.positions[token])
+            first = 0 if view.window is None else max(0, position - view.window + 1)
+            where = [(table[p // size], p % size) for p in range(first, position + 1)]
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                keys = torch.stack([kv.k[b, group, o] for b, o in where]).double()
+                values = torch.stack([kv.v[b, group, o] for b, o in where]).double()
+                scores = keys @ q[token, head].double() * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                weights = torch.exp(scores - scores.max())
+                assert math.isfinite(float(weights.sum()))
+                out[token, head] = weights @ values / weights.sum()
+    return out.reshape(len(q), -1)
