@@ -262,6 +262,15 @@ def test_a_damaged_prefix_is_cut_back_to_the_last_right_part(
     assert fetch_catalog(model(), cache_dir=tmp_path / "c", hub=no_hub).read_bytes() == CONTENT
 
 
+def test_a_damaged_prefix_costs_the_hub_a_second_try(tmp_path: Path, hub: FakeHub) -> None:
+    folder = catalog_folder("test", tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "test.gguf.part").write_bytes(b"?" * 1000)
+    path = fetch_catalog(model(wheels=False), cache_dir=tmp_path, hub=Hub(hub.url))
+    assert path.read_bytes() == CONTENT
+    assert [wanted for _, wanted in hub.requests] == ["bytes=1000-", None]
+
+
 def test_wheels_go_on_where_the_hub_stopped(
     tmp_path: Path, wheels: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

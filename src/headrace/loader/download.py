@@ -102,23 +102,27 @@ def fetch_file(
     progress.start(size, target.name)
     try:
         for name, append in attempts:
-            with PartialFile(target, size, sha256, parts) as partial:
-                meter.settle(partial.length)
-                check_space(target, size - partial.length)
-                try:
-                    append(partial, meter)
-                except SourceFailed as failed:
-                    answers.append(f"{name}: {failed}")
+            resumed = True
+            # A second time only if the bytes that an earlier download left may be to blame.
+            while resumed:
+                with PartialFile(target, size, sha256, parts) as partial:
+                    resumed = partial.length > 0
                     meter.settle(partial.length)
-                    continue
-                meter.settle(partial.length)
-                if sha256 is None or partial.sha256 == sha256:
-                    found = partial.sha256
-                    partial.commit()
-                    return found
-                answers.append(f"{name}: expected SHA-256 {sha256}, got {partial.sha256}")
-                partial.discard()
-                meter.settle(0)
+                    check_space(target, size - partial.length)
+                    try:
+                        append(partial, meter)
+                    except SourceFailed as failed:
+                        answers.append(f"{name}: {failed}")
+                        meter.settle(partial.length)
+                        break
+                    meter.settle(partial.length)
+                    if sha256 is None or partial.sha256 == sha256:
+                        found = partial.sha256
+                        partial.commit()
+                        return found
+                    answers.append(f"{name}: expected SHA-256 {sha256}, got {partial.sha256}")
+                    partial.discard()
+                    meter.settle(0)
     finally:
         progress.done()
     tried = "; ".join(answers) or "it has none"
