@@ -1,0 +1,225 @@
+"""Is the run to be believed? The client's own conduct, and what the server's answers contradict.
+
+An "invalid" finding says that the client was the bottleneck or that nothing was measured: the
+numbers are not the server's. A "server" finding says that the server's words and deeds differ.
+A "warning" is to be known when reading the numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .record import ClientAudit, RequestRecord
+
+MAX_CPU_SHARE = 0.9
+"""Of one core, per client process."""
+LAG_SHARE = 0.1
+"""Of the median latency that is measured: a timer or a send that is later falsifies it."""
+LAG_FLOOR = 10e-3
+SEND_FLOOR = 10e-3
+BUFFER_SHARE = 0.05
+STALL_FACTOR = 20
+STALL_FLOOR = 1.0
+
+
+class Finding(NamedTuple):
+    """One thing that was found."""
+
+    severity: str
+    """invalid, server or warning."""
+    code: str
+    text: str
+
+
+def examine(
+    records: Sequence[RequestRecord],
+    audits: Sequence[ClientAudit],
+    *,
+    open_loop: bool,
+    ignore_eos: bool,
+    stream: bool,
+) -> list[Finding]:
+    """Everything that is found, the worst first."""
+    good = [record for record in records if record.ok]
+    findings = [*_client(records, good, audits, open_loop=open_loop)]
+    findings += _failures(records)
+    findings += _usage(good, ignore_eos=ignore_eos)
+    if stream:
+        findings += _streams(good)
+    if open_loop:
+        findings += _saturation(records)
+    order = {"invalid": 0, "server": 1, "warning": 2}
+    return sorted(findings, key=lambda finding: order[finding.severity])
+
+
+def send_lags(records: Sequence[RequestRecord]) -> list[float]:
+    return [(record.sent_ns - record.planned_ns) / 1e9 for record in records]
+
+
+def _client(
+    records: Sequence[RequestRecord],
+    good: Sequence[RequestRecord],
+    audits: Sequence[ClientAudit],
+    *,
+    open_loop: bool,
+) -> list[Finding]:
+    findings = []
+    if not records:
+        return [Finding("invalid", "nothing", "no request was sent")]
+    if not good:
+        return [Finding("invalid", "no_success", "no request succeeded")]
+    for audit in audits:
+        share = audit.cpu_seconds / audit.wall_seconds if audit.wall_seconds else 0.0
+        if share > MAX_CPU_SHARE:
+            findings.append(
+                Finding(
+                    "invalid", "client_cpu",
+                    f"client process {audit.process} used {share:.0%} of a core: the load "
+                    "generator was the bottleneck; use more --processes",
+                )
+            )  # fmt: skip
+    gaps = [b - a for record in good for a, b in itertools.pairwise(record.chunk_ns)]
+    first = [r.chunk_ns[0] - r.planned_ns for r in good if r.chunk_ns]
+    scale = float(np.median(gaps or first or [0])) / 1e9
+    lags = [lag / 1e9 for audit in audits for lag in audit.lag_ns]
+    bound = max(LAG_FLOOR, LAG_SHARE * scale)
+    if lags and (late := float(np.percentile(lags, 99))) > bound:
+        findings.append(
+            Finding(
+                "invalid", "client_lag",
+                f"the client's event loop was {late * 1e3:.1f} ms late (p99; at most "
+                f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted",
+            )
+        )  # fmt: skip
+    delays = send_lags(records)
+    bound = max(SEND_FLOOR, LAG_SHARE * float(np.median(first or [0])) / 1e9)
+    if (late := float(np.percentile(delays, 99))) > bound:
+        what = "after their arrival" if open_loop else "after their user was ready"
+        findings.append(
+            Finding(
+                "invalid", "late_sends",
+                f"requests were sent {late * 1e3:.1f} ms {what} (p99; at most "
+                f"{bound * 1e3:.1f} ms are sound here): the offered load was not the planned one",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _failures(records: Sequence[RequestRecord]) -> list[Finding]:
+    kinds = Counter(record.error_kind or "" for record in records if record.error is not None)
+    findings = []
+    for kind, count in kinds.most_common():
+        example = next(r.error for r in records if r.error_kind == kind and r.error is not None)
+        findings.append(
+            Finding(
+                "warning", f"failed_{kind}",
+                f"{count} of {len(records)} requests failed ({kind}), for example: {example:.200}",
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
+    """What the server says of tokens, against what it was sent and what came."""
+    findings = []
+
+    def share(bad: int, text: str, code: str, severity: str = "server") -> None:
+        if bad:
+            findings.append(Finding(severity, code, f"{bad} of {len(good)} answers: {text}"))
+
+    told = [record for record in good if record.output_tokens is not None]
+    if good and len(told) < len(good):
+        share(
+            len(good) - len(told), "no usage; tokens are counted as pieces", "no_usage", "warning"
+        )
+    share(
+        sum((r.output_tokens or 0) > r.asked_tokens for r in told),
+        "usage claims more tokens than were asked for", "claims_more",
+    )  # fmt: skip
+    share(
+        sum((r.output_tokens or 0) > max(1, r.characters) for r in told if r.characters),
+        "usage claims more tokens than the answer has characters", "claims_impossible",
+    )  # fmt: skip
+    counted = [r for r in told if r.recount_tokens is not None]
+    share(
+        sum(abs((r.output_tokens or 0) - (r.recount_tokens or 0)) > 2 + 0.1 * r.asked_tokens
+            for r in counted),
+        "usage and the tokenizer's count of the text differ by more than 10 %", "claims_differ",
+    )  # fmt: skip
+    share(
+        sum(
+            r.prompt_tokens is not None and r.exact_prompt
+            and not 0 <= r.prompt_tokens - r.known_prompt_tokens <= 1
+            for r in told
+        ),
+        "usage counts other prompt tokens than the ids that were sent (one begin-of-text is "
+        "allowed)", "prompt_differs",
+    )  # fmt: skip
+    if ignore_eos:
+        share(
+            sum((r.output_tokens or 0) < r.asked_tokens for r in told),
+            "shorter than asked although ignore_eos was set: output lengths are not those planned",
+            "short", "warning",
+        )  # fmt: skip
+    return findings
+
+
+def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
+    findings = []
+    long = [record for record in good if record.tokens >= 8]
+    bunched = [
+        record for record in long
+        if record.chunk_ns
+        and record.chunk_ns[-1] - record.chunk_ns[0]
+        < BUFFER_SHARE * (record.chunk_ns[-1] - record.sent_ns)
+    ]  # fmt: skip
+    if long and len(bunched) > len(long) / 2:
+        findings.append(
+            Finding(
+                "server", "buffered",
+                f"{len(bunched)} of {len(long)} streams came all at once at their end: something "
+                "buffers, TTFT and ITL say nothing",
+            )
+        )  # fmt: skip
+    gaps = [(b - a) / 1e9 for record in good for a, b in itertools.pairwise(record.chunk_ns)]
+    if gaps:
+        bound = max(STALL_FLOOR, STALL_FACTOR * float(np.median(gaps)))
+        stood = sum(gap > bound for gap in gaps)
+        if stood:
+            findings.append(
+                Finding(
+                    "server", "standstill",
+                    f"{stood} times a stream stood still for more than {bound:.1f} s "
+                    f"(longest {max(gaps):.1f} s)",
+                )
+            )  # fmt: skip
+    return findings
+
+
+def _saturation(records: Sequence[RequestRecord]) -> list[Finding]:
+    """Does the queue grow without end? Latency of the last quarter against the first one."""
+    ordered = sorted((r for r in records if r.ok), key=lambda record: record.planned_ns)
+    if len(ordered) < 20:
+        return []
+    quarter = len(ordered) // 4
+    waits = [
+        ((r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns) / 1e9 for r in ordered
+    ]  # fmt: skip
+    early, late = float(np.mean(waits[:quarter])), float(np.mean(waits[-quarter:]))
+    arriving = (ordered[-1].planned_ns - ordered[0].planned_ns) / 1e9
+    draining = (max(r.end_ns for r in ordered) - ordered[-1].planned_ns) / 1e9
+    service = float(np.percentile([(r.end_ns - r.planned_ns) / 1e9 for r in ordered[:quarter]], 50))
+    if late > 2 * early and late - early > 0.1 * arriving and draining > 2 * service:
+        return [
+            Finding(
+                "warning", "over_saturated",
+                f"time to first token grew from {early:.2f} s to {late:.2f} s: more came than the "
+                "server can do, so its latencies depend on how long the run was",
+            )
+        ]  # fmt: skip
+    return []

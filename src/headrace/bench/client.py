@@ -1,0 +1,318 @@
+"""The load generator: one event loop that starts sessions when they are due and stamps answers.
+
+Latency is counted from the planned time of a request. In an open loop that is its arrival; in a
+closed loop the moment at which its user was ready (start of the run, or the end of the answer
+before plus the time to think). If the client is late, the request looks late: it never looks fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .http import ConnectionLost, Pool, Reply, parse_url, request_bytes
+from .job import Job, Target
+from .record import ClientAudit, RequestRecord
+from .sse import Lines, decode
+from .workload import ROLE_SYSTEM, Session, Turn
+
+LAG_PERIOD = 0.01
+MAX_BODY = 16 * 2**20
+
+Recount = Callable[[str], int]
+Emit = Callable[[RequestRecord], None]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One answer while it comes in."""
+
+    record: RequestRecord
+    cancel_after: int | None
+    text: list[str]
+    lines: Lines
+    raw: bytearray
+    last_ns: int
+    keep: int = 4096
+    """Bytes of the body that are kept as they came: enough for an error message."""
+    hang_up: asyncio.Event | None = None
+    done: bool = False
+    broken: str | None = None
+
+    def on_body(self, now: int, data: bytes) -> None:
+        self.last_ns = now
+        for payload in self.lines.feed(data):
+            if payload == b"[DONE]":
+                self.done = True
+                continue
+            try:
+                event = decode(payload)
+            except ValueError as error:
+                self.broken = f"an event is not as expected: {error}"
+                continue
+            record = self.record
+            if event.error is not None:
+                self.broken = f"error in the stream: {json.dumps(event.error)[:300]}"
+            if event.carries():
+                record.chunk_ns.append(now)
+                self.text.append(event.text())
+            for choice in event.choices:
+                record.finish_reason = choice.finish_reason or record.finish_reason
+            if event.usage is not None:
+                usage = event.usage
+                record.prompt_tokens = usage.prompt_tokens
+                record.output_tokens = usage.completion_tokens
+                if usage.prompt_tokens_details is not None:
+                    record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        if len(self.raw) < self.keep:
+            self.raw += data
+        if (
+            self.cancel_after is not None
+            and self.hang_up is not None
+            and len(self.record.chunk_ns) >= self.cancel_after
+        ):
+            self.hang_up.set()
+
+
+class Client:
+    """Runs one job."""
+
+    def __init__(self, job: Job, emit: Emit, recount: Recount | None = None) -> None:
+        self.job = job
+        self.audit = ClientAudit(job.process)
+        self._emit = emit
+        self._recount = recount
+        self._pool = Pool(parse_url(job.target.url))
+        self._lags: list[int] = []
+        self._requests = 0
+
+    async def run(self, start_ns: int) -> None:
+        """All sessions; returns when the last answer is in."""
+        job = self.job
+        lag = asyncio.create_task(self._watch_lag())
+        cpu, wall = time.process_time(), time.monotonic()
+        end_ns = None if job.duration is None else start_ns + int(job.duration * 1e9)
+        try:
+            if job.concurrency is None:
+                await self._open_loop(start_ns, end_ns)
+            else:
+                await self._closed_loop(start_ns, end_ns)
+        finally:
+            lag.cancel()
+            self._pool.close()
+            self.audit.cpu_seconds = time.process_time() - cpu
+            self.audit.wall_seconds = time.monotonic() - wall
+            self.audit.lag_ns = sorted(self._lags)[:: max(1, len(self._lags) // 2000)]
+            if self._lags:
+                self.audit.lag_ns.append(max(self._lags))
+            self.audit.connections = self._pool.opened
+            self.audit.requests = self._requests
+
+    async def _open_loop(self, start_ns: int, end_ns: int | None) -> None:
+        job = self.job
+        assert job.offsets is not None
+        tasks = set()
+        for session, number, offset in zip(job.sessions, job.numbers, job.offsets, strict=True):
+            planned = start_ns + int(offset * 1e9)
+            if end_ns is not None and planned >= end_ns:
+                break
+            await _sleep_until(planned)
+            task = asyncio.create_task(self._session(session, number, planned, end_ns))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
+
+    async def _closed_loop(self, start_ns: int, end_ns: int | None) -> None:
+        job = self.job
+        assert job.concurrency is not None
+        queue = iter(list(zip(job.sessions, job.numbers, strict=True)))
+
+        async def user() -> None:
+            ready = start_ns
+            for session, number in queue:
+                if end_ns is not None and ready >= end_ns:
+                    return
+                ready = await self._session(session, number, ready, end_ns)
+
+        await _sleep_until(start_ns)
+        await asyncio.gather(*(user() for _ in range(job.concurrency)))
+
+    async def _session(self, session: Session, number: int, ready: int, end_ns: int | None) -> int:
+        """All turns of a user; → when the user was done."""
+        history: list[dict[str, str]] = []
+        if session.system:
+            history.append({"role": ROLE_SYSTEM, "content": session.system})
+        for index, turn in enumerate(session.turns):
+            planned = ready + int(turn.think_seconds * 1e9)
+            if end_ns is not None and planned >= end_ns:
+                break
+            await _sleep_until(planned)
+            record = RequestRecord(
+                number * 1000 + index, number, index, session.group, planned,
+                asked_tokens=turn.output_tokens, process=self.job.process,
+            )  # fmt: skip
+            if turn.text:
+                history.append({"role": turn.role, "content": turn.text})
+            text = await self._request(record, turn, history)
+            self._emit(record)
+            ready = record.end_ns
+            if record.error is not None:
+                break  # A user whose question failed does not ask the next one.
+            history.append({"role": "assistant", "content": turn.answer or text or "…"})
+        return ready
+
+    async def _request(
+        self, record: RequestRecord, turn: Turn, history: list[dict[str, str]]
+    ) -> str:
+        target = self.job.target
+        path, body = make_body(target, turn, history, record)
+        headers = {"Accept": "text/event-stream"}
+        if target.api_key:
+            headers["Authorization"] = f"Bearer {target.api_key}"
+        data = request_bytes(self._pool.address, "POST", path, body, headers)
+        stream = _Stream(record, turn.cancel_after, [], Lines(), bytearray(), 0)
+        if not target.stream:
+            stream.keep = MAX_BODY
+        self._requests += 1
+        try:
+            async with asyncio.timeout(target.timeout):
+                reply = await self._exchange(data, stream)
+            if reply is not None:
+                judge(target, stream, reply)
+        except TimeoutError:
+            record.error_kind, record.error = "timeout", f"no end after {target.timeout:g} s"
+        except _Stalled:
+            record.error_kind = "stalled"
+            record.error = f"no byte for {target.stall:g} s"
+        except ConnectionLost as error:
+            record.error_kind, record.error = "connection", str(error)
+        if record.end_ns == 0:
+            record.end_ns = time.monotonic_ns()
+        if record.sent_ns == 0:
+            record.sent_ns = record.end_ns
+        text = "".join(stream.text)
+        record.characters = len(text)
+        if self._recount is not None and record.ok:
+            record.recount_tokens = self._recount(text)
+        return text
+
+    async def _exchange(self, data: bytes, stream: _Stream) -> Reply | None:
+        """Send and wait for the end, a stall or the wish to hang up (→ None)."""
+        target, record = self.job.target, stream.record
+        connection = await self._pool.take()
+        stream.hang_up = asyncio.Event() if stream.cancel_after is not None else None
+        record.sent_ns = stream.last_ns = time.monotonic_ns()
+        reply = connection.send(data, stream.on_body)
+        waiting: set[asyncio.Future[Any]] = {reply}
+        hang_up = asyncio.ensure_future(stream.hang_up.wait()) if stream.hang_up else None
+        if hang_up is not None:
+            waiting.add(hang_up)
+        try:
+            while True:
+                quiet = (time.monotonic_ns() - stream.last_ns) / 1e9
+                done, _ = await asyncio.wait(
+                    waiting, timeout=max(0.001, target.stall - quiet),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )  # fmt: skip
+                if reply in done:
+                    answer = reply.result()
+                    record.end_ns = answer.end_ns
+                    self._pool.give(connection)
+                    return answer
+                if hang_up is not None and hang_up in done:
+                    record.cancelled = True
+                    record.end_ns = stream.last_ns
+                    return None
+                if (time.monotonic_ns() - stream.last_ns) / 1e9 >= target.stall:
+                    raise _Stalled
+        finally:
+            if hang_up is not None:
+                hang_up.cancel()
+            if not reply.done():
+                reply.cancel()
+                connection.close()
+
+    async def _watch_lag(self) -> None:
+        """How late does a timer fire? What delays it also delays stamps and sends."""
+        while True:
+            due = time.monotonic_ns() + int(LAG_PERIOD * 1e9)
+            await asyncio.sleep(LAG_PERIOD)
+            self._lags.append(max(0, time.monotonic_ns() - due))
+
+
+class _Stalled(Exception):
+    """No byte came for too long."""
+
+
+def make_body(
+    target: Target, turn: Turn, history: list[dict[str, str]], record: RequestRecord
+) -> tuple[str, bytes]:
+    """(path, JSON body) of a turn, and what the record knows of its prompt."""
+    body: dict[str, Any] = {
+        "model": target.model,
+        "max_tokens": turn.output_tokens,
+        "temperature": target.temperature,
+        "stream": target.stream,
+        **target.extra,
+        **turn.extra,
+    }
+    if target.stream:
+        body["stream_options"] = {"include_usage": True}
+    if target.ignore_eos and "response_format" not in turn.extra:
+        body["ignore_eos"] = True
+    if target.endpoint == "chat":
+        body["messages"] = history
+        return "/v1/chat/completions", json.dumps(body).encode()
+    if turn.ids is not None:
+        body["prompt"] = turn.ids
+        record.known_prompt_tokens, record.exact_prompt = len(turn.ids), True
+    else:
+        body["prompt"] = "\n".join(part["content"] for part in history)
+        record.known_prompt_tokens = turn.prompt_tokens if len(history) == 1 else 0
+    return "/v1/completions", json.dumps(body).encode()
+
+
+def judge(target: Target, stream: _Stream, reply: Reply) -> None:
+    """Turn status, error events and missing ends into the record's error."""
+    record = stream.record
+    record.status = reply.status
+    if reply.status != 200:
+        kind = "server" if reply.status >= 500 else "refused"
+        record.error_kind = "overload" if reply.status in (429, 503) else kind
+        record.error = f"HTTP {reply.status}: {stream.raw.decode(errors='replace')[:300]}"
+        return
+    if not target.stream:
+        _whole_answer(stream, reply)
+        return
+    if stream.broken is not None:
+        record.error_kind, record.error = "protocol", stream.broken
+    elif not stream.done:
+        record.error_kind, record.error = "protocol", "the stream ended without [DONE]"
+    elif not record.chunk_ns and not record.output_tokens:
+        record.error_kind, record.error = "protocol", "the answer is empty"
+
+
+def _whole_answer(stream: _Stream, reply: Reply) -> None:
+    """An answer without streaming: its time to the first token is its end."""
+    record = stream.record
+    try:
+        data = json.loads(stream.raw)
+        usage = data["usage"]
+        record.prompt_tokens = int(usage["prompt_tokens"])
+        record.output_tokens = int(usage["completion_tokens"])
+        choice = data["choices"][0]
+        record.finish_reason = choice["finish_reason"]
+        stream.text.append(choice.get("text") or choice.get("message", {}).get("content") or "")
+        record.chunk_ns = [reply.end_ns]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        record.error_kind, record.error = "protocol", f"the answer is not as expected: {error}"
+
+
+async def _sleep_until(when_ns: int) -> None:
+    delay = (when_ns - time.monotonic_ns()) / 1e9
+    if delay > 0:
+        await asyncio.sleep(delay)

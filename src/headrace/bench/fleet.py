@@ -1,0 +1,142 @@
+"""Client processes: sessions are dealt out among them, records come back as they end."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ..base.errors import HeadraceError
+from .job import Job, Target
+from .record import ClientAudit, RequestRecord
+from .workload import Session
+
+START_MARGIN = 0.3
+"""Seconds between telling the start time and the start."""
+
+
+def deal(
+    sessions: Sequence[Session],
+    target: Target,
+    processes: int,
+    *,
+    concurrency: int | None,
+    offsets: Sequence[float] | None,
+    duration: float | None,
+    tokenizer: str | None = None,
+) -> list[Job]:
+    """One job per process: session i goes to process i mod P, concurrency is split evenly."""
+    processes = min(processes, len(sessions), concurrency or len(sessions))
+    jobs = []
+    for process in range(processes):
+        share = None
+        if concurrency is not None:
+            share = concurrency // processes + (process < concurrency % processes)
+        jobs.append(
+            Job(
+                process, target, list(sessions[process::processes]),
+                list(range(process, len(sessions), processes)), share,
+                None if offsets is None else list(offsets[process::processes]), duration,
+                tokenizer,
+            )
+        )  # fmt: skip
+    return jobs
+
+
+class Fleet:
+    """Runs jobs in processes of their own."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.jobs = list(jobs)
+        self.audits: list[ClientAudit] = []
+        self.start_ns = 0
+        self._events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def run(
+        self,
+        on_record: Callable[[RequestRecord], None],
+        on_tick: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Start, wait for the end; → False where Ctrl-C ended it early. Records are kept."""
+        try:
+            return self._run(on_record, on_tick)
+        except KeyboardInterrupt:
+            return False
+        finally:
+            self._stop()
+
+    def _run(self, on_record: Callable[[RequestRecord], None], on_tick: Callable[[], None]) -> bool:
+        for job in self.jobs:
+            self._start(job)
+        open_, waiting = len(self.jobs), len(self.jobs)
+        while open_:
+            try:
+                process, message = self._events.get(timeout=0.25)
+            except queue.Empty:
+                on_tick()
+                continue
+            if message is None:
+                open_ -= 1
+                code = self._children[process].wait()
+                if code or waiting:
+                    raise HeadraceError(f"a client process ended with exit code {code}")
+            elif message["type"] == "ready":
+                waiting -= 1
+                if waiting == 0:
+                    self._go()
+            elif message["type"] == "record":
+                on_record(msgspec.convert(message["value"], RequestRecord))
+                on_tick()
+            elif message["type"] == "audit":
+                self.audits.append(msgspec.convert(message["value"], ClientAudit))
+            else:
+                raise HeadraceError(f"a client process failed: {message['value']}")
+        return True
+
+    def _start(self, job: Job) -> None:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "headrace.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._children.append(child)
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(job) + b"\n")
+        child.stdin.flush()
+        threading.Thread(target=self._read, args=(job.process, child), daemon=True).start()
+
+    def _read(self, process: int, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            self._events.put((process, msgspec.json.decode(line)))
+        self._events.put((process, None))
+
+    def _go(self) -> None:
+        self.start_ns = time.monotonic_ns() + int(START_MARGIN * 1e9)
+        for child in self._children:
+            assert child.stdin is not None
+            child.stdin.write(f"{self.start_ns}\n".encode())
+            child.stdin.flush()
+
+    def _stop(self) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                child.terminate()
+        for child in self._children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()

@@ -1,0 +1,46 @@
+"""What a client process is told: where, how, and its share of the sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from .workload import Session
+
+
+class Target(msgspec.Struct):
+    """The server and the form of the requests."""
+
+    url: str
+    model: str
+    endpoint: str = "completions"
+    """completions or chat."""
+    api_key: str | None = None
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    stream: bool = True
+    extra: dict[str, Any] = {}
+    """Further fields of every body."""
+    timeout: float = 600.0
+    """Seconds for a whole request."""
+    stall: float = 60.0
+    """Seconds without a byte after which a stream counts as stalled."""
+
+
+class Job(msgspec.Struct):
+    """One process's share of a run."""
+
+    process: int
+    target: Target
+    sessions: list[Session]
+    numbers: list[int]
+    """Number of each session in the whole run."""
+    concurrency: int | None = None
+    """Closed loop: sessions at the same time. None: open loop by `offsets`."""
+    offsets: list[float] | None = None
+    """Open loop: when each session starts, in seconds."""
+    duration: float | None = None
+    """Seconds after which nothing new is started."""
+    tokenizer: str | None = None
+    """Model whose tokenizer recounts the answers."""

@@ -1,0 +1,95 @@
+"""Text of a wished number of tokens.
+
+With a tokenizer: words of its own vocabulary (pieces that are a space and lower-case letters),
+trimmed until encoding gives exactly the wished count. Without one: the plain words below, written
+for this file, of which common tokenizers make one token each; the server's usage says how many it
+counted. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+_PLAIN = """
+the a of to in and is that for it as was with be by on not he this are at from but have an they
+which one you were her all she there would their we him been has when who will more no if out so
+said what up its about into than them can only other new some could time these two may then do
+first any my now such like our over man me even most made after also did many before must through
+back years where much your way well down should because each just those people how too little
+state good very make world still own see men work long get here between both life being under
+never day same another know while last might us great old year off come since against go came
+right used take three states himself few house use during without again place around however home
+small found thought went say part once general high upon school every does got united left number
+course war until always away something fact though water less public put thing almost hand enough
+far took head yet government system better set told nothing night end why called eyes find going
+look asked later knew
+"""
+WORDS = tuple(_PLAIN.split())
+
+
+class Encoder(Protocol):
+    """What is needed of a tokenizer (`text.Tokenizer` is one)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def piece(self, token_id: int) -> bytes: ...
+
+
+class Material:
+    """Makes texts and token lists, the same for the same seed."""
+
+    def __init__(self, tokenizer: Encoder | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.words = list(WORDS)
+        self.ids: list[int] = []
+        if tokenizer is not None:
+            self._read_vocabulary(tokenizer)
+
+    @property
+    def exact(self) -> bool:
+        """Are counts exact, or one token per word?"""
+        return self.tokenizer is not None
+
+    def count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text)) if self.tokenizer else len(text.split())
+
+    def text(self, tokens: int, rng: random.Random) -> str:
+        """Words that encode to `tokens` tokens."""
+        words = rng.choices(self.words, k=tokens)
+        if self.tokenizer is None:
+            return " ".join(words)
+        for _ in range(16):
+            text = " ".join(words)
+            found = len(self.tokenizer.encode(text))
+            if found == tokens:
+                return text
+            # By how many words, at the tokens per word of this text.
+            step = max(1, round(abs(found - tokens) * len(words) / found))
+            if found > tokens:
+                words = words[: max(1, len(words) - step)]
+            else:
+                words += rng.choices(self.words, k=step)
+        return " ".join(words)
+
+    def tokens(self, count: int, rng: random.Random) -> list[int]:
+        """Token ids of ordinary words; needs a tokenizer."""
+        assert self.ids, "token ids need a tokenizer"
+        return rng.choices(self.ids, k=count)
+
+    def _read_vocabulary(self, tokenizer: Encoder) -> None:
+        words, ids = [], []
+        for token in range(min(tokenizer.vocab_size, 60_000)):
+            try:
+                piece = tokenizer.piece(token).decode()
+            except (UnicodeDecodeError, KeyError, ValueError, IndexError):
+                continue
+            word = piece[1:]
+            if len(word) > 2 and piece[0] == " " and word.isascii() and word.isalpha():
+                if not word.islower():
+                    continue
+                words.append(word)
+                ids.append(token)
+        if len(words) >= 100:
+            self.words, self.ids = words, ids

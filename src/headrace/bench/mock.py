@@ -1,0 +1,245 @@
+"""A server whose latencies, errors and lies are set: what the harness itself is tested on.
+
+Real HTTP on a real socket, the OpenAI shapes, timers on absolute deadlines so that the pauses do
+not drift. `headrace bench mock`, or `MockServer` inside a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """What the server does. Times in seconds."""
+
+    ttft: float = 0.05
+    itl: float = 0.01
+    ttft_per_token: float = 0.0
+    """Per prompt token that is not cached."""
+    error_rate: float = 0.0
+    error_status: int = 500
+    drop_rate: float = 0.0
+    """Share of answers cut off in the middle."""
+    slots: int = 0
+    """Requests served at the same time, the others queue; 0: no limit."""
+    stall_after: int = 0
+    """Tokens after which a stream stands still for `stall_seconds`; 0: never."""
+    stall_seconds: float = 0.0
+    chunk: int = 1
+    """Tokens in one piece."""
+    claim: float = 1.0
+    """Factor on the output tokens that usage claims."""
+    claim_prompt: int = 0
+    """Added to the prompt tokens that usage claims."""
+    buffered: bool = False
+    """Sends everything at the end although a stream was asked for."""
+    no_usage: bool = False
+    prefix_cache: bool = False
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the server saw."""
+
+    requests: int = 0
+    errors: int = 0
+    cancelled: int = 0
+    running: int = 0
+    most_running: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+
+class MockServer:
+    """Runs in a thread with a loop of its own; `with MockServer(...) as server: server.url`."""
+
+    def __init__(self, behaviour: Behaviour | None = None, port: int = 0) -> None:
+        self.behaviour = behaviour or Behaviour()
+        self.seen = Seen()
+        self.port = port
+        self._rng = random.Random(self.behaviour.seed)
+        self._slots: asyncio.Semaphore | None = None
+        self._cached: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> MockServer:
+        self._thread.start()
+        if not self._ready.wait(10):
+            raise RuntimeError("the mock server did not start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def wait(self) -> None:
+        """Until the thread ends."""
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        if self.behaviour.slots:
+            self._slots = asyncio.Semaphore(self.behaviour.slots)
+        server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, backlog=1024)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        if hasattr(server, "close_clients"):
+            server.close_clients()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await self._exchange(reader, writer):
+                pass
+        writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        length = next(
+            (int(h.split(":")[1]) for h in head if h.lower().startswith("content-length:")), 0
+        )
+        body = await reader.readexactly(length)
+        method, path, _ = head[0].split(" ", 2)
+        if method == "GET":
+            self._get(path, writer)
+            await writer.drain()
+            return True
+        request = json.loads(body)
+        seen, behaviour = self.seen, self.behaviour
+        seen.requests += 1
+        seen.bodies.append(request)
+        if self._rng.random() < behaviour.error_rate:
+            seen.errors += 1
+            _whole(writer, behaviour.error_status, {"error": {"message": "as was set"}})
+            await writer.drain()
+            return True
+        begin = time.monotonic()
+        if self._slots is not None:
+            await self._slots.acquire()
+            begin = time.monotonic()
+        seen.running += 1
+        seen.most_running = max(seen.most_running, seen.running)
+        try:
+            return await self._answer(path, request, writer, begin)
+        except ConnectionError:
+            seen.cancelled += 1
+            return False
+        finally:
+            seen.running -= 1
+            if self._slots is not None:
+                self._slots.release()
+
+    def _get(self, path: str, writer: asyncio.StreamWriter) -> None:
+        if path == "/v1/models":
+            _whole(writer, 200, {"object": "list", "data": [{"id": "mock", "object": "model"}]})
+        elif path in ("/health", "/version"):
+            _whole(writer, 200, {"version": "mock"})
+        else:
+            _whole(writer, 404, {"error": {"message": "no such path"}})
+
+    async def _answer(
+        self, path: str, request: dict[str, Any], writer: asyncio.StreamWriter, begin: float
+    ) -> bool:
+        behaviour = self.behaviour
+        tokens = int(request.get("max_tokens", 16))
+        prompt, cached = self._prompt(request)
+        first = begin + behaviour.ttft + behaviour.ttft_per_token * (prompt - cached)
+        chat = path.endswith("/chat/completions")
+        usage = {
+            "prompt_tokens": prompt + behaviour.claim_prompt,
+            "completion_tokens": round(tokens * behaviour.claim),
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        if not request.get("stream"):
+            await _until(first + behaviour.itl * (tokens - 1))
+            text = " tok" * tokens
+            part = {"message": {"content": text}} if chat else {"text": text}
+            _whole(
+                writer, 200,
+                {"choices": [{"index": 0, "finish_reason": "length", **part}], "usage": usage},
+            )  # fmt: skip
+            await writer.drain()
+            return True
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        drop = tokens // 2 if self._rng.random() < behaviour.drop_rate else -1
+        shift = 0.0
+        for number in range(0, tokens, behaviour.chunk):
+            if number == drop:
+                writer.transport.abort()
+                return False
+            if behaviour.stall_after and number == behaviour.stall_after:
+                shift = behaviour.stall_seconds
+            if not behaviour.buffered:
+                await _until(first + shift + behaviour.itl * number)
+            text = " tok" * min(behaviour.chunk, tokens - number)
+            part = {"delta": {"content": text}} if chat else {"text": text}
+            _event(writer, {"choices": [{"index": 0, "finish_reason": None, **part}]})
+            if not behaviour.buffered:
+                await writer.drain()
+            if writer.transport.is_closing():
+                raise ConnectionResetError
+        if behaviour.buffered:
+            await _until(first + behaviour.itl * (tokens - 1))
+        end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        _event(writer, {"choices": [{"index": 0, "finish_reason": "length", **end}]})
+        if not behaviour.no_usage:
+            _event(writer, {"choices": [], "usage": usage})
+        data = b"data: [DONE]\n\n"
+        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n0\r\n\r\n")
+        await writer.drain()
+        return True
+
+    def _prompt(self, request: dict[str, Any]) -> tuple[int, int]:
+        """(prompt tokens, of which cached): words, or ids; whole prefixes of 16 are cached."""
+        prompt = request.get("prompt")
+        if prompt is None:
+            prompt = " ".join(str(part.get("content")) for part in request.get("messages", []))
+        units = prompt if isinstance(prompt, list) else prompt.split()
+        cached = 0
+        if self.behaviour.prefix_cache:
+            for end in range(16, len(units), 16):
+                key = repr(units[:end])
+                if key in self._cached and cached == end - 16:
+                    cached = end
+                self._cached.add(key)
+        return len(units), cached
+
+
+async def _until(when: float) -> None:
+    delay = when - time.monotonic()
+    if delay > 0:
+        await asyncio.sleep(delay)
+
+
+def _event(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
+    data = b"data: " + json.dumps(value).encode() + b"\n\n"
+    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+def _whole(writer: asyncio.StreamWriter, status: int, value: dict[str, Any]) -> None:
+    data = json.dumps(value).encode()
+    writer.write(
+        f"HTTP/1.1 {status} Set\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n".encode()
+        + data
+    )

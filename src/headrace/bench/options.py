@@ -1,0 +1,113 @@
+"""What one run is: server, workload, arrivals, bounds; all checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InvalidRequest
+from .arrivals import parse_arrivals
+from .lengths import parse_lengths
+from .slo import parse_slo
+from .traces import TRACES
+from .workload import CHAT_ONLY, WORKLOADS
+
+
+@dataclass(slots=True)
+class RunOptions:
+    """All that decides what is measured; written into the result."""
+
+    url: str = "http://127.0.0.1:8000"
+    model: str | None = None
+    """Name in the requests; none: the first of /v1/models."""
+    endpoint: str | None = None
+    """completions or chat; none: what the workload needs."""
+    workload: str = "fixed"
+    trace: str | None = None
+    """FORMAT:PATH in place of a workload."""
+    trace_speed: float = 1.0
+    input: str = "128"
+    output: str = "128"
+    requests: int = 64
+    """Sessions of the workload."""
+    duration: float | None = None
+    arrivals: str | None = None
+    """Open loop; none: closed loop of `concurrency`."""
+    concurrency: int = 8
+    seed: int = 0
+    tokenizer: str | None = None
+    """Model whose tokenizer makes exact prompts and recounts answers."""
+    prefix_tokens: int = 1024
+    groups: int = 8
+    zipf: float = 1.0
+    turns: int = 4
+    think_seconds: float = 2.0
+    warmup: int = 2
+    processes: int = 1
+    ignore_eos: bool = True
+    stream: bool = True
+    temperature: float = 0.0
+    slo: str | None = None
+    timeout: float = 600.0
+    stall: float = 60.0
+    devices: int = 1
+    price_per_hour: float | None = None
+    api_key: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def verify(self) -> None:
+        """Raise `InvalidRequest` for the first field that is out of its bounds."""
+        for name, low in (
+            ("requests", 1), ("concurrency", 1), ("groups", 1), ("turns", 1), ("warmup", 0),
+            ("processes", 1), ("prefix_tokens", 1), ("devices", 1),
+        ):  # fmt: skip
+            if getattr(self, name) < low:
+                raise InvalidRequest(
+                    f"{name} must be at least {low}, not {getattr(self, name)}", param=name
+                )
+        for name in ("duration", "timeout", "stall", "trace_speed", "price_per_hour"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise InvalidRequest(f"{name} must be above 0, not {value}", param=name)
+        if self.endpoint not in (None, "completions", "chat"):
+            raise InvalidRequest("endpoint must be completions or chat", param="endpoint")
+        if self.trace is None and self.workload not in WORKLOADS:
+            raise InvalidRequest(
+                f"unknown workload {self.workload!r}; known: {', '.join(WORKLOADS)}",
+                param="workload",
+            )
+        if self.trace is not None and self.trace.partition(":")[0] not in TRACES:
+            raise InvalidRequest(
+                f"a trace is FORMAT:PATH with a format of {', '.join(TRACES)}, not {self.trace!r}",
+                param="trace",
+            )
+        parse_lengths(self.input, "input")
+        parse_lengths(self.output, "output")
+        if self.arrivals is not None and self.arrivals != "trace":
+            parse_arrivals(self.arrivals)
+        if self.arrivals == "trace" and self.trace is None:
+            raise InvalidRequest("arrivals 'trace' needs a --trace", param="arrivals")
+        if self.slo is not None:
+            parse_slo(self.slo)
+        if self.workload in CHAT_ONLY and self.endpoint == "completions" and self.trace is None:
+            raise InvalidRequest(
+                f"the workload {self.workload} needs the chat endpoint", param="endpoint"
+            )
+
+    @property
+    def resolved_endpoint(self) -> str:
+        if self.endpoint is not None:
+            return self.endpoint
+        if self.trace is not None:
+            return "chat" if self.trace.startswith("sharegpt") else "completions"
+        return "chat" if self.workload in CHAT_ONLY else "completions"
+
+    def public(self) -> dict[str, Any]:
+        """Without the key, and with only the file's name of a local tokenizer."""
+        values = asdict(self)
+        values["api_key"] = None if self.api_key is None else "set"
+        if self.tokenizer is not None:
+            values["tokenizer"] = Path(self.tokenizer).name
+        return values

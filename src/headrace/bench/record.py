@@ -1,0 +1,61 @@
+"""What is kept of every request: times on one monotonic clock, in nanoseconds."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RequestRecord(msgspec.Struct):
+    """One request. All clients share the machine's monotonic clock, so times compare."""
+
+    number: int
+    session: int
+    turn: int
+    group: int
+    planned_ns: int
+    """When it was due: latency counts from here, whatever kept the client from sending."""
+    sent_ns: int = 0
+    chunk_ns: list[int] = []
+    """Arrival of each piece that carries a part of the answer."""
+    end_ns: int = 0
+    status: int = 0
+    error: str | None = None
+    error_kind: str | None = None
+    """refused (4xx), overload (429, 503), server (5xx), connection, timeout, stalled, protocol."""
+    cancelled: bool = False
+    """Hung up on purpose."""
+    asked_tokens: int = 0
+    known_prompt_tokens: int = 0
+    """What the client knows that it sent; 0: it does not."""
+    exact_prompt: bool = False
+    """`known_prompt_tokens` must equal the server's count (token ids)."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """As the server's usage says."""
+    cached_tokens: int | None = None
+    characters: int = 0
+    recount_tokens: int | None = None
+    """Tokens of the answer's text, where the client has the tokenizer."""
+    finish_reason: str | None = None
+    process: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None and not self.cancelled
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens: the server's count, else the pieces that came."""
+        return self.output_tokens if self.output_tokens is not None else len(self.chunk_ns)
+
+
+class ClientAudit(msgspec.Struct):
+    """How one client process kept up."""
+
+    process: int
+    lag_ns: list[int] = []
+    """How late a timer of the event loop was, sampled all along."""
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    connections: int = 0
+    requests: int = 0

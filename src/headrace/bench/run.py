@@ -1,0 +1,226 @@
+"""One run from options to result: look at the server, make the workload, send, examine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InvalidRequest, Overloaded
+from ..loader import open_model
+from ..text import load_tokenizer
+from .arrivals import Arrivals, Scheduled, parse_arrivals
+from .audit import Finding, examine
+from .energy import EnergyMeter
+from .fleet import Fleet, deal
+from .http import ConnectionLost, fetch, parse_url
+from .job import Target
+from .lengths import parse_lengths
+from .material import Material
+from .metrics import Run
+from .options import RunOptions
+from .record import ClientAudit, RequestRecord
+from .result import document
+from .slo import parse_slo
+from .store import Store
+from .traces import load_trace
+from .workload import Session, Wish, make_workload, shareable_tokens
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a live view shows while a run is on."""
+
+    total: int
+    records: list[RequestRecord] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    phase: str = "preparing"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run."""
+
+    result: dict[str, Any]
+    run: Run
+    problem: str | None
+    """Why the files are not all there (a full disk)."""
+
+
+Watch = Callable[[Progress], None]
+
+
+def run_bench(
+    options: RunOptions, folder: Path | None = None, watch: Watch = lambda _progress: None
+) -> Outcome:
+    """Measure. Ctrl-C ends the run early and keeps what was measured.
+
+    Raises `InvalidRequest` for bad options, `Overloaded` where no server answers.
+    """
+    options.verify()
+    server = ask_server(options)
+    model = options.model or server["model"]
+    material = make_material(options.tokenizer)
+    sessions, arrivals = make_sessions(options, material)
+    target = Target(
+        options.url, model, options.resolved_endpoint, options.api_key, options.ignore_eos,
+        options.temperature, options.stream, options.extra, options.timeout, options.stall,
+    )  # fmt: skip
+    offsets = None
+    if arrivals is not None:
+        stream = arrivals.offsets(random.Random(options.seed + 1))
+        offsets = list(itertools.islice(stream, len(sessions)))
+        if options.duration is not None:
+            sessions = sessions[: sum(offset < options.duration for offset in offsets)]
+            offsets = offsets[: len(sessions)]
+            if not sessions:
+                raise InvalidRequest("no request is due within the duration", param="duration")
+    progress = Progress(sum(len(session.turns) for session in sessions))
+    store = Store(folder)
+    try:
+        progress.phase = "warming up"
+        watch(progress)
+        _warm_up(options, target, material)
+        progress.phase, progress.started = "running", time.monotonic()
+        fleet = Fleet(
+            deal(
+                sessions,
+                target,
+                options.processes,
+                concurrency=None if offsets is not None else options.concurrency,
+                offsets=offsets,
+                duration=options.duration,
+                tokenizer=options.tokenizer,
+            )
+        )
+
+        def keep(record: RequestRecord) -> None:
+            progress.records.append(record)
+            store.record(record)
+
+        meter = EnergyMeter()
+        finished = fleet.run(keep, lambda: watch(progress))
+        run = make_run(options, progress.records, fleet.start_ns, sessions, meter.joules())
+        result = judge_run(options, run, server, fleet.audits, interrupted=not finished)
+        progress.phase = "done"
+        store.json("result.json", result)
+    finally:
+        store.close()
+    return Outcome(result, run, store.problem)
+
+
+def make_run(
+    options: RunOptions, records: list[RequestRecord], start_ns: int, sessions: list[Session],
+    joules: float | None = None,
+) -> Run:  # fmt: skip
+    end = max((record.end_ns for record in records), default=start_ns + 1)
+    single = all(len(session.turns) == 1 for session in sessions)
+    complete = len(records) == len(sessions)
+    return Run(
+        sorted(records, key=lambda record: record.planned_ns), start_ns, max(end, start_ns + 1),
+        parse_slo(options.slo) if options.slo else None,
+        shareable_tokens(sessions) if single and complete else None,
+        options.devices, options.price_per_hour, joules,
+    )  # fmt: skip
+
+
+def judge_run(
+    options: RunOptions, run: Run, server: dict[str, Any], audits: list[ClientAudit], *,
+    interrupted: bool,
+) -> dict[str, Any]:  # fmt: skip
+    findings = examine(
+        run.records, audits, open_loop=options.arrivals is not None,
+        ignore_eos=options.ignore_eos and options.workload != "structured", stream=options.stream,
+    )  # fmt: skip
+    if interrupted:
+        findings.append(Finding("warning", "interrupted", "the run was interrupted"))
+    return document(
+        run=run, options=options.public(), server=server, audits=audits, findings=findings,
+        interrupted=interrupted,
+    )  # fmt: skip
+
+
+def ask_server(options: RunOptions) -> dict[str, Any]:
+    """Its model and version; `Overloaded` where it does not answer."""
+    address = parse_url(options.url)
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else None
+    try:
+        status, body = asyncio.run(fetch(address, "GET", "/v1/models", headers=headers, timeout=10))
+    except ConnectionLost as error:
+        raise Overloaded(f"no server to measure: {error}", param="url") from None
+    found: dict[str, Any] = {"url": options.url, "model": options.model or "", "version": None}
+    if status == 200:
+        try:
+            models = [str(item["id"]) for item in json.loads(body)["data"]]
+        except (ValueError, KeyError, TypeError):
+            models = []
+        if models and options.model is None:
+            found["model"] = models[0]
+    elif status in (401, 403):
+        raise InvalidRequest(f"{options.url} wants another --api-key (HTTP {status})")
+    if not found["model"]:
+        raise InvalidRequest(f"{options.url} names no model: pass --model", param="model")
+    try:
+        status, body = asyncio.run(fetch(address, "GET", "/version", timeout=10))
+        if status == 200:
+            found["version"] = json.loads(body).get("version")
+    except (ConnectionLost, ValueError, AttributeError):
+        pass  # Not every server tells its version.
+    return found
+
+
+def make_material(tokenizer: str | None) -> Material:
+    return Material(None if tokenizer is None else load_tokenizer(open_model(tokenizer).tokenizer))
+
+
+def make_sessions(options: RunOptions, material: Material) -> tuple[list[Session], Arrivals | None]:
+    """The workload and when it arrives (None: closed loop)."""
+    if options.trace is not None:
+        kind, _, path = options.trace.partition(":")
+        sessions = load_trace(kind, Path(path), material, limit=options.requests, seed=options.seed)
+        if options.arrivals == "trace":
+            times = [session.at for session in sessions]
+            if None in times:
+                raise InvalidRequest(f"a {kind} trace has no times", param="arrivals")
+            return sessions, Scheduled([t for t in times if t is not None], options.trace_speed)
+    else:
+        sessions = make_workload(options.workload, make_wish(options, material))
+    arrivals = parse_arrivals(options.arrivals) if options.arrivals is not None else None
+    return sessions, arrivals
+
+
+def make_wish(options: RunOptions, material: Material) -> Wish:
+    return Wish(
+        sessions=options.requests,
+        seed=options.seed,
+        input=parse_lengths(options.input, "input"),
+        output=parse_lengths(options.output, "output"),
+        material=material,
+        ids=options.resolved_endpoint == "completions" and bool(material.ids),
+        groups=options.groups,
+        prefix_tokens=options.prefix_tokens,
+        zipf=options.zipf,
+        turns=options.turns,
+        think_seconds=options.think_seconds,
+    )
+
+
+def _warm_up(options: RunOptions, target: Target, material: Material) -> None:
+    """A few requests that are not counted, of another seed so that no prefix is shared."""
+    if not options.warmup:
+        return
+    wish = make_wish(
+        replace(options, workload="fixed", requests=options.warmup, seed=options.seed + 7919,
+                output="8", trace=None),
+        material,
+    )  # fmt: skip
+    sessions = make_workload("fixed", wish)
+    Fleet(deal(sessions, target, 1, concurrency=1, offsets=None, duration=None)).run(
+        lambda _record: None
+    )

@@ -1,0 +1,113 @@
+"""The folder of a run: records as they come, the result at the end; a full disk loses no more."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .metrics import SAMPLES
+from .record import RequestRecord
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Store:
+    """Writes into `folder`; after the first failure it only remembers why."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.problem: str | None = None
+        self._records: io.BufferedWriter | None = None
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._records = (folder / "requests.jsonl").open("wb")
+            except OSError as error:
+                self._broken(error)
+
+    def record(self, record: RequestRecord) -> None:
+        if self._records is None or self.problem is not None:
+            return
+        try:
+            self._records.write(_encode(record) + b"\n")
+            self._records.flush()
+        except OSError as error:
+            self._broken(error)
+
+    def text(self, name: str, content: str) -> Path | None:
+        """Write a file, whole or not at all."""
+        if self.folder is None:
+            return None
+        path, partial = self.folder / name, self.folder / f".{name}.partial"
+        try:
+            partial.write_text(content)
+            partial.replace(path)
+        except OSError as error:
+            self._broken(error)
+            partial.unlink(missing_ok=True)
+            return None
+        return path
+
+    def json(self, name: str, value: dict[str, Any]) -> Path | None:
+        return self.text(name, json.dumps(value, indent=1))
+
+    def close(self) -> None:
+        if self._records is not None:
+            try:
+                self._records.close()
+            except OSError as error:
+                self._broken(error)
+
+    def _broken(self, error: OSError) -> None:
+        self.problem = self.problem or f"{self.folder}: {error.strerror or error}"
+
+
+def read_records(path: Path) -> list[RequestRecord]:
+    """Records of a run, also of one that was cut off: a half line at the end is left out."""
+    decoder = msgspec.json.Decoder(RequestRecord)
+    records = []
+    for line in path.read_bytes().split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            records.append(decoder.decode(line))
+        except msgspec.MsgspecError:
+            break
+    return records
+
+
+def records_csv(records: list[RequestRecord], start_ns: int) -> str:
+    """One line per request, times in seconds from the start of the run."""
+    per_request = [metric for metric in SAMPLES if metric.name != "itl"]
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(
+        ["number", "session", "turn", "group", "planned", "sent", "end", "status", "error",
+         "cancelled", "cached_tokens", "finish_reason", "itl_mean",
+         *(metric.name for metric in per_request)]
+    )  # fmt: skip
+    for record in records:
+        gaps = len(record.chunk_ns) - 1
+        mean = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / gaps if gaps > 0 else ""
+        writer.writerow(
+            [
+                record.number,
+                record.session,
+                record.turn,
+                record.group,
+                *((t - start_ns) / 1e9 for t in (record.planned_ns, record.sent_ns, record.end_ns)),
+                record.status,
+                record.error or "",
+                int(record.cancelled),
+                "" if record.cached_tokens is None else record.cached_tokens,
+                record.finish_reason or "",
+                mean,
+                *(next(iter(metric.values(record)), "") for metric in per_request),
+            ]
+        )
+    return out.getvalue()

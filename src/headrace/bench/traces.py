@@ -1,0 +1,194 @@
+"""Workloads recorded elsewhere, from local files.
+
+ShareGPT-like JSON, Mooncake's JSONL (timestamp, lengths, hash ids of 512-token blocks), the Azure
+LLM inference trace (CSV) and BurstGPT (CSV). Formats as their publishers document them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InvalidRequest
+from .material import Material
+from .workload import Session, Turn
+
+HASH_TOKENS = 512
+"""Tokens of one hashed block in Mooncake's traces."""
+
+
+def load_trace(
+    kind: str, path: Path, material: Material, *, limit: int | None = None, seed: int = 0
+) -> list[Session]:
+    """The sessions of a trace, in order of time; `InvalidRequest` names line and column."""
+    if kind not in TRACES:
+        raise InvalidRequest(
+            f"unknown trace format {kind!r}; known: {', '.join(TRACES)}", param="trace"
+        )
+    if not path.is_file():
+        raise InvalidRequest(f"no such trace file: {path}", param="trace")
+    try:
+        sessions = TRACES[kind](path, material, random.Random(seed), limit)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not text: {error}", param="trace") from None
+    if not sessions:
+        raise InvalidRequest(f"{path} holds no request", param="trace")
+    sessions.sort(key=lambda session: session.at or 0.0)
+    return sessions
+
+
+def _sharegpt(
+    path: Path, material: Material, rng: random.Random, limit: int | None
+) -> list[Session]:
+    """[{"conversations": [{"from": "human" | "gpt", "value": …}, …]}, …]: first exchange."""
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is not JSON: {error}", param="trace") from None
+    if not isinstance(data, list):
+        raise InvalidRequest(f"{path}: expected a list of conversations", param="trace")
+    sessions = []
+    for number, item in enumerate(data[:limit]):
+        talk = item.get("conversations") or item.get("messages") if isinstance(item, dict) else None
+        if not isinstance(talk, list):
+            raise InvalidRequest(
+                f"{path}, entry {number}: needs a list 'conversations' (or 'messages')",
+                param="trace",
+            )
+        said = [
+            (str(part.get("from", part.get("role"))), str(part.get("value", part.get("content"))))
+            for part in talk
+            if isinstance(part, dict)
+        ]
+        turns = [
+            Turn(
+                question, max(1, material.count(answer)), prompt_tokens=material.count(question),
+                answer=answer,
+            )
+            for (asker, question), (answerer, answer) in zip(said[::2], said[1::2], strict=False)
+            if asker in ("human", "user") and answerer in ("gpt", "assistant") and question
+        ]  # fmt: skip
+        if turns:
+            sessions.append(Session(turns))
+    return sessions
+
+
+def _mooncake(
+    path: Path, material: Material, rng: random.Random, limit: int | None
+) -> list[Session]:
+    """Lines of {"timestamp" (ms), "input_length", "output_length", "hash_ids"}.
+
+    A hash id always becomes the same 512 tokens, so prefixes are shared as they were recorded.
+    """
+    blocks: dict[int, list[int] | str] = {}
+    sessions = []
+    for number, line in enumerate(path.read_text().splitlines()[:limit], 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            length, output = int(item["input_length"]), int(item["output_length"])
+            at = float(item["timestamp"]) / 1000
+            hashes = [int(value) for value in item.get("hash_ids", [])]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _bad(path, number, error) from None
+        parts: list[Any] = []
+        for index, name in enumerate(hashes):
+            wanted = min(HASH_TOKENS, length - index * HASH_TOKENS)
+            if wanted <= 0:
+                break
+            block = blocks.get(name)
+            if block is None:
+                block = blocks[name] = _some(material, HASH_TOKENS, random.Random(name))
+            parts.append(block[:wanted] if isinstance(block, list) else block)
+        covered = min(length, len(parts) * HASH_TOKENS)
+        if length > covered:
+            parts.append(_some(material, length - covered, rng))
+        sessions.append(Session([_joined(parts, length, output)], at=at))
+    return sessions
+
+
+def _azure(path: Path, material: Material, rng: random.Random, limit: int | None) -> list[Session]:
+    """Columns TIMESTAMP, ContextTokens, GeneratedTokens."""
+    sessions = []
+    for number, row in _csv(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), limit):
+        try:
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26].strip()).timestamp()
+            length, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        except ValueError as error:
+            raise _bad(path, number, error) from None
+        if length > 0 and output > 0:
+            turn = _joined([_some(material, length, rng)], length, output)
+            sessions.append(Session([turn], at=at))
+    return sessions
+
+
+def _burstgpt(
+    path: Path, material: Material, rng: random.Random, limit: int | None
+) -> list[Session]:
+    """Columns Timestamp (seconds), Request tokens, Response tokens; failures (0) left out."""
+    sessions = []
+    for number, row in _csv(path, ("Timestamp", "Request tokens", "Response tokens"), limit):
+        try:
+            at = float(row["Timestamp"])
+            length, output = int(row["Request tokens"]), int(row["Response tokens"])
+        except ValueError as error:
+            raise _bad(path, number, error) from None
+        if length > 0 and output > 0:
+            turn = _joined([_some(material, length, rng)], length, output)
+            sessions.append(Session([turn], at=at))
+    return sessions
+
+
+TRACES: dict[
+    str, Callable[[Path, Material, random.Random, int | None], list[Session]]
+] = {
+    "sharegpt": _sharegpt,
+    "mooncake": _mooncake,
+    "azure": _azure,
+    "burstgpt": _burstgpt,
+}  # fmt: skip
+
+
+def _csv(
+    path: Path, needed: tuple[str, ...], limit: int | None
+) -> list[tuple[int, dict[str, str]]]:
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        columns = reader.fieldnames or []
+        missing = [name for name in needed if name not in columns]
+        if missing:
+            raise InvalidRequest(
+                f"{path} lacks the column {missing[0]!r}; it has {', '.join(columns) or 'none'}",
+                param="trace",
+            )
+        rows: list[tuple[int, dict[str, str]]] = []
+        for number, row in enumerate(reader, 2):
+            if limit is not None and len(rows) >= limit:
+                break
+            if any(row.get(name) is None for name in needed):
+                raise InvalidRequest(f"{path}, line {number}: too few columns", param="trace")
+            rows.append((number, row))
+        return rows
+
+
+def _some(material: Material, tokens: int, rng: random.Random) -> list[int] | str:
+    return material.tokens(tokens, rng) if material.ids else material.text(tokens, rng)
+
+
+def _joined(parts: list[Any], length: int, output: int) -> Turn:
+    if parts and isinstance(parts[0], list):
+        return Turn(
+            "", output, ids=[token for part in parts for token in part], prompt_tokens=length
+        )
+    return Turn(" ".join(parts), output, prompt_tokens=length)
+
+
+def _bad(path: Path, number: int, error: Exception) -> InvalidRequest:
+    what = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+    return InvalidRequest(f"{path}, line {number}: {what}", param="trace")

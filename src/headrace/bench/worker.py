@@ -1,0 +1,78 @@
+"""A client process: `python -m headrace.bench.worker`, told its job on stdin.
+
+Lines in: a job, then the start time on the monotonic clock. Lines out: "ready", a record per
+request as it ends, and the audit at the end, each a JSON object with its type first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from ..base.errors import HeadraceError
+from .client import Client, Recount
+from .job import Job
+from .record import RequestRecord
+
+_encode = msgspec.json.Encoder().encode
+
+
+def say(kind: str, value: object = None) -> None:
+    sys.stdout.buffer.write(_encode({"type": kind, "value": value}) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def recounter(model: str | None) -> Recount | None:
+    """Counts tokens with a model's own tokenizer."""
+    if model is None:
+        return None
+    from ..loader import open_model  # Only where recounting is asked: it costs start-up time.
+    from ..text import load_tokenizer
+
+    tokenizer = load_tokenizer(open_model(model).tokenizer)
+    return lambda text: len(tokenizer.encode(text, special=False))
+
+
+def new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return made
+
+
+async def work(job: Job, start_ns: int) -> None:
+    def emit(record: RequestRecord) -> None:
+        say("record", record)
+
+    client = Client(job, emit, recounter(job.tokenizer))
+    # Collections in the middle of a run would be lag of our own making.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    await client.run(start_ns)
+    say("audit", client.audit)
+
+
+def main() -> None:
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    say("ready")
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # The parent is gone.
+    try:
+        with asyncio.Runner(loop_factory=new_loop()) as runner:
+            runner.run(work(job, int(line)))
+    except HeadraceError as error:
+        say("failed", error.message)
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

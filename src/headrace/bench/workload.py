@@ -1,0 +1,223 @@
+"""What is asked: sessions of turns, made from a seed before the clock starts.
+
+A session is one user: turns follow each other, each after the answer to the one before and a time
+to think. A single-turn workload has sessions of one turn.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..base.errors import InvalidRequest
+from .lengths import Lengths
+from .material import Material
+
+ROLE_SYSTEM, ROLE_USER, ROLE_TOOL = "system", "user", "tool"
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request of a session."""
+
+    text: str
+    """What the user adds."""
+    output_tokens: int
+    think_seconds: float = 0.0
+    """After the answer before this one."""
+    cancel_after: int | None = None
+    """Hang up after so many chunks."""
+    role: str = ROLE_USER
+    ids: list[int] | None = None
+    """The prompt as token ids, where the workload is exact and single-turn."""
+    prompt_tokens: int = 0
+    """Tokens of `ids` or `text` (without a chat template), as far as known."""
+    answer: str | None = None
+    """Used as the assistant's words in the history in place of what the server says."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the request's body."""
+
+
+@dataclass(slots=True)
+class Session:
+    """One user."""
+
+    turns: list[Turn]
+    system: str = ""
+    group: int = 0
+    """Which shared prefix it has."""
+    at: float | None = None
+    """Offset of its first request in a trace, in seconds."""
+    shared_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Wish:
+    """What a workload is made with."""
+
+    sessions: int
+    seed: int
+    input: Lengths
+    output: Lengths
+    material: Material
+    ids: bool
+    """Prompts as token ids (exact) rather than text."""
+    groups: int = 8
+    prefix_tokens: int = 1024
+    zipf: float = 1.0
+    turns: int = 4
+    think_seconds: float = 2.0
+    cancel_share: float = 0.1
+
+
+def fixed(wish: Wish) -> list[Session]:
+    """Single requests; lengths from the two distributions."""
+    rng = random.Random(wish.seed)
+    return [Session([_turn(wish, rng)]) for _ in range(wish.sessions)]
+
+
+def shared_prefix(wish: Wish) -> list[Session]:
+    """`groups` prefixes of `prefix_tokens`; group k is drawn with weight 1 / k ** zipf."""
+    rng = random.Random(wish.seed)
+    weights = [1 / rank**wish.zipf for rank in range(1, wish.groups + 1)]
+    prefixes = [
+        wish.material.tokens(wish.prefix_tokens, rng) if wish.ids
+        else wish.material.text(wish.prefix_tokens, rng)
+        for _ in weights
+    ]  # fmt: skip
+    sessions = []
+    for _ in range(wish.sessions):
+        group = rng.choices(range(wish.groups), weights)[0]
+        turn = _turn(wish, rng)
+        prefix = prefixes[group]
+        if isinstance(prefix, list):
+            turn.ids = prefix + (turn.ids or [])
+        else:
+            turn.text = f"{prefix} {turn.text}"
+        turn.prompt_tokens += wish.prefix_tokens
+        sessions.append(Session([turn], group=group, shared_tokens=wish.prefix_tokens))
+    return sessions
+
+
+def chat(wish: Wish) -> list[Session]:
+    """Users with a system prompt of their group, who think (exponential) between turns."""
+    rng = random.Random(wish.seed)
+    systems = [wish.material.text(wish.prefix_tokens, rng) for _ in range(wish.groups)]
+    weights = [1 / rank**wish.zipf for rank in range(1, wish.groups + 1)]
+    sessions = []
+    for _ in range(wish.sessions):
+        group = rng.choices(range(wish.groups), weights)[0]
+        turns = [_turn(wish, rng, text_only=True) for _ in range(wish.turns)]
+        for turn in turns[1:]:
+            turn.think_seconds = _think(wish, rng)
+        sessions.append(Session(turns, systems[group], group, shared_tokens=wish.prefix_tokens))
+    return sessions
+
+
+def agentic(wish: Wish) -> list[Session]:
+    """A coding agent: long tool results come back at once, the context grows, some are cancelled.
+
+    One system prompt with tools for all; each turn after the first is a tool's result of three
+    times the input length; `cancel_share` of the turns are hung up after a quarter of the answer.
+    """
+    rng = random.Random(wish.seed)
+    system = wish.material.text(wish.prefix_tokens, rng)
+    sessions = []
+    for _ in range(wish.sessions):
+        turns = []
+        for number in range(wish.turns):
+            turn = _turn(wish, rng, text_only=True, factor=3 if number else 1)
+            # Tools answer in tens of milliseconds to seconds.
+            turn.think_seconds = 0.0 if number == 0 else rng.lognormvariate(-2.0, 1.0)
+            if rng.random() < wish.cancel_share:
+                turn.cancel_after = max(1, turn.output_tokens // 4)
+            turns.append(turn)
+        sessions.append(Session(turns, system, shared_tokens=wish.prefix_tokens))
+    return sessions
+
+
+def long_context(wish: Wish) -> list[Session]:
+    """Single requests of eight times the input length that end in a short question."""
+    rng = random.Random(wish.seed)
+    return [Session([_turn(wish, rng, factor=8)]) for _ in range(wish.sessions)]
+
+
+def structured(wish: Wish) -> list[Session]:
+    """Single requests whose answer must match a JSON schema."""
+    rng = random.Random(wish.seed)
+    schema = {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "maxLength": 40},
+            "score": {"type": "integer", "minimum": 0, "maximum": 100},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+        },
+        "required": ["title", "score", "tags"],
+        "additionalProperties": False,
+    }
+    sessions = []
+    for _ in range(wish.sessions):
+        turn = _turn(wish, rng, text_only=True)
+        turn.extra = {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": schema, "strict": True},
+            }
+        }
+        sessions.append(Session([turn]))
+    return sessions
+
+
+WORKLOADS: dict[str, Callable[[Wish], list[Session]]] = {
+    "fixed": fixed,
+    "shared-prefix": shared_prefix,
+    "chat": chat,
+    "agentic": agentic,
+    "long-context": long_context,
+    "structured": structured,
+}
+CHAT_ONLY = ("chat", "agentic", "structured")
+
+
+def make_workload(name: str, wish: Wish) -> list[Session]:
+    """The sessions of a named workload; `InvalidRequest` lists the names."""
+    if name not in WORKLOADS:
+        raise InvalidRequest(
+            f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}", param="workload"
+        )
+    for field_, value, low in (
+        ("sessions", wish.sessions, 1), ("groups", wish.groups, 1), ("turns", wish.turns, 1),
+        ("prefix_tokens", wish.prefix_tokens, 1),
+    ):  # fmt: skip
+        if value < low:
+            raise InvalidRequest(f"{field_} must be at least {low}, not {value}", param=field_)
+    return WORKLOADS[name](wish)
+
+
+def shareable_tokens(sessions: list[Session]) -> int:
+    """Prompt tokens of the single-turn requests that an earlier one of the same group had too."""
+    seen: set[int] = set()
+    total = 0
+    for session in sessions:
+        if session.shared_tokens and session.group in seen:
+            total += session.shared_tokens
+        seen.add(session.group)
+    return total
+
+
+def _turn(wish: Wish, rng: random.Random, *, text_only: bool = False, factor: int = 1) -> Turn:
+    tokens = wish.input.draw(rng) * factor
+    output = wish.output.draw(rng)
+    if wish.ids and not text_only:
+        return Turn("", output, ids=wish.material.tokens(tokens, rng), prompt_tokens=tokens)
+    return Turn(wish.material.text(tokens, rng), output, prompt_tokens=tokens)
+
+
+def _think(wish: Wish, rng: random.Random) -> float:
+    if not wish.think_seconds:
+        return 0.0
+    seconds = rng.expovariate(1 / wish.think_seconds)
+    return min(seconds, wish.think_seconds * math.log(1000))

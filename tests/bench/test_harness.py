@@ -1,0 +1,274 @@
+"""The harness against a server whose behaviour is set: the report must find what was set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import InvalidRequest, Overloaded
+from headrace.bench.mock import Behaviour, MockServer
+from headrace.bench.options import RunOptions
+from headrace.bench.result import read_result
+from headrace.bench.run import Outcome, run_bench
+from headrace.bench.store import read_records, records_csv
+
+
+def bench(behaviour: Behaviour, folder: Path | None = None, **changes: Any) -> Outcome:
+    values: dict[str, Any] = {"requests": 24, "input": "20", "output": "16", "concurrency": 6}
+    with MockServer(behaviour) as server:
+        return run_bench(RunOptions(url=server.url, **{**values, **changes}), folder)
+
+
+def codes(outcome: Outcome) -> set[str]:
+    return {finding["code"] for finding in outcome.result["findings"]}
+
+
+def p50(outcome: Outcome, name: str) -> float:
+    return float(outcome.result["samples"][name]["percentiles"]["p50"])
+
+
+@pytest.mark.parametrize("arrivals", [None, "poisson:20"])
+def test_latencies_are_found(arrivals: str | None) -> None:
+    outcome = bench(Behaviour(ttft=0.12, itl=0.03), arrivals=arrivals)
+    assert p50(outcome, "ttft") == pytest.approx(0.12, abs=0.025)
+    assert p50(outcome, "itl") == pytest.approx(0.03, abs=0.006)
+    assert p50(outcome, "tpot") == pytest.approx(0.03, rel=0.1)
+    assert p50(outcome, "e2e") == pytest.approx(0.12 + 15 * 0.03, rel=0.1)
+    figures = outcome.result["figures"]
+    assert figures["failure_rate"]["value"] == 0
+    assert figures["output_throughput"]["value"] == pytest.approx(
+        24 * 16 / outcome.result["seconds"]
+    )
+    assert outcome.result["samples"]["input_tokens"]["mean"] == 20
+    assert outcome.result["samples"]["output_tokens"]["mean"] == 16
+    if arrivals is None:
+        assert figures["concurrency"]["value"] == pytest.approx(6, rel=0.15)
+
+
+def test_failures_are_failures() -> None:
+    outcome = bench(Behaviour(ttft=0.01, itl=0.001, error_rate=0.4, seed=3), requests=50, warmup=0)
+    rate = outcome.result["figures"]["failure_rate"]["value"]
+    assert 0.2 < rate < 0.6
+    assert outcome.result["succeeded"] == outcome.result["requests"] - round(rate * 50)
+    assert "failed_server" in codes(outcome)
+    failed = [record for record in outcome.run.records if record.error]
+    assert all(record.status == 500 and "as was set" in (record.error or "") for record in failed)
+    # What failed adds nothing to the throughput.
+    tokens = outcome.result["succeeded"] * 16
+    assert outcome.result["figures"]["output_throughput"]["value"] == pytest.approx(
+        tokens / outcome.result["seconds"]
+    )
+
+
+def test_overload_is_told_from_faults() -> None:
+    outcome = bench(Behaviour(ttft=0.01, itl=0, error_rate=0.5, error_status=503), warmup=0)
+    assert "failed_overload" in codes(outcome)
+
+
+def test_cut_off_answers_are_failures() -> None:
+    outcome = bench(Behaviour(ttft=0.01, itl=0.002, drop_rate=0.5, seed=1), warmup=0)
+    assert "failed_connection" in codes(outcome)
+    cut = next(record for record in outcome.run.records if record.error)
+    assert "in the middle of an answer" in (cut.error or "")
+
+
+def test_a_stalled_stream_is_a_failure() -> None:
+    outcome = bench(
+        Behaviour(ttft=0.01, itl=0.002, stall_after=4, stall_seconds=30), requests=4, stall=0.5,
+        warmup=0,
+    )  # fmt: skip
+    assert outcome.result["figures"]["failure_rate"]["value"] == 1
+    assert codes(outcome) >= {"failed_stalled", "no_success"}
+    assert not outcome.result["valid"]
+    assert all(len(record.chunk_ns) == 4 for record in outcome.run.records)
+
+
+def test_a_standstill_that_recovers_is_found() -> None:
+    outcome = bench(
+        Behaviour(ttft=0.01, itl=0.002, stall_after=4, stall_seconds=1.3), requests=6, warmup=0
+    )
+    assert "standstill" in codes(outcome)
+    assert outcome.result["figures"]["failure_rate"]["value"] == 0
+
+
+def test_a_timeout_is_a_failure() -> None:
+    outcome = bench(Behaviour(ttft=5), requests=2, timeout=0.4, warmup=0)
+    assert "failed_timeout" in codes(outcome)
+    assert all(0.3 < (r.end_ns - r.planned_ns) / 1e9 < 2 for r in outcome.run.records)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code"),
+    [
+        (Behaviour(itl=0.002, claim=1.5), "claims_more"),
+        (Behaviour(itl=0.002, claim=0.5), "short"),
+        (Behaviour(itl=0.002, buffered=True), "buffered"),
+        (Behaviour(itl=0.002, no_usage=True), "no_usage"),
+    ],
+)
+def test_a_lying_server_is_found(behaviour: Behaviour, code: str) -> None:
+    honest = bench(Behaviour(itl=0.002), warmup=0)
+    assert code not in codes(honest)
+    assert code in codes(bench(behaviour, warmup=0))
+
+
+def test_a_slow_client_makes_the_run_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The client process is given work of its own: its loop stands still every few milliseconds.
+    from headrace.bench import fleet
+
+    slow = (
+        "import time, headrace.bench.client as c\n"
+        "real = c._Stream.on_body\n"
+        "def body(self, now, data):\n"
+        "    time.sleep(0.03)\n"
+        "    real(self, time.monotonic_ns(), data)\n"
+        "c._Stream.on_body = body\n"
+        "import headrace.bench.worker as w\n"
+        "w.main()\n"
+    )
+    spawn = fleet.subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        return spawn([command[0], "-c", slow], **options)
+
+    monkeypatch.setattr(fleet.subprocess, "Popen", popen)
+    outcome = bench(Behaviour(ttft=0.02, itl=0.01), warmup=0)
+    assert not outcome.result["valid"]
+    assert "client_lag" in codes(outcome)
+
+
+def test_a_queue_before_the_server_counts() -> None:
+    # Two at a time, each 0.2 s, but one arrives every 0.05 s: waiting time belongs to TTFT.
+    outcome = bench(
+        Behaviour(ttft=0.1, itl=0.006, slots=2), arrivals="constant:20", requests=40, warmup=0
+    )
+    ttft = outcome.result["samples"]["ttft"]
+    assert ttft["percentiles"]["p50"] > 0.5
+    assert "over_saturated" in codes(outcome)
+
+
+def test_requests_are_sent_on_time_while_the_server_stands_still() -> None:
+    # Coordinated omission: a server that answers late must not slow the arrivals down.
+    outcome = bench(
+        Behaviour(ttft=1.0, itl=0), arrivals="constant:50", requests=50, warmup=0, output="2"
+    )
+    records = outcome.run.records
+    planned = [(record.planned_ns - outcome.run.start_ns) / 1e9 for record in records]
+    assert planned == pytest.approx([n / 50 for n in range(50)], abs=1e-6)
+    late = sorted((record.sent_ns - record.planned_ns) / 1e9 for record in records)
+    assert late[len(late) // 2] < 0.01
+    assert outcome.result["seconds"] < 3
+
+
+def test_chat_sends_the_history_and_cancels() -> None:
+    with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
+        run_bench(
+            RunOptions(
+                url=server.url, workload="chat", requests=3, turns=3, think_seconds=0.01,
+                prefix_tokens=10, input="5", output="4", warmup=0,
+            )
+        )  # fmt: skip
+        lengths = sorted(len(body["messages"]) for body in server.seen.bodies)
+        assert lengths == [2, 2, 2, 4, 4, 4, 6, 6, 6]
+        outcome = run_bench(
+            RunOptions(
+                url=server.url, workload="agentic", requests=12, turns=3, prefix_tokens=10,
+                input="5", output="40", warmup=0, seed=2,
+            )
+        )  # fmt: skip
+    cancelled = [record for record in outcome.run.records if record.cancelled]
+    assert cancelled
+    assert outcome.result["figures"]["cancelled"]["value"] == len(cancelled)
+    assert outcome.result["figures"]["failure_rate"]["value"] == 0
+
+
+def test_prefix_hits_are_reported_beside_what_was_possible() -> None:
+    outcome = bench(
+        Behaviour(ttft=0.005, itl=0.001, prefix_cache=True), workload="shared-prefix", groups=2,
+        prefix_tokens=64, input="16", concurrency=1, warmup=0,
+    )  # fmt: skip
+    figures = outcome.result["figures"]
+    possible = 22 * 64 / (24 * 80)
+    assert figures["possible_hit_rate"]["value"] == pytest.approx(possible)
+    assert figures["prefix_hit_rate"]["value"] == pytest.approx(possible, abs=0.02)
+
+
+def test_several_processes_share_the_work() -> None:
+    outcome = bench(Behaviour(ttft=0.02, itl=0.002), processes=2, requests=30, concurrency=5)
+    assert {record.process for record in outcome.run.records} == {0, 1}
+    assert len({record.number for record in outcome.run.records}) == 30
+    assert outcome.result["figures"]["concurrency"]["value"] <= 5.01
+
+
+def test_duration_ends_a_run() -> None:
+    outcome = bench(Behaviour(ttft=0.05, itl=0.001), requests=10_000, duration=1.0, warmup=0)
+    assert 0.9 < outcome.result["seconds"] < 1.6
+    assert len(outcome.run.records) < 200
+
+
+def test_without_streaming() -> None:
+    outcome = bench(Behaviour(ttft=0.05, itl=0.004), stream=False, output="200")
+    assert p50(outcome, "ttft") == pytest.approx(p50(outcome, "e2e"), rel=0.01)
+    assert outcome.result["samples"]["output_tokens"]["mean"] == 200
+
+
+def test_the_folder_of_a_run(tmp_path: Path) -> None:
+    outcome = bench(Behaviour(ttft=0.005, itl=0.001), tmp_path / "run", api_key="secret")
+    assert outcome.problem is None
+    assert read_result(tmp_path / "run")["schema"] == "headrace.bench.run/1"
+    records = read_records(tmp_path / "run" / "requests.jsonl")
+    assert len(records) == 24
+    assert "secret" not in (tmp_path / "run" / "result.json").read_text()
+    lines = records_csv(records, outcome.run.start_ns).splitlines()
+    assert len(lines) == 25
+    assert lines[0].startswith("number,session,turn")
+
+
+def test_half_written_results_are_named(tmp_path: Path) -> None:
+    whole = tmp_path / "result.json"
+    whole.write_text('{"schema": "headrace.bench.run/1", "requests": 2')
+    with pytest.raises(InvalidRequest, match=r"requests\.jsonl"):
+        read_result(tmp_path)
+    whole.write_text(json.dumps({"schema": "another/3"}))
+    with pytest.raises(InvalidRequest, match="another/3"):
+        read_result(tmp_path)
+    half = tmp_path / "requests.jsonl"
+    half.write_bytes(
+        b'{"number":1,"session":1,"turn":0,"group":0,"planned_ns":5}\n{"number":2,"sess'
+    )
+    assert [record.number for record in read_records(half)] == [1]
+
+
+def test_a_full_disk_keeps_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "requests.jsonl").symlink_to("/dev/full")
+    outcome = bench(Behaviour(ttft=0.005, itl=0.001), folder)
+    assert outcome.problem is not None
+    assert "No space left" in outcome.problem
+    assert outcome.result["succeeded"] == 24
+
+
+def test_a_server_that_is_down() -> None:
+    with pytest.raises(Overloaded, match="no server to measure"):
+        run_bench(RunOptions(url="http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"workload": "nonsense"}, "workload"), ({"trace": "parquet:x"}, "trace"),
+        ({"concurrency": 0}, "concurrency"), ({"slo": "ttft:p99<0ms"}, "slo"),
+        ({"slo": "speed<3s"}, "slo"), ({"arrivals": "trace"}, "arrivals"),
+        ({"duration": 0.0}, "duration"), ({"endpoint": "grpc"}, "endpoint"),
+        ({"workload": "chat", "endpoint": "completions"}, "endpoint"),
+        ({"url": "ftp://x"}, "url"), ({"input": "many"}, "input"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        run_bench(RunOptions(**{"url": "http://127.0.0.1:9", **change}))
+    assert error.value.param == param
