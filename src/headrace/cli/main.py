@@ -60,14 +60,10 @@ class Deferred(typer.core.TyperCommand):
 class LazyGroup(typer.core.TyperGroup):
     """The group over `COMMANDS`, and the border at which errors become one line."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        home, help = COMMANDS[cmd_name]
-        return Deferred(cmd_name, home, help)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (home, help) in COMMANDS.items():
+            self.add_command(Deferred(name, home, help))
 
     def invoke(self, ctx: Any) -> Any:
         try:

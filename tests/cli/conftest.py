@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "server"))
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """The command in a process of its own, with a cache of its own."""
+
+    def call(*arguments: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"HEADRACE_CACHE": str(tmp_path), "COLUMNS": "120"} | more
+        return subprocess.run(
+            [sys.executable, "-m", "headrace", *arguments],
+            input=stdin, capture_output=True, text=True, timeout=120, env=environment, check=False,
+        )  # fmt: skip
+
+    return call

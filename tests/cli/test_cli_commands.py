@@ -1,0 +1,298 @@
+"""The `headrace` command from outside: what it prints, where, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("--threads", "1", "--max-sequences", "4", "--kv-memory", "8MiB")
+
+
+def one_line(text: str) -> str:
+    """What is on stderr, which must be one clear line."""
+    lines = text.strip().splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in text
+    return lines[0]
+
+
+def test_help_is_quick_and_imports_no_command(run: Any) -> None:
+    assert "serve" in run("--help").stdout
+    code = (
+        "import sys; from headrace.cli.main import main\n"
+        "sys.argv = ['headrace', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'fastapi', 'pydantic', 'zmq', 'headrace.cli.serve'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_has_help_and_every_option_is_a_flag(run: Any) -> None:
+    from dataclasses import fields
+
+    from headrace.base.config import EngineOptions, ServerOptions
+    from headrace.cli.main import COMMANDS
+
+    for name in COMMANDS:
+        done = run(name, "--help")
+        assert done.returncode == 0, (name, done.stderr)
+    text = run("serve", "--help", COLUMNS="200").stdout
+    for record in (EngineOptions, ServerOptions):
+        for spec in fields(record):
+            if spec.name != "model":
+                assert f"--{spec.name.replace('_', '-')}" in text
+
+
+def test_version(run: Any) -> None:
+    from headrace import __version__
+
+    assert run("--version").stdout.strip() == f"headrace {__version__}"
+
+
+def test_generate_streams_to_stdout(run: Any, model: Path) -> None:
+    first = run("generate", str(model), "the water", "--max-tokens", "8", "--temperature", "0",
+                *SMALL)  # fmt: skip
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.strip()
+    piped = run("generate", str(model), "-", "--max-tokens", "8", "--temperature", "0", "--json",
+                *SMALL, stdin="the water")  # fmt: skip
+    answer = json.loads(piped.stdout)
+    assert answer["text"] + "\n" == first.stdout
+    assert answer["finish_reason"] == "length"
+    assert answer["completion_tokens"] == 8
+    assert answer["prompt_tokens"] > 0
+
+
+def test_a_config_file_equals_flags(run: Any, model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "headrace.toml"
+    config.write_text(f'model = "{model}"\nmax-sequences = 3\nprefix_cache = false\n')
+    shown = json.loads(run("explain", "--json", "--config", str(config)).stdout)
+    assert shown["options"]["max_sequences"] == 3
+    assert shown["options"]["prefix_cache"] is False
+    flags = ("--max-sequences", "5", "--prefix-cache")
+    shown = json.loads(run("explain", "--json", "--config", str(config), *flags).stdout)
+    assert shown["options"]["max_sequences"] == 5
+    assert shown["options"]["prefix_cache"] is True
+
+
+def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
+    done = run("explain", str(model), "--threads", "1", "--kv-memory", "8MiB")
+    assert done.returncode == 0, done.stderr
+    for word in ("KV pool", "weights", "device", "cpu", "llama", "set", "default"):
+        assert word in done.stdout
+    parts = json.loads(run("explain", str(model), "--json").stdout)["memory"]
+    assert sum(parts["parts"].values()) == parts["available"]
+
+
+def test_serve_dry_run_starts_nothing(run: Any, model: Path) -> None:
+    done = run("serve", str(model), "--dry-run", "--port", "1234")
+    assert done.returncode == 0, done.stderr
+    assert "1234" in done.stdout
+
+
+def test_models_lists_the_catalog(run: Any) -> None:
+    text = run("models").stdout
+    assert "qwen2.5-coder-0.5b" in text
+    assert "Apache-2.0" in text
+    listed = json.loads(run("models", "--json").stdout)
+    assert [entry["name"] for entry in listed if entry["default"]] == ["qwen2.5-coder-0.5b"]
+    assert not any(entry["complete"] for entry in listed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("generate", "no-such-model", "x"), 2, "no-such-model"),
+        (("generate", "a", "b", "c"), 2, "quotes"),
+        (("generate", "", "--url", "http://127.0.0.1:9"), 2, "empty"),
+        (("generate", "x", "--url", "http://127.0.0.1:9"), 4, "cannot reach"),
+        (("explain", "x.gguf"), 2, "x.gguf"),
+        (("explain", "--config", "no.toml"), 2, "no.toml"),
+        (("explain", "--device", "tpu"), 2, "auto, cpu, cuda"),
+        (("explain", "--max-sequences", "0"), 2, "at least 1"),
+        (("explain", "--kv-memory", "much"), 2, "kv_memory"),
+        (("models", "remove", "qwen2.5-coder-0.5b"), 2, "not in the cache"),
+        (("models", "pull", "nothing"), 2, "nothing"),
+        (("generate", "--offline", "x"), 4, "offline"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_an_error_is_one_line_and_its_status(
+    run: Any, arguments: tuple[str, ...], status: int, words: str, model: Path
+) -> None:
+    if arguments[0] == "explain" and "--kv-memory" in arguments:
+        arguments = (*arguments, str(model))
+    done = run(*arguments)
+    assert words in one_line(done.stderr)
+    assert done.returncode == status
+    assert done.stdout == ""
+
+
+def test_a_damaged_model_is_one_line(run: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\xff" * 100)
+    done = run("generate", str(broken), "x")
+    assert "broken.gguf" in one_line(done.stderr)
+    assert done.returncode == 3
+
+
+def test_an_unknown_key_in_the_config(run: Any, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("colour = 1\n")
+    assert "colour" in one_line(run("explain", "--config", str(config)).stderr)
+    config.write_text("port = [\n")
+    assert "TOML" in one_line(run("explain", "--config", str(config)).stderr)
+
+
+def test_usage_errors_suggest(run: Any) -> None:
+    done = run("srve")
+    assert done.returncode == 2
+    assert "serve" in done.stderr
+    done = run("serve", "--prt", "1")
+    assert done.returncode == 2
+    assert "--port" in done.stderr
+
+
+def test_debug_shows_the_traceback(run: Any) -> None:
+    assert "Traceback" in run("explain", "none", HEADRACE_DEBUG="1").stderr
+
+
+def test_completion_knows_commands_and_flags(run: Any) -> None:
+    def complete(words: str, count: int) -> str:
+        return str(run(_HEADRACE_COMPLETE="complete_bash", COMP_WORDS=words,
+                       COMP_CWORD=str(count)).stdout)  # fmt: skip
+
+    assert "serve" in complete("headrace s", 1)
+    assert "--drain-seconds" in complete("headrace serve --dr", 2)
+    assert "priority" in complete("headrace serve --policy p", 3)
+
+
+def test_chat_answers_piped_lines(run: Any, model: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    lines = ["/system Be brief.", "hello", "/params temperature 0", "/params", "again",
+             f"/save {saved}", "/nonsense"]  # fmt: skip
+    done = run("chat", str(model), "--max-tokens", "5", "--seed", "1", *SMALL,
+               stdin="\n".join(lines))  # fmt: skip
+    assert done.returncode == 2
+    assert "/nonsense" in one_line(done.stderr)
+    assert "temperature 0.0" in done.stdout
+    roles = [message["role"] for message in json.loads(saved.read_text())["messages"]]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+
+
+def terminal(command: list[str], cache: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The command on a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        env=os.environ | {"HEADRACE_CACHE": str(cache), "TERM": "xterm", "COLUMNS": "100"},
+        preexec_fn=_own_terminal,
+    )  # fmt: skip
+    os.close(theirs)
+    return process, ours
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def read_until(ours: int, words: bytes, seconds: float = 90) -> bytes:
+    seen = b""
+    end = time.monotonic() + seconds
+    while words not in seen:
+        assert time.monotonic() < end, seen
+        if select.select([ours], [], [], 0.2)[0]:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:
+                raise AssertionError(f"the terminal closed after {seen!r}") from None
+            if b"\x1b[6n" in part:
+                os.write(ours, b"\x1b[1;1R")  # where is the cursor? A terminal answers.
+            seen += part
+    return seen
+
+
+def drain(ours: int) -> None:
+    """Read until the other side closes: a full pseudo-terminal would hold its writer."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            if select.select([ours], [], [], 0.2)[0]:
+                part = os.read(ours, 65536)
+                if b"\x1b[6n" in part:
+                    os.write(ours, b"\x1b[1;1R")
+        except OSError:
+            return
+
+
+def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headrace", "chat", str(model), *SMALL]
+    process, ours = terminal(command, tmp_path)
+    try:
+        read_until(ours, "›".encode())
+        os.write(ours, b"one\x1b\rtwo\r")  # Alt-Enter breaks the line
+        # The tiny model goes on to the end of its context: Ctrl-C stops it.
+        time.sleep(1.0)
+        os.write(ours, b"\x03")
+        read_until(ours, "›".encode())
+        os.write(ours, f"/save {tmp_path}/t.json\r".encode())
+        seen = read_until(ours, b"messages in")
+        if "›" not in seen.decode("utf-8", "replace").rpartition("messages in")[2]:
+            read_until(ours, "›".encode())
+        os.write(ours, b"\x04")
+        drain(ours)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+    messages = json.loads((tmp_path / "t.json").read_text())["messages"]
+    assert messages[0] == {"role": "user", "content": "one\ntwo"}
+    history = tmp_path / "chat_history"
+    assert "two" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_exits_130_while_an_answer_comes(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headrace", "generate", str(model), "water",
+               "--max-tokens", "480", *SMALL]  # fmt: skip
+    process, ours = terminal(command, tmp_path)
+    try:
+        end = time.monotonic() + 60
+        while not select.select([ours], [], [], 0.2)[0]:
+            assert time.monotonic() < end
+        os.write(ours, b"\x03")
+        assert process.wait(20) == 130
+        seen = os.read(ours, 65536)
+        assert b"Traceback" not in seen
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def test_ctrl_c_while_the_model_loads(run: Any, model: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "serve", str(model), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(1.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
