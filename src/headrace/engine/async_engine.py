@@ -73,7 +73,8 @@ class AsyncEngine:
         self.files = files
         self.tokenizer = tokenizer
         self.template = template
-        self.model_name = Path(options.model).name or options.model
+        local = Path(options.model).expanduser()
+        self.model_name = local.resolve().name if local.exists() else options.model
         self.max_context = options.max_context or files.arch.max_context
         self.decisions: list[Decision] = []
         self.phases: dict[str, float] = {}

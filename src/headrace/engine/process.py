@@ -8,10 +8,10 @@ well.
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -19,11 +19,13 @@ from ..base.errors import EngineFault, HeadraceError
 from ..base.request import SequenceDelta
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
+from ..obs.logs import configure_logs
 from . import messages
 from .core import EngineCore
 from .messages import WireError
 from .spawn import become_child
 
+log = logging.getLogger("headrace.engine")
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do."""
 _STALLED_SECONDS = 0.005
@@ -41,9 +43,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--worker", required=True)
     parser.add_argument("--spawned", type=float, default=started)
+    parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--log-format", default="text")
     parser.add_argument("--torch", action="store_true", help="the worker runs in this process")
     arguments = parser.parse_args()
     stacks = become_child(arguments.folder)
+    configure_logs(arguments.log_level, arguments.log_format)
     signal.signal(signal.SIGTERM, _terminate)
     channel = Channel(arguments.address, messages.ToEngine, bind=False)
     try:
@@ -55,8 +60,8 @@ def main() -> None:
     except HeadraceError as error:
         channel.send(messages.Failed(WireError.of(error)))
         sys.exit(error.exit_code)
-    except Exception as fault:  # noqa: BLE001 - the border of the process
-        traceback.print_exc()
+    except Exception as fault:
+        log.exception("the engine process ends")
         told = EngineFault(f"{type(fault).__name__}: {fault}")
         channel.send(messages.Failed(WireError.of(told)))
         sys.exit(1)

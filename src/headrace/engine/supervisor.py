@@ -18,6 +18,7 @@ from ..base.errors import EngineDead, HeadraceError
 from ..base.modelfiles import ModelFiles
 from ..dist.channel import AsyncChannel, PeerGone, address, private_folder
 from ..obs.flight import read_flight, write_dump
+from ..obs.logs import logs_as_configured
 from . import messages
 from .messages import WireError, WireFiles
 from .real import REAL_WORKER
@@ -198,7 +199,9 @@ class Supervisor:
         self._begin = time.monotonic()
         channel = AsyncChannel(where, messages.FromEngine, on_message=self._receive, loop=loop)
         self._channel = channel
+        level, form = logs_as_configured()
         arguments = [where, str(self._folder), "--worker", self._worker]
+        arguments += ["--log-level", level, "--log-format", form]
         if self._worker == REAL_WORKER and self._options.executor == "inline":
             arguments.append("--torch")
         self._child = Child("headrace.engine.process", arguments)

@@ -87,8 +87,9 @@ class FlightRecorder:
     def _write(self, step: int, record: dict[str, Any]) -> None:
         data = _encode(record)
         if len(data) > SLOT_BYTES - _HEADER.size:
-            short = {"step", "at", "state", "entries", "tokens", "error"}
-            data = _encode({name: record.get(name) for name in short})
+            short = {name: record[name] for name in ("step", "at", "state", "entries", "tokens")}
+            # One character may take six bytes in JSON.
+            data = _encode({**short, "error": str(record.get("error") or "")[:200]})
         at = step % self._size * SLOT_BYTES
         self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn slot reads as empty.
         self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data

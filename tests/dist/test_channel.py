@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.dist.channel import AsyncChannel, Channel, PeerGone, address, private_folder
+
+
+class Number(msgspec.Struct, tag=True):
+    value: int
+
+
+class Blob(msgspec.Struct, tag=True):
+    data: bytes
+
+
+Message = Number | Blob
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = private_folder()
+    yield path
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+
+
+def test_the_folder_is_private(folder: Path) -> None:
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_messages_arrive_in_order_both_ways(folder: Path) -> None:
+    parent = Channel(address(folder, "c"), Message, bind=True)
+    child = Channel(address(folder, "c"), Message, bind=False)
+    try:
+        child.send(Number(-1))
+        assert parent.receive_one(5.0) == Number(-1)
+        for value in range(5000):
+            parent.send(Number(value))
+        got: list[Message] = []
+        while len(got) < 5000:
+            got += child.receive(5.0)
+        assert got == [Number(value) for value in range(5000)]
+        child.send(Blob(b"x" * 5_000_000))
+        assert parent.receive_one(5.0) == Blob(b"x" * 5_000_000)
+        assert parent.receive(0.0) == []
+        began = time.monotonic()
+        assert parent.receive(0.05) == []
+        assert time.monotonic() - began >= 0.04
+    finally:
+        child.close()
+        parent.close()
+
+
+def test_nobody_there_is_an_error_and_not_a_wait(folder: Path) -> None:
+    parent = Channel(address(folder, "c"), Message, bind=True)
+    with pytest.raises(PeerGone):
+        parent.send(Number(1))
+    parent.close()
+    parent.close()
+    with pytest.raises(PeerGone):
+        parent.send(Number(1))
+
+
+def test_a_watched_descriptor_wakes(folder: Path) -> None:
+    parent = Channel(address(folder, "c"), Message, bind=True)
+    reader, writer = os.pipe()
+    parent.watch(reader)
+    threading.Timer(0.1, lambda: os.write(writer, b"x")).start()
+    began = time.monotonic()
+    assert parent.receive_one(5.0) is None
+    assert time.monotonic() - began < 2.0
+    parent.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_what_is_no_message_is_refused(folder: Path) -> None:
+    parent = Channel(address(folder, "c"), Number, bind=True)
+    child = Channel(address(folder, "c"), Message, bind=False)
+    child.send(Blob(b"x"))
+    with pytest.raises(msgspec.ValidationError):
+        parent.receive_one(5.0)
+    child.close()
+    parent.close()
+
+
+@pytest.mark.parametrize("policy", ["asyncio", "uvloop"])
+def test_the_event_loop_misses_nothing(folder: Path, policy: str) -> None:
+    """Sending and receiving at once, in bursts: the edge-triggered descriptor loses no message."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        got: list[int] = []
+        done = asyncio.Event()
+
+        def on_message(message: Message) -> None:
+            assert isinstance(message, Number)
+            got.append(message.value)
+            if len(got) == 3000:
+                done.set()
+
+        parent = AsyncChannel(address(folder, "c"), Message, on_message=on_message, loop=loop)
+
+        def echo() -> None:
+            child = Channel(address(folder, "c"), Message, bind=False)
+            child.send(Number(-1))
+            left = 2999
+            while left:
+                for message in child.receive(5.0):
+                    child.send(message)
+                    left -= 1
+            time.sleep(0.3)
+            child.close()
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        while not got:
+            await asyncio.sleep(0.001)
+        for value in range(2999):
+            parent.send(Number(value))
+            if value % 97 == 0:
+                await asyncio.sleep(0)
+        await asyncio.wait_for(done.wait(), 20)
+        assert got == [-1, *range(2999)]
+        await asyncio.to_thread(thread.join)
+        parent.close()
+
+    if policy == "uvloop":
+        uvloop = pytest.importorskip("uvloop")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+    else:
+        asyncio.run(run())

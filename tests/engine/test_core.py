@@ -1,0 +1,167 @@
+"""The loop by itself, with the real scheduler and a fake worker, and no process."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+
+import pytest
+from engine_fakes import RAISE, FakeWorker, continuation
+
+from headrace.base.errors import EngineDead, Overloaded
+from headrace.base.request import Request, SequenceDelta
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
+from headrace.engine.core import FAILED_STEPS, EngineCore
+from headrace.engine.executor import Facts, InlineExecutor, StepFuture
+from headrace.kv import KvManager
+from headrace.sched import Limits, Scheduler
+
+POOL = PoolShape(8, (GroupShape("full", (0,), None, 60),))
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class LateExecutor(InlineExecutor):
+    """Runs a step only when its result is asked for: what is in flight can be seen."""
+
+    def __init__(self, worker: FakeWorker, clock: Clock) -> None:
+        super().__init__(lambda: (worker, Facts(0, 0)))
+        self.load()
+        self.allocate(POOL)
+        self.clock = clock
+        self.in_flight = 0
+        self.most = 0
+
+    def submit(self, plan: StepPlan) -> StepFuture:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        executor = self
+
+        class Late:
+            def result(self) -> StepResult:
+                executor.clock.now += 1.0
+                executor.in_flight -= 1
+                return InlineExecutor.submit(executor, plan).result()
+
+        return Late()
+
+
+def make(depth: int = 1, **limits: int) -> tuple[EngineCore, LateExecutor, Clock]:
+    clock = Clock()
+    bounds = {"rows": 8, "step_tokens": 32, "max_context": 200, "max_waiting": 100} | limits
+    scheduler = Scheduler(Limits(**bounds, depth=depth), KvManager(POOL), clock=clock)  # type: ignore[arg-type]
+    executor = LateExecutor(FakeWorker(), clock)
+    return EngineCore(scheduler, executor, depth=depth, check=True, clock=clock), executor, clock
+
+
+def request(name: str, prompt: list[int], tokens: int, n: int = 1) -> Request:
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, n=n)
+    return Request(name, prompt, sampling, arrival=100.0)
+
+
+def run(core: EngineCore) -> list[SequenceDelta]:
+    deltas = []
+    while core.has_work:
+        deltas += core.turn()
+    return deltas
+
+
+def tokens_of(deltas: list[SequenceDelta], name: str, choice: int = 0) -> list[int]:
+    return [
+        token for d in deltas if (d.request_id, d.choice) == (name, choice) for token in d.tokens
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_request_is_answered_at_every_depth(depth: int) -> None:
+    core, executor, _ = make(depth)
+    random.seed(5)
+    wanted = {}
+    for place in range(60):
+        prompt = [random.randrange(256) for _ in range(random.randrange(1, 60))]
+        wanted[str(place)] = (prompt, random.randrange(1, 30))
+        core.add(request(str(place), *wanted[str(place)]))
+    deltas = run(core)
+    for name, (prompt, count) in wanted.items():
+        assert tokens_of(deltas, name) == continuation(prompt, count)
+        assert [d.finish for d in deltas if d.request_id == name and d.finish] == ["length"]
+    assert executor.most == depth
+    assert core.turn() == []
+
+
+def test_aborts_are_told_with_the_next_turn() -> None:
+    core, _, _ = make()
+    core.add(request("a", [1, 2], 50, n=2))
+    core.add(request("b", [1, 2], 5))
+    core.turn()
+    core.abort_choice("a", 1)
+    core.abort("b")
+    core.abort("unknown")
+    deltas = core.turn()
+    assert {(d.request_id, d.choice) for d in deltas if d.finish} == {("a", 1), ("b", 0)}
+    core.abort("a")
+    assert core.has_work, "the end of a request is still to be told"
+    assert [(d.request_id, d.finish) for d in run(core)] == [("a", "abort")]
+
+
+def test_times_of_a_step() -> None:
+    core, _executor, clock = make()
+    core.add(request("a", [1], 3))
+    core.turn()
+    assert core.stats.idle_seconds == 0.0, "the first step follows no other"
+    clock.now += 0.25
+    core.turn()
+    assert core.stats.idle_seconds == 0.25
+    assert core.stats.seconds == 0.001
+    assert (core.stats.entries, core.stats.sampled_tokens) == (1, 1)
+    run(core)
+    clock.now += 50.0
+    core.add(request("b", [1], 2))
+    core.turn()
+    assert core.stats.idle_seconds == 0.0, "time without work is nobody's idleness"
+
+
+def test_a_refusal_changes_nothing() -> None:
+    core, _, _ = make(max_waiting=1)
+    for place in range(9):
+        core.add(request(str(place), [1, 2], 3))
+    with pytest.raises(Overloaded):
+        core.add(request("over", [1, 2], 3))
+    assert {d.request_id for d in run(core)} == {str(place) for place in range(9)}
+
+
+def test_a_failed_step_ends_its_own_and_three_in_a_row_end_the_worker() -> None:
+    core, _, _ = make()
+    for place in range(FAILED_STEPS - 1):
+        core.add(request(f"bad{place}", [1, RAISE], 5))
+        (delta,) = run(core)
+        assert (delta.finish, delta.error) == ("error", "RuntimeError: the fake raises")
+    core.add(request("good", [1, 2], 5))
+    assert tokens_of(run(core), "good") == continuation([1, 2], 5)
+    for place in range(FAILED_STEPS):
+        core.add(request(f"worse{place}", [1, RAISE], 5))
+        if place < FAILED_STEPS - 1:
+            run(core)
+    with pytest.raises(EngineDead, match="3 steps failed in a row"):
+        run(core)
+    with pytest.raises(EngineDead, match="3 steps failed in a row"):
+        core.turn()
+
+
+def test_a_result_for_another_step_is_a_bug() -> None:
+    core, executor, _ = make()
+    wrong: Future[StepResult] = Future()
+    wrong.set_result(StepResult(99, [[1]]))
+    executor.submit = lambda plan: wrong  # type: ignore[method-assign]
+    core.add(request("a", [1], 3))
+    with pytest.raises(AssertionError, match="result 99 for step 0"):
+        core.turn()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from headrace.base.request import StepStats
+from headrace.base.step import StepPlan, StepResult
+from headrace.obs.flight import FlightRecorder, read_flight, write_dump
+
+
+def plan(number: int, entries: int = 2) -> StepPlan:
+    rows = list(range(entries))
+    return StepPlan(number, rows, [10**9] * entries, [3] * entries, [True] * entries)
+
+
+def test_the_ring_keeps_the_last_steps_in_order(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path / "f", slots=8)
+    for number in range(20):
+        recorder.submitted(plan(number), 2, 0)
+        if number < 19:
+            result = StepResult(number, [[1], [2]], seconds=0.5)
+            recorder.finished(plan(number), result, StepStats(kv_usage=0.5))
+    steps = read_flight(tmp_path / "f")
+    assert [step["step"] for step in steps] == list(range(12, 20))
+    assert [step["state"] for step in steps] == ["done"] * 7 + ["submitted"]
+    assert steps[0]["sampled"] == 2
+    assert steps[0]["kv_usage"] == 0.5
+    assert recorder.read() == steps
+
+
+def test_a_large_plan_fits_and_a_failure_is_told(tmp_path: Path) -> None:
+    recorder = FlightRecorder(tmp_path / "f", slots=8)
+    recorder.submitted(plan(3, entries=1024), 1024, 5)
+    (step,) = recorder.read()
+    assert step["entries"] == 1024
+    assert len(step["rows"]) == 24
+    failed = StepResult(3, [[]] * 1024, error="\x00" * 5000)
+    recorder.finished(plan(3, entries=1024), failed, StepStats())
+    (step,) = recorder.read()
+    assert (step["state"], step["tokens"]) == ("failed", 3072)
+
+
+def test_the_ring_survives_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    code = (
+        "import sys, time; sys.path[:] = " + repr(sys.path) + "\n"
+        "from pathlib import Path\n"
+        "from headrace.obs.flight import FlightRecorder\n"
+        "from headrace.base.step import StepPlan\n"
+        f"r = FlightRecorder(Path({str(path)!r}))\n"
+        "r.submitted(StepPlan(7, [0], [0], [5], [True]), 1, 0)\n"
+        "print('there', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"there\n"
+        os.kill(child.pid, signal.SIGKILL)
+    (step,) = read_flight(path)
+    assert (step["step"], step["state"], step["counts"]) == (7, "submitted", [5])
+
+
+def test_damaged_and_missing_files_give_what_they_have(tmp_path: Path) -> None:
+    assert read_flight(tmp_path / "none") == []
+    path = tmp_path / "f"
+    recorder = FlightRecorder(path, slots=4)
+    recorder.submitted(plan(1), 1, 0)
+    data = bytearray(path.read_bytes())
+    data[2 * 2048 : 2 * 2048 + 8] = b"\xff" * 8  # A length that lies.
+    data[3 * 2048 : 3 * 2048 + 8] = b"\x04\x00\x00\x00{]{]"
+    path.write_bytes(data[:-100])
+    assert [step["step"] for step in read_flight(path)] == [1]
+
+
+def test_dumps_are_bounded_and_a_full_disk_is_no_failure(tmp_path: Path) -> None:
+    def dump(folder: Path) -> Path | None:
+        return write_dump(
+            folder, kind="hang", reason="r", stacks="a\nb", steps=[{"step": 1}], details={"x": 1}
+        )
+
+    for _ in range(25):
+        path = dump(tmp_path / "dumps")
+    assert path is not None
+    record = json.loads(path.read_text())
+    assert (record["kind"], record["stacks"], record["x"]) == ("hang", ["a", "b"], 1)
+    assert len(list((tmp_path / "dumps").iterdir())) == 20
+    (tmp_path / "file").touch()
+    assert dump(tmp_path / "file") is None
+
+
+def test_a_step_costs_microseconds() -> None:
+    recorder = FlightRecorder()
+    step, result = plan(0, entries=64), StepResult(0, [[1]] * 64)
+    begin = time.perf_counter()
+    for _ in range(2000):
+        recorder.submitted(step, 64, 0)
+        recorder.finished(step, result, StepStats())
+    assert (time.perf_counter() - begin) / 2000 < 500e-6  # Typically 15 µs.
