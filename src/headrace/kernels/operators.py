@@ -19,14 +19,24 @@ from typing import Literal, Protocol
 
 import torch
 
-from .weights import BlockWeight, DenseWeight, Weight
+from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
 Role = Literal["embed", "linear", "logits", "moe"]
 """The operator that a weight will be handed to."""
 
-Dequantise = Callable[[BlockWeight, torch.dtype], DenseWeight]
-"""Values of a block-quantised weight. The loader passes it down, since `quant` ranks above this
-package; it remembers the last results, so that a tied table is expanded once."""
+
+class Dequantise(Protocol):
+    """What `quant` does with a block-quantised weight. Passed down by the builder of layers, since
+    `quant` ranks above this package; it remembers its last result, so that a tied table is
+    expanded once."""
+
+    def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
+        """Its values."""
+        ...
+
+    def unpack(self, weight: BlockWeight) -> PackedWeight:
+        """Its codes, scales and offsets in the plain layout, without loss."""
+        ...
 
 
 @dataclass(slots=True)

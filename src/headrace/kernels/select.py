@@ -13,8 +13,10 @@ from typing import cast
 from ..base.config import Decision
 from ..base.errors import OptionError
 from .backend import Backend, Question
+from .cpu.backend import CpuBackend
 from .operators import Dequantise, Forward, KvCache, Operators, Program, Role, StepLimits
 from .reference import ReferenceBackend
+from .triton.backend import TritonBackend
 from .weights import Weight
 
 OPERATORS = (
@@ -101,5 +103,5 @@ def known_backends() -> list[Backend]:
     return [factory() for factory in _FACTORIES]
 
 
-_FACTORIES: list[Callable[[], Backend]] = [ReferenceBackend]
+_FACTORIES: list[Callable[[], Backend]] = [TritonBackend, ReferenceBackend]
 """A new backend is a line here, before the reference."""

@@ -81,10 +81,29 @@ class PanelWeight:
 
 
 @dataclass(slots=True)
+class TiledWeight:
+    """A packed weight as the GPU kernels want it: `triton/packed.py` draws the layout."""
+
+    codes: torch.Tensor
+    """uint8 [chunks, out, bytes]."""
+    scales: torch.Tensor
+    """[groups, out]."""
+    offsets: torch.Tensor | None
+    bits: int
+    group: int
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        extra = 0 if self.offsets is None else self.offsets.nbytes
+        return self.codes.nbytes + self.scales.nbytes + extra
+
+
+@dataclass(slots=True)
 class StackedWeight:
     """Rows of several weights one below the other (q, k and v; gate and up), each as it came."""
 
-    parts: tuple[DenseWeight | BlockWeight | PackedWeight | PanelWeight, ...]
+    parts: tuple[DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -95,4 +114,4 @@ class StackedWeight:
         return sum(part.nbytes for part in self.parts)
 
 
-Weight = DenseWeight | BlockWeight | PackedWeight | PanelWeight | StackedWeight
+Weight = DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | StackedWeight

@@ -8,8 +8,17 @@ import torch
 
 from ..base.arch import ModelArch, Rope
 from ..kernels.operators import Operators, Role, RopeTable
-from ..kernels.weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
+from ..kernels.weights import (
+    BlockWeight,
+    DenseWeight,
+    PackedWeight,
+    PanelWeight,
+    StackedWeight,
+    TiledWeight,
+    Weight,
+)
 from ..quant.ggml import dequantise
+from ..quant.rows import unpack
 from .rope import rope_table
 from .source import WeightSource
 
@@ -36,7 +45,7 @@ class Builder:
         self.weight_bytes = 0
         self._seen: set[int] = set()
         self._ropes: dict[Rope, RopeTable] = {}
-        self._expanded: tuple[BlockWeight, DenseWeight] | None = None
+        self._dequantise = Expansion()
 
     def vector(self, *names: str, sizes: Sequence[int]) -> torch.Tensor:
         """Vectors, one after the other, in the model's dtype on its device."""
@@ -72,11 +81,21 @@ class Builder:
             weight.data = weight.data.to(self.device)
         return weight
 
-    def _dequantise(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
-        # The last result is kept: a tied table is prepared twice in a row, and shared so.
-        if self._expanded is None or self._expanded[0] is not weight:
-            self._expanded = (weight, DenseWeight(dequantise(weight, dtype)))
-        return self._expanded[1]
+
+class Expansion:
+    """`quant` for one model's weights: see `kernels.operators.Dequantise`."""
+
+    def __init__(self) -> None:
+        self._last: tuple[BlockWeight, DenseWeight] | None = None
+
+    def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
+        # A tied table is prepared twice in a row, and shared so.
+        if self._last is None or self._last[0] is not weight:
+            self._last = (weight, DenseWeight(dequantise(weight, dtype)))
+        return self._last[1]
+
+    def unpack(self, weight: BlockWeight) -> PackedWeight:
+        return unpack(weight)
 
 
 def weight_tensors(weight: Weight) -> list[torch.Tensor]:
@@ -85,5 +104,6 @@ def weight_tensors(weight: Weight) -> list[torch.Tensor]:
         return [tensor for part in weight.parts for tensor in weight_tensors(part)]
     if isinstance(weight, DenseWeight | BlockWeight | PanelWeight):
         return [weight.data]
+    assert isinstance(weight, PackedWeight | TiledWeight)
     extra = [] if weight.offsets is None else [weight.offsets]
     return [weight.codes, weight.scales, *extra]

@@ -10,43 +10,22 @@ is one contiguous run: `codes[chunk, out, bytes]`. Within a chunk and row:
 
 so 64 neighbouring values come out of 64 neighbouring bytes by one mask or one shift, without a
 shuffle between threads, and no byte is fetched that is not used. Scales and offsets are
-[groups, out]: the outputs of a tile are neighbours. Inputs that are no multiple of 128 are padded
+`[groups, out]`: the outputs of a tile are neighbours. Inputs that are no multiple of 128 are padded
 with codes of scale zero.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn.functional import pad
 
-from ..weights import PackedWeight
+from ..weights import PackedWeight, TiledWeight
 
 CHUNK = 128
 """Values of a chunk; groups are at most this large and divide it."""
 HALF = 64
 BYTES = {4: 64, 5: 80, 6: 96, 8: 128}
 """Bytes of one chunk of one row."""
-
-
-@dataclass(slots=True)
-class TiledWeight:
-    """A packed weight on the GPU: w = code · scale + offset."""
-
-    codes: torch.Tensor
-    """uint8 [chunks, out, bytes]."""
-    scales: torch.Tensor
-    """fp32 or fp16 [groups, out]."""
-    offsets: torch.Tensor | None
-    bits: int
-    group: int
-    shape: tuple[int, int]
-
-    @property
-    def nbytes(self) -> int:
-        extra = 0 if self.offsets is None else self.offsets.nbytes
-        return self.codes.nbytes + self.scales.nbytes + extra
 
 
 def tile_weight(weight: PackedWeight) -> TiledWeight:

@@ -22,7 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .packed import BYTES, CHUNK, TiledWeight
+from ..weights import TiledWeight
+from .packed import BYTES, CHUNK
 from .support import INTERPRETED, matrix_product
 
 

@@ -1,0 +1,203 @@
+"""The public operators on an NVIDIA GPU: Triton kernels, and the library where it is at the limit.
+
+Dense products go to cuBLASLt through torch; with `deterministic`, to our own kernel whose rows
+are invariant. Lookups and additions are torch's: one elementwise kernel each, nothing to gain.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from ..operators import (
+    Dequantise,
+    Forward,
+    KvCache,
+    KvLayer,
+    Program,
+    Role,
+    RopeTable,
+    StepBatch,
+    StepLimits,
+)
+from ..weights import (
+    BlockWeight,
+    DenseWeight,
+    PackedWeight,
+    StackedWeight,
+    TiledWeight,
+    Weight,
+)
+from . import gated, moe, norm, rope_cache
+from .attention_decode import attention_decode
+from .attention_prefill import attention_prefill
+from .packed import tile_weight
+from .product_dense import product_dense
+from .product_packed import product_packed
+from .table import Table, architecture
+
+
+class TritonOperators:
+    """See `Operators` for the meaning and the shapes of each method."""
+
+    name = "triton"
+
+    def __init__(self, dtype: torch.dtype, *, deterministic: bool = False) -> None:
+        self.dtype = dtype
+        self.deterministic = deterministic
+        self._tables: dict[torch.device, Table] = {}
+        self._addresses: dict[int, torch.Tensor] = {}
+
+    def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
+        """Dense weights stay dense; packed ones are tiled; what is looked up is made dense."""
+        if isinstance(weight, StackedWeight):
+            parts = [self.prepare(part, role, dequantise) for part in weight.parts]
+            if all(isinstance(part, DenseWeight) for part in parts):
+                return DenseWeight(torch.cat([_data(part) for part in parts]))
+            return StackedWeight(tuple(parts))  # type: ignore[arg-type]
+        if isinstance(weight, DenseWeight):
+            return DenseWeight(weight.data.to(self.dtype).contiguous())
+        if isinstance(weight, BlockWeight):
+            if role in ("linear", "logits"):
+                return tile_weight(dequantise.unpack(weight))
+            return dequantise(weight, self.dtype)
+        if isinstance(weight, PackedWeight) and weight.layout == "rows":
+            return tile_weight(weight)
+        return weight
+
+    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+        return None
+
+    def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
+        rows = functional.embedding(tokens, _data(weight))
+        return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+    ) -> torch.Tensor:
+        return norm.rms_norm(x, weight, eps, offset)
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return norm.add_rms_norm(x, residual, weight, eps, offset)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + x
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        return self._product(x, weight, bias, x.dtype)
+
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        norm_offset: float,
+        rope: RopeTable,
+        kv: KvLayer,
+        batch: StepBatch,
+        group: int,
+    ) -> torch.Tensor:
+        return rope_cache.rope_and_cache(
+            qkv, heads, kv_heads, q_norm, k_norm, eps, norm_offset, rope, kv, batch, group
+        )
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv: KvLayer,
+        batch: StepBatch,
+        group: int,
+        scale: float,
+        softcap: float | None,
+    ) -> torch.Tensor:
+        """Entries of one token are split along the KV, the others along their queries."""
+        tokens, heads, width = q.shape
+        out = torch.empty_like(q)
+        table, view = self._table(q.device), batch.groups[group]
+        # One kernel for every entry where rows must be invariant: the two sum in other orders.
+        split = not self.deterministic
+        if batch.max_count > 1 or not split:
+            attention_prefill(
+                q, kv, batch, view, out, scale, softcap, table.prefill(width), skip_single=split
+            )
+        if split:
+            attention_decode(q, kv, batch, view, out, scale, softcap, table.decode(width))
+        return out.view(tokens, heads * width)
+
+    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+        return gated.gated(gate_up, activation)
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        router: torch.Tensor,
+        gate_up: list[Weight],
+        down: list[Weight],
+        active: int,
+        normalise: bool,
+        activation: str,
+    ) -> torch.Tensor:
+        experts = len(gate_up)
+        intermediate = down[0].shape[1]
+        rows = 1 if self.deterministic else -(-len(x) * active // experts)
+        config = self._table(x.device).moe(rows)
+        return moe.moe(
+            x, router, self._address_table(gate_up), self._address_table(down), intermediate,
+            active, normalise, activation, config,
+        )  # fmt: skip
+
+    def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return x[rows]
+
+    def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
+        out = self._product(x, weight, None, torch.float32)
+        return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
+
+    def _product(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        table = self._table(x.device)
+        if isinstance(weight, StackedWeight):
+            parts, low = [], 0
+            for part in weight.parts:
+                high = low + part.shape[0]
+                parts.append(
+                    self._product(x, part, None if bias is None else bias[low:high], dtype)
+                )
+                low = high
+            return torch.cat(parts, -1)
+        if isinstance(weight, TiledWeight):
+            # The number of splits is part of the result: one cut for all row counts keeps rows
+            # invariant.
+            rows = 1 if self.deterministic else len(x)
+            return product_packed(x, weight, bias, table.packed(rows), dtype)
+        if self.deterministic:
+            return product_dense(x, _data(weight), bias, table.dense(), dtype)
+        return functional.linear(x, _data(weight), bias).to(dtype)
+
+    def _table(self, device: torch.device) -> Table:
+        if device not in self._tables:
+            self._tables[device] = Table(architecture(device))
+        return self._tables[device]
+
+    def _address_table(self, experts: list[Weight]) -> torch.Tensor:
+        """Made once per list: a layer's lists live as long as the model."""
+        key = _data(experts[0]).data_ptr()
+        if key not in self._addresses:
+            self._addresses[key] = moe.addresses([_data(expert) for expert in experts])
+        return self._addresses[key]
+
+
+def _data(weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, DenseWeight), "a weight that `prepare` did not make"
+    return weight.data

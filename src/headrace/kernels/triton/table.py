@@ -1,0 +1,80 @@
+"""How each kernel is cut, by architecture and shape bucket: read from a table that ships.
+
+`table.json` maps architecture (sm_80, sm_90, sm_100) → kernel → buckets, each a bound on a size
+(`up_to`) and a configuration. The first bucket whose bound is not exceeded applies. Tuning
+(`python -m headrace.kernels.triton.tune`, on the GPU) writes the table; serving only reads it, so
+nothing is tuned after start and the same shapes always run the same code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from .attention_decode import DecodeConfig
+from .attention_prefill import PrefillConfig
+from .moe import MoeConfig
+from .product_dense import DenseConfig
+from .product_packed import ProductConfig
+
+PATH = Path(__file__).with_name("table.json")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+Config = TypeVar("Config")
+
+
+@cache
+def load_table(path: Path = PATH) -> dict[str, Any]:
+    """The whole table; a file that ships with the package, so it never changes while we run."""
+    table: dict[str, Any] = json.loads(path.read_text())
+    return table
+
+
+def architecture(device: torch.device) -> str:
+    """Row of the table for a device: the newest one that is not newer than it."""
+    if device.type != "cuda":
+        return "sm_90"
+    major, minor = torch.cuda.get_device_capability(device)
+    return max(
+        (name for name in ARCHITECTURES if int(name[3:]) <= major * 10 + minor),
+        key=lambda name: int(name[3:]),
+        default=ARCHITECTURES[0],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The configurations of one architecture."""
+
+    architecture: str
+
+    def decode(self, width: int) -> DecodeConfig:
+        """By head size."""
+        return self._find(DecodeConfig, "attention_decode", width)
+
+    def prefill(self, width: int) -> PrefillConfig:
+        """By head size."""
+        return self._find(PrefillConfig, "attention_prefill", width)
+
+    def packed(self, rows: int) -> ProductConfig:
+        """By rows."""
+        return self._find(ProductConfig, "product_packed", rows)
+
+    def dense(self) -> DenseConfig:
+        """One for all: its cut is part of the result."""
+        return self._find(DenseConfig, "product_dense", 0)
+
+    def moe(self, rows_per_expert: int) -> MoeConfig:
+        """By the mean number of rows of an expert."""
+        return self._find(MoeConfig, "moe", rows_per_expert)
+
+    def _find(self, kind: type[Config], kernel: str, size: int) -> Config:
+        for bucket in load_table()[self.architecture][kernel]:
+            if bucket["up_to"] is None or size <= bucket["up_to"]:
+                return kind(**{key: value for key, value in bucket.items() if key != "up_to"})
+        raise AssertionError(f"the last bucket of {kernel} is open")
