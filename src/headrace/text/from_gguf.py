@@ -104,12 +104,7 @@ def _sentencepiece(
         pieces,
         byte_ids=byte_ids,
         unknown=_id(metadata, "unknown_token_id", len(tokens)),
-        space_prefix=_space_prefix(metadata),
     )
-
-
-def _space_prefix(metadata: dict[str, Any]) -> bool:
-    return bool(metadata.get(_PREFIX + "add_space_prefix", True))
 
 
 def _vocabulary(
@@ -137,7 +132,7 @@ def _vocabulary(
         bos_id=bos,
         eos_id=eos,
         prefix_ids=(bos,) if add_bos and bos is not None else (),
-        strip_space=sentencepiece and _space_prefix(metadata),
+        strip_space=sentencepiece and bool(metadata.get(_PREFIX + "add_space_prefix", True)),
     )
 
 

@@ -16,6 +16,7 @@ process. Here every value that a template makes is weighed and every loop turn i
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -174,7 +175,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
     def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(function, "__self__", None)
+        # jinja wraps str.format in its own function, which remembers the method.
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         if isinstance(owner, str):
             name = function.__name__
             if name in _REFUSED_METHODS:
@@ -302,6 +304,9 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     )
 
 
+_NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
+
+
 def _narrow(pattern: str) -> None:
     """Refuse format strings with field widths in them; no template needs one above a few."""
     digits = 0
@@ -309,7 +314,7 @@ def _narrow(pattern: str) -> None:
         digits = digits + 1 if char.isdigit() else 0
         if digits > 3 and ("%" in pattern or "{" in pattern):
             raise Exhausted("formats with a width of more than three digits")
-    if "*" in pattern and "%" in pattern:
+    if ("*" in pattern and "%" in pattern) or _NESTED_FIELD.search(pattern):
         raise Exhausted("formats with a width taken from a value")
 
 

@@ -38,22 +38,17 @@ class SentencePieceEncoder:
         *,
         byte_ids: list[int],
         unknown: int | None,
-        space_prefix: bool,
     ) -> None:
         assert len(byte_ids) in (0, 256)
         self._pieces = pieces
         self._byte_ids = byte_ids
         self._unknown = unknown
-        self._space_prefix = space_prefix
         # Words may be encoded one by one where no piece reaches over a border between them.
         self._by_word = not any(SPACE in piece.lstrip(SPACE) for piece in pieces if SPACE in piece)
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """`text` has its spaces written as "▁" already, or still as spaces."""
-        text = text.replace(" ", SPACE)
-        if self._space_prefix:
-            text = SPACE + text
+        """`text` has its spaces written as "▁"."""
         if not self._by_word:
             return self._word(text)
         ids: list[int] = []

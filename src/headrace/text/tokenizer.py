@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class Vocabulary:
     """What the model wants before a text that no template made (bos, [CLS])."""
     suffix_ids: tuple[int, ...] = ()
     strip_space: bool = False
-    """Decoding a whole text drops one leading space, which encoding had put there."""
+    """SentencePiece: encoding puts a space before a text; decoding drops it again."""
     added_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,16 +64,13 @@ class Tokenizer:
             self._encode = encoder.encode_with_specials
         else:
             self._plain = encoder.encode
-            self._splitters = (
-                SpecialSplitter(
-                    {
-                        token: index
-                        for token, index in vocabulary.added.items()
-                        if index not in vocabulary.special_ids
-                    }
-                ),
-                SpecialSplitter(vocabulary.added),
-            )
+            control: dict[str, int] = {}
+            user: dict[str, int] = {}
+            for token, index in vocabulary.added.items():
+                (control if index in vocabulary.special_ids else user)[token] = index
+            self._user = SpecialSplitter(user)
+            self._control = SpecialSplitter(control)
+            self._all = SpecialSplitter(vocabulary.added)
             self._encode = self._encode_split
 
     @property
@@ -134,11 +131,24 @@ class Tokenizer:
         return [*self.vocabulary.prefix_ids, *ids] if add_bos else ids
 
     def _encode_split(self, text: str, *, special: bool) -> list[int]:
-        ids: list[int] = []
         if self.vocabulary.kind == "sentencepiece":
             # Its space is "▁" in special tokens too: a run of spaces may be one of them.
             text = text.replace(" ", SPACE)
-        for part in self._splitters[special].split(text):
+        if not self.vocabulary.strip_space:
+            return self._encode_parts((self._all if special else self._user).split(text))
+        # The space that is put before a text may join spaces of the text to a token of its own,
+        # so it comes before those are looked for, and again after each control token.
+        ids: list[int] = []
+        for part in self._control.split(text) if special else [text]:
+            if isinstance(part, int):
+                ids.append(part)
+            elif part:
+                ids += self._encode_parts(self._user.split(SPACE + part))
+        return ids
+
+    def _encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+        ids: list[int] = []
+        for part in parts:
             if isinstance(part, int):
                 ids.append(part)
             else:

@@ -1,0 +1,348 @@
+# ruff: noqa: E501 - templates are one line each
+"""Chat templates: what they render, what they are kept from, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
+from headrace.text import ChatTemplate, chat_template
+from headrace.text import template as template_module
+
+HI = [{"role": "user", "content": "Hi"}]
+
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+LLAMA_LIKE = """{{- bos_token }}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start|>system\n\n" }}
+{%- if tools is not none %}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\n\n" }}{%- endfor %}
+{%- endif %}
+{{- system_message }}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start|>' + message['role'] + '\n\n' + message['content'] | trim + '<|eot|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson }}{{- "}<|eot|>" }}
+    {%- elif message.role in ["tool", "ipython"] %}
+        {%- if message.content is mapping or message.content is iterable %}
+            {{- message.content | tojson }}
+        {%- else %}{{- message.content }}{%- endif %}
+    {%- endif %}
+{%- endfor %}"""
+
+GEMMA_LIKE = """{{ bos_token }}{% if messages[0]['role'] == 'system' -%}
+{%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}{%- set loop_messages = messages[1:] -%}
+{%- else -%}{%- set first_user_prefix = "" -%}{%- set loop_messages = messages -%}{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}{%- set role = "model" -%}
+    {%- else -%}{%- set role = message['role'] -%}{%- endif -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}{{ message['content'] | trim }}{%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{'<start_of_turn>model\n'}}{%- endif -%}"""
+
+REASONING_LIKE = """{%- set ns = namespace(multi_step_tool=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}{%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and '</think>' in content %}
+        {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {{- '[' ~ loop.index0 ~ reasoning ~ ']' }}
+    {%- endif %}
+    {{- message.role ~ ': ' ~ content ~ '\\n' }}
+{%- endfor %}
+{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"""
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    HI,
+    [{"role": "system", "content": " Be brief. "}, *HI],
+    [*HI, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello <b>"}, *HI],
+    [
+        *HI,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"ü": [1]}}}
+            ],
+        },
+        {"role": "tool", "content": "7°", "tool_call_id": "1"},
+    ],
+]
+TOOL = {"type": "function", "function": {"name": "f", "description": "<&'ü>", "parameters": {}}}
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA_LIKE, GEMMA_LIKE, REASONING_LIKE])
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+def test_as_transformers_renders(
+    source: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    variables = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": False}
+    try:
+        expected = utils._compile_jinja_template(source).render(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **variables
+        )
+    except Exception as error:  # noqa: BLE001 - whatever the reference says, ours says in its way
+        with pytest.raises(InvalidRequest, match=str(error)[:30]):
+            ChatTemplate(source).render(messages, tools=tools, variables=variables)
+        return
+    ours = ChatTemplate(source, special={"bos_token": "<s>", "eos_token": "</s>"})
+    assert ours.render(messages, tools=tools, variables={"enable_thinking": False}) == expected
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    )
+)
+def test_tojson(value: Any) -> None:
+    rendered = ChatTemplate("{{ x | tojson }}").render(HI, variables={"x": value})
+    assert rendered == json.dumps(value, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0].content }}{{ undefined }}", "Hi"),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% endfor %}a", "a"),
+        ("{% for i in range(9) %}{{ i }}{% if i == 2 %}{% break %}{% endif %}{% endfor %}", "012"),
+        ("{% generation %}{{ 'gen' }}{% endgeneration %}", "gen"),
+        ("{% macro m(x, y=2) %}[{{ x }}{{ y }}]{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}", "[12][34]"),
+        ("{% macro f() %}({{ caller() }}){% endmacro %}{% call f() %}in{% endcall %}", "(in)"),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x ~ x | upper }}", "a1A1"),
+        ("{% set ns = namespace(n=[]) %}{% for m in messages %}{% set ns.n = ns.n + [m.role] %}"
+         "{% endfor %}{{ ns.n | join('-') }}", "user"),
+        ("{{ ('a,b'.split(',') + ['c']) | join(' ') }}{{ 'x' * 3 }}{{ '%s-%d' % ('a', 2) }}",
+         "a b cxxxa-2"),
+        ("{{ {'a': 1, 'b': [2, none]} | tojson }}", '{"a": 1, "b": [2, null]}'),
+        ("{{ {'a': 1} | items | list }}{% for k, v in {'q': 1}.items() %}{{ k }}{{ v }}{% endfor %}",
+         "[('a', 1)]q1"),
+        ("{{ messages | map(attribute='role') | list }}", "['user']"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
+        ("{{ 'aXbX'.replace('X', '-') }}{{ 'ab' | replace('b', 'cc') }}", "a-b-acc"),
+        ("{{ 'a\nb' | indent(2) }}{{ '-'.join(['x', 'y']) }}", "a\n  bx-y"),
+        ("{{ '{:03d}'.format(7) }}{{ 5 // 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}", "00721024" + "3"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{{ (1, 2) | first }}{{ [1, 2][-1] }}{{ messages is sequence }}", "12True"),
+        ("{{ add_generation_prompt }}{{ tools is none }}", "TrueTrue"),
+    ],
+)  # fmt: skip
+def test_what_templates_use(source: str, expected: str) -> None:
+    assert ChatTemplate(source).render(HI) == expected
+
+
+BOMBS = [
+    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "{% for i in range(100000) recursive %}{{ loop(range(100000)) }}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}",
+    "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% set ns.s = {1: ns.s, 2: ns.s} %}"
+    "{% endfor %}",
+    "{% set ns = namespace(s=1) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set t %}{{ ns.s }}{{ ns.s }}"
+    "{% endset %}{% set ns.s = t %}{% endfor %}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}"
+    "{% set ns.s = ns.s | replace('x', 'xxxx') %}{% endfor %}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}"
+    "{% set ns.s = ns.s.replace('x', 'xxxx') %}{% endfor %}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}"
+    "{% set ns.s = [ns.s, ns.s] | join(ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}"
+    "{% set ns.s = ns.s.join([ns.s, ns.s]) %}{% endfor %}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}"
+    "{% set ns.s = '%s%s' % (ns.s, ns.s) %}{% endfor %}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}"
+    "{% set ns.s = '{0}{0}'.format(ns.s) %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}x{% endmacro %}{{ m(60) }}",
+    "{{ 'x' * 1000000000 }}",
+    "{{ 1000000000 * 'x' }}",
+    "{{ [1] * 1000000000 }}",
+    "{{ 9 ** 999999999 }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 1000000000) }}",
+    "{{ ('x' | attr('format'))() }}{{ '{0:{1}}' | attr('format') }}{{ '{:9999}'.format(1) }}",
+    "{{ 'x'.center(1000000000) }}",
+    "{{ 'x'.zfill(1000000000) }}",
+    "{{ 'a\nb' | indent(1000000000) }}",
+    "{{ [[]] | tojson(indent=1000000000) }}",
+    "{% for i in range(20) %}{{ 'x' * 15000000 }}{% endfor %}",
+    "{% set a %}{% for i in range(20) %}{{ 'x' * 15000000 }}{% endfor %}{% endset %}",
+    "{% set a %}{% for i in range(100000) %}" + "x" * 100_000 + "{% endfor %}{% endset %}",
+    "{{ range(100000000) | list }}",
+    "{{ messages | batch(1000000000, 'x') | list }}",
+    "{{ 'x' | center(1000000000) }}",
+    "{{ lipsum(100000) }}",
+    "{{ cycler.__class__ }}{{ ''.format_map({}) }}{{ 'x'.ljust(1000000000) }}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_bombs_end_soon(source: str) -> None:
+    started = time.process_time()
+    with pytest.raises((InvalidRequest, ModelFileError)):
+        ChatTemplate(source).render(HI)
+    assert time.process_time() - started < 5
+
+
+def test_a_wide_format_is_refused_before_it_is_made() -> None:
+    for source in ("{{ '{:1000000000}'.format(1) }}", "{{ '{:{}}'.format(1, 1000000000) }}"):
+        with pytest.raises(TooLarge, match="width"):
+            ChatTemplate(source).render(HI)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__ }}{{ messages.append(1) }}",
+        "{% set x = messages[0].update({'role': 'system'}) %}",
+        "{{ self.__init__.__globals__ }}{{ raise_exception.__globals__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ (messages | attr('__class__')).__base__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ environment.held }}{{ ().__class__() }}",
+        "{{ '{0.__class__.__base__}'.format(1).x.y }}",
+    ],
+)
+def test_nothing_outside_is_reached(source: str) -> None:
+    with pytest.raises((InvalidRequest, ModelFileError)):
+        print(ChatTemplate(source).render(HI))
+
+
+def test_the_templates_own_words() -> None:
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}").render(HI)
+    with pytest.raises(InvalidRequest, match="UndefinedError"):
+        ChatTemplate("{{ nothing.inside.it }}").render(HI)
+    with pytest.raises(ModelFileError, match="does not compile"):
+        ChatTemplate("{% for %}")
+    with pytest.raises(ModelFileError, match="characters"):
+        ChatTemplate("x" * (template_module.MAX_TEMPLATE + 1))
+
+
+def test_no_template() -> None:
+    for source in (None, ""):
+        with pytest.raises(InvalidRequest, match="base model") as caught:
+            chat_template(source)
+        assert caught.value.param == "messages"
+    assert chat_template("a").render(HI) == "a"
+
+
+def test_output_is_bounded() -> None:
+    with pytest.raises(TooLarge):
+        ChatTemplate("{{ messages[0].content }}" * 5).render(
+            [{"role": "user", "content": "x" * (4 * 2**20)}]
+        )
+
+
+def test_continue_final_message() -> None:
+    template = ChatTemplate(CHATML)
+    messages = [*HI, {"role": "assistant", "content": "Once upon "}]
+    text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nOnce upon")
+    with pytest.raises(InvalidRequest, match="add_generation_prompt"):
+        template.render(messages, continue_final_message=True)
+    with pytest.raises(InvalidRequest, match="with text"):
+        template.render(
+            [{"role": "assistant", "content": " "}],
+            add_generation_prompt=False,
+            continue_final_message=True,
+        )
+    with pytest.raises(InvalidRequest, match="cannot be"):
+        ChatTemplate("nothing").render(
+            messages, add_generation_prompt=False, continue_final_message=True
+        )
+
+
+def test_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "you"}]
+    text = ChatTemplate(CHATML).render([{"role": "user", "content": parts}])
+    assert "Hello you<|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("Hi", "messages"),
+        ({}, "messages"),
+        (["Hi"], "messages[0]"),
+        ([{}], "messages[0].role"),
+        ([{"role": 3, "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 7}], "messages[0].content"),
+        ([*HI, {"role": "user", "content": [{"type": "image_url"}]}], "messages[1].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [7]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "tool_calls": 1}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0]"),
+    ],
+)
+def test_bad_messages(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatTemplate(CHATML).render(messages)
+    assert caught.value.param == param
+
+
+def test_too_many_messages() -> None:
+    with pytest.raises(TooLarge):
+        ChatTemplate(CHATML).render(HI * 10_001)
+
+
+def test_tool_call_arguments_become_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}
+    source = "{{ messages[0].tool_calls[0].function.arguments.a }}{{ messages[0].content }}"
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert ChatTemplate(source).render([message]) == "ü"
+    broken = {**call, "function": {"name": "f", "arguments": "{oops"}}
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert ChatTemplate(source).render([{**message, "tool_calls": [broken]}]) == "{oops"
+    # What came in is not changed.
+    assert call["function"]["arguments"] == '{"a": "ü"}'  # type: ignore[index]
+
+
+def test_variables_cannot_replace_the_messages() -> None:
+    text = ChatTemplate("{{ messages[0].content }}").render(HI, variables={"messages": []})
+    assert text == "Hi"
