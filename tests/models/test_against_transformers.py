@@ -7,8 +7,6 @@ that rounding, so that equality is no accident and a difference no bad luck.
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
@@ -16,6 +14,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from oracle import tiny
+from oracle.asks import prompt
 from oracle.driving import Answer, Driver
 from oracle.reference import Oracle
 
@@ -24,11 +23,6 @@ LONG = 2000
 GREEDY = 64
 NEAR_TIE = 3e-5
 """A distance of the two best logits that rounding may turn around."""
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(f"{length} {seed}")
-    return [rng.randrange(tiny.VOCAB) for _ in range(length)]
 
 
 def worker_of(path, **options) -> Worker:

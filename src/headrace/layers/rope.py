@@ -55,6 +55,6 @@ def _yarn(rope: Rope, head_dim: int, exponents: torch.Tensor) -> torch.Tensor:
     low = max(math.floor(dimension(rope.beta_fast)), 0)
     high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
     width = max(high - low, 0.001)
-    ramp = ((torch.arange(head_dim // 2).float() - low) / width).clamp(0, 1)
+    kept = 1 - ((torch.arange(head_dim // 2).float() - low) / width).clamp(0, 1)
     waves = rope.theta**exponents
-    return (1.0 / (rope.factor * waves)) * ramp + (1.0 / waves) * (1 - ramp)
+    return (1.0 / (rope.factor * waves)) * (1 - kept) + (1.0 / waves) * kept
