@@ -10,6 +10,7 @@ from typing import Any
 from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
+from ..quant.schemes import scheme_of
 from .gguf_model import END_OF_TURN
 from .jsonfile import read_json
 from .shards import find_shards
@@ -27,6 +28,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         raise ModelFileError(f"{folder}: no config.json in it, so it is not a model folder")
     config = read_json(folder / "config.json")
     arch = from_hf(config)
+    scheme_of(config)  # refuses here what cannot be loaded
     shards = find_shards(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ModelFileError(

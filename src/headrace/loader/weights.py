@@ -8,7 +8,9 @@ norms is taken off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -16,13 +18,16 @@ from safetensors import safe_open
 from ..base.arch import ModelArch
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
-from ..kernels.weights import BlockWeight
+from ..kernels.weights import BlockWeight, PackedWeight
+from ..quant.checkpoint import LAYOUTS, pack, shape_of
 from ..quant.ggml_types import DENSE, SUPPORTED
+from ..quant.schemes import Scheme, scheme_of
 from .gguf import GgufFile, TensorInfo
-from .names import Shapes, check, from_gguf_name, from_hf_name
-from .shards import read_headers
+from .jsonfile import read_json
+from .names import Shapes, check, expected, from_gguf_name, from_hf_name
+from .shards import StoredTensor, read_headers
 
-Loaded = torch.Tensor | BlockWeight
+Loaded = torch.Tensor | BlockWeight | PackedWeight
 
 
 def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
@@ -38,25 +43,80 @@ def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
 
 def _from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
     stored = read_headers(files.weights)
+    scheme = scheme_of(read_json(files.path / "config.json"))
+    matrices = {} if scheme is None else quantised_matrices(scheme, stored)
+    inside = {member for parts in matrices.values() for member in parts.values()}
     names: dict[str, str] = {}
     found: Shapes = {}
-    for name, header in stored.items():
+
+    def claim(name: str, source: str, shape: tuple[int, ...]) -> None:
         canonical = from_hf_name(name, files.arch)
         if canonical is None:
-            continue
+            return
         if canonical in found:
-            raise ModelFileError(f"{header.shard.name}: {canonical} appears twice")
-        if header.dtype not in DENSE:
-            raise UnsupportedModel(
-                f"{header.shard.name}: {name:.100} is {header.dtype}; supported: {', '.join(DENSE)}"
-            )
-        names[name], found[canonical] = canonical, header.shape
+            raise ModelFileError(f"{files.path.name}: {canonical} appears twice")
+        names[source], found[canonical] = canonical, shape
+
+    for module, parts in matrices.items():
+        assert scheme is not None
+        shapes = {suffix: stored[member].shape for suffix, member in parts.items()}
+        claim(f"{module}.weight", main_of(scheme, parts), shape_of(scheme, shapes, module))
+    wanted = expected(files.arch)
+    for name, header in stored.items():
+        if name.removesuffix(".bias") in matrices and from_hf_name(name, files.arch) not in wanted:
+            _check_zero(header.shard, name)
+        elif name not in inside:
+            claim(name, name, header.shape)
+            if name in names and header.dtype not in DENSE:
+                raise UnsupportedModel(
+                    f"{header.shard.name}: {name:.100} is {header.dtype}; supported: "
+                    f"{', '.join(DENSE)}"
+                )
     check(found, files.arch, files.path.name)
-    for shard in files.weights:
-        with safe_open(shard, framework="pt") as file:
-            for name in file.offset_keys():
-                if name in names:
-                    yield names[name], file.get_tensor(name)
+
+    with ExitStack() as stack:
+        opened = {p: stack.enter_context(safe_open(p, framework="pt")) for p in files.weights}
+        packed = {main_of(scheme, parts): m for m, parts in matrices.items()} if scheme else {}
+        for shard in files.weights:
+            for name in opened[shard].offset_keys():
+                if name not in names:
+                    continue
+                if name not in packed:
+                    yield names[name], opened[shard].get_tensor(name)
+                    continue
+                assert scheme is not None
+                parts = matrices[packed[name]]
+                tensors = {
+                    suffix: opened[stored[member].shard].get_tensor(member)
+                    for suffix, member in parts.items()
+                }
+                yield names[name], pack(scheme, tensors, packed[name])
+
+
+def quantised_matrices(
+    scheme: Scheme, stored: Mapping[str, StoredTensor]
+) -> dict[str, dict[str, str]]:
+    """Module → (suffix → stored name) of every quantised matrix of a checkpoint."""
+    layout = LAYOUTS[scheme.layout]
+    matrices = {}
+    for name, header in stored.items():
+        module, _, suffix = name.rpartition(".")
+        # In the plain int8 layout a dense weight has the same suffix but not the same type.
+        if suffix == layout.main and header.dtype in ("I8", "I32"):
+            members = {each: f"{module}.{each}" for each in (layout.main, *layout.others)}
+            matrices[module] = {each: full for each, full in members.items() if full in stored}
+    return matrices
+
+
+def _check_zero(shard: Path, name: str) -> None:
+    """GPTQ writers add biases of zeros where the model has none: only those may be left out."""
+    with safe_open(shard, framework="pt") as file:
+        if bool(file.get_tensor(name).any()):
+            raise ModelFileError(f"{shard.name}: {name:.100} is a bias that the model has not")
+
+
+def main_of(scheme: Scheme, parts: Mapping[str, str]) -> str:
+    return parts[LAYOUTS[scheme.layout].main]
 
 
 def _from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Loaded]]:

@@ -1,0 +1,203 @@
+"""Loads the quantised matrices of safetensors checkpoints into `PackedWeight`s of layout "rows".
+
+A layout knows the tensors that make one matrix, the matrix's shape from theirs, and how to
+decode them. The result is lossless: codes as stored, w = code · scale - zero · scale in fp32,
+exact where scales are fp16 or bf16 (see `quant.ggml`); fp32 scales round each product once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from ..base.errors import ModelFileError, UnsupportedModel
+from ..kernels.weights import PackedWeight
+from .schemes import Scheme
+
+Tensors = Mapping[str, torch.Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+MAX_GROUP = 128
+"""Longest group that a `PackedWeight` gets: longer ones are split, their scale repeated."""
+
+
+class Layout(NamedTuple):
+    """How one matrix is stored."""
+
+    main: str
+    """Suffix of the tensor that holds the codes."""
+    others: tuple[str, ...]
+    """Suffixes of the tensors that may lie beside it."""
+    shape: Callable[[Scheme, Shapes], tuple[int, int]]
+    """(out, in) of the matrix."""
+    decode: Callable[[Scheme, Tensors, tuple[int, int]], tuple[torch.Tensor, torch.Tensor]]
+    """→ (codes [out, in] uint8, zeros [out, groups] fp32 in the codes' own count)."""
+    scales: str
+    outputs_last: bool
+    """Are scales stored [groups, out]?"""
+
+
+def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
+    """The matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit together."""
+    layout = LAYOUTS[scheme.layout]
+    out, width = shape_of(scheme, {key: tuple(value.shape) for key, value in tensors.items()}, name)
+    group = scheme.group or width
+    if width % group:
+        raise ModelFileError(f"{name}: {width} inputs are not a multiple of the group {group}")
+    if layout.scales not in tensors:
+        raise ModelFileError(f"{name}: {layout.scales} is missing")
+    scales = tensors[layout.scales].to(torch.float32)
+    scales = scales.t() if layout.outputs_last else scales.reshape(-1, scales.shape[-1])
+    if scales.numel() == 1:
+        scales = scales.expand(out, 1)
+    if scales.shape != (out, width // group):
+        raise ModelFileError(
+            f"{name}: {layout.scales} has shape {list(tensors[layout.scales].shape)}, which does "
+            f"not fit {out} x {width} in groups of {group}"
+        )
+    if not torch.isfinite(scales).all():
+        raise ModelFileError(f"{name}: {layout.scales} holds numbers that are not finite")
+    codes, zeros = layout.decode(scheme, tensors, (out, width))
+    zeros = zeros.expand(out, width // group)
+    offsets = -(zeros * scales)
+    size = group
+    if group > MAX_GROUP:
+        size = next((g for g in (MAX_GROUP, 64, 32, 16) if group % g == 0), group)
+    repeat = group // size
+    return PackedWeight(
+        codes=codes.contiguous(),
+        scales=scales.repeat_interleave(repeat, dim=1).contiguous(),
+        offsets=offsets.repeat_interleave(repeat, dim=1).contiguous(),
+        bits=scheme.bits,
+        group=size,
+        shape=(out, width),
+    )
+
+
+def shape_of(scheme: Scheme, shapes: Shapes, name: str) -> tuple[int, int]:
+    """(out, in) of the matrix, from the shapes of its tensors."""
+    main = LAYOUTS[scheme.layout].main
+    if len(shapes.get(main, ())) != 2:
+        raise ModelFileError(f"{name}: {main} must be a matrix")
+    return LAYOUTS[scheme.layout].shape(scheme, shapes)
+
+
+def _nibbles(packed: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Fields of int32 words, low bits first, along the last axis: [r, c] → [r, c · 32 / bits].
+
+    `order[i]` is the place, among the values of its word, of the field at i.
+    """
+    if packed.dtype != torch.int32:
+        raise ModelFileError(f"packed codes must be int32, not {packed.dtype}")
+    count = 32 // bits
+    places = order or tuple(range(count))
+    out = torch.empty((*packed.shape, count), dtype=torch.uint8)
+    for field, place in enumerate(places):
+        out[..., place] = ((packed >> (field * bits)) & ((1 << bits) - 1)).to(torch.uint8)
+    return out.view(packed.shape[0], -1)
+
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def _awq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
+    width, words = shapes["qweight"]
+    return words * 8, width
+
+
+def _awq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """qweight [in, out / 8], qzeros [groups, out / 8]."""
+    zeros = _zeros(t, "qzeros", (shape[1] // (scheme.group or shape[1]), shape[0] // 8))
+    codes = _nibbles(t["qweight"], 4, _AWQ_ORDER).t()
+    return codes, _nibbles(zeros, 4, _AWQ_ORDER).t().to(torch.float32)
+
+
+def _gptq_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
+    words, out = shapes["qweight"]
+    return out, words * (32 // scheme.bits)
+
+
+def _gptq(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """qweight [in · bits / 32, out], qzeros [groups, out · bits / 32], g_idx [in]."""
+    out, width = shape
+    group = scheme.group or width
+    if "g_idx" in t and not torch.equal(t["g_idx"].long(), torch.arange(width) // group):
+        raise UnsupportedModel(
+            "GPTQ with activation order (desc_act) is not supported: its groups are not "
+            "consecutive inputs"
+        )
+    zeros = _zeros(t, "qzeros", (width // group, out * scheme.bits // 32))
+    codes = _nibbles(t["qweight"].t().contiguous(), scheme.bits)
+    shift = scheme.zero_shift
+    return codes, _nibbles(zeros, scheme.bits).t().to(torch.float32) + shift
+
+
+def _packed_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
+    out, words = shapes["weight_packed"]
+    return out, words * (32 // scheme.bits)
+
+
+def _packed(
+    scheme: Scheme, t: Tensors, shape: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight_packed [out, in · bits / 32]; weight_zero_point [out · bits / 32, groups], if any.
+
+    Codes and zero points are stored with half their range added, so they are unsigned.
+    """
+    if "weight_shape" in t and tuple(t["weight_shape"].tolist()) != shape:
+        raise UnsupportedModel(
+            f"compressed-tensors: weight_shape is {t['weight_shape'].tolist()}; supported: rows "
+            f"of a multiple of {32 // scheme.bits} inputs"
+        )
+    codes = _nibbles(t["weight_packed"], scheme.bits)
+    if "weight_zero_point" not in t:
+        return codes, torch.tensor(float(1 << (scheme.bits - 1)))
+    groups = shape[1] // (scheme.group or shape[1])
+    zeros = _zeros(t, "weight_zero_point", (shape[0] * scheme.bits // 32, groups))
+    return codes, _nibbles(zeros.t().contiguous(), scheme.bits).t().to(torch.float32)
+
+
+def _int8_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
+    out, width = shapes["weight"]
+    return out, width
+
+
+def _int8(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [out, in] int8; weight_zero_point [out, groups] int8, if any."""
+    if t["weight"].dtype != torch.int8:
+        raise ModelFileError(f"weight must be int8, not {t['weight'].dtype}")
+    codes = t["weight"].view(torch.uint8) ^ 0x80
+    zeros = torch.tensor(128.0)
+    if "weight_zero_point" in t:
+        stored = t["weight_zero_point"].to(torch.float32)
+        if stored.numel() not in (1, shape[0] * (shape[1] // (scheme.group or shape[1]))):
+            raise ModelFileError(f"weight_zero_point is of shape {list(stored.shape)}")
+        zeros = zeros + (stored.reshape(shape[0], -1) if stored.numel() > 1 else stored)
+    return codes, zeros
+
+
+def _zeros(t: Tensors, suffix: str, shape: tuple[int, int]) -> torch.Tensor:
+    found = t.get(suffix)
+    if found is None or tuple(found.shape) != shape:
+        has = "missing" if found is None else f"of shape {list(found.shape)}"
+        raise ModelFileError(f"{suffix} is {has}; {list(shape)} is needed")
+    return found
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "awq": Layout("qweight", ("qzeros", "scales"), _awq_shape, _awq, "scales", True),
+    "gptq": Layout("qweight", ("qzeros", "scales", "g_idx"), _gptq_shape, _gptq, "scales", True),
+    "packed": Layout(
+        "weight_packed",
+        ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+        _packed_shape,
+        _packed,
+        "weight_scale",
+        False,
+    ),
+    "int8": Layout(
+        "weight", ("weight_scale", "weight_zero_point"), _int8_shape, _int8, "weight_scale", False
+    ),
+}

@@ -1,0 +1,112 @@
+"""Which quantisation a safetensors checkpoint says it has: `quantization_config`, key by key.
+
+Torch-free: `loader.open` refuses here what `quant.checkpoint` cannot load. What is understood:
+AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, without activation order), compressed-tensors
+INT4 and INT8 (packed or plain).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.arch_fields import Fields
+from ..base.errors import ModelFileError, UnsupportedModel
+
+GROUPS = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the quantised matrices of a checkpoint are stored."""
+
+    layout: str
+    """Key of `quant.checkpoint.LAYOUTS`: "awq", "gptq", "packed" or "int8"."""
+    bits: int
+    group: int | None
+    """Inputs that share a scale; None: all of a row."""
+    zero_shift: int = 0
+    """Added to a stored zero point (GPTQ's first format stores it less one)."""
+
+
+def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
+    """The scheme of a `config.json`, or None where its weights are dense.
+
+    Raises `UnsupportedModel` naming the key and what is supported.
+    """
+    outer = Fields(config, "config.json")
+    found = outer.mapping("quantization_config")
+    if found is None:
+        return None
+    fields = Fields(found, "config.json", defaults={})
+    return _METHODS[fields.word("quant_method", _METHODS)](fields)
+
+
+def _awq(fields: Fields) -> Scheme:
+    fields.word("version", ("gemm", "GEMM"), "gemm")
+    fields.expect("zero_point", True)
+    bits_key = "bits" if fields.raw("bits") is not None else "w_bit"
+    group_key = "group_size" if fields.raw("group_size") is not None else "q_group_size"
+    fields.integer(bits_key, 4, 4, 4)
+    return Scheme("awq", 4, _group(fields, group_key))
+
+
+def _gptq(fields: Fields) -> Scheme:
+    bits = fields.integer("bits", 4, 8)
+    if bits not in (4, 8):
+        raise UnsupportedModel(f"config.json: bits is {bits}; supported: 4 and 8", param="bits")
+    # Activation order without g_idx out of order is harmless: the content is checked at load.
+    stored = fields.word("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    return Scheme("gptq", bits, _group(fields, "group_size"), 1 if stored == "gptq" else 0)
+
+
+def _compressed(fields: Fields) -> Scheme:
+    layout = fields.word("format", ("pack-quantized", "int-quantized"))
+    groups = fields.mapping("config_groups")
+    if not groups or len(groups) != 1:
+        raise UnsupportedModel(
+            "config.json: config_groups must have one group: all quantised layers alike",
+            param="config_groups",
+        )
+    group = next(iter(groups.values()))
+    if not isinstance(group, dict):
+        raise ModelFileError("config.json: config_groups must hold objects", param="config_groups")
+    inner = Fields(group, "config.json config_groups")
+    weights = inner.mapping("weights")
+    if weights is None:
+        raise ModelFileError("config.json: config_groups lacks weights", param="weights")
+    activations = inner.mapping("input_activations")
+    if activations is not None:
+        # Activations quantised on the fly are the kernels' own affair; stored scales are not read.
+        Fields(activations, "config.json input_activations").expect("dynamic", True)
+    fields = Fields(weights, "config.json weights")
+    fields.word("type", ("int",))
+    bits = fields.integer("num_bits", 4, 8)
+    fields.expect("dynamic", False)
+    fields.expect("actorder", False, "static", "weight")
+    strategy = fields.word("strategy", ("group", "channel", "tensor"))
+    if bits not in (4, 8) or (layout == "int-quantized" and bits != 8):
+        raise UnsupportedModel(
+            f"config.json: num_bits is {bits} in {layout}; supported: 4 or 8 packed, 8 plain",
+            param="num_bits",
+        )
+    size = _group(fields, "group_size") if strategy == "group" else None
+    return Scheme("packed" if layout == "pack-quantized" else "int8", bits, size)
+
+
+def _group(fields: Fields, key: str) -> int | None:
+    size = fields.integer(key, -1, max(GROUPS))
+    if size != -1 and size not in GROUPS:
+        raise UnsupportedModel(
+            f"config.json: {key} is {size}; supported: -1 and {', '.join(map(str, GROUPS))}",
+            param=key,
+        )
+    return None if size == -1 else size
+
+
+_METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+}
