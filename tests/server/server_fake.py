@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -34,6 +35,7 @@ class FakeTokenizer:
     """One id per byte, from 0."""
 
     vocab_size = VOCABULARY
+    vocabulary = SimpleNamespace(added={}, special_ids=frozenset())
 
     def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
         return list(text.encode())
@@ -53,11 +55,13 @@ class FakeTemplate:
 class FakeEngine:
     """Streams `answer` one token per `delay` seconds, again and again up to max_tokens."""
 
-    def __init__(self, *, delay: float = 0.0, answer: str = "Hello, world. ") -> None:
+    def __init__(
+        self, *, delay: float = 0.0, answer: str = "Hello, world. ", template: str = ""
+    ) -> None:
         self.options = EngineOptions()
         self.files = ModelFiles(
             name="fake", format="gguf", path=Path("fake"), weights=(), arch=ARCH, tokenizer={},
-            chat_template="", eos_ids=(),
+            chat_template=template, eos_ids=(),
         )  # fmt: skip
         self.tokenizer = FakeTokenizer()
         self.template: Any = FakeTemplate()
@@ -69,6 +73,8 @@ class FakeEngine:
         self.registry = CollectorRegistry()
         self.delay = delay
         self.answer = answer
+        self.once = False
+        """Ends with the answer's end."""
         self.state = Health(ready=True, alive=True)
         self.running: dict[str, asyncio.Task[None]] = {}
         self.streams: dict[str, Stream] = {}
@@ -117,11 +123,12 @@ class FakeEngine:
                 break
             token = text[place % len(text)]
             last = place == sampling.max_tokens - 1
+            ends = self.once and place == len(text) - 1
             for choice in range(sampling.n):
                 delta = OutputDelta(
                     stream.request_id, choice, text=chr(token), token_ids=[token],
                     prompt_tokens=len(stream.prompt_ids), cached_tokens=3,
-                    finish_reason="length" if last else None,
+                    finish_reason="stop" if ends else "length" if last else None,
                 )  # fmt: skip
                 if sampling.logprobs is not None:
                     top = list(range(65, 65 + sampling.logprobs))
@@ -133,6 +140,8 @@ class FakeEngine:
                         *([TokenLogprobs(-1.0, 2, [66], [-0.1])] * count),
                     ]
                 stream.push(delta)
+            if ends:
+                break
         self.running.pop(stream.request_id, None)
 
     def _cancel(self, request_id: str) -> None:

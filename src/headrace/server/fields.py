@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..base.errors import InvalidRequest
 from ..base.sampling import SamplingParams
+from ..text.grammar import from_guided
 from .errors import coded
 
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -75,6 +76,19 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = inert("chunks are never padded")
 
 
+class StructuredOutputs(Body):
+    """vLLM's ways to demand a form; one of them at a time."""
+
+    json_: str | dict[str, Any] | None = Field(
+        default=None, alias="json", description="JSON schema."
+    )
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(default=None, description="Lark grammar with a rule start.")
+    structural_tag: str | dict[str, Any] | None = None
+
+
 class SamplingFields(Body):
     """The sampling fields that chat and completions share, OpenAI's and vLLM's extras."""
 
@@ -120,11 +134,11 @@ class SamplingFields(Body):
     allowed_token_ids: Any = unsupported([])
     bad_words: Any = unsupported([])
     logits_processors: Any = unsupported([])
-    guided_json: Any = unsupported()
-    guided_regex: Any = unsupported()
-    guided_choice: Any = unsupported()
-    guided_grammar: Any = unsupported()
-    structured_outputs: Any = unsupported()
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = Field(None, description="Older structured_outputs.")
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @property
     def usage_wanted(self) -> bool:
@@ -133,6 +147,39 @@ class SamplingFields(Body):
     @property
     def continuous_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def guided(self) -> bool:
+        """Is one of the older fields set?"""
+        older = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        return any(value is not None for value in older)
+
+    def demanded(self) -> str | None:
+        """The grammar that vLLM's fields demand, or None. Raises `InvalidRequest`."""
+        if self.guided:
+            if self.structured_outputs is not None:
+                raise InvalidRequest(
+                    "structured_outputs and guided_* cannot be set together",
+                    param="structured_outputs",
+                )
+            return from_guided(
+                json_schema=self.guided_json,
+                regex=self.guided_regex,
+                choice=self.guided_choice,
+                lark=self.guided_grammar,
+                where="guided",
+            )
+        given = self.structured_outputs
+        if given is None:
+            return None
+        return from_guided(
+            json_schema=given.json_,
+            json_object=given.json_object,
+            regex=given.regex,
+            choice=given.choice,
+            lark=given.grammar,
+            structural_tag=given.structural_tag,
+        )
 
     def verify_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:

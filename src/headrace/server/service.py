@@ -8,10 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from ..base.config import ServerOptions
-from ..base.errors import ModelNotFound, Overloaded
+from ..base.errors import InvalidRequest, ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
 from ..base.version import VERSION
 from ..engine.input import default_sampling
+from .errors import coded
+from .speech import Speech
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -41,6 +43,7 @@ class Service:
         self._engine: ServingEngine | None = None
         self._fingerprint = ""
         self._defaults = SamplingParams()
+        self._speech = Speech()
         if engine is not None:
             self.attach(engine)
 
@@ -49,6 +52,7 @@ class Service:
         self._engine = engine
         self._defaults = default_sampling(engine.files)
         self._fingerprint = fingerprint(engine)
+        self._speech = Speech.of(engine)
 
     @property
     def engine(self) -> ServingEngine:
@@ -74,6 +78,21 @@ class Service:
     def defaults(self) -> SamplingParams:
         """The sampling defaults that the model's authors ship."""
         return self._defaults
+
+    @property
+    def speech(self) -> Speech:
+        """How the model writes calls and reasoning."""
+        return self._speech
+
+    def check_grammar(self, grammar: str | None) -> None:
+        """Raise `InvalidRequest` where a form is demanded that the engine cannot hold."""
+        if grammar is not None and "grammar" not in getattr(self.engine, "features", ()):
+            raise coded(
+                InvalidRequest(
+                    "structured output is not supported by this engine", param="response_format"
+                ),
+                "unsupported_parameter",
+            )
 
     @property
     def vocab_size(self) -> int:

@@ -76,8 +76,10 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = Field(None, description="Of a structural_tag.")
+    triggers: list[str] | None = Field(None, description="Of a structural_tag.")
 
 
 class ChatBody(SamplingFields):

@@ -15,6 +15,8 @@ from ...connection import EventStream, while_connected
 from ...errors import coded
 from ...generation import Usage
 from .answer import events, whole
+from .demand import grammar_of, tools_of
+from .parts import Parts
 from .schema import ChatBody, Message
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ class Chat:
         self.n = 1 if body.n is None else body.n
         self.top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self.prompt: list[int] = []
+        self.text = ""
+        """The rendered prompt."""
+        self.tools, self.choice = tools_of(body)
+        self.hidden = service.speech.hidden(tools=bool(self.tools))
+        self.grammar: str | None = None
         self.usage = Usage()
 
     def sampling(self) -> SamplingParams:
@@ -45,12 +52,16 @@ class Chat:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         body.verify_stream_options()
         limit = body.max_completion_tokens
-        return body.sampling(
+        params = body.sampling(
             defaults=self.service.defaults,
             max_tokens=body.max_tokens if limit is None else limit,
             logprobs=self.top_logprobs,
             vocab_size=self.service.vocab_size,
         )
+        if self.hidden:
+            # Marks that are special tokens must reach the router, which keeps them from the user.
+            params.skip_special_tokens = False
+        return params
 
     async def tokenise(self) -> None:
         """Render the messages and fill `prompt`."""
@@ -75,7 +86,7 @@ class Chat:
                 f"{min(reserved)} cannot be set here", param="chat_template_kwargs"
             )
         arguments: dict[str, Any] = {
-            "tools": self._tools(),
+            "tools": self._offered(),
             "add_generation_prompt": (
                 not final if body.add_generation_prompt is None else body.add_generation_prompt
             ),
@@ -84,37 +95,37 @@ class Chat:
         }
         messages = [_plain(index, message) for index, message in enumerate(body.messages)]
         if len(messages) <= INLINE_MESSAGES:
-            text = template.render(messages, **arguments)
+            self.text = template.render(messages, **arguments)
         else:
-            text = await asyncio.to_thread(template.render, messages, **arguments)
-        self.prompt = await self.service.encode(text, raw=False)
+            self.text = await asyncio.to_thread(template.render, messages, **arguments)
+        self.prompt = await self.service.encode(self.text, raw=False)
 
-    def _tools(self) -> list[dict[str, Any]] | None:
+    async def demand(self) -> None:
+        """Set `grammar`; compiling it may take long, so it is done in a thread."""
         body = self.body
-        choice = body.tool_choice
-        if choice is not None and choice not in ("none", "auto"):
-            if not body.tools:
-                raise InvalidRequest("tool_choice needs tools", param="tool_choice")
-            raise coded(
-                InvalidRequest(
-                    "tool_choice 'required' and named tools are not supported yet; "
-                    "allowed: none, auto",
-                    param="tool_choice",
-                ),
-                "unsupported_parameter",
-            )
-        if body.response_format is not None and body.response_format.type != "text":
-            raise coded(
-                InvalidRequest(
-                    f"response_format {body.response_format.type} is not supported yet; "
-                    "allowed: text",
-                    param="response_format",
-                ),
-                "unsupported_parameter",
-            )
-        if not body.tools or choice == "none":
+        if not (self.tools or body.response_format or body.structured_outputs or body.guided):
+            return
+        self.grammar = await asyncio.to_thread(
+            grammar_of, body, self.service.speech, self.tools, self.choice, self.text
+        )
+        self.service.check_grammar(self.grammar)
+
+    def _offered(self) -> list[dict[str, Any]] | None:
+        if not self.tools:
             return None
-        return [tool.model_dump(exclude_none=True) for tool in body.tools]
+        return [tool.model_dump(exclude_none=True) for tool in self.body.tools or ()]
+
+    def parts(self) -> list[Parts]:
+        """One per choice."""
+        names = frozenset(tool.name for tool in self.tools) if self.tools else None
+        shown = self.body.include_reasoning is not False
+        return [
+            Parts(
+                self.service.speech.router(self.text, tools=names, hidden=self.hidden),
+                show_reasoning=shown,
+            )
+            for _ in range(self.n)
+        ]
 
     def submit(self, sampling: SamplingParams) -> OutputStream:
         stream = self.service.engine.submit(
@@ -123,6 +134,7 @@ class Chat:
             request_id=self.id,
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
+            grammar=self.grammar,
         )
         self.usage.known_prompt(0, len(self.prompt))
         return stream
@@ -176,6 +188,7 @@ async def serve(service: Service, request: Request, body: ChatBody) -> Response:
     chat = Chat(service, body, request.scope["headrace.request_id"])
     sampling = chat.sampling()
     await chat.tokenise()
+    await chat.demand()
     stream = chat.submit(sampling)
     if body.stream:
         return EventStream(events(chat, stream), keep_alive=service.keep_alive)

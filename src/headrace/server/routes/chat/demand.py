@@ -1,0 +1,62 @@
+"""What a chat request demands of its answer's form: tools and formats, as one grammar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....base.errors import InvalidRequest
+from ....text.grammar import after_reasoning, from_response_format
+from ....text.toolgrammar import tool_grammar
+from ....text.tools import Tool, ToolChoice, read_choice, read_tools
+from .schema import ChatBody, NamedTool
+
+if TYPE_CHECKING:
+    from ...speech import Speech
+
+
+def tools_of(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
+    """The tools on offer and the choice; a choice of none offers none."""
+    tools = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools or ()])
+    given = body.tool_choice
+    choice = read_choice(
+        given.model_dump() if isinstance(given, NamedTool) else given, tools
+    )  # fmt: skip
+    if given not in (None, "none", "auto") and not tools:
+        raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+    return ([] if choice.kind == "none" else tools), choice
+
+
+def grammar_of(
+    body: ChatBody, speech: Speech, tools: list[Tool], choice: ToolChoice, prompt: str
+) -> str | None:
+    """One grammar for everything that is demanded, or None. Raises `InvalidRequest`."""
+    form = body.response_format
+    source = from_response_format(
+        None if form is None else form.model_dump(exclude_none=True, by_alias=True)
+    )
+    extra = body.demanded()
+    if source is not None and extra is not None:
+        raise InvalidRequest(
+            "response_format and structured_outputs cannot be set together",
+            param="structured_outputs",
+        )
+    source = source or extra
+    if tools and speech.dialect is not None:
+        calls = tool_grammar(
+            speech.dialect,
+            tools,
+            choice,
+            parallel=body.parallel_tool_calls is not False,
+            special=speech.special,
+        )
+        if calls is not None and source is not None:
+            raise InvalidRequest(
+                "a response format cannot be held together with required, named or strict tools",
+                param="response_format",
+            )
+        source = calls if source is None else source
+    if source is not None and speech.marks is not None:
+        source = after_reasoning(
+            source, speech.marks, opened=speech.marks.open_in(prompt), special=speech.special
+        )
+    return source

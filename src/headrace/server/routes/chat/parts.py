@@ -1,0 +1,92 @@
+"""One choice of a chat answer: its deltas routed into content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....base.request import OutputDelta
+from ....text import StreamRouter
+from ....text.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+
+
+class Parts:
+    """What one choice has come to so far; `take` gives the fields of its next chunks."""
+
+    __slots__ = (
+        "_router", "_show_reasoning", "calls", "content", "finish", "logprobs", "reasoning",
+        "stop", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, router: StreamRouter | None, *, show_reasoning: bool = True) -> None:
+        self._router = router
+        self._show_reasoning = show_reasoning
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.finish: str | None = None
+        self.stop: str | int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Is all text content?"""
+        return self._router is None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self._router is None else self._router.reasoning_tokens
+
+    def take(self, delta: OutputDelta) -> list[dict[str, Any]]:
+        """The `delta` objects that this news makes, in order."""
+        if delta.finish_reason is not None:
+            self.finish, self.stop = delta.finish_reason, delta.stop_reason
+        if self._router is None:
+            if not delta.text:
+                return []
+            self.content.append(delta.text)
+            return [{"content": delta.text}]
+        events = self._router.feed(delta.text, len(delta.token_ids))
+        if delta.finish_reason is not None:
+            events += self._router.finish()
+        chunks = [chunk for event in events if (chunk := self._chunk(event)) is not None]
+        if self.calls and self.finish == "stop":
+            self.finish = "tool_calls"
+        return chunks
+
+    def _chunk(self, event: Event) -> dict[str, Any] | None:
+        match event:
+            case ContentDelta(text):
+                self.content.append(text)
+                return {"content": text}
+            case ReasoningDelta(text):
+                self.reasoning.append(text)
+                return {"reasoning_content": text} if self._show_reasoning else None
+            case ToolCallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                self.calls.append({"id": call_id, "type": "function", "function": function})
+                opening = {"index": index, "id": call_id, "type": "function"}
+                return {"tool_calls": [{**opening, "function": dict(function)}]}
+            case ToolCallArguments(index, text):
+                self.calls[index]["function"]["arguments"] += text
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        return None
+
+    def message(self) -> dict[str, Any]:
+        content = "".join(self.content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self.calls and not content else content,
+            "refusal": None,
+        }
+        if self.reasoning and self._show_reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message

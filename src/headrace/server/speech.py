@@ -1,0 +1,54 @@
+"""How the served model writes what is not content: tool calls and reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..text import Dialect, ReasoningMarks, StreamRouter, detect_dialect, detect_reasoning
+
+if TYPE_CHECKING:
+    from ..engine.face import ServingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Read once from the chat template; routers for the choices of requests are made from it."""
+
+    dialect: Dialect | None = None
+    marks: ReasoningMarks | None = None
+    special: Mapping[str, int] = field(default_factory=dict)
+    """Special tokens, text → id."""
+
+    @classmethod
+    def of(cls, engine: ServingEngine) -> Speech:
+        template = engine.files.chat_template
+        vocabulary = engine.tokenizer.vocabulary
+        special = {
+            text: token
+            for text, token in vocabulary.added.items()
+            if token in vocabulary.special_ids
+        }  # fmt: skip
+        return cls(detect_dialect(template), detect_reasoning(template), special)
+
+    def hidden(self, *, tools: bool) -> frozenset[str]:
+        """Special tokens that carry meaning: they must reach the router, and not the user."""
+        markers = set(self.dialect.markers) if tools and self.dialect else set()
+        if self.marks is not None:
+            markers |= {self.marks.open, self.marks.close}
+        return frozenset(markers & self.special.keys())
+
+    def router(
+        self, prompt: str, *, tools: frozenset[str] | None, hidden: frozenset[str]
+    ) -> StreamRouter | None:
+        """For one choice; None where everything is content. `tools` None: none are on offer."""
+        if tools is None and self.marks is None:
+            return None
+        return StreamRouter(
+            self.dialect if tools is not None else None,
+            tools=tools,
+            reasoning=self.marks,
+            in_reasoning=self.marks is not None and self.marks.open_in(prompt),
+            hidden=hidden,
+        )

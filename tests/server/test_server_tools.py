@@ -1,0 +1,109 @@
+"""Tool calls and reasoning in chat answers: whole, streamed, cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import FakeEngine
+from test_server_shapes import CHAT, events
+
+from headrace.server.app import create_app
+
+TEMPLATE = "<tool_call> </tool_call> <think> </think>"
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string"}}}}},
+    {"type": "function", "function": {"name": "time"}},
+]  # fmt: skip
+ANSWER = (
+    "<think>They want the weather.</think>\nI look.\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+)
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400} | more
+
+
+async def ask(answer: str, **more: Any) -> httpx.Response:
+    engine = FakeEngine(answer=answer, template=TEMPLATE)
+    engine.once = True
+    app = create_app(engine)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.post(CHAT, json=body(**more))
+
+
+def assembled(chunks: list[Any]) -> dict[str, Any]:
+    """What a client puts together from the deltas."""
+    whole: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for chunk in chunks:
+        delta = chunk["choices"][0]["delta"]
+        for name in ("content", "reasoning_content"):
+            whole[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(whole["tool_calls"]):
+                whole["tool_calls"].append({"id": call["id"], "type": call["type"],
+                                            "function": {"name": "", "arguments": ""}})  # fmt: skip
+            function = whole["tool_calls"][call["index"]]["function"]
+            for name, value in call["function"].items():
+                function[name] += value
+    return whole
+
+
+async def test_tool_calls_whole() -> None:
+    reply = (await ask(ANSWER, tools=TOOLS)).json()
+    choice = reply["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["reasoning_content"] == "They want the weather."
+    assert message["content"] == "I look."
+    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"]))
+             for c in message["tool_calls"]]  # fmt: skip
+    assert calls == [("weather", {"city": "Bern", "days": 2}), ("time", {})]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert 20 < reply["usage"]["completion_tokens_details"]["reasoning_tokens"] < 40
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"n": 1, "return_token_ids": True}])
+async def test_tool_calls_streamed_assemble_to_the_same(extra: dict[str, Any]) -> None:
+    message = (await ask(ANSWER, tools=TOOLS)).json()["choices"][0]["message"]
+    chunks = events(await ask(ANSWER, tools=TOOLS, stream=True, **extra))
+    whole = assembled(chunks)
+    assert whole["content"] == message["content"]
+    assert whole["reasoning_content"] == message["reasoning_content"]
+    assert [c["function"] for c in whole["tool_calls"]] == [
+        c["function"] for c in message["tool_calls"]
+    ]
+    finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert finishes == [None] * (len(chunks) - 1) + ["tool_calls"]
+
+
+async def test_a_call_that_is_cut_says_length() -> None:
+    choice = (await ask(ANSWER, tools=TOOLS, max_tokens=110)).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+
+
+async def test_without_tools_a_call_is_text() -> None:
+    for more in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        message = (await ask(ANSWER, **more)).json()["choices"][0]["message"]
+        assert "<tool_call>" in message["content"]
+        assert "tool_calls" not in message
+        assert message["reasoning_content"]
+
+
+async def test_reasoning_may_be_left_out() -> None:
+    reply = (await ask(ANSWER, tools=TOOLS, include_reasoning=False)).json()
+    assert "reasoning_content" not in reply["choices"][0]["message"]
+    chunks = events(await ask(ANSWER, include_reasoning=False, stream=True))
+    assert assembled(chunks)["reasoning_content"] == ""
+
+
+async def test_required_tools_need_an_engine_that_holds_a_form() -> None:
+    reply = await ask(ANSWER, tools=TOOLS, tool_choice="required")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "unsupported_parameter"
