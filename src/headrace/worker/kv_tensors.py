@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -28,13 +31,28 @@ def allocate_kv(pool: PoolShape, arch: ModelArch, kv_dtype: str, device: torch.d
             assert groups[layer] == -1, f"layer {layer} is in two groups"
             assert group.window == arch.window(layer), f"layer {layer} is in the wrong group"
             groups[layer] = number
-            tensors = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)]
+            tensors = [_zeros(shape, dtype, device) for _ in range(2)]
             scales: list[torch.Tensor | None] = [None, None]
             if kv_dtype in ("int8", "fp8"):
                 scales = [torch.zeros(shape[:3], device=device) for _ in range(2)]
             layers[layer] = KvLayer(tensors[0], tensors[1], scales[0], scales[1])
     assert -1 not in groups, f"layer {groups.index(-1)} is in no group"
     return KvCache([layer for layer in layers if layer is not None], groups)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; in host memory as pages that the system hands out when they are first written.
+
+    A pool of gigabytes then costs no time at start, and memory only as sequences need it.
+    `torch.zeros` would write every page.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # A kernel built without them.
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
 
 
 def _tensors(layer: KvLayer) -> list[torch.Tensor]:
