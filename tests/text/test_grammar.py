@@ -44,10 +44,6 @@ def admits(byte_level: Tokenizer) -> Admits:
     return Admits(byte_level)
 
 
-def special_of(tokenizer: Tokenizer) -> dict[str, int]:
-    return {str(tokenizer.id_to_token(index)): index for index in tokenizer.special_ids}
-
-
 def test_response_formats(admits: Admits) -> None:
     assert from_response_format(None) is None
     assert from_response_format({"type": "text"}) is None
@@ -173,7 +169,7 @@ def test_after_reasoning(admits: Admits, byte_level: Tokenizer) -> None:
     bounded = after_reasoning(answer, marks, opened=True, budget=10)
     assert admits(bounded, 'short</reason>{"a": 1}')
     assert not admits(bounded, 'too long for this</reason>{"a": 1}')
-    special = after_reasoning(answer, THINK, opened=False, special=special_of(byte_level))
+    special = after_reasoning(answer, THINK, opened=False, special=byte_level.special_tokens)
     assert admits(special, '<think>hm</think>\n{"a": 1}')
     assert admits(special, '{"a": 1}')
     regex = from_guided(regex="[0-9]+")
@@ -190,7 +186,7 @@ def test_tool_grammars(name: str, admits: Admits, byte_level: Tokenizer) -> None
     """Mistral's markers are special tokens of this tokenizer, the others' are text."""
     dialect = DIALECTS[name]
     write = dialect.format.write
-    special = special_of(byte_level)
+    special = byte_level.special_tokens
     required = tool_grammar(dialect, TOOLS, ToolChoice("required"), special=special)
     assert admits(required, write(GOOD))
     assert not admits(required, "Hello")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.text import IncrementalDetokenizer, Tokenizer
 from headrace.text.dialects import DIALECTS, Dialect, detect_dialect
 from headrace.text.dialects.mistral import MISTRAL_V11
 from headrace.text.events import (
@@ -240,6 +241,21 @@ def test_hidden_markers_never_show() -> None:
         ["<|python_tag|>print(1)"], DIALECTS["llama3"], hidden=frozenset(["<|python_tag|>"])
     )
     assert message.content == "print(1)"
+
+
+def test_markers_that_are_special_tokens(byte_level: Tokenizer) -> None:
+    """From ids to calls: the markers survive detokenising, other special tokens do not."""
+    text = "<think>hm</think>Sure.<|im_start|>[TOOL_CALLS]add[ARGS]{}<|end|>"
+    markers = MISTRAL_V11.special_markers(byte_level.special_tokens, THINK)
+    assert set(markers) == {"<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"}
+    detokenizer = IncrementalDetokenizer(byte_level, keep=frozenset(markers.values()))
+    router = StreamRouter(MISTRAL_V11, reasoning=THINK, hidden=frozenset(markers))
+    message = Message()
+    for index in byte_level.encode(text):
+        message.take(router.feed(detokenizer.feed([index]), tokens=1))
+    message.take(router.feed(detokenizer.finish()))
+    message.take(router.finish())
+    assert message.result() == ("Sure.", "hm", [("add", "{}", True)])
 
 
 def test_arguments_stream_while_they_are_written() -> None:

@@ -21,9 +21,11 @@ class _Vocabulary(Protocol):
     def strip_space(self) -> bool: ...
 
 
-class _Pieces(Protocol):
+class Pieces(Protocol):
     """What of a `Tokenizer` is needed here."""
 
+    @property
+    def vocabulary(self) -> _Vocabulary: ...
     @property
     def special_ids(self) -> frozenset[int]: ...
     def piece(self, token_id: int, /) -> bytes: ...
@@ -50,13 +52,13 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        tokenizer: _Pieces,
+        tokenizer: Pieces,
         *,
         skip_special: bool = True,
         keep: frozenset[int] = frozenset(),
         at_start: bool = False,
     ) -> None:
-        vocabulary = tokenizer.vocabulary  # type: ignore[attr-defined]
+        vocabulary = tokenizer.vocabulary
         per_byte = vocabulary.kind == "sentencepiece"
         errors = "headrace.each_byte" if per_byte else "replace"
         decoder = codecs.getincrementaldecoder("utf-8")(errors)

@@ -35,13 +35,9 @@ _CHAR_TO_LATIN = {ord(char): byte for byte, char in BYTE_TO_CHAR.items()}
 
 def byte_level_piece(token: str) -> bytes:
     """Bytes of a byte-level token; one with characters outside the table is its own text."""
-    try:
-        for char in token:
-            if ord(char) not in _CHAR_TO_LATIN:
-                return token.encode("utf-8", "replace")
+    if all(ord(char) in _CHAR_TO_LATIN for char in token):
         return token.translate(_CHAR_TO_LATIN).encode("latin-1")
-    except UnicodeEncodeError:  # pragma: no cover - the loop above excludes it
-        return token.encode("utf-8", "replace")
+    return token.encode("utf-8", "replace")
 
 
 def sentencepiece_piece(token: str) -> bytes:

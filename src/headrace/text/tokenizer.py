@@ -57,7 +57,7 @@ class Tokenizer:
     """Text ↔ ids. Made by `load_tokenizer`; safe to share between threads."""
 
     def __init__(self, vocabulary: Vocabulary, encoder: Encoder | SpecialEncoder) -> None:
-        self.vocabulary = vocabulary
+        self._vocabulary = vocabulary
         self._encoder = encoder
         self._pieces: list[bytes | None] = [None] * len(vocabulary.tokens)
         if hasattr(encoder, "encode_with_specials"):
@@ -72,6 +72,10 @@ class Tokenizer:
             self._control = SpecialSplitter(control)
             self._all = SpecialSplitter(vocabulary.added)
             self._encode = self._encode_split
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._vocabulary
 
     @property
     def vocab_size(self) -> int:
@@ -94,6 +98,13 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         return self.vocabulary.special_ids
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The control tokens that can be found in text, text → id."""
+        special = self.vocabulary.special_ids
+        added = self.vocabulary.added
+        return {token: index for token, index in added.items() if index in special}
 
     def token_to_id(self, token: str) -> int | None:
         return self.vocabulary.ids.get(token)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..calls import Calls
+from ..reasoning import ReasoningMarks
 
 SectionReader = Generator[None, str, str | None]
 """Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
@@ -65,5 +66,14 @@ class Dialect:
     marks: tuple[str, ...] = ()
     """Texts that are all in a chat template that speaks this dialect."""
     new_id: Callable[[], str] = long_id
-    parallel: bool = True
-    """Can a message have more than one call?"""
+
+    def special_markers(
+        self, special: Mapping[str, int], reasoning: ReasoningMarks | None = None
+    ) -> dict[str, int]:
+        """The markers that are special tokens of this model, text → id (`special` is
+        `Tokenizer.special_tokens`): their ids are what detokenising must keep
+        (`IncrementalDetokenizer(keep=…)`), their texts what the router must never show as content
+        (`StreamRouter(hidden=…)`). The marks of reasoning count among them.
+        """
+        markers = self.markers | ({reasoning.open, reasoning.close} if reasoning else set())
+        return {marker: special[marker] for marker in sorted(markers) if marker in special}
