@@ -22,8 +22,8 @@ class Question:
     """"float32", "bfloat16", "float16", "fp8" or "int8"."""
     head_dim: int
     weights: frozenset[str]
-    """Kinds among the model's matrices: a ggml type name, or the dtype of a dense one
-    ("float32", "bfloat16", "float16")."""
+    """Kinds among the model's matrices: a ggml type name, the dtype of a dense one ("float32",
+    "bfloat16", "float16"), or "packed4" and the like for a `PackedWeight` of so many bits."""
     threads: int = 1
 
 

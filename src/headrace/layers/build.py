@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,7 @@ from ..kernels.weights import (
 from ..quant.ggml import dequantise
 from ..quant.rows import unpack
 from .rope import rope_table
-from .source import WeightSource
+from .source import Matrix, WeightSource
 
 
 class Builder:
@@ -57,10 +58,14 @@ class Builder:
     def matrix(self, *names: str, rows: Sequence[int], width: int, role: Role) -> Weight:
         """One matrix, or several stacked, in the form that operator `role` takes."""
         parts = tuple(
-            self._place(self.source.take_matrix(name, count, width))
+            self.take(name, rows=count, width=width)
             for name, count in zip(names, rows, strict=True)
         )
         return self.prepare(parts[0] if len(parts) == 1 else StackedWeight(parts), role)
+
+    def take(self, name: str, *, rows: int, width: int) -> Matrix:
+        """A matrix as the file holds it, on the model's device."""
+        return self._place(self.source.take_matrix(name, rows, width))
 
     def prepare(self, weight: Weight, role: Role) -> Weight:
         prepared = self.operators.prepare(weight, role, self._dequantise)
@@ -76,10 +81,18 @@ class Builder:
             self._ropes[rope] = rope_table(rope, self.arch.head_dim, self.max_context, self.device)
         return self._ropes[rope]
 
-    def _place(self, weight: DenseWeight | BlockWeight) -> DenseWeight | BlockWeight:
-        if self.device.type != "cpu":
-            weight.data = weight.data.to(self.device)
-        return weight
+    def _place(self, weight: Matrix) -> Matrix:
+        if self.device.type == "cpu":
+            return weight
+        if isinstance(weight, PackedWeight):
+            offsets = weight.offsets
+            return replace(
+                weight,
+                codes=weight.codes.to(self.device),
+                scales=weight.scales.to(self.device),
+                offsets=None if offsets is None else offsets.to(self.device),
+            )
+        return replace(weight, data=weight.data.to(self.device))
 
 
 class Expansion:

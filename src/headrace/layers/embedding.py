@@ -17,7 +17,7 @@ class Vocabulary:
     def __init__(self, build: Builder) -> None:
         arch = build.arch
         self.scale, self.softcap = arch.embedding_scale, arch.final_softcap
-        table = build.source.take_matrix(TABLE, arch.vocab_size, arch.hidden)
+        table = build.take(TABLE, rows=arch.vocab_size, width=arch.hidden)
         self.table = build.prepare(table, "embed")
         if arch.tied_embedding:
             # Some checkpoints carry the copy along.

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import torch
 
 from ..base.errors import ModelFileError
-from ..kernels.weights import BlockWeight, DenseWeight
+from ..kernels.weights import BlockWeight, DenseWeight, PackedWeight
 
-Named = torch.Tensor | BlockWeight
+Named = torch.Tensor | BlockWeight | PackedWeight
+Matrix = DenseWeight | BlockWeight | PackedWeight
 
 
 class WeightSource:
@@ -30,24 +31,24 @@ class WeightSource:
         return name in self._weights
 
     def kinds(self) -> frozenset[str]:
-        """Kinds of the matrices: ggml type names, and dtypes of dense ones."""
+        """Kinds of the matrices, as `Question.weights` names them."""
         return frozenset(
-            weight.kind if isinstance(weight, BlockWeight) else str(weight.dtype).split(".")[1]
+            _kind(weight)
             for weight in self._weights.values()
-            if isinstance(weight, BlockWeight) or weight.dim() >= 2
+            if not isinstance(weight, torch.Tensor) or weight.dim() >= 2
         )
 
     def take_vector(self, name: str, size: int) -> torch.Tensor:
         """The vector `name` [size]; raises `ModelFileError`."""
         weight = self._take(name, (size,))
-        if isinstance(weight, BlockWeight):
-            raise ModelFileError(f"{name} is a vector, but it is stored as {weight.kind} blocks")
+        if not isinstance(weight, torch.Tensor):
+            raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
         return weight
 
-    def take_matrix(self, name: str, rows: int, width: int) -> DenseWeight | BlockWeight:
+    def take_matrix(self, name: str, rows: int, width: int) -> Matrix:
         """The matrix `name` [rows, width]; raises `ModelFileError`."""
         weight = self._take(name, (rows, width))
-        return weight if isinstance(weight, BlockWeight) else DenseWeight(weight)
+        return DenseWeight(weight) if isinstance(weight, torch.Tensor) else weight
 
     def discard(self, name: str) -> None:
         """Drop a weight that this architecture does not use, if it is there."""
@@ -70,6 +71,14 @@ class WeightSource:
         if tuple(weight.shape) != shape:
             raise ModelFileError(f"{name} has shape {tuple(weight.shape)}, expected {shape}")
         return weight
+
+
+def _kind(weight: Named) -> str:
+    if isinstance(weight, BlockWeight):
+        return weight.kind
+    if isinstance(weight, PackedWeight):
+        return f"packed{weight.bits}"
+    return str(weight.dtype).removeprefix("torch.")
 
 
 def _some(names: list[str]) -> str:
