@@ -1,0 +1,239 @@
+"""What options become: decided with reasons, or refused with what would help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base import hardware as hardware_module
+from headrace.base.config import EngineOptions
+from headrace.base.errors import DoesNotFit, InvalidRequest, OptionError
+from headrace.base.hardware import CpuFacts, GpuFacts, Hardware, cpu, hardware, torch_build
+from headrace.base.modelfiles import ModelFiles
+from headrace.base.sampling import SamplingParams
+from headrace.engine import start
+from headrace.engine.build import build
+from headrace.engine.input import InputProcessor, default_sampling
+from headrace.engine.start import explain, resolve
+from headrace.loader import open_model
+from headrace.text import load_tokenizer
+
+CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, available=2**33)
+GPU = GpuFacts(0, "a GPU", (9, 0), 80 * 2**30, 79 * 2**30)
+OLD_GPU = GpuFacts(0, "an old GPU", (7, 5), 2**34, 2**33)
+
+
+@pytest.fixture
+def files(tiny: Path) -> ModelFiles:
+    return open_model(str(tiny))
+
+
+def decisions(options: EngineOptions, files: ModelFiles, machine: Hardware) -> dict[str, str]:
+    return {d.name: d.value for d in resolve(options, files, machine).decisions}
+
+
+def test_without_a_gpu(files: ModelFiles) -> None:
+    resolved = resolve(EngineOptions(), files, Hardware(CPU, ()))
+    assert (resolved.options.device, resolved.options.dtype) == ("cpu", "float32")
+    assert resolved.options.kv_dtype == "float32"
+    assert resolved.options.threads == 4
+    assert resolved.available == 2**33
+    for decision in resolved.decisions:
+        assert decision.reason
+
+
+@pytest.mark.parametrize(("gpu", "dtype"), [(GPU, "bfloat16"), (OLD_GPU, "float16")])
+def test_with_a_gpu_and_a_torch_that_knows_it(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch, gpu: GpuFacts, dtype: str
+) -> None:
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
+    resolved = resolve(EngineOptions(), files, Hardware(CPU, (gpu,)))
+    assert (resolved.options.device, resolved.options.dtype) == ("cuda", dtype)
+    assert resolved.available == gpu.free
+    assert resolve(EngineOptions(device="cpu"), files, Hardware(CPU, (gpu,))).available == 2**33
+
+
+def test_a_gpu_that_torch_cannot_use_is_said(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0+cpu", None))
+    machine = Hardware(CPU, (GPU,))
+    resolved = resolve(EngineOptions(), files, machine)
+    assert resolved.options.device == "cpu"
+    assert "without CUDA" in resolved.decisions[0].reason
+    with pytest.raises(OptionError, match="without CUDA") as caught:
+        resolve(EngineOptions(device="cuda"), files, machine)
+    assert caught.value.param == "device"
+
+
+def test_what_was_asked_for_is_kept(files: ModelFiles) -> None:
+    options = EngineOptions(dtype="bfloat16", kv_dtype="int8", step_tokens=64, threads=3)
+    resolved = resolve(options, files, Hardware(CPU, ()))
+    assert set(decisions(options, files, Hardware(CPU, ()))) == {"device"}
+    assert resolved.options == replace(options, device="cpu")
+
+
+def test_bad_options_are_named(files: ModelFiles) -> None:
+    for fields in ({"device": "tpu"}, {"depth": 3}, {"max_sequences": 0}, {"kv_memory": "much"}):
+        with pytest.raises(OptionError) as caught:
+            resolve(EngineOptions(**fields), files, Hardware(CPU, ()))
+        assert caught.value.param == next(iter(fields))
+
+
+def test_explain_needs_no_weights_and_says_what_was_given_up(files: ModelFiles) -> None:
+    small = Hardware(replace(CPU, available=6 * 2**20), ())
+    options = EngineOptions(kv_memory="auto", step_tokens=32, max_sequences=256)
+    found, memory = explain(options, files, small)
+    given_up = {d.name for d in found} & {"max_context", "max_sequences"}
+    assert given_up, found
+    assert memory.rows < 256 or memory.max_context < files.arch.max_context
+
+
+def test_what_does_not_fit_says_what_would_help(files: ModelFiles) -> None:
+    small = Hardware(replace(CPU, available=4 * 2**20), ())
+    options = EngineOptions(max_context=512, max_sequences=64, step_tokens=512)
+    with pytest.raises(DoesNotFit) as caught:
+        explain(options, files, small)
+    assert "--" in caught.value.message
+
+
+def test_a_built_engine_obeys_its_plan(options: dict[str, Any], files: ModelFiles) -> None:
+    phases: list[str] = []
+    built = build(
+        EngineOptions(**{**options, "max_context": 100, "max_sequences": 3}),
+        files,
+        worker="engine_fakes:load",
+        on_phase=lambda name, seconds: phases.append(name),
+    )
+    try:
+        assert built.memory.rows == 3
+        assert built.core.max_context == 100
+        assert phases[0] == "plan"
+        assert phases[-3:] == ["kv_pool", "warm_up", "first_token"]
+        assert not built.core.has_work, "the proof leaves nothing behind"
+        assert built.core.scheduler.stats().kv_usage == 0.0
+    finally:
+        built.close()
+
+
+def test_hardware_facts_of_this_machine() -> None:
+    facts = hardware().cpu
+    assert facts.name
+    assert 1 <= facts.physical_cores <= facts.cores
+    assert 0 < facts.available <= facts.memory
+    version, _ = torch_build()
+    assert version.startswith("2.")
+
+
+@pytest.mark.parametrize(
+    ("files_", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({}, 64),
+    ],
+)
+def test_a_containers_quota_bounds_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_: dict[str, str], cores: int
+) -> None:
+    for name, text in files_.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(hardware_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(hardware_module, "_affinity", lambda: set(range(64)))
+    assert cpu().cores == cores
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_a_containers_limit_bounds_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str, str]
+) -> None:
+    (tmp_path / "memory").mkdir()
+    limit, used, stat, cache = names
+    (tmp_path / limit).write_text(str(2**28))
+    (tmp_path / used).write_text(str(2**27))
+    (tmp_path / stat).write_text(f"anon 5\n{cache} {2**26}\n")
+    monkeypatch.setattr(hardware_module, "_CGROUP", tmp_path)
+    facts = cpu()
+    assert facts.memory == 2**28
+    assert facts.available == 2**28 - 2**27 + 2**26
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        (None, ["a", "b"]),
+        ("1", ["b"]),
+        ("1,0", ["b", "a"]),
+        ("GPU-bb", ["b"]),
+        ("0,7,1", ["a"]),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_visible_devices_are_numbered_as_cuda_does(
+    monkeypatch: pytest.MonkeyPatch, wanted: str | None, names: list[str]
+) -> None:
+    found = [
+        ("GPU-aa", GpuFacts(0, "a", (9, 0), 1, 1)),
+        ("GPU-bb", GpuFacts(1, "b", (9, 0), 1, 1)),
+    ]
+    if wanted is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    visible = hardware_module._visible(found)
+    assert [gpu.name for gpu in visible] == names
+    assert [gpu.index for gpu in visible] == list(range(len(names)))
+
+
+def test_default_sampling_is_the_authors(files: ModelFiles) -> None:
+    own = replace(files, generation={"temperature": 0.6, "top_k": 20, "unknown": 1})
+    assert default_sampling(own) == SamplingParams(temperature=0.6, top_k=20)
+    assert default_sampling(replace(files, generation={"do_sample": False})).greedy
+
+
+def test_stop_ids_of_a_request(files: ModelFiles) -> None:
+    processor = InputProcessor(files, load_tokenizer(files.tokenizer), 512)
+
+    def stop_ids(**fields: Any) -> tuple[int, ...]:
+        return processor.request("a", SamplingParams(**fields), request_id="x").stop_ids
+
+    assert stop_ids() == files.eos_ids == (256,)
+    assert stop_ids(ignore_eos=True) == ()
+    assert stop_ids(stop_token_ids=[5, 256]) == (256, 5)
+    with pytest.raises(InvalidRequest, match="priority"):
+        processor.request("a", SamplingParams(), request_id="x", priority=2**40)
+
+
+def test_a_large_pool_costs_no_memory_until_it_is_used(tiny: Path) -> None:
+    """Allocating it is quick, and what nobody wrote is not there."""
+    psutil = pytest.importorskip("psutil")
+    torch = pytest.importorskip("torch")
+    from headrace.base.step import GroupShape, PoolShape
+    from headrace.worker.kv_tensors import allocate_kv
+
+    arch = open_model(str(tiny)).arch
+    token = 2 * arch.kv_heads * arch.head_dim * 4 * arch.layers
+    pool = PoolShape(16, (GroupShape("full", (0, 1), None, 2**31 // (16 * token)),))
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cache = allocate_kv(pool, arch, "float32", torch.device("cpu"))
+    assert process.memory_info().rss - before < 64 * 2**20
+    assert float(cache.layers[1].v[-1].sum()) == 0.0
