@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
 from ..base.errors import InvalidRequest
 from ..base.hardware import cpu, gpus
+from ..base.version import VERSION
 from .audit import Finding, send_lags
 from .metrics import FIGURES, SAMPLES, Run, sample
 from .record import ClientAudit, RequestRecord
@@ -147,7 +147,7 @@ def document(
     return {
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "headrace": __version__,
+        "headrace": VERSION,
         "commit": revision,
         "machine": machine(),
         "server": server,

@@ -105,9 +105,10 @@ def ratio_bootstrap(
             return np.asarray(table.mean(axis=-1))
         return np.asarray(np.percentile(table, percentile, axis=-1))
 
-    point = float(statistic(b) / statistic(a))
-    ratios = statistic(rng.choice(b, (RESAMPLES, b.size))) / statistic(
-        rng.choice(a, (RESAMPLES, a.size))
+    # Pieces of one packet have the same stamp: their pause is nought.
+    point = float(statistic(b) / max(float(statistic(a)), 1e-9))
+    ratios = statistic(rng.choice(b, (RESAMPLES, b.size))) / np.maximum(
+        statistic(rng.choice(a, (RESAMPLES, a.size))), 1e-9
     )
     low, high = np.percentile(ratios, (2.5, 97.5))
     return point, float(low), float(high)

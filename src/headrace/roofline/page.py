@@ -18,14 +18,15 @@ STYLE = """
 background:var(--paper);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:34px 0 10px}
 p.sub{color:var(--dim);margin:0}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:18px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:18px;margin-top:18px}
 svg.chart{width:100%;height:auto;background:var(--soft);border-radius:8px;color:var(--ink)}
 svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .title{font-size:14px;font-weight:600}
 svg .tick{font-size:11px;fill:var(--dim)}svg .mid{text-anchor:middle}svg .end{text-anchor:end}
 svg .grid{stroke:var(--line);stroke-width:1}svg .note{stroke:var(--dim);stroke-dasharray:3 3}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;border-bottom:1px solid var(--line)}
-th:first-child,td:first-child{text-align:left}th{color:var(--dim);font-weight:600}
+th:first-child,td:first-child,table.left th,table.left td{text-align:left}
+th{color:var(--dim);font-weight:600}
 .wide{overflow-x:auto}.cards{display:flex;flex-wrap:wrap;gap:12px;margin:18px 0}
 .card{background:var(--soft);border-radius:8px;padding:10px 16px;min-width:130px}
 .card b{display:block;font-size:21px}.card span{color:var(--dim);font-size:13px}

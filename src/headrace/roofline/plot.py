@@ -47,7 +47,9 @@ def ticks(low: float, high: float, *, log: bool, wanted: int = 6) -> list[float]
     """Round values between low and high: 1, 2 or 5 times a power of ten."""
     if log:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        steps = (1, 2, 5) if last - first <= 2 else (1,)
+        steps: tuple[float, ...] = (1, 2, 5) if last - first <= 2 else (1,)
+        if high / low < 12:
+            steps = (1, 1.5, 2, 3, 4, 5, 7)
         values = [m * 10.0**e for e in range(first, last + 1) for m in steps]
         return [value for value in values if low * 0.999 <= value <= high * 1.001]
     span = (high - low) or 1.0

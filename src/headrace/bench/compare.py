@@ -1,0 +1,141 @@
+"""A against B: repeated runs, interleaved, and confidence intervals of the ratios.
+
+What slows a shared machine for a while slows both sides of a pair, so ratios of pairs are steadier
+than either side. A metric has regressed when its whole interval is beyond the tolerance on the
+wrong side; an interval that holds both says so and is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InvalidRequest
+from .metrics import SAMPLES, sample
+from .options import RunOptions
+from .result import read_result
+from .statistics import ratio_bootstrap, ratio_interval
+from .store import read_records
+
+REGRESSED = 3
+"""Exit code of a comparison that found a regression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One metric, B over A."""
+
+    name: str
+    lower_is_better: bool
+    ratio: float
+    low: float
+    high: float
+    tolerance: float
+
+    @property
+    def verdict(self) -> str:
+        """better, worse, same (within the tolerance) or unclear."""
+        low, high = self.low, self.high
+        if not self.lower_is_better:
+            low, high = 1 / self.high if self.high else 0.0, 1 / self.low if self.low else 1e9
+        worse, better = 1 + self.tolerance, 1 / (1 + self.tolerance)
+        if low > worse:
+            return "worse"
+        if high < better:
+            return "better"
+        return "same" if better <= low and high <= worse else "unclear"
+
+
+METRICS: tuple[tuple[str, str, str | None, bool], ...] = (
+    ("output throughput", "output_throughput", None, False),
+    ("TTFT p50", "ttft", "p50", True),
+    ("TTFT p99", "ttft", "p99", True),
+    ("ITL p50", "itl", "p50", True),
+    ("ITL p99", "itl", "p99", True),
+    ("end to end p50", "e2e", "p50", True),
+)
+"""(name, figure or sample, percentile, lower is better)."""
+
+
+def value_of(result: dict[str, Any], name: str, percentile: str | None) -> float | None:
+    if percentile is None:
+        found = result["figures"].get(name)
+        return None if found is None else float(found["value"])
+    found = result["samples"].get(name)
+    return None if found is None else float(found["percentiles"][percentile])
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], tolerance: float
+) -> list[Compared]:
+    """From paired repeats: Student's t on the logarithms of the ratios."""
+    compared = []
+    for title, name, percentile, lower in METRICS:
+        values = [(value_of(a, name, percentile), value_of(b, name, percentile)) for a, b in pairs]
+        usable = [(a, b) for a, b in values if a and b]
+        if usable:
+            compared.append(Compared(title, lower, *ratio_interval(usable), tolerance))
+    return compared
+
+
+def compare_single(first: Path, second: Path, tolerance: float) -> list[Compared]:
+    """From one run each: bootstrap over the requests, which cannot see drift between the runs."""
+    results = [read_result(first), read_result(second)]
+    records = [_records(first), _records(second)]
+    by_name = {metric.name: metric for metric in SAMPLES}
+    compared = []
+    for title, name, percentile, lower in METRICS:
+        if percentile is None:
+            a, b = (value_of(result, name, None) for result in results)
+            if a and b:
+                compared.append(Compared(title, lower, b / a, 0.0, float("inf"), tolerance))
+            continue
+        values = [sample(by_name[name], side) for side in records]
+        if all(values):
+            interval = ratio_bootstrap(values[0], values[1], float(percentile[1:]))
+            compared.append(Compared(title, lower, *interval, tolerance))
+    return compared
+
+
+def interleave(
+    a: RunOptions, b: RunOptions, repeats: int, folder: Path | None,
+    run: Callable[[RunOptions, Path | None], dict[str, Any]],
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:  # fmt: skip
+    """`repeats` pairs in the order A B, B A, A B …; each with a seed of its own."""
+    if repeats < 2:
+        raise InvalidRequest("a comparison needs at least 2 repeats", param="repeats")
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for number in range(repeats):
+        sides = [("a", a), ("b", b)]
+        if number % 2:
+            sides.reverse()
+        found = {}
+        for name, options in sides:
+            place = None if folder is None else folder / f"{number}-{name}"
+            found[name] = run(replace(options, seed=options.seed + number), place)
+            if found[name]["interrupted"]:
+                return pairs
+        pairs.append((found["a"], found["b"]))
+    return pairs
+
+
+def rows(compared: Sequence[Compared]) -> list[list[str]]:
+    return [[c.name, f"{c.ratio:.3f}", _bound(c.low), _bound(c.high), c.verdict] for c in compared]
+
+
+def regressed(compared: Sequence[Compared]) -> bool:
+    return any(c.verdict == "worse" for c in compared)
+
+
+def _bound(value: float) -> str:
+    return "–" if value in (0.0, float("inf")) else f"{value:.3f}"
+
+
+def _records(path: Path) -> list[Any]:
+    folder = path if path.is_dir() else path.parent
+    file = folder / "requests.jsonl"
+    if not file.is_file():
+        raise InvalidRequest(f"no {file}: comparing two runs needs their requests", param="result")
+    return read_records(file)

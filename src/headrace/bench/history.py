@@ -1,0 +1,113 @@
+"""Runs over time, in an embedded DuckDB file: which commit moved which number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base.environment import cache_root
+from ..base.errors import InvalidRequest, OptionError
+from ..roofline.plot import Chart, Series
+from .metrics import FIGURES, SAMPLES
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS runs (
+    created TIMESTAMP, commit VARCHAR, machine VARCHAR, model VARCHAR, server VARCHAR,
+    workload VARCHAR, load VARCHAR, valid BOOLEAN, metrics JSON, options JSON
+)"""
+
+
+def default_path() -> Path:
+    return cache_root() / "bench" / "history.duckdb"
+
+
+class Entry(NamedTuple):
+    created: str
+    commit: str
+    workload: str
+    load: str
+    value: float
+
+
+class History:
+    """One file; opened for each call, so that several processes can use it in turn."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_path()
+
+    def add(self, result: dict[str, Any]) -> None:
+        options = result["options"]
+        metrics = {name: found["value"] for name, found in result["figures"].items()}
+        for name, found in result["samples"].items():
+            metrics[f"{name}_mean"] = found["mean"]
+            for percentile, value in found["percentiles"].items():
+                metrics[f"{name}_{percentile}"] = value
+        load = options["arrivals"] or f"closed:{options['concurrency']}"
+        machine = result["machine"]
+        values = [
+            result["created"], result["commit"],
+            ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]]),
+            result["server"]["model"], str(result["server"]["version"]),
+            f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
+            load, result["valid"], json.dumps(metrics), json.dumps(options),
+        ]  # fmt: skip
+        with self._open() as database:
+            database.execute(TABLE)
+            database.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(values))})", values)
+
+    def metric(self, name: str, workload: str | None = None) -> list[Entry]:
+        """The valid runs' values of a metric such as `output_throughput` or `ttft_p99`."""
+        known = [figure.name for figure in FIGURES] + [
+            f"{metric.name}_{suffix}"
+            for metric in SAMPLES
+            for suffix in ("mean", "p50", "p75", "p90", "p95", "p99")
+        ]
+        if name not in known:
+            raise InvalidRequest(
+                f"unknown metric {name!r}; known: {', '.join(known)}", param="metric"
+            )
+        if not self.path.is_file():
+            raise InvalidRequest(f"no history at {self.path} yet", param="history")
+        with self._open() as database:
+            found = database.execute(
+                "SELECT strftime(created, '%Y-%m-%d %H:%M:%S'), coalesce(commit, ''), workload, "
+                "load, CAST(json_extract(metrics, '$.' || ?) AS DOUBLE) AS value FROM runs "
+                "WHERE valid AND value IS NOT NULL AND (? IS NULL OR workload = ?) "
+                "ORDER BY created",
+                [name, workload, workload],
+            ).fetchall()
+        return [Entry(*row) for row in found]
+
+    def _open(self) -> Any:
+        try:
+            import duckdb
+        except ImportError:
+            raise OptionError(
+                'the history needs duckdb: pip install "headrace[bench]"', param="history"
+            ) from None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return duckdb.connect(str(self.path))
+        except duckdb.Error as error:
+            raise OptionError(f"{self.path}: {error}", param="history") from None
+
+
+def history_chart(name: str, entries: list[Entry]) -> Chart:
+    """One line per workload and load, over the runs in order."""
+    groups: dict[str, list[tuple[int, Entry]]] = {}
+    for number, entry in enumerate(entries, 1):
+        groups.setdefault(f"{entry.workload} {entry.load}", []).append((number, entry))
+    return Chart(
+        f"{name} over runs", "run", name,
+        [
+            Series(
+                group, [number for number, _ in found], [entry.value for _, entry in found],
+                labels=[f"{entry.created} {entry.commit}: {entry.value:.4g}" for _, entry in found],
+            )
+            for group, found in groups.items()
+        ],
+        names=[entry.commit[:7] or str(n) for n, entry in enumerate(entries, 1)]
+        if len(entries) <= 16
+        else (),
+    )  # fmt: skip

@@ -1,0 +1,187 @@
+"""A result as one self-contained HTML page, as charts, and as lines for the terminal."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from ..roofline.page import charts, page, table
+from ..roofline.plot import Chart, Series
+
+ROWS = (
+    ("ttft", "Time to first token", 1e3, "ms"),
+    ("itl", "Inter-token latency", 1e3, "ms"),
+    ("tpot", "Time per output token", 1e3, "ms"),
+    ("e2e", "End to end", 1e3, "ms"),
+    ("send_delay", "Send delay (client)", 1e3, "ms"),
+    ("user_throughput", "Throughput per user", 1.0, "tok/s"),
+    ("input_tokens", "Input tokens", 1.0, "tok"),
+    ("output_tokens", "Output tokens", 1.0, "tok"),
+)
+HEADER = ("", "unit", "mean", "± (95 %)", "p50", "p90", "p95", "p99", "max")
+FIGURES = {
+    "output_throughput": "output throughput",
+    "total_throughput": "total throughput",
+    "request_throughput": "requests",
+    "goodput": "goodput",
+    "concurrency": "mean concurrency",
+    "failure_rate": "failures",
+    "prefix_hit_rate": "prefix hits",
+    "possible_hit_rate": "possible hits",
+    "joules_per_token": "energy",
+    "cost_per_million_tokens": "cost",
+    "roofline_share": "share of the roofline",
+}
+
+
+def number(value: float) -> str:
+    """Three to four significant digits."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def latency_rows(result: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name, title, scale, unit in ROWS:
+        found = result["samples"].get(name)
+        if found is None:
+            continue
+        low, high = found["intervals"]["mean"]
+        points = found["percentiles"]
+        values = [found["mean"], (high - low) / 2, *(points[p] for p in ("p50", "p90", "p95",
+                  "p99")), found["high"]]  # fmt: skip
+        rows.append([title, unit, *(number(value * scale) for value in values)])
+    return rows
+
+
+def figure_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for name, title in FIGURES.items():
+        found = result["figures"].get(name)
+        if found is None:
+            continue
+        if found["unit"] == "share":
+            rows.append((title, f"{found['value']:.1%}"))
+        else:
+            rows.append((title, f"{number(found['value'])} {found['unit']}"))
+    return rows
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One sentence."""
+    failed = result["requests"] - result["succeeded"]
+    cancelled = round(result["figures"].get("cancelled", {"value": 0})["value"])
+    text = f"{result['succeeded']} of {result['requests']} requests succeeded"
+    if cancelled:
+        text += f", {cancelled} were cancelled on purpose"
+    if failed - cancelled:
+        text += f", {failed - cancelled} failed"
+    slo = result.get("slo")
+    if slo is not None:
+        text += f"; the SLO {slo['text']} was {'met' if slo['met'] else 'missed'}"
+    if not result["valid"]:
+        text += "; INVALID: the numbers below are not the server's"
+    elif result["interrupted"]:
+        text += "; interrupted"
+    return text
+
+
+def result_charts(result: dict[str, Any]) -> list[Chart]:
+    """Distributions, then the run over time."""
+    made = []
+    for name, title in (("ttft", "Time to first token"), ("itl", "Inter-token latency"),
+                        ("e2e", "End to end")):  # fmt: skip
+        found = result["histograms"][name]
+        if not found["quantiles"]:
+            continue
+        edges = [edge * 1e3 for edge in found["edges"]]
+        middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
+        points = result["samples"][name]["percentiles"]
+        notes = [(points[p] * 1e3, p) for p in ("p50", "p99") if points[p] * 1e3 <= edges[-1]]
+        shares = [share * 100 for share in found["shares"]]
+        made.append(
+            Chart(title, "ms", "% of samples", [Series(name, middles, shares, "bars")], notes=notes)
+        )
+    quantiles = [
+        Series(name, range(101), [v * 1e3 for v in result["histograms"][name]["quantiles"]])
+        for name in ("ttft", "itl", "e2e")
+        if result["histograms"][name]["quantiles"]
+    ]
+    made.append(Chart("Quantiles", "percentile", "ms", quantiles, log_y=True))
+    line = result["timeline"]
+    at = "seconds from the start"
+    rate = Series("tok/s", line["seconds"], line["tokens_per_second"], "area")
+    flying = Series("in flight", line["seconds"], line["in_flight"], "steps")
+    first = Series("ttft", line["ttft_at"], [v * 1e3 for v in line["ttft"]], "points")
+    made += [
+        Chart("Output rate", at, "tok/s", [rate]),
+        Chart("Requests in flight", at, "requests", [flying]),
+        Chart("Time to first token by planned time", at, "ms", [first]),
+    ]
+    return made
+
+
+def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
+    """The whole page."""
+    options, server = result["options"], result["server"]
+    what = options["trace"] or options["workload"]
+    load = options["arrivals"] or f"closed loop, {options['concurrency']} users"
+    subtitle = (
+        f"{server['model']} at {server['url']} · {what}, {options['input']} in, "
+        f"{options['output']} out · {load} · {result['created']}"
+    )
+    bad = "" if result["valid"] and result["succeeded"] == result["requests"] else " bad"
+    body = f'<div class="verdict{bad}">{html.escape(verdict(result))}</div>'
+    body += '<div class="cards">' + "".join(
+        f'<div class="card"><span>{html.escape(title)}</span><b>{html.escape(text)}</b></div>'
+        for title, text in figure_rows(result)
+    ) + "</div>"  # fmt: skip
+    body += "<h2>Latency</h2>" + table(HEADER, latency_rows(result))
+    body += charts([*result_charts(result), *extra])
+    if result["slo"] is not None:
+        body += "<h2>SLO</h2>" + table(
+            ("limit", "value", "verdict"),
+            [
+                [
+                    f"{c['metric']} p{c['percentile']:g} < {c['limit'] * 1e3:g} ms",
+                    "failures" if c["value"] is None else f"{number(c['value'] * 1e3)} ms",
+                    "met" if c["kept"] else "missed",
+                ]
+                for c in result["slo"]["checks"]
+            ],
+        )
+    if result["findings"]:
+        body += "<h2>Findings</h2>" + table(
+            ("finding", "severity", "what"),
+            [[f["code"], f["severity"], f["text"]] for f in result["findings"]],
+        ).replace("<table", '<table class="left"')
+    audit = result["audit"]
+    shares = ", ".join(f"{share:.0%}" for share in audit["cpu_share"])
+    body += "<h2>How it was measured</h2>" + table(
+        ("", "value"),
+        [
+            ["client: event-loop lag p99 / max", _ms(audit["loop_lag_p99"], audit["loop_lag_max"])],
+            ["client: planned to sent, p99", _ms(audit["send_delay_p99"])],
+            ["client: share of a core per process", shares],
+            ["machine", f"{result['machine']['cpu']}, {result['machine']['cores']} cores"],
+            ["server version", str(server["version"])],
+            ["Headrace", f"{result['headrace']} {result['commit'] or ''}"],
+            ["seed", str(options["seed"])],
+        ],
+    )
+    body += (
+        "<p class='sub'>TTFT and end to end count from the planned time of a request, so waiting "
+        "that the client or a full server causes is in them. ITL is the pause between two pieces "
+        "of the answer; TPOT spreads the pauses over the tokens that the server counted.</p>"
+    )
+    return page("Headrace bench", subtitle, body)
+
+
+def _ms(*values: float | None) -> str:
+    return " / ".join("–" if v is None else f"{v * 1e3:.1f} ms" for v in values)

@@ -1,0 +1,238 @@
+"""Several runs in a row: sweeps over concurrency or rate, and the search for the most under an SLO.
+
+Every point has a folder of its own and is kept as soon as it is done; a sweep that was interrupted
+goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InvalidRequest
+from ..roofline.page import charts, page, table
+from ..roofline.plot import Chart, Series
+from .options import RunOptions
+from .report import number
+from .result import read_result
+from .run import run_bench
+from .slo import parse_slo
+
+OnPoint = Callable[["Point"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of a sweep."""
+
+    by: str
+    """concurrency or rate."""
+    value: float
+    result: dict[str, Any]
+
+    def figure(self, name: str) -> float:
+        return float(self.result["figures"][name]["value"])
+
+    def percentile(self, sample: str, percentile: str) -> float:
+        found = self.result["samples"].get(sample)
+        return float(found["percentiles"][percentile]) if found else float("nan")
+
+    @property
+    def interactivity(self) -> float:
+        """Tokens a second that a reader sees once the answer has begun: 1 / median TPOT."""
+        tpot = self.percentile("tpot", "p50")
+        return 1 / tpot if tpot > 0 else float("nan")
+
+    @property
+    def kept(self) -> bool:
+        """Was the SLO met, by a valid run that was not over-saturated?"""
+        slo = self.result["slo"]
+        saturated = any(f["code"] == "over_saturated" for f in self.result["findings"])
+        return bool(slo and slo["met"] and self.result["valid"] and not saturated)
+
+
+def options_at(base: RunOptions, by: str, value: float, seconds: float) -> RunOptions:
+    """The options of a point: enough requests for `seconds` at this rate, or this many users."""
+    if by == "rate":
+        count = max(20, round(value * seconds))
+        return replace(base, arrivals=f"poisson:{value:g}", requests=count, duration=None)
+    users = max(1, round(value))
+    return replace(
+        base, arrivals=None, concurrency=users, requests=max(base.requests, 4 * users),
+        duration=seconds,
+    )  # fmt: skip
+
+
+class Sweeper:
+    """Runs points, or reads them back from the folder."""
+
+    def __init__(
+        self, base: RunOptions, by: str, folder: Path | None, *, seconds: float = 30.0,
+        run: Callable[[RunOptions, Path | None], dict[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        if by not in ("concurrency", "rate"):
+            raise InvalidRequest("a sweep is by concurrency or rate", param="by")
+        base.verify()
+        self.base, self.by, self.folder, self.seconds = base, by, folder, seconds
+        self._run = run or (lambda options, place: run_bench(options, place).result)
+
+    def point(self, value: float) -> Point:
+        options = options_at(self.base, self.by, value, self.seconds)
+        place = None if self.folder is None else self.folder / f"{self.by}-{value:g}"
+        if place is not None and (place / "result.json").is_file():
+            earlier = read_result(place)
+            if earlier["options"] == options.public() and not earlier["interrupted"]:
+                return Point(self.by, value, earlier)
+        return Point(self.by, value, self._run(options, place))
+
+    def sweep(self, values: Sequence[float]) -> Iterator[Point]:
+        """A point per value; ends early where a run was interrupted."""
+        for value in values:
+            point = self.point(value)
+            yield point
+            if point.result["interrupted"]:
+                return
+
+    def search(
+        self, on_point: OnPoint, *, start: float, limit: float, precision: float = 0.05
+    ) -> Point | None:
+        """The largest value whose run meets the SLO, or None if not even the start does.
+
+        Doubles from `start` until the SLO breaks, then halves the interval until it is within
+        `precision` of its upper end (or one user). Assumes that what breaks it at one load breaks
+        it at every higher one.
+        """
+        if self.base.slo is None:
+            raise InvalidRequest("a search needs an --slo", param="slo")
+        parse_slo(self.base.slo)
+        best: Point | None = None
+        value, broken = start, limit
+        while True:
+            point = self.point(value)
+            on_point(point)
+            if point.result["interrupted"]:
+                return best
+            if point.kept:
+                best = point
+                if value >= limit:
+                    return best
+                value = min(limit, value * 2)
+            else:
+                broken = value
+                break
+        if best is None:
+            return None
+        step = 1.0 if self.by == "concurrency" else 0.0
+        while broken - best.value > max(step, precision * broken):
+            value = (best.value + broken) / 2
+            if self.by == "concurrency":
+                value = float(int(value))
+            point = self.point(value)
+            on_point(point)
+            if point.result["interrupted"]:
+                return best
+            if point.kept:
+                best = point
+            else:
+                broken = value
+        return best
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Points that no other beats in both interactivity and throughput, by interactivity."""
+    front = []
+    for point in points:
+        beaten = any(
+            other is not point
+            and other.interactivity >= point.interactivity
+            and other.figure("output_throughput") >= point.figure("output_throughput")
+            and (other.interactivity, other.figure("output_throughput"))
+            != (point.interactivity, point.figure("output_throughput"))
+            for other in points
+        )
+        if not beaten:
+            front.append(point)
+    return sorted(front, key=lambda point: point.interactivity)
+
+
+COLUMNS = ("load", "tok/s", "req/s", "tok/s per user", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99",
+           "failed", "SLO", "valid")  # fmt: skip
+
+
+def rows(points: Sequence[Point]) -> list[list[str]]:
+    made = []
+    for point in points:
+        slo = point.result["slo"]
+        made.append(
+            [
+                f"{point.value:g}",
+                number(point.figure("output_throughput")),
+                number(point.figure("request_throughput")),
+                number(point.interactivity),
+                *(
+                    f"{number(point.percentile(name, p) * 1e3)} ms"
+                    for name in ("ttft", "itl")
+                    for p in ("p50", "p99")
+                ),
+                f"{point.figure('failure_rate'):.1%}",
+                "–" if slo is None else "met" if slo["met"] else "missed",
+                "yes" if point.result["valid"] else "NO",
+            ]
+        )
+    return made
+
+
+def sweep_charts(points: Sequence[Point]) -> list[Chart]:
+    by = points[0].by
+    label = "users" if by == "concurrency" else "requests/s offered"
+    xs = [point.value for point in points]
+    front = pareto(points)
+    return [
+        Chart(
+            "Throughput against interactivity (Pareto)", "tok/s per user once it streams",
+            "tok/s of all users",
+            [
+                Series(
+                    "runs", [p.interactivity for p in points],
+                    [p.figure("output_throughput") for p in points], "points",
+                    [f"{by} {p.value:g}" for p in points],
+                ),
+                Series(
+                    "front", [p.interactivity for p in front],
+                    [p.figure("output_throughput") for p in front], dashed=True,
+                ),
+            ],
+        ),
+        Chart(
+            "Throughput", label, "tok/s",
+            [Series("output", xs, [p.figure("output_throughput") for p in points])],
+        ),
+        *(
+            Chart(
+                title, label, "ms",
+                [
+                    Series(q, xs, [p.percentile(name, q) * 1e3 for p in points])
+                    for q in ("p50", "p90", "p99")
+                ],
+                log_y=True,
+            )
+            for name, title in (("ttft", "Time to first token"), ("itl", "Inter-token latency"))
+        ),
+    ]  # fmt: skip
+
+
+def sweep_page(points: Sequence[Point], best: Point | None = None) -> str:
+    first = points[0].result
+    body = ""
+    if best is not None:
+        text = f"largest {best.by} within {best.result['slo']['text']}: {best.value:g}"
+        body = f'<div class="verdict">{html.escape(text)}</div>'
+    body += table(COLUMNS, rows(sorted(points, key=lambda point: point.value)))
+    body += charts(sweep_charts(sorted(points, key=lambda point: point.value)))
+    return page(
+        f"Headrace bench: sweep by {points[0].by}",
+        f"{first['server']['model']} at {first['server']['url']} · {first['created']}", body,
+    )  # fmt: skip
