@@ -68,6 +68,7 @@ _DIGITS = PreTokenizer((GPT2,), digits=True)
 _QWEN2 = PreTokenizer((QWEN2,), nfc=True)
 _LLAMA3 = PreTokenizer((LLAMA3,), ignore_merges=True)
 _GPT4O = PreTokenizer((GPT4O,))
+_DEEPSEEK3 = PreTokenizer((r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "gpt-2": _GPT2,
@@ -78,11 +79,17 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "megrez": _QWEN2,
+    "kormo": _QWEN2,
     "qwen35": PreTokenizer((QWEN35,), nfc=True),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "smaug-bpe": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
+    "pixtral": _LLAMA3,
+    "midm-2.0": _LLAMA3,
+    "lfm2": _LLAMA3,
     "smollm": _DIGITS,
     "starcoder": _DIGITS,
     "refact": _DIGITS,
@@ -90,5 +97,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer((TEKKEN,), ignore_merges=True),
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
-    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3)),
+    "kanana2": _GPT4O,
+    "minimax-m2": _GPT4O,
+    "deepseek-v3": _DEEPSEEK3,
+    "hunyuan-dense": _DEEPSEEK3,
 }

@@ -12,7 +12,7 @@ from .detokenizer import IncrementalDetokenizer
 from .pieces import PIECE_READERS, SPACE, PieceKind
 from .specials import SpecialSplitter
 
-MAX_CHARACTERS = 16 * 2**20
+MAX_CHARACTERS = 8 * 2**20
 """Longest text that is tokenised; a longer one is refused before any work."""
 
 
