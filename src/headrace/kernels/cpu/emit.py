@@ -20,10 +20,12 @@ from .panels import kind_of
 from .records import (
     ACTIVATIONS,
     KINDS,
+    SIX,
     UNIT,
     HrAttention,
     HrEmbed,
     HrGated,
+    HrGateUp,
     HrKv,
     HrLinear,
     HrNorm,
@@ -32,6 +34,7 @@ from .records import (
     HrQuantised,
     HrRope,
     HrRowsOp,
+    HrSix,
 )
 
 Emitted = tuple[int, Structure]
@@ -55,16 +58,13 @@ class QuantisedRows:
     """Room for `rows` rows of activations in int8 with their units."""
 
     def __init__(self, rows: int, width: int) -> None:
-        # Rows a multiple of 4 KiB apart would share cache sets.
-        stride = -(-width // 64) * 64
-        stride += 64 if stride % 4096 == 0 else 0
         units = width // UNIT
-        self.codes = torch.empty(rows, stride, dtype=torch.int8)
-        self.units = torch.empty(rows, units, 4, dtype=torch.float32)
-        self.struct = HrQuantised(self.codes.data_ptr(), self.units.data_ptr(), stride, units)
+        blocks = -(-rows // SIX)
+        self.data = torch.empty(blocks, units, ctypes.sizeof(HrSix), dtype=torch.uint8)
+        self.struct = HrQuantised(self.data.data_ptr(), units)
 
 
-NOT_QUANTISED = HrQuantised(None, None, 0, 0)
+NOT_QUANTISED = HrQuantised(None, 0)
 
 
 def parts_of(weight: Weight) -> list[PanelWeight]:
@@ -148,6 +148,25 @@ def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
 
 def gated(x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised) -> Emitted:
     return records.GATED, HrGated(*x, *(y or (None, 0)), q, size, ACTIVATIONS[activation])
+
+
+def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised) -> Emitted:
+    gate, up = (
+        HrPart(part.data.data_ptr(), None, None, 0, KINDS[part.kind], *part.shape, 0)
+        for part in parts_of(weight)
+    )
+    return records.GATE_UP, HrGateUp(x, gate, up, q, ACTIVATIONS[activation], 0)
+
+
+def can_gate(weight: Weight) -> bool:
+    """Is this gate above up in two quantised parts of one shape, whole units wide?"""
+    parts = parts_of(weight)
+    return (
+        len(parts) == 2
+        and parts[0].shape == parts[1].shape
+        and parts[0].shape[0] % UNIT == 0
+        and all(KINDS[part.kind] < KINDS["F32"] for part in parts)
+    )
 
 
 def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:

@@ -4,6 +4,7 @@ Fused here, by looking at who reads what:
 
 * a value that only quantised products read is never written in fp32: its producer (norm, gate,
   attention) leaves it as int8 with units;
+* the product with gate and up and the activation after it become one kernel;
 * a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b.
 
 Buffers are shared by liveness: two values never alive at the same node may lie in one place.
@@ -141,8 +142,10 @@ class _Lowering:
         self.names: list[str] = []
         self._codes: dict[Value, QuantisedRows] = {}
         self._emitted: list[Emitted] = []
-        self._last = {v: self._last_reader(v) for v in self._values()}
+        self._dying: list[list[Value]] = [[] for _ in nodes]
         self._summed = self._find_sums()
+        self._gates = self._find_gates()
+        self._last = {v: self._last_reader(v) for v in self._values()}
 
     def _values(self) -> list[Value]:
         return [node.out for node in self.nodes if node.out is not None]
@@ -150,7 +153,8 @@ class _Lowering:
     def _last_reader(self, value: Value) -> int:
         if value in self.results:
             return len(self.nodes)
-        return max(value.readers, default=value.producer)
+        last = max(value.readers, default=value.producer)
+        return last + 1 if last in self._gates else last
 
     def _find_sums(self) -> dict[int, Value]:
         """Products that add themselves: node → the residual."""
@@ -164,6 +168,24 @@ class _Lowering:
             source, residual = self.nodes[readers[0]].reads
             if source is node.out and readers[0] == index + 1 and residual is not node.reads[0]:
                 found[index] = residual
+        return found
+
+    def _find_gates(self) -> set[int]:
+        """Products whose result only goes through a gate and is then wanted as codes."""
+        found = set()
+        for index, node in enumerate(self.nodes[:-1]):
+            after = self.nodes[index + 1]
+            if (
+                node.op == "linear"
+                and after.op == "gated"
+                and node.out is not None
+                and after.out is not None
+                and node.args["bias"] is None
+                and node.out.readers == [index + 1]
+                and emit.can_gate(node.args["weight"])
+                and not self._wants_floats(after.out)
+            ):
+                found.add(index)
         return found
 
     def _wants_codes(self, value: Value) -> bool:
@@ -208,11 +230,13 @@ class _Lowering:
         self._emitted.append(emitted)
 
     def run(self) -> list[Emitted]:
+        for value, last in self._last.items():
+            if last < len(self.nodes):
+                self._dying[last].append(value)
         for index, node in enumerate(self.nodes):
             getattr(self, f"_{node.op}")(index, node)
-            for value in {*node.reads, *([node.out] if node.out else [])}:
-                if self._last[value] == index:
-                    self._bury(value)
+            for value in self._dying[index]:
+                self._bury(value)
         return self._emitted
 
     def _bury(self, value: Value) -> None:
@@ -261,6 +285,8 @@ class _Lowering:
         if emit.needs_codes(weight) and x not in self._codes:
             floats = self._matrix(x)
             self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, x.rows))
+        if index in self._gates:
+            return
         codes = self._codes[x].struct if x in self._codes else NOT_QUANTISED
         residual = self._summed.get(index)
         y = self._make_floats(node.out) if residual is None else self._matrix(residual)
@@ -296,6 +322,15 @@ class _Lowering:
 
     def _gated(self, index: int, node: Node) -> None:
         assert node.out is not None
+        if index - 1 in self._gates:
+            product = self.nodes[index - 1]
+            weight, x = product.args["weight"], self._codes[product.reads[0]].struct
+            out = self._make_codes(node.out)
+            self._emit(
+                f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}",
+                emit.gate_up(x, weight, node.args["activation"], out),
+            )
+            return
         y, q = self._outputs(node.out, grain=node.out.width)
         self._emit(
             "gated",

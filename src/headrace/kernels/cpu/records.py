@@ -12,8 +12,10 @@ KINDS = {
 }  # fmt: skip
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
-EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP = range(1, 11)
+EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
 MAX_GROUPS = 16
+SIX = 6
+"""Rows of quantised activations that are interleaved."""
 UNIT = 32
 """Activations share a scale in groups of this many."""
 
@@ -21,11 +23,15 @@ _P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
 
 
 class HrUnit(Structure):
-    _fields_ = [("scale", _F), ("sum", _F), ("low", _I), ("high", _I)]
+    _fields_ = [("scale", _F), ("sum", _F), ("all", _I), ("low", _I)]
+
+
+class HrSix(Structure):
+    _fields_ = [("codes", ctypes.c_int8 * (32 * SIX)), ("units", HrUnit * SIX)]
 
 
 class HrQuantised(Structure):
-    _fields_ = [("codes", _P), ("units", _P), ("stride", _L), ("unit_stride", _L)]
+    _fields_ = [("six", _P), ("stride", _L)]
 
 
 class HrPart(Structure):
@@ -96,6 +102,13 @@ class HrAttention(Structure):
     ]  # fmt: skip
 
 
+class HrGateUp(Structure):
+    _fields_ = [
+        ("x", HrQuantised), ("gate", HrPart), ("up", HrPart), ("q", HrQuantised),
+        ("activation", _I), ("unused", _I),
+    ]  # fmt: skip
+
+
 class HrRecord(Structure):
     _fields_ = [("code", _I), ("unused", _I), ("op", _P)]
 
@@ -113,8 +126,8 @@ class HrStep(Structure):
 
 
 MIRRORED: list[type[Structure]] = [
-    HrUnit, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp, HrKv,
-    HrRope, HrAttention, HrRecord, HrGroup, HrStep,
+    HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
+    HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

@@ -291,8 +291,8 @@ void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t fir
     float* out = s.out + r * size;
     for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_mul(f_load(out + e), inverse));
     if (op.y) memcpy(op.y + token * op.y_stride + at, out, static_cast<size_t>(size) * 4);
-    if (op.out.codes)  // E is a multiple of 32 here: Python saw to it
-      quantise_row(out, size, codes_of(op.out, token) + at, units_of(op.out, token) + at / 32);
+    if (op.out.six)  // E is a multiple of 32 here: Python saw to it
+      quantise_row(out, size, op.out, token, at / 32);
   }
 }
 

@@ -60,11 +60,11 @@ HR_API int32_t hr_version() { return 1; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
-  const int64_t sizes[] = {sizeof(HrUnit),   sizeof(HrQuantised), sizeof(HrPart),
+  const int64_t sizes[] = {sizeof(HrUnit),   sizeof(HrSix),      sizeof(HrQuantised), sizeof(HrPart),
                            sizeof(HrLinear), sizeof(HrEmbed),     sizeof(HrNorm),
                            sizeof(HrQuantise), sizeof(HrGated),   sizeof(HrRowsOp),
                            sizeof(HrKv),     sizeof(HrRope),      sizeof(HrAttention),
-                           sizeof(HrRecord), sizeof(HrGroup),     sizeof(HrStep)};
+                           sizeof(HrGateUp), sizeof(HrRecord), sizeof(HrGroup), sizeof(HrStep)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

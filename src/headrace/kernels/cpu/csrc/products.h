@@ -32,10 +32,10 @@ constexpr int kChunk = 16;      // units of K per pass of the matrix kernel
 constexpr int kSlab = 504;      // rows per pass: partial sums stay in L2
 constexpr int kAhead = 1536;    // bytes ahead of the stream that are prefetched
 
-struct Rows {  // the rows of one call, at the first unit
-  const int8_t* codes;
-  const HrUnit* units;
-  int64_t stride, unit_stride;
+// The rows of one call: `lane` is the first of them in every HrSix from `six` on.
+struct Rows {
+  const HrSix* six;
+  int lane;
 };
 
 HR_INLINE int32_t dword(const int8_t* p) {
@@ -73,21 +73,21 @@ HR_INLINE void vector_panel(const uint8_t* panel, int blocks, Rows x, F* acc) {
       I sum[M], high[M];
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const HrUnit& a = x.units[m * x.unit_stride];
+        const HrUnit& a = x.six->units[x.lane + m];
         if constexpr (Q::mode == kMin) {
           sum[m] = i_zero();
         } else if constexpr (Q::mode == kSub) {
           sum[m] = start_from<Q::eight, Q::zero>(a.low);
-          high[m] = start_from<Q::eight, Q::zero>(a.high);
+          high[m] = start_from<Q::eight, Q::zero>(a.all - a.low);
         } else {
-          sum[m] = start_from<Q::eight, Q::zero>(a.low + a.high);
+          sum[m] = start_from<Q::eight, Q::zero>(a.all);
         }
       }
 #define HR_BODY(S)                                                     \
   {                                                                    \
     C w = Q::template code<S>(q);                                      \
     for (int m = 0; m < M; ++m) {                                      \
-      int32_t a4 = dword(x.codes + m * x.stride + 4 * S);              \
+      int32_t a4 = dword(x.six->codes[x.lane + m] + 4 * (S));          \
       I& to = Q::mode == kSub && S >= 4 ? high[m] : sum[m];            \
       to = dot<Q::eight>(to, w, a4);                                   \
     }                                                                  \
@@ -100,23 +100,22 @@ HR_INLINE void vector_panel(const uint8_t* panel, int blocks, Rows x, F* acc) {
         I s1 = i_s8(reinterpret_cast<const int8_t*>(unit + 16));
         for (int m = 0; m < M; ++m) {
           I total = i_add(i_mul(sum[m], s0), i_mul(high[m], s1));
-          F ws = f_mul(d, f_set(x.units[m * x.unit_stride].scale));
+          F ws = f_mul(d, f_set(x.six->units[x.lane + m].scale));
           acc[m] = f_fma(f_from_i(total), ws, acc[m]);
         }
       } else {
         F d = Q::scale(block, unit);
         for (int m = 0; m < M; ++m) {
-          F ws = f_mul(d, f_set(x.units[m * x.unit_stride].scale));
+          F ws = f_mul(d, f_set(x.six->units[x.lane + m].scale));
           acc[m] = f_fma(f_from_i(sum[m]), ws, acc[m]);
         }
         if constexpr (Q::mode == kMin) {
           F low = Q::min(block, unit);
           for (int m = 0; m < M; ++m)
-            acc[m] = f_fma(low, f_set(x.units[m * x.unit_stride].sum), acc[m]);
+            acc[m] = f_fma(low, f_set(x.six->units[x.lane + m].sum), acc[m]);
         }
       }
-      x.codes += HR_UNIT_K;
-      x.units += 1;
+      x.six += 1;
     }
   }
 }
@@ -155,7 +154,7 @@ HR_INLINE Target target_of(const HrPart& part, int64_t row, int64_t panel) {
 }
 
 HR_INLINE Rows rows_from(const HrQuantised& x, int64_t row) {
-  return {x.codes + row * x.stride, x.units + row * x.unit_stride, x.stride, x.unit_stride};
+  return {x.six + row / HR_SIX * x.stride, static_cast<int>(row % HR_SIX)};
 }
 
 template <class Q, int M>
@@ -216,9 +215,10 @@ void decode(const uint8_t* panel, int unit0, int count, Decoded* to) {
 }
 
 // M rows × P panels over `count` units; sums[m · 32 + 16 p] holds what earlier chunks gave.
+// `ahead` is what the next call will read of the activations: it is fetched meanwhile.
 template <class Q, int M, int P>
-__attribute__((noinline)) void block(const Decoded* w, int count, Rows x, bool first,
-                                     float* sums) {
+__attribute__((noinline)) void block(const Decoded* w, int count, Rows x, const HrSix* ahead,
+                                     bool first, float* sums) {
   F acc[M][P];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
@@ -227,24 +227,25 @@ __attribute__((noinline)) void block(const Decoded* w, int count, Rows x, bool f
       acc[m][p] = first ? f_zero() : f_load(sums + m * 16 * kPanels + 16 * p);
   for (int i = 0; i < count; ++i) {
     I sum[M][P];
-    const HrUnit* a[M];
+    const HrUnit* a = x.six[i].units + x.lane;
+#pragma GCC unroll 5
+    for (int line = 0; line < 5; ++line)
+      _mm_prefetch(reinterpret_cast<const char*>(ahead + i) + 64 * line, _MM_HINT_T0);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      a[m] = x.units + m * x.unit_stride + i;
       I start = i_zero();
-      if constexpr (Q::mode == kPlain)
-        start = start_from<Q::eight, Q::zero>(a[m]->low + a[m]->high);
-      if constexpr (Q::mode == kSub) start = start_from<Q::eight, Q::zero>(a[m]->low);
+      if constexpr (Q::mode == kPlain) start = start_from<Q::eight, Q::zero>(a[m].all);
+      if constexpr (Q::mode == kSub) start = start_from<Q::eight, Q::zero>(a[m].low);
 #pragma GCC unroll 2
       for (int p = 0; p < P; ++p) sum[m][p] = start;
     }
-    const int8_t* codes = x.codes + i * HR_UNIT_K;
+    const int8_t(*codes)[32] = x.six[i].codes + x.lane;
 #define HR_BODY(S)                                                        \
   {                                                                       \
     C c[P];                                                               \
     for (int p = 0; p < P; ++p) c[p] = c_load(w[p].codes + i * 512 + 64 * (S)); \
     _Pragma("GCC unroll 8") for (int m = 0; m < M; ++m) {                 \
-      int32_t a4 = dword(codes + m * x.stride + 4 * (S));                 \
+      int32_t a4 = dword(codes[m] + 4 * (S));                             \
       _Pragma("GCC unroll 2") for (int p = 0; p < P; ++p)                 \
         sum[m][p] = dot<Q::eight>(sum[m][p], c[p], a4);                   \
     }                                                                     \
@@ -255,7 +256,7 @@ __attribute__((noinline)) void block(const Decoded* w, int count, Rows x, bool f
       HR_BODY(0) HR_BODY(1) HR_BODY(2) HR_BODY(3)
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        I start = start_from<Q::eight, Q::zero>(a[m]->high);
+        I start = start_from<Q::eight, Q::zero>(a[m].all - a[m].low);
 #pragma GCC unroll 2
         for (int p = 0; p < P; ++p) {
           half[m][p] = i_mul(sum[m][p], i_load(w[p].sub + 32 * i));
@@ -277,11 +278,11 @@ __attribute__((noinline)) void block(const Decoded* w, int count, Rows x, bool f
       F d = f_load(w[p].scale + 16 * i);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m)
-        acc[m][p] = f_fma(f_from_i(sum[m][p]), f_mul(d, f_set(a[m]->scale)), acc[m][p]);
+        acc[m][p] = f_fma(f_from_i(sum[m][p]), f_mul(d, f_set(a[m].scale)), acc[m][p]);
       if constexpr (Q::mode == kMin) {
         F low = f_load(w[p].min + 16 * i);
 #pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) acc[m][p] = f_fma(low, f_set(a[m]->sum), acc[m][p]);
+        for (int m = 0; m < M; ++m) acc[m][p] = f_fma(low, f_set(a[m].sum), acc[m][p]);
       }
     }
   }
@@ -292,60 +293,73 @@ __attribute__((noinline)) void block(const Decoded* w, int count, Rows x, bool f
 }
 
 template <class Q, int P>
-HR_INLINE void block_dispatch(int rows, const Decoded* w, int count, Rows x, bool first,
-                              float* sums) {
+HR_INLINE void block_dispatch(int rows, const Decoded* w, int count, Rows x, const HrSix* ahead,
+                              bool first, float* sums) {
   switch (rows) {
-    case 1: return block<Q, 1, P>(w, count, x, first, sums);
-    case 2: return block<Q, 2, P>(w, count, x, first, sums);
-    case 3: return block<Q, 3, P>(w, count, x, first, sums);
+    case 1: return block<Q, 1, P>(w, count, x, ahead, first, sums);
+    case 2: return block<Q, 2, P>(w, count, x, ahead, first, sums);
+    case 3: return block<Q, 3, P>(w, count, x, ahead, first, sums);
 #if HR_LEVEL >= 3
-    case 4: return block<Q, 4, P>(w, count, x, first, sums);
-    case 5: return block<Q, 5, P>(w, count, x, first, sums);
-    case 6: return block<Q, 6, P>(w, count, x, first, sums);
+    case 4: return block<Q, 4, P>(w, count, x, ahead, first, sums);
+    case 5: return block<Q, 5, P>(w, count, x, ahead, first, sums);
+    case 6: return block<Q, 6, P>(w, count, x, ahead, first, sums);
 #endif
   }
 }
 
+// Sums of rows [row0, end) by panels [panel, panel + P): sums[(row − row0) · 16 kPanels + 16 p].
+template <class Q, int P>
+void matrix_sums(const HrQuantised& activations, const HrPart& part, int64_t row0, int64_t end,
+                 int64_t panel, Decoded* decoded, float* sums) {
+  const int64_t bytes = hr::panel_bytes(part.kind, part.in);
+  const int units = part.in / HR_UNIT_K;
+  const uint8_t* data = part.data + panel * bytes;
+  const int64_t passes = (end - row0 + kRows - 1) / kRows;
+  const int64_t per_unit = bytes / units;
+  for (int unit = 0; unit < units; unit += kChunk) {
+    const int count = units - unit < kChunk ? units - unit : kChunk;
+    for (int p = 0; p < P; ++p) decode<Q>(data + p * bytes, unit, count, decoded + p);
+    // While the rows pass, the next chunk of the weights comes into L2.
+    const uint8_t* next = data + (unit + count) * per_unit;
+    const int64_t want = (count * per_unit + 63) / 64;
+    const int64_t each = (want + passes - 1) / passes;
+    for (int64_t row = row0, pass = 0; row < end; row += kRows, ++pass) {
+      for (int64_t line = pass * each; line < (pass + 1) * each && line < want; ++line)
+        for (int p = 0; p < P; ++p)
+          _mm_prefetch(reinterpret_cast<const char*>(next + p * bytes + 64 * line), _MM_HINT_T1);
+      Rows x = rows_from(activations, row);
+      x.six += unit;
+      const HrSix* ahead = row + kRows < end ? rows_from(activations, row + kRows).six + unit
+                                             : rows_from(activations, row0).six + unit + count;
+      const int m = static_cast<int>(end - row < kRows ? end - row : kRows);
+      block_dispatch<Q, P>(m, decoded, count, x, ahead, unit == 0,
+                           sums + (row - row0) * 16 * kPanels);
+    }
+  }
+}
+
+constexpr int64_t kSums = kSlab * 16 * kPanels;  // floats
 constexpr int64_t kProductScratch =
-    static_cast<int64_t>(sizeof(Decoded)) * kPanels + kSlab * 16 * kPanels * 4;
+    static_cast<int64_t>(sizeof(Decoded)) * kPanels + 2 * (kSums + 32 * kSlab) * 4;
+
+HR_INLINE int64_t slab_of(int64_t rows) {
+  const int64_t slabs = (rows + kSlab - 1) / kSlab;
+  return ((rows + slabs - 1) / slabs + HR_SIX - 1) / HR_SIX * HR_SIX;
+}
 
 template <class Q, int P>
 void matrix_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t panel,
                    uint8_t* scratch) {
   auto* decoded = reinterpret_cast<Decoded*>(scratch);
   auto* sums = reinterpret_cast<float*>(scratch + sizeof(Decoded) * kPanels);
-  const int64_t bytes = hr::panel_bytes(part.kind, part.in);
-  const int units = part.in / HR_UNIT_K;
-  const int64_t slabs = (rows + kSlab - 1) / kSlab;
-  const int64_t slab = ((rows + slabs - 1) / slabs + kRows - 1) / kRows * kRows;
-  const uint8_t* data = part.data + panel * bytes;
+  const int64_t slab = slab_of(rows);
   for (int64_t row0 = 0; row0 < rows; row0 += slab) {
     const int64_t end = row0 + slab < rows ? row0 + slab : rows;
-    const int64_t passes = (end - row0 + kRows - 1) / kRows;
-    for (int unit = 0; unit < units; unit += kChunk) {
-      const int count = units - unit < kChunk ? units - unit : kChunk;
-      for (int p = 0; p < P; ++p) decode<Q>(data + p * bytes, unit, count, decoded + p);
-      // While the rows pass, the next chunk comes into L2.
-      const int64_t per_unit = bytes / units;
-      const uint8_t* ahead = data + (unit + count) * per_unit;
-      const int64_t want = (count * per_unit + 63) / 64;
-      const int64_t each = (want + passes - 1) / passes;
-      for (int64_t row = row0, pass = 0; row < end; row += kRows, ++pass) {
-        for (int64_t line = pass * each; line < (pass + 1) * each && line < want; ++line)
-          for (int p = 0; p < P; ++p)
-            _mm_prefetch(reinterpret_cast<const char*>(ahead + p * bytes + 64 * line),
-                         _MM_HINT_T1);
-        Rows x = rows_from(op.x, row);
-        x.codes += unit * HR_UNIT_K;
-        x.units += unit;
-        const int m = static_cast<int>(end - row < kRows ? end - row : kRows);
-        block_dispatch<Q, P>(m, decoded, count, x, unit == 0,
-                             sums + (row - row0) * 16 * kPanels);
-      }
-    }
+    matrix_sums<Q, P>(op.x, part, row0, end, panel, decoded, sums);
     for (int64_t row = row0; row < end; ++row)
       for (int p = 0; p < P; ++p)
-        finish(target_of(part, row, panel + p), f_load(sums + (row - row0) * 16 * kPanels + 16 * p));
+        finish(target_of(part, row, panel + p),
+               f_load(sums + (row - row0) * 16 * kPanels + 16 * p));
   }
 }
 

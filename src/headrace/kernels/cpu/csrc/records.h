@@ -39,22 +39,29 @@ enum HrCode {
   HR_OP_GATED = 7,
   HR_OP_SELECT = 8,
   HR_OP_ADD = 9,
-  HR_OP_SOFTCAP = 10
+  HR_OP_SOFTCAP = 10,
+  HR_OP_GATE_UP = 11
 };
 
-// Rows of activations as int8: codes[row · stride + k], and per 32 of K one HrUnit.
+// Rows of activations as int8, six rows interleaved: what the matrix kernel walks through is one
+// stream. Row r, unit u (32 of K): lane r % 6 of six[(r / 6) · stride + u].
+#define HR_SIX 6
+
 typedef struct {
-  float scale;     // value = code · scale
-  float sum;       // scale · Σ codes
-  int32_t low;     // −Σ codes of the first sixteen
-  int32_t high;    // −Σ codes of the second sixteen
+  float scale;   // value = code · scale
+  float sum;     // scale · Σ codes
+  int32_t all;   // −Σ codes
+  int32_t low;   // −Σ codes of the first sixteen
 } HrUnit;
 
 typedef struct {
-  int8_t* codes;        // null: absent
-  HrUnit* units;
-  int64_t stride;       // bytes between rows
-  int64_t unit_stride;  // units between rows
+  int8_t codes[HR_SIX][32];
+  HrUnit units[HR_SIX];
+} HrSix;
+
+typedef struct {
+  HrSix* six;      // null: absent
+  int64_t stride;  // HrSix between blocks of six rows: K / 32
 } HrQuantised;
 
 typedef struct {
@@ -120,6 +127,15 @@ typedef struct {
   int32_t size;
   int32_t activation;
 } HrGated;
+
+typedef struct {         // products with gate and up, activation, product, quantised: no fp32 between
+  HrQuantised x;
+  HrPart gate;           // y and bias are not used; both of one shape, out a multiple of 32
+  HrPart up;
+  HrQuantised q;
+  int32_t activation;
+  int32_t unused;
+} HrGateUp;
 
 typedef struct {
   const float* x;

@@ -64,24 +64,26 @@ HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
 #else
   const int32_t low = i_sum(c0), high = i_sum(c1);
 #endif
-  *unit = {scale, scale * static_cast<float>(low + high), -low, -high};
+  *unit = {scale, scale * static_cast<float>(low + high), -(low + high), -low};
 }
 
-HR_INLINE int8_t* codes_of(const HrQuantised& q, int64_t row) { return q.codes + row * q.stride; }
-HR_INLINE HrUnit* units_of(const HrQuantised& q, int64_t row) {
-  return q.units + row * q.unit_stride;
+// Where row `row` keeps its unit `unit`, and the quantisation into it.
+HR_INLINE void quantise_at(const HrQuantised& q, int64_t row, int64_t unit, F x0, F x1) {
+  HrSix& six = q.six[row / HR_SIX * q.stride + unit];
+  quantise_unit(x0, x1, six.codes[row % HR_SIX], &six.units[row % HR_SIX]);
 }
 
-HR_INLINE void quantise_row(const float* x, int64_t size, int8_t* codes, HrUnit* units) {
+HR_INLINE void quantise_row(const float* x, int64_t size, const HrQuantised& q, int64_t row,
+                            int64_t unit) {
   for (int64_t i = 0; i < size; i += 32)
-    quantise_unit(f_load(x + i), f_load(x + i + 16), codes + i, units + i / 32);
+    quantise_at(q, row, unit + i / 32, f_load(x + i), f_load(x + i + 16));
 }
 
 void op_quantise(const HrQuantise& op, const hr::Work& work) {
   int64_t first, last;
   work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
   for (int64_t row = first; row < last; ++row)
-    quantise_row(op.x + row * op.x_stride, op.size, codes_of(op.q, row), units_of(op.q, row));
+    quantise_row(op.x + row * op.x_stride, op.size, op.q, row, 0);
 }
 
 // y = x / sqrt(mean(x²) + eps) · (weight + offset); mean over four chains of sixteen lanes.
@@ -112,9 +114,7 @@ void op_norm(const HrNorm& op, const hr::Work& work) {
         1.0f / __builtin_sqrtf(total / static_cast<float>(op.size) + op.eps);
     F scale = f_set(inverse), offset = f_set(op.offset);
     float* y = op.y ? op.y + row * op.y_stride : nullptr;
-    if (op.q.codes) {
-      int8_t* codes = codes_of(op.q, row);
-      HrUnit* units = units_of(op.q, row);
+    if (op.q.six) {
       for (int64_t i = 0; i < op.size; i += 32) {
         F v[2];
         for (int h = 0; h < 2; ++h) {
@@ -122,7 +122,7 @@ void op_norm(const HrNorm& op, const hr::Work& work) {
           v[h] = f_mul(f_mul(f_load(x + at), scale), f_add(f_load(op.weight + at), offset));
           if (y) f_store(y + at, v[h]);
         }
-        quantise_unit(v[0], v[1], codes + i, units + i / 32);
+        quantise_at(op.q, row, i / 32, v[0], v[1]);
       }
     } else {
       for (int64_t i = 0; i < op.size; i += 16) {
@@ -180,9 +180,7 @@ void gated_range(const HrGated& op, int64_t row, int64_t from, int64_t to) {
   const float* gate = op.x + row * op.x_stride;
   const float* up = gate + op.size;
   float* y = op.y ? op.y + row * op.y_stride : nullptr;
-  if (op.q.codes) {
-    int8_t* codes = codes_of(op.q, row);
-    HrUnit* units = units_of(op.q, row);
+  if (op.q.six) {
     for (int64_t i = from; i < to; i += 32) {
       F v[2];
       for (int h = 0; h < 2; ++h) {
@@ -190,7 +188,7 @@ void gated_range(const HrGated& op, int64_t row, int64_t from, int64_t to) {
         v[h] = f_mul(activate<kActivation>(f_load(gate + at)), f_load(up + at));
         if (y) f_store(y + at, v[h]);
       }
-      quantise_unit(v[0], v[1], codes + i, units + i / 32);
+      quantise_at(op.q, row, i / 32, v[0], v[1]);
     }
     return;
   }
