@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, overload
 
 from ..base.errors import ModelFileError
 from ..quant.ggml_types import BY_NUMBER, GgmlType
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 16
@@ -37,10 +37,6 @@ _SCALARS: dict[int, tuple[str, int]] = {
     7: ("?", 1), 10: ("Q", 8), 11: ("q", 8), 12: ("d", 8),
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
-_NUMPY = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8",
-    11: "<i8", 12: "<f8",
-}  # fmt: skip
 _U64 = struct.Struct("<Q")
 
 
@@ -154,6 +150,9 @@ class GgufFile:
 
         BF16, which numpy lacks, comes as uint16 [shape].
         """
+        # 90 ms to import: who reads only metadata (the API process) does not pay for it.
+        import numpy as np
+
         info = self.tensors[name]
         flat = np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
         plain = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(info.type.name)
@@ -211,19 +210,18 @@ class _Reader:
         return value
 
     def array(self, key: str) -> Any:
-        """A list of numbers (a numpy array from 4,096 up), or a `StringArray`."""
+        """A list of numbers, or a `StringArray`."""
         kind, count = self.u32(f"item type of {key}"), self.u64(f"length of {key}")
         self._bound(f"length of {key}", count, MAX_ARRAY)
         if kind == _STRING:
             return self.strings(key, count)
-        if kind not in _NUMPY:
+        if kind not in _SCALARS:
             raise ModelFileError(
                 f"{self.name}: {key} is an array of type {kind}; numbers and strings are read"
             )
-        start = self._take(key, count * _SCALARS[kind][1])
-        values = np.frombuffer(self.data, _NUMPY[kind], count, start)
-        # A copy: a view would hold the whole mapping for as long as the metadata lives.
-        return values.copy() if count >= 4096 else values.tolist()
+        code, width = _SCALARS[kind]
+        start = self._take(key, count * width)
+        return list(struct.unpack_from(f"<{count}{code}", self.data, start))
 
     def strings(self, key: str, count: int) -> StringArray:
         data, at, end = self.data, self.at, self.size
