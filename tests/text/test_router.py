@@ -103,7 +103,7 @@ PROSE = st.text(alphabet="ab <>[]|{}\n", max_size=20).map(str.strip)
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_calls_come_back_at_every_cut(name: str, data: st.DataObject) -> None:
     dialect = DIALECTS[name]

@@ -23,7 +23,7 @@ from headrace.text import tokenizer as tokenizer_module
 from headrace.text.pretokenize import PRE_TOKENIZERS
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEXTS = [*PLAIN, *DECOMPOSED, *random_texts(200), source_code()]
+TEXTS = [*PLAIN, *DECOMPOSED, *random_texts(100), source_code()[:20_000]]
 
 
 def trained(pre: str) -> tokenizers.Tokenizer:

@@ -35,7 +35,7 @@ MAX_WRITTEN = 64 * 2**20
 """Characters written in one rendering, inside macros and assignments as well."""
 MAX_NODES = 1_000_000
 """Values inside one list or dict, at any depth."""
-MAX_STEPS = 300_000
+MAX_STEPS = 150_000
 """Loop turns and macro calls of one rendering."""
 MAX_SECONDS = 10.0
 """A last resort: the bounds above are reached first but in templates made to be slow."""
