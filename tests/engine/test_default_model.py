@@ -1,0 +1,74 @@
+"""The default model through both faces, end to end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace import LLM, AsyncEngine, SamplingParams
+from headrace.base.config import DEFAULT_MODEL
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+OPTIONS: dict[str, Any] = {
+    "model": DEFAULT_MODEL,
+    "device": "cpu",
+    "kv_memory": "256MiB",
+    "max_context": 2048,
+    "max_sequences": 32,
+}
+CHATS = [
+    [{"role": "user", "content": text}]
+    for text in (
+        "What is the capital of France? Answer with one word.",
+        "Write a Python function that adds two numbers.",
+        "Wie heißt die Hauptstadt von Italien? Antworte in einem Satz.",
+        "请用一句话介绍长江。",
+        "Count from 1 to 10, separated by commas.",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(**OPTIONS) as opened:
+        yield opened
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens)
+
+
+def test_answers_that_a_person_would_accept(llm: LLM) -> None:
+    outputs = llm.chat(CHATS, greedy(80))
+    texts = [output.outputs[0].text for output in outputs]
+    assert "Paris" in texts[0]
+    assert "def " in texts[1]
+    assert "return" in texts[1]
+    assert "Hauptstadt" in texts[2]  # The right city is beyond half a billion weights.
+    assert "长江" in texts[3]
+    assert "�" not in texts[3]
+    assert "1, 2, 3, 4, 5, 6, 7, 8, 9, 10" in texts[4]
+    assert outputs[0].outputs[0].finish_reason == "stop"
+    assert outputs[0].outputs[0].stop_reason is None
+
+
+def test_the_same_alone_and_among_others_in_both_faces(llm: LLM) -> None:
+    alone = [llm.chat(chat, greedy(40))[0].outputs[0].token_ids for chat in CHATS]
+    among = llm.chat([*CHATS, *CHATS, *CHATS], greedy(40))
+    for place, output in enumerate(among):
+        assert output.outputs[0].token_ids == alone[place % len(CHATS)]
+
+    async def run() -> list[list[int]]:
+        async with await AsyncEngine.start(**OPTIONS) as engine:
+            assert engine.template is not None
+            prompts = [engine.tokenizer.encode(engine.template.render(chat)) for chat in CHATS]
+            answers = await asyncio.gather(*(engine.generate(p, greedy(40)) for p in prompts))
+            report = await engine.inspect()
+            assert (report.running, report.kv_usage, report.integrity) == (0, 0.0, "")
+            return [list(answer.outputs[0].token_ids) for answer in answers]
+
+    assert asyncio.run(run()) == alone
