@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from ..base.config import EngineOptions, ServerOptions
+from ..obs.logs import configure_logs
 from ..server.run import ServerProcess
 from .configured import configured
 from .explain import show
@@ -31,10 +30,7 @@ def serve(
     if dry_run:
         show(engine, server)
         return
-    logging.basicConfig(
-        level=server.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(message)s"
-    )
-
+    configure_logs(server.log_level, server.log_format)
     start = partial(started, engine)
     raise typer.Exit(ServerProcess(start, server, announce).run())
 

@@ -74,12 +74,11 @@ class Border:
             self._service.leave(scope)
             seconds = time.perf_counter() - begin
             self._meter.exchange(_route(scope), scope["method"], status, seconds)
-            log.info(
-                "%s %s %d %.1f ms",
-                scope["method"],
-                scope["path"],
-                status,
-                seconds * 1e3,
+            # Probes and scrapes come every few seconds: they are not what one reads a log for.
+            level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
+            log.log(
+                level,
+                "exchange",
                 extra={
                     "request_id": name,
                     "method": scope["method"],
