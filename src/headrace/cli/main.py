@@ -28,8 +28,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The catalog: what there is, what is on disk, licences.",
     ),
     "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
+    "bench": (
+        "headrace.cli.bench:command",
+        "Load any server, ours or another, and measure what its users would feel.",
+    ),
     "roofline": (
-        "headrace.cli.roofline:roofline",
+        "headrace.cli.roofline:command",
         "What the hardware allows for a model, operator by operator.",
     ),
 }
