@@ -64,7 +64,7 @@ def roofline(
         device = find_hardware(hardware, calibration_path())
     if model is None:
         raise OptionError("name a model, or pass --calibrate", param="model")
-    case = _case(model, device, format, dtype, kv_dtype, Layout(tp))
+    case = make_case(model, device, format, dtype, kv_dtype, Layout(tp))
     if fit is not None:
         device = _fit(console, case, device, fit)
     steps: list[tuple[str, Composition]] = [
@@ -102,7 +102,7 @@ def roofline(
         write_png(charts, png)
 
 
-def _case(
+def make_case(
     model: str, device: Hardware, format: str | None, dtype: str, kv_dtype: str, layout: Layout
 ) -> Case:
     """From the model's file where there is one, else from the known architectures."""

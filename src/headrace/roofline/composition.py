@@ -55,8 +55,16 @@ def compose(
 ) -> Composition:
     """The sums of a step; `samples` defaults to one per entry."""
     windows: set[int | None] = set(arch.windows) if arch.windows else {None}
-    attended = {}
+    attended: dict[int | None, Attended] = {}
     for window in windows:
+        if window is None:
+            lengths = [start + count for start, count in zip(starts, counts, strict=True)]
+            pairs = sum(
+                length * (length + 1) - start * (start + 1)
+                for start, length in zip(starts, lengths, strict=True)
+            )
+            attended[window] = Attended(pairs // 2, sum(lengths))
+            continue
         pairs = cached = 0
         for start, count in zip(starts, counts, strict=True):
             pairs += visible_pairs(start, count, window)

@@ -45,6 +45,7 @@ class Wish:
     depth: int
     graph_bytes: int
     workspace_bytes: int
+    kv_share: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ def plan_memory(
     depth: int = 1,
     graph_bytes: int = 0,
     workspace_bytes: int = 0,
+    kv_share: int = 1,
 ) -> MemoryPlan:
     """Divide `available` bytes, weights included (so: measured before they are loaded).
 
@@ -125,7 +127,8 @@ def plan_memory(
     An explicit context is kept or refused; rows are lowered where that helps. `kv_memory`, where
     given, is the size of the pool and may then use what `USABLE` would leave alone.
     `workspace_bytes` is what the kernels need beside the activations, `graph_bytes` what captured
-    graphs take. Raises `OptionError` for values out of range, `DoesNotFit` with options that help.
+    graphs take; `kv_share` ranks keep one part each of every token's KV (sizes are then those of
+    one rank). Raises `OptionError` for values out of range, `DoesNotFit` with options that help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
     dtype_bytes(kv_dtype, "kv_dtype")
@@ -140,7 +143,7 @@ def plan_memory(
         )
     wish = Wish(
         arch, weight_bytes, rows, step_tokens, max_context or arch.max_context, block_size,
-        kv_dtype, dtype, depth, graph_bytes, workspace_bytes,
+        kv_dtype, dtype, depth, graph_bytes, workspace_bytes, kv_share,
     )  # fmt: skip
 
     def room(candidate: Wish) -> int:
@@ -200,7 +203,7 @@ def plan_memory(
         graph_bytes=graph_bytes,
         workspace_bytes=workspace_bytes,
         margin_bytes=available - fixed_bytes(fitted) - kv_bytes,
-        kv_bytes_per_token=kv_token_bytes(arch, kv_dtype) * arch.layers,
+        kv_bytes_per_token=kv_token_bytes(arch, kv_dtype) * arch.layers // kv_share,
         decisions=tuple(decisions),
     )
     plan.verify()
@@ -312,7 +315,7 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
 
 
 def pool_bytes(wish: Wish, pool: PoolShape) -> int:
-    """Σ over groups of blocks · S · layers · bytes per token and layer."""
+    """Σ over groups of blocks · S · layers · bytes per token and layer, / ranks that share it."""
     token = kv_token_bytes(wish.arch, wish.kv_dtype)
     return sum(group.blocks * pool.block_size * len(group.layers) * token for group in pool.groups)
 

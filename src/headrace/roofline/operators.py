@@ -81,6 +81,17 @@ def count_step(case: Case, step: Composition) -> list[Count]:
     return list(_model(case, step))
 
 
+def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
+    """What alone depends on how long the sequences are; all else goes by tokens and samples."""
+    arch = case.arch
+    if arch.mla is not None:
+        yield latent_attention(case, step)
+        return
+    for window, attended in step.attended.items():
+        members = sum(1 for layer in range(arch.layers) if arch.window(layer) == window)
+        yield attention(case, step.tokens, window, attended, members)
+
+
 def _model(case: Case, step: Composition) -> Iterator[Count]:
     arch, tokens = case.arch, step.tokens
     b = dtype_bytes(case.dtype)
@@ -114,9 +125,7 @@ def _layers(case: Case, step: Composition) -> Iterator[Count]:
         width = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
         yield linear(case, "qkv", "linear", width, arch.hidden, tokens, layers, layers, tp)
         yield rope_and_cache(case, tokens, layers)
-        for window, attended in step.attended.items():
-            members = sum(1 for layer in range(layers) if arch.window(layer) == window)
-            yield attention(case, tokens, window, attended, members)
+        yield from attention_counts(case, step)
         queries = arch.heads * arch.head_dim
         yield linear(case, "output", "linear", arch.hidden, queries, tokens, layers, layers, tp)
     dense = layers if arch.moe is None else arch.moe.dense_layers
@@ -261,49 +270,72 @@ def moe(case: Case, tokens: int, calls: int) -> Count:
     )  # fmt: skip
 
 
-def _latent(case: Case, step: Composition) -> Iterator[Count]:
-    """MLA (DeepSeek-V2): projections, then attention over the latent or over unpacked heads.
+def latent_attention(case: Case, step: Composition) -> Count:
+    """MLA (DeepSeek-V2): attention over the latent, or over unpacked heads.
 
     Absorbed (Wᵤₖ into the query, Wᵤᵥ into the result): per pair and head 2 · (r + p) for the score
     and 2 · r for the sum, with rank r and rotary size p. Unpacked: the latents of the visible
     tokens go through kv_b (2 · r · H · (n + v) each), then 2 · (n + p) + 2 · v per pair and head.
     The cheaper one of the step is counted.
     """
-    arch, tokens, tp, layers = case.arch, step.tokens, case.layout.tp, case.arch.layers
+    arch, tokens, tp = case.arch, step.tokens, case.layout.tp
     mla = arch.mla
     assert mla is not None
     b = dtype_bytes(case.dtype)
     head = mla.nope_dim + mla.rope_dim
-    up = (arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank)
-    shapes = [("kv_a", mla.kv_rank + mla.rope_dim, arch.hidden, 1)]
-    if mla.q_rank is None:
-        shapes.append(("q", arch.heads * head, arch.hidden, tp))
-    else:
-        shapes.append(("q_a", mla.q_rank, arch.hidden, 1))
-        shapes.append(("q_b", arch.heads * head, mla.q_rank, tp))
-    total = up[0] * up[1] + sum(out * inner for _, out, inner, _ in shapes)
-    each = case.weights.of("qkv", total, layers) / total
-    for label, out, inner, share in shapes:
-        yield linear(
-            case, label, "linear", out, inner, tokens, layers, layers, share,
-            weight_bytes=out * inner * each,
-        )  # fmt: skip
+    out, inner = arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank
     pairs, cached = step.attended[None]
     scores = arch.heads * pairs
     absorbed = scores * (2 * (mla.kv_rank + mla.rope_dim) + 2 * mla.kv_rank)
-    absorbed += 2 * tokens * up[0] * up[1]
-    unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * up[0] * up[1]
-    yield Count(
-        "attention", "latent", layers, "attention",
+    absorbed += 2 * tokens * out * inner
+    unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
+    return Count(
+        "attention", "latent", arch.layers, "attention",
         flops=(min(absorbed, unpacked) + 5 * scores) / tp,
-        weight_bytes=up[0] * up[1] * each / tp,
+        weight_bytes=out * inner * _latent_bytes(case) / tp,
         kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
         read_bytes=tokens * arch.heads * head * b / tp,
         write_bytes=tokens * arch.heads * mla.v_dim * b / tp, rows=tokens,
     )  # fmt: skip
+
+
+def _latent(case: Case, step: Composition) -> Iterator[Count]:
+    """The projections of MLA around `latent_attention`."""
+    arch, tokens, tp, layers = case.arch, step.tokens, case.layout.tp, case.arch.layers
+    mla = arch.mla
+    assert mla is not None
+    each = _latent_bytes(case)
+    for label, out, inner, share in _latent_shapes(case):
+        yield linear(
+            case, label, "linear", out, inner, tokens, layers, layers, share,
+            weight_bytes=out * inner * each,
+        )  # fmt: skip
+    yield latent_attention(case, step)
     yield linear(
         case, "output", "linear", arch.hidden, arch.heads * mla.v_dim, tokens, layers, layers, tp
     )
+
+
+def _latent_shapes(case: Case) -> list[tuple[str, int, int, int]]:
+    """(label, out, in, ranks that share it) of the projections before the attention."""
+    arch, tp = case.arch, case.layout.tp
+    mla = arch.mla
+    assert mla is not None
+    queries = arch.heads * (mla.nope_dim + mla.rope_dim)
+    shapes = [("kv_a", mla.kv_rank + mla.rope_dim, arch.hidden, 1)]
+    if mla.q_rank is None:
+        return [*shapes, ("q", queries, arch.hidden, tp)]
+    return [*shapes, ("q_a", mla.q_rank, arch.hidden, 1), ("q_b", queries, mla.q_rank, tp)]
+
+
+def _latent_bytes(case: Case) -> float:
+    """Bytes per weight of one layer's projections, kv_b included."""
+    arch = case.arch
+    mla = arch.mla
+    assert mla is not None
+    total = arch.heads * (mla.nope_dim + mla.v_dim) * mla.kv_rank
+    total += sum(out * inner for _, out, inner, _ in _latent_shapes(case))
+    return case.weights.of("qkv", total, arch.layers) / total
 
 
 def _vector(

@@ -7,11 +7,12 @@ With efficiencies of one and no launches the same sum is the limit that the hard
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .composition import Composition
 from .hardware import PERFECT, Efficiency, Hardware
-from .operators import Case, Count, count_step
+from .operators import Case, Count, attention_counts, count_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,16 @@ def memory_seconds(hardware: Hardware, count: Count) -> float:
 
 
 class StepModel:
-    """Predicts steps of one model on one device: what the engine and the simulator ask."""
+    """Predicts steps of one model on one device: what the engine and the simulator ask.
+
+    Only attention depends on how long the sequences are, so the rest is remembered by
+    (tokens, samples).
+    """
 
     def __init__(self, case: Case, hardware: Hardware) -> None:
         self.case = case
         self.hardware = hardware
+        self._rest: dict[tuple[int, int], float] = {}
 
     def time(self, step: Composition) -> StepTime:
         return step_time(self.case, self.hardware, step)
@@ -139,8 +145,17 @@ class StepModel:
         With pipeline stages: a micro-batch passes every stage in turn, so its latency is the whole
         sum; `pp` of them in flight each take it, which the executor overlaps.
         """
+        key = step.tokens, step.samples
+        rest = self._rest.get(key)
+        if rest is None:
+            counts = [c for c in count_step(self.case, step) if c.kind != "attention"]
+            rest = self.hardware.efficiency.step_seconds + self._sum(counts)
+            self._rest[key] = rest
+        return rest + self._sum(attention_counts(self.case, step))
+
+    def _sum(self, counts: Iterable[Count]) -> float:
         case, hardware = self.case, self.hardware
-        total = hardware.efficiency.step_seconds
-        for count in count_step(case, step):
-            total += count.calls * call_seconds(case, hardware, hardware.efficiency, count)[0]
-        return total
+        return sum(
+            count.calls * call_seconds(case, hardware, hardware.efficiency, count)[0]
+            for count in counts
+        )

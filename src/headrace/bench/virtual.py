@@ -1,0 +1,146 @@
+"""The bench's workloads on the simulator: same sessions, same records, same report.
+
+The one module of the bench that meets the engine otherwise than over HTTP. Text becomes one token
+per word, the same token for the same word, so shared prefixes stay shared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..engine.sim import TOKEN, Cluster, SimAnswer, SimRequest
+from .material import Material
+from .metrics import Run
+from .options import RunOptions
+from .record import RequestRecord
+from .result import document
+from .run import make_run, make_sessions
+from .workload import Session
+
+NS = 1_000_000_000
+
+
+def words_to_ids(text: str, vocab: int) -> list[int]:
+    """One id per word, the same for the same word."""
+    return [2 + zlib.crc32(word.encode()) % (vocab - 2) for word in text.split()]
+
+
+@dataclass(slots=True)
+class _User:
+    """A session while it runs."""
+
+    session: Session
+    number: int
+    history: list[int]
+    turn: int = 0
+    planned: float = 0.0
+
+
+class Simulation:
+    """Plays a workload against a cluster."""
+
+    def __init__(self, cluster: Cluster, options: RunOptions) -> None:
+        options.verify()
+        self.cluster, self.options = cluster, options
+        self._vocab = cluster.spec.case.arch.vocab_size
+        self._sessions, arrivals = make_sessions(options, Material())
+        self._offsets = None
+        if arrivals is not None:
+            stream = arrivals.offsets(random.Random(options.seed + 1))
+            self._offsets = list(itertools.islice(stream, len(self._sessions)))
+        self._users: dict[str, _User] = {}
+        self._queue: Iterable[_User] = iter(())
+        self._records: list[RequestRecord] = []
+
+    def run(self) -> tuple[dict[str, Any], Run]:
+        """(result document, run)."""
+        users = [
+            _User(session, number, words_to_ids(session.system, self._vocab))
+            for number, session in enumerate(self._sessions)
+        ]
+        first: list[tuple[float, SimRequest]] = []
+        if self._offsets is not None:
+            for user, offset in zip(users, self._offsets, strict=True):
+                first += self._ask(user, offset)
+        else:
+            # The first users come spread over some milliseconds, as from real clients.
+            self._queue = iter(users)
+            for number, user in enumerate(itertools.islice(self._queue, self.options.concurrency)):
+                first += self._ask(user, number * 1e-4)
+        self.cluster.run(first, self._follow)
+        run = make_run(self.options, self._records, 0, self._sessions)
+        spec = self.cluster.spec
+        server = {
+            "url": f"simulated: {len(self.cluster.replicas)} replicas of "
+            f"{spec.case.layout.tp} × {spec.hardware.name}",
+            "model": spec.case.arch.family,
+            "version": None,
+        }
+        result = document(
+            run=run, options=self.options.public(), server=server, audits=[], findings=[],
+            interrupted=False,
+        )  # fmt: skip
+        result["simulation"] = self._extra(run)
+        return result, run
+
+    def _extra(self, run: Run) -> dict[str, Any]:
+        replicas = self.cluster.replicas
+        queries = sum(replica.kv.prefix_queries for replica in replicas)
+        return {
+            "replicas": len(replicas),
+            "devices": sum(r.spec.case.layout.devices for r in replicas),
+            "steps": sum(replica.steps for replica in replicas),
+            "busy": [replica.busy / run.seconds for replica in replicas],
+            "prefix_hit_rate": sum(r.kv.prefix_hits for r in replicas) / queries if queries else 0,
+            "preemptions": sum(r.scheduler.stats().preemptions for r in replicas),
+        }
+
+    def _ask(self, user: _User, at: float) -> list[tuple[float, SimRequest]]:
+        turn = user.session.turns[user.turn]
+        new = turn.ids if turn.ids is not None else words_to_ids(turn.text, self._vocab)
+        user.history = [*user.history, *new]
+        user.planned = at + turn.think_seconds
+        name = f"{user.number}-{user.turn}"
+        self._users[name] = user
+        request = SimRequest(name, user.history, turn.output_tokens, user.number, turn.cancel_after)
+        return [(user.planned, request)]
+
+    def _follow(self, answer: SimAnswer) -> list[tuple[float, SimRequest]]:
+        user = self._users.pop(answer.request.id)
+        turn = user.session.turns[user.turn]
+        self._records.append(
+            RequestRecord(
+                number=user.number * 1000 + user.turn,
+                session=user.number,
+                turn=user.turn,
+                group=user.session.group,
+                planned_ns=round(user.planned * NS),
+                sent_ns=round(answer.arrived * NS),
+                chunk_ns=[round(time * NS) for time in answer.times],
+                end_ns=round(answer.end * NS),
+                status=503 if answer.error else 200,
+                error=answer.error,
+                error_kind="refused" if answer.error else None,
+                cancelled=answer.cancelled,
+                asked_tokens=turn.output_tokens,
+                prompt_tokens=len(answer.request.prompt),
+                output_tokens=len(answer.times),
+                cached_tokens=answer.cached,
+                characters=4 * len(answer.times),
+                process=answer.replica,
+            )
+        )
+        user.history = [*user.history, *([TOKEN] * len(answer.times))]
+        user.turn += 1
+        if answer.error is None and user.turn < len(user.session.turns):
+            return self._ask(user, answer.end)
+        if self._offsets is None:
+            following = next(iter(itertools.islice(self._queue, 1)), None)
+            if following is not None:
+                return self._ask(following, answer.end)
+        return []

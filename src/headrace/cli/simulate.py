@@ -1,0 +1,97 @@
+"""`headrace simulate`: a workload on engines that do not exist yet."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..base.errors import HeadraceError
+from ..bench.calibrate import calibration_path
+from ..bench.live import show_result
+from ..bench.options import RunOptions
+from ..bench.report import html_report
+from ..bench.virtual import Simulation
+from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
+from ..roofline.hardware import find_hardware
+from ..roofline.operators import Layout
+from .roofline import make_case
+
+
+def simulate(
+    model: Annotated[str, typer.Argument(help="Model, or the name of a known architecture.")],
+    hardware: Annotated[str, typer.Option(help="this, A100, H100, H200, B200 …")] = "H200",
+    replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
+    prefill: Annotated[int, typer.Option(min=0, help="How many of them only prefill.")] = 0,
+    routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
+    tp: Annotated[int, typer.Option(min=1, help="Devices of one engine.")] = 1,
+    format: Annotated[str | None, typer.Option(help="Weight format.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
+    rows: Annotated[int, typer.Option(min=1, help="Sequences at a time, per engine.")] = 256,
+    step_tokens: Annotated[int, typer.Option(min=16, help="Token budget of a step.")] = 8192,
+    max_context: Annotated[int | None, typer.Option(help="Longest sequence.")] = None,
+    depth: Annotated[int, typer.Option(min=1, max=2, help="Steps in flight.")] = 2,
+    prefix_cache: Annotated[bool, typer.Option(help="Share prefixes.")] = True,
+    workload: Annotated[str, typer.Option(help="As of `headrace bench run`.")] = "fixed",
+    trace: Annotated[str | None, typer.Option(help="FORMAT:FILE.")] = None,
+    trace_speed: Annotated[float, typer.Option(help="How much faster than recorded.")] = 1.0,
+    input: Annotated[str, typer.Option(help="Prompt tokens.")] = "1024",
+    output: Annotated[str, typer.Option(help="Output tokens.")] = "256",
+    requests: Annotated[int, typer.Option(min=1, help="Sessions.")] = 1000,
+    arrivals: Annotated[str | None, typer.Option(help="As of `headrace bench run`.")] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Users.")] = 64,
+    prefix_tokens: Annotated[int, typer.Option(help="Of a shared prefix.")] = 1024,
+    groups: Annotated[int, typer.Option(help="Different prefixes.")] = 8,
+    zipf: Annotated[float, typer.Option(help="How unevenly they are drawn.")] = 1.0,
+    turns: Annotated[int, typer.Option(help="Of a session.")] = 4,
+    think: Annotated[float, typer.Option(help="Mean seconds between turns.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    slo: Annotated[str | None, typer.Option(help="As of `headrace bench run`.")] = None,
+    price: Annotated[float | None, typer.Option(help="Of one device per hour.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Run a workload of the bench on simulated engines: the real scheduler on virtual time."""
+    device = find_hardware(hardware, calibration_path())
+    case = make_case(model, device, format, "auto", kv_dtype, Layout(tp))
+    spec = ReplicaSpec(
+        case, device, rows=rows, step_tokens=step_tokens, max_context=max_context, depth=depth,
+        prefix_cache=prefix_cache,
+    )  # fmt: skip
+    options = RunOptions(
+        url="simulated", model=model, workload=workload, trace=trace, trace_speed=trace_speed,
+        input=input, output=output, requests=requests, arrivals=arrivals, concurrency=concurrency,
+        prefix_tokens=prefix_tokens, groups=groups, zipf=zipf, turns=turns, think_seconds=think,
+        seed=seed, slo=slo, devices=replicas * tp, price_per_hour=price,
+    )  # fmt: skip
+    begin = time.perf_counter()
+    result, _ = Simulation(Cluster(spec, replicas, routing, prefill=prefill), options).run()
+    spent = time.perf_counter() - begin
+    result["server"]["model"] = model
+    if as_json:
+        print(json.dumps(result))
+    else:
+        console = Console()
+        show_result(console, result)
+        extra = result["simulation"]
+        console.print(
+            f"{extra['steps']} steps of {extra['replicas']} engines, "
+            f"{result['seconds']:.1f} s of virtual time in {spent:.1f} s; engines busy "
+            f"{min(extra['busy']):.0%} to {max(extra['busy']):.0%}; prefix hits "
+            f"{extra['prefix_hit_rate']:.0%} of looked-up tokens; {extra['preemptions']} "
+            f"preemptions; efficiencies {device.efficiency.source}",
+            highlight=False,
+        )
+    if html is not None:
+        try:
+            html.write_text(html_report(result))
+        except OSError as error:
+            raise HeadraceError(f"{html}: {error.strerror}") from None
+
+
+command = typer.Typer(help="A workload on engines that do not exist yet.")
+command.command()(simulate)

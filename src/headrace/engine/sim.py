@@ -1,0 +1,374 @@
+"""Engines on virtual time: the real scheduler and the real KV manager, steps timed by the roofline.
+
+No device and no sleeping: a heap of events. One replica is what one engine would be (its loop is
+that of `engine.core`: fill up to `depth`, land the oldest); a cluster is many of them behind a
+router, all alike or split into a prefill and a decode pool. The same input gives the same output.
+
+What is not simulated: what HTTP and text cost beyond a constant, contention on the link between
+pools, pipeline stages, failures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..base.errors import HeadraceError
+from ..base.request import Request, SequenceDelta
+from ..base.sampling import SamplingParams
+from ..base.step import StepPlan, StepResult
+from ..kv import KvManager
+from ..roofline.composition import compose
+from ..roofline.formats import kv_token_bytes
+from ..roofline.hardware import Hardware
+from ..roofline.memory import MemoryPlan, plan_memory
+from ..roofline.operators import Case
+from ..roofline.step import StepModel
+from ..roofline.weights import total_bytes
+from ..sched import Limits, Scheduler
+
+TOKEN = 1
+"""What every simulated answer consists of, so that a next turn finds it in the prefix index."""
+
+DECODE_BUDGET = 1 << 20
+"""Tokens per step of a decode pool: what arrives there is not computed but received."""
+
+
+class Clock:
+    """Virtual time in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One engine: model, device, and the options that matter for time."""
+
+    case: Case
+    hardware: Hardware
+    rows: int = 256
+    step_tokens: int = 8192
+    max_context: int | None = None
+    block_size: int = 16
+    depth: int = 1
+    prefix_cache: bool = True
+    max_waiting: int = 1 << 20
+    gateway_seconds: float = 1e-3
+    """HTTP, template and tokens, before a request reaches the engine."""
+
+    def memory(self) -> MemoryPlan:
+        """The plan of one rank; raises `DoesNotFit` as the engine would."""
+        ranks = self.case.layout.tp
+        arch = self.case.arch
+        share = min(ranks, arch.kv_heads) if arch.mla is None else 1
+        plan = plan_memory(
+            arch,
+            weight_bytes=int(total_bytes(arch, self.case.weights) / ranks),
+            available=self.hardware.memory,
+            rows=self.rows,
+            step_tokens=self.step_tokens,
+            max_context=self.max_context,
+            block_size=self.block_size,
+            kv_dtype=self.case.kv_dtype,
+            dtype=self.case.dtype,
+            device="cpu" if self.hardware.kind == "cpu" else "cuda",
+            depth=self.depth,
+            kv_share=share,
+        )
+        plan.verify()
+        return plan
+
+
+@dataclass(slots=True)
+class SimRequest:
+    """A request as the simulator takes it."""
+
+    id: str
+    prompt: list[int]
+    output_tokens: int
+    session: int = 0
+    cancel_after: int | None = None
+
+
+@dataclass(slots=True)
+class SimAnswer:
+    """What became of it; times in virtual seconds."""
+
+    request: SimRequest
+    arrived: float
+    times: list[float] = field(default_factory=list)
+    """Of each token."""
+    end: float = 0.0
+    cached: int = 0
+    replica: int = -1
+    error: str | None = None
+    cancelled: bool = False
+
+
+class Replica:
+    """One engine on virtual time."""
+
+    def __init__(self, spec: ReplicaSpec, clock: Clock, number: int, role: str = "all") -> None:
+        self.spec, self.number, self.role = spec, number, role
+        memory = spec.memory()
+        budget = DECODE_BUDGET if role == "decode" else spec.step_tokens
+        limits = Limits(
+            memory.rows, budget, memory.max_context, spec.max_waiting, "fcfs", spec.depth
+        )
+        self.kv = KvManager(memory.pool, prefix_cache=spec.prefix_cache)
+        self.scheduler = Scheduler(limits, self.kv, clock=clock)
+        self.model = StepModel(spec.case, spec.hardware)
+        self.outstanding = 0
+        """Requests given to it and not ended."""
+        self.waiting_tokens = 0
+        self.busy = 0.0
+        """Seconds of device time used."""
+        self.steps = 0
+        self._free_at = 0.0
+        self._flying: deque[StepPlan] = deque()
+        self._received: dict[int, int] = {}
+        """Row → tokens whose KV came from the prefill pool."""
+
+    def fill(self, now: float) -> list[float]:
+        """Plan steps while fewer than `depth` fly; → when each ends."""
+        ends = []
+        while len(self._flying) < self.spec.depth:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                break
+            seconds = self._seconds(plan)
+            self._free_at = max(now, self._free_at) + seconds
+            self.busy += seconds
+            self.steps += 1
+            self._flying.append(plan)
+            ends.append(self._free_at)
+        return ends
+
+    def land(self) -> list[SequenceDelta]:
+        """The oldest step is done."""
+        plan = self._flying.popleft()
+        tokens = [[TOKEN] if sampled else [] for sampled in plan.samples]
+        return self.scheduler.update(plan, StepResult(plan.number, tokens))
+
+    def _seconds(self, plan: StepPlan) -> float:
+        starts, counts = plan.starts, plan.counts
+        if self.role == "decode":
+            starts, counts = self._without_received(plan)
+        arch = self.spec.case.arch
+        return self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
+
+    def _without_received(self, plan: StepPlan) -> tuple[list[int], list[int]]:
+        """The plan's columns without the tokens whose KV is there already."""
+        for admission in plan.admitted:
+            self._received[admission.row] = admission.prompt_length - 1
+        starts, counts = [], []
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            first = max(start, self._received.get(row, 0))
+            if first < start + count:
+                starts.append(first)
+                counts.append(start + count - first)
+        return starts, counts
+
+
+class Router(Protocol):
+    """Chooses the replica of a request."""
+
+    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica: ...
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count()
+
+    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
+        return replicas[next(self._next) % len(replicas)]
+
+
+class LeastLoaded:
+    """Fewest requests that have not ended; the first of equals."""
+
+    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
+        return min(replicas, key=lambda replica: replica.outstanding)
+
+
+class PrefixAffinity:
+    """Where the longest prefix went before, unless that replica has too much to do.
+
+    Remembers, per chained hash of every `grain` prompt tokens, the replica that got it last.
+    A replica with more than `slack` times the mean load (and two more) is passed over for the
+    least loaded one.
+    """
+
+    def __init__(self, grain: int = 128, slack: float = 1.25) -> None:
+        self._grain, self._slack = grain, slack
+        self._seen: dict[int, int] = {}
+
+    def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
+        prompt, grain = request.prompt, self._grain
+        keys, key = [], 0
+        for end in range(grain, len(prompt) + 1, grain):
+            key = hash((key, tuple(prompt[end - grain : end])))
+            keys.append(key)
+        chosen = None
+        bound = self._slack * sum(r.outstanding for r in replicas) / len(replicas) + 2
+        for key in reversed(keys):
+            place = self._seen.get(key)
+            if place is not None:
+                if replicas[place].outstanding <= bound:
+                    chosen = place
+                break
+        if chosen is None:
+            chosen = min(range(len(replicas)), key=lambda n: replicas[n].outstanding)
+        for key in keys:
+            self._seen[key] = chosen
+        return replicas[chosen]
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix": PrefixAffinity,
+}
+
+Follow = Callable[[SimAnswer], Iterable[tuple[float, SimRequest]]]
+"""What an ended request is followed by: (time, request) of a user's next turn."""
+
+
+class Cluster:
+    """Replicas behind a router; with `prefill` > 0 the first so many only prefill."""
+
+    def __init__(
+        self, spec: ReplicaSpec, replicas: int, router: str = "least-loaded", *, prefill: int = 0,
+        decode_spec: ReplicaSpec | None = None,
+    ) -> None:  # fmt: skip
+        if not 0 <= prefill < replicas:
+            raise HeadraceError(f"of {replicas} replicas {prefill} cannot be for prefill alone")
+        if router not in ROUTERS:
+            raise HeadraceError(
+                f"routing must be one of {', '.join(ROUTERS)}, not {router!r}", param="routing"
+            )
+        self.clock = Clock()
+        self.spec = spec
+        self.replicas = [
+            Replica(
+                (decode_spec or spec) if prefill and n >= prefill else spec, self.clock, n,
+                "all" if not prefill else "prefill" if n < prefill else "decode",
+            )
+            for n in range(replicas)
+        ]  # fmt: skip
+        self._prefill = self.replicas[:prefill] if prefill else self.replicas
+        self._decode = self.replicas[prefill:] if prefill else []
+        self._router = ROUTERS[router]()
+        self._second = LeastLoaded()
+        self._answers: dict[str, SimAnswer] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._dirty: dict[int, Replica] = {}
+        self._follow: Follow = lambda _answer: ()
+        self._ended: list[SimAnswer] = []
+
+    def run(
+        self,
+        requests: Iterable[tuple[float, SimRequest]],
+        follow: Follow = lambda _answer: (),
+        until: float | None = None,
+    ) -> list[SimAnswer]:
+        """All answers, in the order in which they ended."""
+        self._follow = follow
+        for time, request in requests:
+            self._submit(time, request)
+        events = self._events
+        while events:
+            now = events[0][0]
+            if until is not None and now > until:
+                break
+            self.clock.now = now
+            while events and events[0][0] <= now:
+                heapq.heappop(events)[2]()
+            for replica in list(self._dirty.values()):
+                for end in replica.fill(now):
+                    self._at(end, lambda replica=replica: self._step_done(replica))  # type: ignore[misc]
+            self._dirty.clear()
+        return self._ended
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._order), action))
+
+    def _submit(self, time: float, request: SimRequest) -> None:
+        answer = SimAnswer(request, time)
+        self._answers[request.id] = answer
+        self._at(time + self.spec.gateway_seconds, lambda: self._arrive(answer))
+
+    def _arrive(self, answer: SimAnswer) -> None:
+        request = answer.request
+        replica = self._router.choose(request, self._prefill)
+        answer.replica = replica.number
+        tokens = 1 if self._decode else request.output_tokens
+        self._give(replica, answer, request.prompt, tokens)
+
+    def _give(self, replica: Replica, answer: SimAnswer, prompt: list[int], tokens: int) -> None:
+        sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        try:
+            replica.scheduler.add(
+                Request(answer.request.id, prompt, sampling, arrival=self.clock.now)
+            )
+        except HeadraceError as error:
+            answer.error = error.message
+            self._end(answer)
+            return
+        replica.outstanding += 1
+        self._dirty[replica.number] = replica
+
+    def _step_done(self, replica: Replica) -> None:
+        now = self.clock.now
+        self._dirty[replica.number] = replica
+        for delta in replica.land():
+            answer = self._answers.get(delta.request_id)
+            if answer is None:
+                continue  # Hung up in this very step.
+            answer.times.extend([now] * len(delta.tokens))
+            if replica.role != "decode":
+                answer.cached = max(answer.cached, delta.cached)
+            limit = answer.request.cancel_after
+            if limit is not None and len(answer.times) >= limit and delta.finish is None:
+                replica.scheduler.abort(delta.request_id)
+                answer.cancelled = True
+                replica.outstanding -= 1
+                self._end(answer)
+            elif delta.finish is not None:
+                replica.outstanding -= 1
+                if replica.role == "prefill" and answer.request.output_tokens > 1:
+                    self._hand_over(answer)
+                else:
+                    self._end(answer)
+
+    def _hand_over(self, answer: SimAnswer) -> None:
+        """The KV of the prompt goes to the decode pool."""
+        request, case, hardware = answer.request, self.spec.case, self.spec.hardware
+        size = len(request.prompt) * kv_token_bytes(case.arch, case.kv_dtype) * case.arch.layers
+        link = hardware.link_bandwidth or hardware.bandwidth
+        seconds = size / (link * hardware.efficiency.network) + hardware.link_latency
+
+        def receive() -> None:
+            replica = self._second.choose(request, self._decode)
+            answer.replica = replica.number
+            self._give(replica, answer, [*request.prompt, TOKEN], request.output_tokens - 1)
+
+        self._at(self.clock.now + seconds, receive)
+
+    def _end(self, answer: SimAnswer) -> None:
+        answer.end = self.clock.now
+        del self._answers[answer.request.id]
+        self._ended.append(answer)
+        for time, request in self._follow(answer):
+            self._submit(max(time, self.clock.now), request)

@@ -1,0 +1,181 @@
+"""The simulator: real scheduler and KV manager, steps timed by the roofline, all deterministic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.base.errors import DoesNotFit, HeadraceError
+from headrace.bench.options import RunOptions
+from headrace.bench.virtual import Simulation
+from headrace.cli.simulate import command
+from headrace.engine.sim import (
+    Cluster,
+    LeastLoaded,
+    PrefixAffinity,
+    ReplicaSpec,
+    RoundRobin,
+    SimRequest,
+)
+from headrace.roofline.composition import decode_step, prefill_step
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.known import KNOWN
+from headrace.roofline.operators import Case, Layout
+from headrace.roofline.step import StepModel
+from headrace.roofline.weights import WeightBytes
+
+LLAMA = KNOWN["llama-3.1-8b"]
+CASE = Case(LLAMA, WeightBytes("fp8"))
+SPEC = ReplicaSpec(CASE, DEVICES["H200"], rows=64, max_context=8192)
+
+
+def simulate(cluster: Cluster, **changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "url": "simulated", "requests": 60, "input": "512", "output": "64", "concurrency": 16,
+    }  # fmt: skip
+    return Simulation(cluster, RunOptions(**{**values, **changes})).run()[0]
+
+
+def value(result: dict[str, Any], name: str, percentile: str | None = None) -> float:
+    if percentile is None:
+        return float(result["figures"][name]["value"])
+    return float(result["samples"][name]["percentiles"][percentile])
+
+
+def test_one_request_takes_what_the_roofline_says() -> None:
+    request = SimRequest("a", list(range(2, 702)), 5)
+    (answer,) = Cluster(SPEC, 1).run([(1.0, request)])
+    model = StepModel(CASE, DEVICES["H200"])
+    first = 1.0 + SPEC.gateway_seconds + model.seconds(prefill_step(LLAMA, [700]))
+    assert answer.times[0] == pytest.approx(first)
+    expected = [model.seconds(decode_step(LLAMA, 1, 700 + n)) for n in range(4)]
+    gaps = [b - a for a, b in zip(answer.times, answer.times[1:], strict=False)]
+    assert gaps == pytest.approx(expected)
+    assert answer.end == answer.times[-1]
+
+
+def test_the_same_input_gives_the_same_output() -> None:
+    results = [
+        simulate(Cluster(SPEC, 4, "prefix"), workload="shared-prefix", arrivals="poisson:40")
+        for _ in range(2)
+    ]
+    for result in results:
+        result.pop("created")
+    assert results[0] == results[1]
+
+
+def test_a_closed_loop_keeps_its_users_busy() -> None:
+    result = simulate(Cluster(SPEC, 1))
+    assert result["succeeded"] == 60
+    assert value(result, "concurrency") <= 16
+    assert value(result, "concurrency") > 12
+    assert result["simulation"]["busy"][0] > 0.95
+    assert value(result, "output_throughput") == pytest.approx(60 * 64 / result["seconds"])
+
+
+def test_more_engines_do_more() -> None:
+    rates = [
+        value(simulate(Cluster(SPEC, count), requests=200, concurrency=64), "output_throughput")
+        for count in (1, 2, 4)
+    ]
+    assert rates[0] < rates[1] < rates[2]
+    assert rates[2] < 4 * rates[0], "small batches are less efficient"
+
+
+def test_two_steps_in_flight_hide_nothing_but_also_lose_nothing() -> None:
+    one = simulate(Cluster(SPEC, 1))
+    two = simulate(Cluster(ReplicaSpec(CASE, DEVICES["H200"], 64, max_context=8192, depth=2), 1))
+    assert two["succeeded"] == one["succeeded"] == 60
+    assert value(two, "output_throughput") == pytest.approx(
+        value(one, "output_throughput"), rel=0.1
+    )
+
+
+def test_prefix_routing_hits_where_round_robin_misses() -> None:
+    wish = {
+        "workload": "shared-prefix", "requests": 300, "groups": 40, "prefix_tokens": 1024,
+        "input": "64", "output": "16", "arrivals": "poisson:100", "zipf": 0.2,
+    }  # fmt: skip
+    found = {name: simulate(Cluster(SPEC, 8, name), **wish) for name in ("round-robin", "prefix")}
+    hits = {name: value(result, "prefix_hit_rate") for name, result in found.items()}
+    assert hits["prefix"] > hits["round-robin"] + 0.2
+    assert hits["prefix"] == pytest.approx(value(found["prefix"], "possible_hit_rate"), abs=0.12)
+    assert value(found["prefix"], "ttft", "p90") < value(found["round-robin"], "ttft", "p90")
+
+
+def test_routers_choose() -> None:
+    cluster = Cluster(SPEC, 3)
+    for replica, outstanding in zip(cluster.replicas, (4, 1, 9), strict=True):
+        replica.outstanding = outstanding
+    request = SimRequest("a", list(range(512)), 1)
+    turns = RoundRobin()
+    chosen = [turns.choose(request, cluster.replicas).number for _ in range(4)]
+    assert chosen == [0, 1, 2, 0]
+    assert LeastLoaded().choose(request, cluster.replicas).number == 1
+    prefix = PrefixAffinity()
+    assert prefix.choose(request, cluster.replicas).number == 1
+    cluster.replicas[0].outstanding = 0
+    longer = SimRequest("b", [*range(512), 7, 7], 1)
+    assert prefix.choose(longer, cluster.replicas).number == 1, "where its prefix is"
+    cluster.replicas[1].outstanding = 90
+    assert prefix.choose(longer, cluster.replicas).number == 0, "but not at any price"
+    other = SimRequest("c", list(range(1000, 1512)), 1)
+    assert prefix.choose(other, cluster.replicas).number == 0
+
+
+def test_a_prefill_pool_takes_prompts_out_of_the_way() -> None:
+    wish = {"arrivals": "poisson:12", "requests": 150, "input": "6000", "output": "200"}
+    together = simulate(Cluster(SPEC, 4), **wish)
+    apart = simulate(Cluster(SPEC, 4, prefill=2), **wish)
+    assert apart["succeeded"] == 150
+    assert value(apart, "itl", "p99") < value(together, "itl", "p99") / 2
+    tokens = [r["samples"]["output_tokens"]["mean"] for r in (together, apart)]
+    assert tokens == [200, 200]
+
+
+def test_multi_turn_finds_its_own_history() -> None:
+    result = simulate(
+        Cluster(SPEC, 1), workload="chat", turns=4, think_seconds=0.1, requests=20, input="50",
+        prefix_tokens=512, groups=4,
+    )  # fmt: skip
+    assert result["succeeded"] == 80
+    assert value(result, "prefix_hit_rate") > 0.7
+
+
+def test_cancelled_requests_give_their_place_back() -> None:
+    cluster = Cluster(SPEC, 1)
+    result = simulate(cluster, workload="agentic", turns=3, requests=30, prefix_tokens=128)
+    assert value(result, "cancelled") > 0
+    assert not cluster.replicas[0].scheduler.has_work
+    cluster.replicas[0].scheduler.check_integrity()
+
+
+def test_memory_is_planned_as_the_engine_would() -> None:
+    with pytest.raises(DoesNotFit):
+        Cluster(ReplicaSpec(Case(KNOWN["llama-3.1-70b"]), DEVICES["H100"], 64, max_context=8192), 1)
+    spread = Case(KNOWN["llama-3.1-70b"], layout=Layout(tp=4))
+    plan = ReplicaSpec(spread, DEVICES["H100"], rows=64, max_context=8192).memory()
+    assert plan.kv_bytes_per_token == 80 * 4096 // 4
+    with pytest.raises(HeadraceError, match="prefix"):
+        Cluster(SPEC, 2, "random")
+    with pytest.raises(HeadraceError):
+        Cluster(SPEC, 2, prefill=2)
+
+
+def test_too_long_prompts_are_refused_not_lost() -> None:
+    result = simulate(Cluster(SPEC, 1), input="8190", output="64", requests=3)
+    assert result["succeeded"] == 0
+    assert value(result, "failure_rate") == 1
+
+
+def test_command() -> None:
+    done = CliRunner().invoke(
+        command,
+        ["llama-3.1-8b", "--format", "fp8", "--requests", "20", "--output", "16", "--replicas",
+         "2", "--slo", "ttft:p99<5s", "--price", "3"],
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "steps of 2 engines" in done.output
+    assert "the SLO ttft:p99<5s was met" in done.output
