@@ -85,7 +85,7 @@ def test_distribution(case: dict, vocabulary: int, spread: float) -> None:
     logits = torch.randn(vocabulary) * spread
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **case}
     expected = kept_by_definition(logits.numpy(), **values)
-    draws = 4000
+    draws = 2000
     got = distribution(logits, draws, **case)
     # A token's interval on the grid is off by one point at each end.
     assert np.abs(got - expected).max() <= 2.5 / draws
@@ -169,6 +169,18 @@ def test_extreme_logits(temperature: float) -> None:
     tokens = draw(logits, parameters(2, temperature=temperature, top_p=0.9, top_k=50))
     assert tokens[0] == 5
     assert tokens[1] > 95 or temperature > 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_broken_row_does_not_hurt_the_others(case: dict, bad: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, 1500)
+    alone = draw(logits[[0, 2]], parameters(2, **case))
+    logits[1] = bad
+    tokens = draw(logits, parameters(3, **case))
+    assert tokens[[0, 2]].tolist() == alone.tolist()
+    assert 0 <= tokens[1] < 1500
 
 
 def test_equal_logits_stay_together() -> None:

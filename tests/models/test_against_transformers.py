@@ -31,7 +31,17 @@ def worker_of(path, **options) -> Worker:
     return Worker(open_model(str(path)), WorkerOptions(**settings))
 
 
-@pytest.fixture(scope="module", params=tiny.MODELS)
+QUICK = {"qwen2", "gemma3-capped", "llama-scaled", "mistral-window", "qwen3_moe"}
+"""One of each kind of layer for `make check`; the others with all tests."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in tiny.MODELS
+    ],
+)
 def pair(request, tiny_models):
     path = tiny_models(request.param)
     return worker_of(path), Oracle(path)

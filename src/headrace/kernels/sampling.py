@@ -200,8 +200,10 @@ def _invert(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     cumulative = masses.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, uniform.unsqueeze(1) * total, right=True)
-    # The product may round up to the sum: then it is the last place that has any mass.
-    return torch.minimum(found, torch.searchsorted(cumulative, total)).squeeze(1)
+    # The product may round up to the sum: then it is the last place that has any mass. Where a
+    # sequence's logits are not numbers there is none: it gets some token, the others their own.
+    last = torch.searchsorted(cumulative, total).clamp_max(masses.shape[1] - 1)
+    return torch.minimum(found, last).squeeze(1)
 
 
 @dataclass(slots=True)
