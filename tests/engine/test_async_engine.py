@@ -151,6 +151,14 @@ async def test_bad_input_is_named_before_any_work(
     assert not engine._in_work
 
 
+async def test_what_the_worker_cannot_do_is_refused_at_the_door(engine: AsyncEngine) -> None:
+    assert engine.features == frozenset()
+    for name in ("grammar", "adapter"):
+        with pytest.raises(InvalidRequest, match="no support") as caught:
+            engine.submit([1], greedy(5), **{name: "x"})  # type: ignore[arg-type]
+        assert caught.value.param == name
+
+
 async def test_an_id_is_taken_once(engine: AsyncEngine) -> None:
     stream = engine.submit([1], greedy(5), request_id="a")
     with pytest.raises(InvalidRequest, match="is in work"):

@@ -76,6 +76,7 @@ class AsyncEngine:
         local = Path(options.model).expanduser()
         self.model_name = local.resolve().name if local.exists() else options.model
         self.max_context = options.max_context or files.arch.max_context
+        self.features: frozenset[str] = frozenset()
         self.decisions: list[Decision] = []
         self.phases: dict[str, float] = {}
         self.stats = StepStats()
@@ -388,7 +389,8 @@ class AsyncEngine:
         self.max_context = ready.max_context
         self.decisions = ready.decisions
         self._most = ready.rows + self.options.max_waiting
-        self._input = InputProcessor(self.files, self.tokenizer, ready.max_context)
+        self.features = frozenset(ready.features)
+        self._input = InputProcessor(self.files, self.tokenizer, ready.max_context, self.features)
         self.metrics.rows = ready.rows
         self.metrics.cache_config = {
             "block_size": str(self.options.block_size),

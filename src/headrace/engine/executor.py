@@ -25,6 +25,8 @@ class Facts:
     """Bytes that the device has left for KV and work space."""
     kernels: list[Decision] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    """Of "grammar", "adapter", "pooling": what requests may ask for."""
 
 
 class StepFuture(Protocol):

@@ -67,6 +67,9 @@ class ServingEngine(Protocol):
     model_name: str
     max_context: int
     """Longest prompt plus output that is served, in tokens."""
+    features: frozenset[str]
+    """What the worker can do beyond text: "grammar", "adapter", "pooling". A request that asks for
+    another is refused."""
     decisions: list[Decision]
     """What the options became and why: `headrace explain`."""
     phases: dict[str, float]

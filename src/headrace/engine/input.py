@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,18 @@ def default_sampling(files: ModelFiles) -> SamplingParams:
 class InputProcessor:
     """Makes requests for one model."""
 
-    def __init__(self, files: ModelFiles, tokenizer: Tokenizer, max_context: int) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        tokenizer: Tokenizer,
+        max_context: int,
+        features: Collection[str] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = files.arch.vocab_size
         self._eos_ids = files.eos_ids
         self._max_context = max_context
+        self._features = features
 
     def request(
         self,
@@ -51,6 +58,10 @@ class InputProcessor:
         """Raises `InvalidRequest` naming the field, or `ContextOverflow`."""
         arrival = time.monotonic()
         sampling.verify(self._vocab_size)
+        # In a step a worker could only fail, and take the others in the step with it.
+        for name, wish in (("adapter", adapter), ("grammar", grammar), ("pooling", pooling)):
+            if wish and name not in self._features:
+                raise InvalidRequest(f"this engine has no support for {name}", param=name)
         ids = self.tokenise(prompt)
         room = self._max_context - len(ids)
         if room < 1:

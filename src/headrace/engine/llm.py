@@ -68,7 +68,12 @@ class LLM:
             worker=worker,
             on_phase=lambda name, seconds: self.phases.__setitem__(name, seconds),
         )
-        self._input = InputProcessor(self.files, self.tokenizer, self._built.core.max_context)
+        self._input = InputProcessor(
+            self.files,
+            self.tokenizer,
+            self._built.core.max_context,
+            self._built.facts.features,
+        )
         self.phases["total"] = time.monotonic() - begin
         self._ids = itertools.count()
         self._lock = threading.Lock()

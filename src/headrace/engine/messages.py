@@ -132,6 +132,7 @@ class Ready(_Message):
     rows: int
     decisions: list[Decision]
     facts: dict[str, float]
+    features: list[str]
 
 
 class News(_Message):
@@ -192,6 +193,7 @@ class Loaded(_Message):
     device_memory: int
     kernels: list[Decision]
     phases: dict[str, float]
+    features: list[str]
 
 
 class Done(_Message):

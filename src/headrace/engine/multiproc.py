@@ -54,7 +54,13 @@ class MultiprocExecutor:
         self._expect(messages.Hello)
         self._channel.send(messages.Load(WireFiles.of(self._files), self._settings))
         loaded = self._expect(messages.Loaded)
-        return Facts(loaded.weight_bytes, loaded.device_memory, loaded.kernels, loaded.phases)
+        return Facts(
+            loaded.weight_bytes,
+            loaded.device_memory,
+            loaded.kernels,
+            loaded.phases,
+            tuple(loaded.features),
+        )
 
     def allocate(self, pool: PoolShape) -> None:
         self._channel.send(messages.Allocate(pool))

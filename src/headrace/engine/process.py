@@ -105,7 +105,13 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
             "kv_tokens": float(built.memory.kv_tokens),
         }
         channel.send(
-            messages.Ready(built.core.max_context, built.memory.rows, built.decisions, facts)
+            messages.Ready(
+                built.core.max_context,
+                built.memory.rows,
+                built.decisions,
+                facts,
+                list(built.facts.features),
+            )
         )
         serve(channel, built.core)
     finally:

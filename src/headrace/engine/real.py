@@ -41,4 +41,5 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
         device_memory=facts.device_memory,
         kernels=facts.kernels,
         phases={"import_torch": imported, **facts.phases},
+        features=tuple(getattr(facts, "features", ())),
     )

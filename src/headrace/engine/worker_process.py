@@ -49,7 +49,11 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                     phases = {"worker_process": began - spawned, **facts.phases}
                     channel.send(
                         messages.Loaded(
-                            facts.weight_bytes, facts.device_memory, facts.kernels, phases
+                            facts.weight_bytes,
+                            facts.device_memory,
+                            facts.kernels,
+                            phases,
+                            list(facts.features),
                         )
                     )
                 case messages.Allocate(pool):

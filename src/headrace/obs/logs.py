@@ -31,7 +31,7 @@ _SECRETS = re.compile(
     """
 )
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
-    "message", "asctime", "taskName",
+    "message", "asctime", "taskName", "color_message",
 }  # fmt: skip
 
 
