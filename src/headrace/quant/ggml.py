@@ -18,8 +18,10 @@ from ..base.errors import UnsupportedModel
 from ..kernels.weights import BlockWeight
 from .ggml_types import BY_NAME, QUANTISED
 
-CHUNK_VALUES = 1 << 18
-"""Values decoded at a time: their fp32 form (1 MiB) stays in the second-level cache."""
+CHUNK_VALUES = 32_000
+"""Values decoded at a time. Below 32,768 torch runs an operator on the calling thread; above, two
+threads meet at a barrier in each of twenty short operators, which costs up to forty times as much
+where other processes want the cores, and gains little where they do not."""
 
 
 class Codes(NamedTuple):
