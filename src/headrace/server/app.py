@@ -20,15 +20,21 @@ from .openapi import document
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
 from .routes.health.route import router as health
+from .routes.invocations.route import router as invocations
+from .routes.kserve.route import router as kserve
 from .routes.metrics.route import router as metrics
 from .routes.models.route import router as models
+from .routes.nim.route import router as nim
+from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
 from .service import Service
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
-ROUTERS = (chat, completions, models, health, metrics, version)
+ROUTERS = (
+    chat, completions, models, tokenize, health, metrics, version, nim, kserve, invocations,
+)  # fmt: skip
 
 
 class Application(FastAPI):

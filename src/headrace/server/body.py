@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ..base.errors import TooLarge
 from .errors import UnsupportedMediaType, from_validation
@@ -37,12 +37,21 @@ async def read_model(request: Request, model: type[Model], limit: int) -> Model:
     Only JSON content types are taken: a browser sends others across origins without asking first,
     so accepting them would let any web page use a server on the reader's own machine.
     """
+    return parse(await read_json(request, limit), model)
+
+
+async def read_json(request: Request, limit: int) -> bytes:
+    """The body of a JSON request, unparsed; raises `TooLarge` or `UnsupportedMediaType`."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise UnsupportedMediaType(
             f"the content type must be application/json, not {content_type[:100] or 'absent'}"
         )
-    body = await read_body(request, limit)
+    return await read_body(request, limit)
+
+
+def parse(body: bytes, model: type[Model]) -> Model:
+    """Raises `InvalidRequest` with the path of the first wrong field."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -51,6 +60,3 @@ async def read_model(request: Request, model: type[Model], limit: int) -> Model:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is larger than the {limit} bytes that are allowed (max_body)")
-
-
-__all__ = ["ClientDisconnect", "read_body", "read_model"]

@@ -183,13 +183,18 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
     return plain
 
 
-async def serve(service: Service, request: Request, body: ChatBody) -> Response:
+async def begin(service: Service, body: ChatBody, request_id: str) -> tuple[Chat, OutputStream]:
+    """Everything up to the first token: check, render, tokenise, submit."""
     service.check_model(body.model)
-    chat = Chat(service, body, request.scope["headrace.request_id"])
+    chat = Chat(service, body, request_id)
     sampling = chat.sampling()
     await chat.tokenise()
     await chat.demand()
-    stream = chat.submit(sampling)
+    return chat, chat.submit(sampling)
+
+
+async def serve(service: Service, request: Request, body: ChatBody) -> Response:
+    chat, stream = await begin(service, body, request.scope["headrace.request_id"])
     if body.stream:
         return EventStream(events(chat, stream), keep_alive=service.keep_alive)
     return await while_connected(request.receive, whole(chat, stream))

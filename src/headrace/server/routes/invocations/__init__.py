@@ -1,0 +1,1 @@
+"""SageMaker: `/ping` and `/invocations`."""

@@ -1,0 +1,1 @@
+"""The health routes of the Open Inference Protocol (KServe v2)."""

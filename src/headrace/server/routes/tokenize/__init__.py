@@ -1,0 +1,1 @@
+"""`/tokenize` and `/detokenize`: text and messages to ids, and back."""

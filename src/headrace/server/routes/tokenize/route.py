@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import InvalidRequest
+from ...body import read_model
+from ...logprobs import token_text
+from ...openapi import replies, takes
+from ...service import Service, of
+from ...wire import json_response
+from ..chat.schema import ChatBody
+from ..chat.serve import Chat
+from .schema import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", responses=replies(TokenizeReply))
+@takes(TokenizeBody)
+async def tokenize(request: Request) -> Response:
+    """The ids of a prompt, or of messages through the chat template."""
+    service = of(request)
+    service.enter(request.scope)
+    body = await read_model(request, TokenizeBody, service.options.max_body)
+    service.check_model(body.model)
+    tokens = await ids_of(service, body)
+    tokenizer = service.engine.tokenizer
+    strings = [token_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
+    return json_response(
+        {
+            "count": len(tokens),
+            "max_model_len": service.engine.max_context,
+            "tokens": tokens,
+            "token_strs": strings,
+        }
+    )
+
+
+async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        return await service.encode(body.prompt, raw=body.add_special_tokens is not False)
+    given = body.model_dump(
+        exclude_none=True, by_alias=True,
+        exclude={"prompt", "add_special_tokens", "return_token_strs"},
+    )  # fmt: skip
+    chat = Chat(service, ChatBody.model_validate(given), "")
+    await chat.tokenise()
+    return chat.prompt
+
+
+@router.post("/detokenize", responses=replies(DetokenizeReply))
+@takes(DetokenizeBody)
+async def detokenize(request: Request) -> Response:
+    """The text of ids, special tokens included."""
+    service = of(request)
+    service.enter(request.scope)
+    body = await read_model(request, DetokenizeBody, service.options.max_body)
+    service.check_model(body.model)
+    size = service.vocab_size
+    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"token ids must be from 0 to {size - 1}, not {wrong}", param="tokens")
+    decode = service.engine.tokenizer.decode
+    text = await asyncio.to_thread(decode, body.tokens, skip_special=False)
+    return json_response({"prompt": text})
