@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any
 
@@ -10,8 +11,9 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult, TokenLogprobs
 from headrace.engine.executor import Facts
 
-HANG, CRASH, RAISE, SLOW = 290, 291, 292, 293
-"""Prompt tokens that make a step hang, kill the process, raise, or take 20 ms."""
+HANG, CRASH, RAISE, SLOW, LOCK = 290, 291, 292, 293, 294
+"""Prompt tokens that make a step hang, kill the process, raise, take 20 ms, or hang with the
+interpreter locked."""
 FAKE = "engine_fakes:load"
 
 
@@ -51,6 +53,9 @@ class FakeWorker:
         prompts = [self.rows[row][: self.admissions[row].prompt_length] for row in plan.rows]
         if any(HANG in prompt for prompt in prompts):
             time.sleep(3600)
+        if any(LOCK in prompt for prompt in prompts):
+            # Takes longer than the universe is old, and never lets another thread run.
+            re.match(r"(a+)+$", "a" * 200 + "b")
         if any(CRASH in prompt for prompt in prompts):
             os._exit(9)
         if any(RAISE in prompt for prompt in prompts):

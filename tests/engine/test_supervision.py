@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fakes import CRASH, FAKE, HANG, RAISE, SLOW, continuation
+from engine_fakes import CRASH, FAKE, HANG, LOCK, RAISE, SLOW, continuation
 
 from headrace.base.errors import EngineDead, EngineFault, Overloaded
 from headrace.base.sampling import SamplingParams
@@ -102,14 +102,15 @@ async def test_a_crash_inside_a_step_is_seen_in_the_dump(
         await served(engine)
 
 
+@pytest.mark.parametrize("token", [HANG, LOCK])
 async def test_a_hung_step_is_ended_and_shows_its_stack(
-    options: dict[str, Any], supervision: Supervision
+    options: dict[str, Any], supervision: Supervision, token: int
 ) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
         waiting = asyncio.create_task(engine.generate([66], greedy(400)))
         began = time.monotonic()
         with pytest.raises(EngineDead, match="silent"):
-            await engine.generate([65, HANG], greedy(5))
+            await engine.generate([65, token], greedy(5))
         assert 1.5 < time.monotonic() - began < 8.0
         with pytest.raises(EngineDead):
             await waiting
@@ -204,11 +205,14 @@ async def test_a_first_start_that_fails_is_an_error_at_once(options: dict[str, A
 
 PARENT = """
 import asyncio, sys
+from headrace import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
 
 async def main():
     engine = await AsyncEngine.start(worker="engine_fakes:load", **{options!r})
     print(engine.engine_pid, flush=True)
+    if {token}:
+        stream = engine.submit([65, {token}], SamplingParams(max_tokens=3))
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -229,9 +233,10 @@ def gone(pid: int, within: float = 5.0) -> bool:
     return False
 
 
+@pytest.mark.parametrize("token", [0, LOCK])
 @pytest.mark.parametrize("executor", ["inline", "multiproc"])
-def test_no_process_outlives_its_parent(options: dict[str, Any], executor: str) -> None:
-    code = PARENT.format(options={**options, "executor": executor})
+def test_no_process_outlives_its_parent(options: dict[str, Any], executor: str, token: int) -> None:
+    code = PARENT.format(options={**options, "executor": executor}, token=token)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
@@ -242,13 +247,14 @@ def test_no_process_outlives_its_parent(options: dict[str, Any], executor: str) 
             int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         ]
         assert len(children) == (1 if executor == "multiproc" else 0)
+        time.sleep(0.3)
         parent.send_signal(signal.SIGKILL)
         assert all(gone(child) for child in (pid, *children))
 
 
 def test_ctrl_c_reaches_the_parent_only(options: dict[str, Any]) -> None:
     """A terminal sends SIGINT to the whole foreground group: the engine is in another."""
-    code = PARENT.format(options=options)
+    code = PARENT.format(options=options, token=0)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", code],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -149,6 +150,7 @@ class AsyncEngine:
             )
             own["open_files"] = time.monotonic() - begin
             supervisor.configure(files)
+            _read_ahead(files)
             opened = time.monotonic()
             tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
             own["tokenizer"] = time.monotonic() - opened
@@ -483,6 +485,14 @@ class AsyncEngine:
                 await asyncio.wait_for(self._idle.wait(), 1.0)
         await self._supervisor.close()
         self._end_all(EngineDead("the engine was closed", retry_after=2.0))
+
+
+def _read_ahead(files: ModelFiles) -> None:
+    """Have the system read the weights while the engine process still imports."""
+    if hasattr(os, "posix_fadvise"):
+        for path in files.weights:
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _refusal(error: HeadraceError) -> str:

@@ -3,12 +3,13 @@
 A child is a fresh interpreter (never a fork of threads and sockets) in a session of its own, so
 that Ctrl-C in the terminal reaches the parent alone, which then drains. Its standard input is a
 pipe that only the parent holds: when the parent ends, however it ends, the child reads the end of
-the pipe and leaves.
+the pipe and leaves. Where the kernel can, it also ends a child whose Python is locked up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -23,6 +24,7 @@ from typing import IO
 STACKS = "stacks.txt"
 """File in a child's folder that takes its stacks: on a crash, and when it is asked by a signal."""
 DUMP_SIGNAL = signal.SIGUSR1
+_PR_SET_PDEATHSIG = 1
 ORPHANED = 74
 """Exit code of a child whose parent is gone."""
 
@@ -32,11 +34,22 @@ class Child:
 
     def __init__(self, module: str, arguments: list[str]) -> None:
         """Start `python -m module arguments… --spawned T`, T being the monotonic clock of now."""
+        # The kernel's signal follows the thread that spawned; only the main one lives as long as
+        # the process.
+        bound = threading.current_thread() is threading.main_thread()
         environment = dict(os.environ)
         # The child must find the same packages, however the parent found them.
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments, "--spawned", repr(time.monotonic())],
+            [
+                sys.executable,
+                "-m",
+                module,
+                *arguments,
+                *(["--bound"] if bound else []),
+                "--spawned",
+                repr(time.monotonic()),
+            ],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env=environment,
@@ -91,11 +104,15 @@ def explain_exit(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def become_child(folder: Path) -> IO[str]:
+def become_child(folder: Path, *, bound: bool) -> IO[str]:
     """Called first in a child: ignore the terminal, follow the parent, be ready to show stacks.
 
-    Returns the file of the stacks, which has to stay open.
+    `bound`: the kernel may tie this process to the thread that spawned it. Returns the file of
+    the stacks, which has to stay open.
     """
+    if bound and sys.platform == "linux":
+        # For a child that hangs with the interpreter locked, where the thread below cannot run.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)

@@ -20,9 +20,10 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--worker", required=True)
+    parser.add_argument("--bound", action="store_true", help="die with the spawning thread")
     parser.add_argument("--spawned", type=float, default=0.0)
     arguments = parser.parse_args()
-    stacks = become_child(arguments.folder)
+    stacks = become_child(arguments.folder, bound=arguments.bound)
     channel = Channel(arguments.address, messages.ToWorker, bind=False)
     try:
         serve(channel, arguments.worker, arguments.spawned)
