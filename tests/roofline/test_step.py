@@ -104,7 +104,7 @@ def recorded(truth: Efficiency, noise: float, count: int, seed: int) -> list[Ste
 
 
 def test_efficiencies_are_recovered_from_steps() -> None:
-    truth = Efficiency(0.31, 0.62, 0.2, 0.4, 0.5, 0.75, 8e-6, 3e-3)
+    truth = Efficiency(0.31, 0.62, 0.2, 0.4, 0.5, 0.75, 0.8, 8e-6, 3e-3)
     case = Case(QWEN_05B, WeightBytes("Q4_K"), "float32", "float32")
     fit = fit_efficiency(case, SLOW, recorded(truth, 0.02, 120, 1))
     assert fit.median_error < 0.03

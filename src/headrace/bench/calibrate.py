@@ -13,6 +13,7 @@ from typing import Any
 from ..base.environment import cache_root
 from ..base.errors import HeadraceError
 from ..base.hardware import CpuFacts, cpu
+from ..roofline.fit import StepRecord
 from ..roofline.hardware import Efficiency, Hardware, save_hardware
 
 CPU_EFFICIENCY = Efficiency(
@@ -21,6 +22,7 @@ CPU_EFFICIENCY = Efficiency(
     attention_compute=0.3,
     attention_memory=0.6,
     vector_memory=0.5,
+    overlap=0.5,
     launch_seconds=4e-6,
     step_seconds=1e-3,
     source="assumed for a CPU",
@@ -45,6 +47,24 @@ def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
     hardware = from_figures(facts, raw)
     save_hardware(hardware, path or calibration_path())
     return hardware, raw
+
+
+def measure_steps(model: str, kernels: str = "auto") -> tuple[list[StepRecord], list[StepRecord]]:
+    """(steps for a fit, steps of held-out shapes), timed on a worker in a process of its own.
+
+    Takes a minute or more: real steps of a real model.
+    """
+    command = [sys.executable, "-m", "headrace.bench.steps", model, kernels]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise HeadraceError(f"the process that times steps failed: {last[0]}")
+    fit, held = [], []
+    for line in done.stdout.splitlines():
+        data = json.loads(line)
+        record = StepRecord(data["starts"], data["counts"], data["samples"], data["seconds"])
+        (held if data["held_out"] else fit).append(record)
+    return fit, held
 
 
 def from_figures(facts: CpuFacts, raw: dict[str, Any]) -> Hardware:

@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import HeadraceError, OptionError
-from ..bench.calibrate import calibrate, calibration_path
+from ..bench.calibrate import calibrate, calibration_path, measure_steps
 from ..engine.prediction import case_of
 from ..loader import open_model
 from ..roofline.composition import Composition, compose, decode_step, prefill_step
-from ..roofline.fit import fit_efficiency, read_records
+from ..roofline.fit import fit_efficiency, prediction_errors, read_records
 from ..roofline.hardware import Hardware, find_hardware, save_hardware
 from ..roofline.known import KNOWN
 from ..roofline.operators import Case, Layout
 from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
-from ..roofline.step import StepTime, step_time
+from ..roofline.step import StepModel, StepTime, step_time
 from ..roofline.weights import WeightBytes, total_bytes
 
 
@@ -44,6 +44,12 @@ def roofline(
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
     measure: Annotated[
         bool, typer.Option("--calibrate", help="Measure this machine first and keep the result.")
+    ] = False,
+    measure_steps_: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Time real steps of the model here, fit, and show the errors."
+        ),
     ] = False,
     fit: Annotated[
         Path | None, typer.Option(help="Recorded steps (JSON lines) to fit efficiencies from.")
@@ -67,6 +73,8 @@ def roofline(
     case = make_case(model, device, format, dtype, kv_dtype, Layout(tp))
     if fit is not None:
         device = _fit(console, case, device, fit)
+    if measure_steps_:
+        device = _measure(console, case, device, model)
     steps: list[tuple[str, Composition]] = [
         (f"decode, batch {batch}, context {context}", decode_step(case.arch, batch, context)),
         (f"prefill of {prompt} tokens", prefill_step(case.arch, [prompt])),
@@ -114,6 +122,34 @@ def make_case(
         arch = known if known is not None else open_model(model).arch
         return Case(arch, WeightBytes(format or "bfloat16"), dtype, kv_dtype, layout)
     return case_of(open_model(model), dtype=dtype, kv_dtype=kv_dtype, layout=layout)
+
+
+def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hardware:
+    """Fit on measured steps, and say how far the fit is from shapes that it has not seen."""
+    fitted_on, held = measure_steps(model)
+    found = fit_efficiency(case, device, fitted_on)
+    device = device.fitted(found.efficiency)
+    save_hardware(device, calibration_path())
+    middle, worst = prediction_errors(case, device, held)
+    console.print(
+        f"fitted on {found.steps} steps: median error {found.median_error:.1%}, worst "
+        f"{found.worst_error:.1%}; on {len(held)} steps of other shapes: median {middle:.1%}, "
+        f"worst {worst:.1%}",
+        highlight=False,
+    )
+    model_ = StepModel(case, device)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="shapes kept out of the fit")
+    for column in ("entries", "tokens", "first start", "measured ms", "predicted ms", "ratio"):
+        table.add_column(column, justify="right")
+    for record in held:
+        predicted = model_.seconds(compose(case.arch, record.starts, record.counts, record.samples))
+        table.add_row(
+            str(len(record.starts)), str(sum(record.counts)), str(record.starts[0]),
+            f"{record.seconds * 1e3:.1f}", f"{predicted * 1e3:.1f}",
+            f"{predicted / record.seconds:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    return device
 
 
 def _fit(console: Console, case: Case, device: Hardware, records: Path) -> Hardware:

@@ -19,7 +19,7 @@ from .step import compute_seconds, memory_seconds
 
 FITTED = (
     "product_compute", "product_memory", "attention_compute", "attention_memory",
-    "vector_memory", "launch_seconds", "step_seconds",
+    "vector_memory", "overlap", "launch_seconds", "step_seconds",
 )  # fmt: skip
 PULL = 1e-3
 """Weight of a parameter's distance from its default: decides what the steps do not tell."""
@@ -72,9 +72,10 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
     table = _Table(case, hardware, records)
     start = np.array([getattr(hardware.efficiency, name) for name in FITTED])
     start[-2:] = np.maximum(start[-2:], 1e-7)
-    low = np.where(start < 1e-2, 1e-8, 1e-2)
-    high = np.where(start < 1e-2, 1.0, 1.5)
+    start[-3] = min(max(start[-3], 0.05), 0.95)
+    low, high = np.full(len(FITTED), 1e-2), np.full(len(FITTED), 1.5)
     low[-2:], high[-2:] = 1e-8, 1.0
+    high[-3] = 1.0
 
     def cost(values: Array) -> float:
         error = np.log(table.predict(values) / table.measured)
@@ -134,6 +135,7 @@ class _Table:
     def predict(self, values: Array) -> Array:
         compute = np.array([values[0], values[2], 1.0])[self.kind]
         memory = np.array([values[1], values[3], values[4]])[self.kind]
-        each = np.maximum(self.compute / compute, self.memory / memory) + values[5]
+        work, wait = self.compute / compute, self.memory / memory
+        each = np.maximum(work, wait) + (1 - values[5]) * np.minimum(work, wait) + values[6]
         total = np.bincount(self.step, each * self.calls, minlength=len(self.measured))
-        return np.asarray(total + values[6])
+        return np.asarray(total + values[7])

@@ -24,6 +24,9 @@ class Efficiency:
     attention_memory: float = 0.75
     vector_memory: float = 0.75
     network: float = 0.75
+    overlap: float = 1.0
+    """How much of the shorter of compute and memory time hides behind the longer: 1 is the classic
+    roofline, 0 does one after the other (unpacking that keeps the units busy while data waits)."""
     launch_seconds: float = 2.0e-6
     """Per operator call; a replayed graph leaves about this much between kernels."""
     step_seconds: float = 0.5e-3
@@ -31,7 +34,7 @@ class Efficiency:
     source: str = "assumed"
 
 
-PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
+PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
 
 
 @dataclass(frozen=True, slots=True)

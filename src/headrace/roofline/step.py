@@ -1,8 +1,9 @@
 """Step time: what each operator takes, what binds it, and how far the ceiling is.
 
 An operator takes the longer of its compute and its memory time, each at the share of the ceiling
-that `Efficiency` says, plus a launch. A step is the sum of its operators plus a fixed part.
-With efficiencies of one and no launches the same sum is the limit that the hardware sets.
+that `Efficiency` says, plus what of the shorter one is not hidden, plus a launch. A step is the
+sum of its operators plus a fixed part. With efficiencies of one and no launches the same sum is
+the limit that the hardware sets.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def call_seconds(
         memory /= efficiency.attention_memory
     else:
         memory /= efficiency.vector_memory
-    work = max(compute, memory)
+    work = max(compute, memory) + (1 - efficiency.overlap) * min(compute, memory)
     if efficiency.launch_seconds > work:
         return work + efficiency.launch_seconds, "launch"
     return work + efficiency.launch_seconds, "compute" if compute > memory else "memory"

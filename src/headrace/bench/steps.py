@@ -1,0 +1,112 @@
+"""Times steps of every kind on a real worker: `python -m headrace.bench.steps MODEL [KERNELS]`.
+
+Prints one step record per line (`roofline.fit.StepRecord`), with "held_out" for the shapes that a
+fit must not see. The KV holds nothing sensible; a step's time does not depend on what is in it.
+Rounds go through all shapes in turn, so that a slow minute of a shared machine hits them alike;
+the median of the rounds is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from statistics import median
+
+from ..base.hardware import cpu
+from ..base.sampling import SamplingParams
+from ..base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from ..loader import open_model
+from ..worker import Worker, WorkerOptions
+
+ROUNDS = 3
+CONTEXT = 2560
+ROWS = 32
+STEP_TOKENS = 512
+BLOCK = 16
+
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def decode(batch: int, context: int) -> Shape:
+    return (context,) * batch, (1,) * batch
+
+
+def shapes() -> list[tuple[Shape, bool]]:
+    """(starts and counts, held out?)"""
+    fit: list[Shape] = [
+        decode(batch, context) for batch in (1, 2, 4, 8, 16, 32) for context in (64, 600, 2000)
+    ]
+    fit += [((start,), (count,)) for count in (8, 32, 128, 512) for start in (0, 1024)]
+    fit += [((0,) * 4, (64,) * 4), ((0,) * 8, (16,) * 8)]
+    fit += [
+        ((context,) * batch + (0,), (1,) * batch + (count,))
+        for batch, context, count in ((4, 300, 64), (16, 900, 256), (8, 100, 480))
+    ]
+    held: list[Shape] = [
+        decode(3, 300), decode(6, 1200), decode(12, 150), decode(24, 900), decode(1, 1400),
+        ((0,), (48,)), ((0,), (200,)), ((512,), (384,)), ((0,) * 3, (100,) * 3),
+        ((500,) * 6 + (0,), (1,) * 6 + (160,)), ((1500,) * 12 + (256,), (1,) * 12 + (320,)),
+        ((40, 700, 1900, 250), (1, 1, 1, 1)),
+    ]  # fmt: skip
+    return [(shape, False) for shape in fit] + [(shape, True) for shape in held]
+
+
+def measure(model: str, kernels: str) -> None:
+    files = open_model(model)
+    arch = files.arch
+    context = min(CONTEXT, arch.max_context)
+    worker = Worker(
+        files,
+        WorkerOptions(
+            kernels=kernels, threads=cpu().cores, rows=ROWS, step_tokens=STEP_TOKENS,
+            max_context=context,
+        ),
+    )  # fmt: skip
+    windows = dict.fromkeys(arch.window(layer) for layer in range(arch.layers))
+    per_row = -(-context // BLOCK)
+    pool = PoolShape(
+        BLOCK,
+        tuple(
+            GroupShape(
+                str(window), tuple(i for i in range(arch.layers) if arch.window(i) == window),
+                window, 1 + ROWS * per_row,
+            )
+            for window in windows
+        ),
+    )  # fmt: skip
+    worker.allocate(pool)
+    worker.warm_up()
+    sampling = SamplingParams(temperature=0.0, max_tokens=None)
+    plan = StepPlan(
+        0, list(range(ROWS)), [0] * ROWS, [1] * ROWS, [False] * ROWS,
+        admitted=[Admission(row, row, [5] * 16, 16, sampling) for row in range(ROWS)],
+        blocks=[
+            BlockWrite(row, group, 0, list(range(1 + row * per_row, 1 + (row + 1) * per_row)))
+            for row in range(ROWS)
+            for group in range(len(pool.groups))
+        ],
+    )  # fmt: skip
+    assert worker.execute(plan).error is None
+    all_shapes = shapes()
+    times: list[list[float]] = [[] for _ in all_shapes]
+    number = 1
+    for _ in range(ROUNDS):
+        for index, ((starts, counts), _) in enumerate(all_shapes):
+            plan = StepPlan(
+                number, list(range(len(starts))), list(starts), list(counts), [True] * len(starts)
+            )
+            number += 1
+            result = worker.execute(plan)
+            if result.error is not None:
+                raise SystemExit(f"a step failed: {result.error}")
+            times[index].append(result.seconds)
+    for ((starts, counts), held), found in zip(all_shapes, times, strict=True):
+        record = {
+            "starts": list(starts), "counts": list(counts), "samples": len(starts),
+            "seconds": median(found), "held_out": held,
+        }  # fmt: skip
+        print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    measure(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "auto")
