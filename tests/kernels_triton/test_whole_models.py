@@ -9,20 +9,37 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from headrace.base.sampling import SamplingParams
+from headrace.kernels.backend import Question
+from headrace.kernels.select import choose
 from headrace.kernels.triton.backend import TritonBackend
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from oracle import tiny
 from oracle.driving import Driver
 
-FAMILIES = ["qwen2", "gemma3-capped", "qwen3_moe"]
+SLOW = pytest.mark.slow
+SHALLOW = {
+    "qwen2": {"num_hidden_layers": 1},
+    "gemma3-capped": {
+        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]
+    },
+    "qwen3_moe": {"num_hidden_layers": 1},
+}  # fmt: skip
+"""Every program of every kernel costs a millisecond in the interpreter: one layer of each kind."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=["qwen2", "gemma3-capped", pytest.param("qwen3_moe", marks=SLOW)]
+)
 def workers(request, tmp_path_factory):
-    files = open_model(str(tiny.make(request.param, tmp_path_factory.mktemp("models"))))
+    stem, values = tiny.MODELS[request.param]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny.MODELS, request.param, (stem, {**values, **SHALLOW[request.param]}))
+        folder = tiny.make(request.param, tmp_path_factory.mktemp("models"))
+    files = open_model(str(folder))
 
     def worker(kernels: str) -> Worker:
         options = WorkerOptions(
@@ -39,16 +56,16 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def answers(worker: Worker, blocks: int) -> dict[tuple[str, int], list[int]]:
-    driver = Driver(worker, blocks=blocks, step_tokens=48, rows=4)
-    shared = prompt(40, 1)
-    tokens = SamplingParams(temperature=0, max_tokens=5)
+    driver = Driver(worker, blocks=blocks, step_tokens=24, rows=4)
+    shared = prompt(33, 1)
+    tokens = SamplingParams(temperature=0, max_tokens=3)
     driver.add("first", shared + prompt(3, 2), tokens)
     driver.add("single", prompt(1, 3), tokens)
     driver.step()
     driver.add("hit", shared + prompt(7, 4), tokens)
     driver.run()
     assert driver.answers["hit", 0].cached >= 32
-    driver.add("seeded", prompt(9, 5), SamplingParams(seed=4, temperature=0.8, max_tokens=4))
+    driver.add("seeded", prompt(3, 5), SamplingParams(seed=4, temperature=0.8, max_tokens=2))
     driver.run()
     return {name: answer.tokens for name, answer in driver.answers.items()}
 
@@ -60,6 +77,7 @@ def test_greedy_equals_the_reference_path(workers) -> None:
     assert answers(triton, blocks=40) == answers(reference, blocks=40)
 
 
+@SLOW
 def test_preempted_sequences_come_back_the_same(workers) -> None:
     triton, _ = workers
     tokens = SamplingParams(temperature=0, max_tokens=20)
@@ -80,11 +98,15 @@ def test_preempted_sequences_come_back_the_same(workers) -> None:
 
 
 def test_backend_refuses_where_it_cannot_serve() -> None:
-    import torch
-
-    from headrace.kernels.backend import Question
-
-    question = Question("cpu", torch.float64, "float32", 64, frozenset({"float32"}))
+    question = Question("cpu", torch.float64, "float32", 64, frozenset({"float32"}), asked=True)
     assert "float64" in (TritonBackend().supports("linear", question) or "")
-    wide = Question("cpu", torch.bfloat16, "bfloat16", 512, frozenset({"bfloat16"}))
+    wide = Question("cpu", torch.bfloat16, "bfloat16", 512, frozenset({"bfloat16"}), asked=True)
     assert "512" in (TritonBackend().supports("attention", wide) or "")
+
+
+def test_on_a_cpu_only_who_asks_gets_the_interpreter() -> None:
+    question = Question("cpu", torch.float32, "float32", 64, frozenset({"float32"}))
+    _, decisions = choose(question)
+    assert "triton" not in {decision.value for decision in decisions}
+    _, decisions = choose(question, "triton")
+    assert {decision.value for decision in decisions} == {"triton"}

@@ -44,6 +44,11 @@ class EngineOptions:
         "Which kernels serve; auto picks per operator.",
         choices=("auto", "ref", "cpu", "triton", "flashinfer"),
     )
+    deterministic: bool = option(
+        False,
+        "Same bits for a request whatever else is in the batch, also on a GPU, where it costs "
+        "speed; on the CPU it is always so.",
+    )
     max_context: int | None = option(
         None, "Longest prompt plus output, in tokens; none: the model's, as memory allows.", low=8
     )

@@ -25,6 +25,10 @@ class Question:
     """Kinds among the model's matrices: a ggml type name, the dtype of a dense one ("float32",
     "bfloat16", "float16"), or "packed4" and the like for a `PackedWeight` of so many bits."""
     threads: int = 1
+    deterministic: bool = False
+    """Rows must be invariant, also where that costs time."""
+    asked: bool = False
+    """The backend was named by the user: it may serve where it would not offer itself."""
 
 
 class Backend(Protocol):

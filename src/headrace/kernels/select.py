@@ -8,6 +8,7 @@ from the first backend that says yes, in the order of the list it is given, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 from ..base.config import Decision
@@ -74,6 +75,7 @@ def choose(
                 param="kernels",
             )
         candidates = [*wished, *(b for b in candidates if b.name == "ref" and b not in wished)]
+        question = replace(question, asked=True)
     built: dict[str, Operators] = {}
     providers: dict[str, Operators] = {}
     decisions = []
@@ -103,5 +105,5 @@ def known_backends() -> list[Backend]:
     return [factory() for factory in _FACTORIES]
 
 
-_FACTORIES: list[Callable[[], Backend]] = [TritonBackend, ReferenceBackend]
+_FACTORIES: list[Callable[[], Backend]] = [CpuBackend, TritonBackend, ReferenceBackend]
 """A new backend is a line here, before the reference."""

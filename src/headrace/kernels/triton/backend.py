@@ -16,23 +16,21 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class TritonBackend:
     """Serves every operator on an NVIDIA GPU of compute capability 8.0 or later.
 
-    Under Triton's interpreter (`TRITON_INTERPRET=1`) it serves on the CPU too, slowly: that is
-    how the whole path is proven where no GPU is.
+    Under Triton's interpreter (`TRITON_INTERPRET=1`) it serves on the CPU too, but only who asks
+    for it by name: that is how the whole path is proven where no GPU is.
     """
 
     name = "triton"
 
-    def __init__(self, *, deterministic: bool = False) -> None:
-        self._deterministic = deterministic
-
     def supports(self, operator: str, question: Question) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed"
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            if question.device != "cuda":
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        if question.device != "cuda":
+            if not (interpreted and question.asked):
                 return "needs an NVIDIA GPU"
-            if torch.cuda.get_device_capability() < (8, 0):
-                return "needs compute capability 8.0 or later"
+        elif torch.cuda.get_device_capability() < (8, 0):
+            return "needs compute capability 8.0 or later"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
         if operator in ("attention", "rope_and_cache") and question.head_dim > 256:
@@ -43,4 +41,4 @@ class TritonBackend:
         # Deferred: importing triton is for those who use it.
         from .operators import TritonOperators
 
-        return TritonOperators(question.dtype, deterministic=self._deterministic)
+        return TritonOperators(question.dtype, deterministic=question.deterministic)

@@ -42,8 +42,12 @@ class TritonOperators:
 
     name = "triton"
 
-    def __init__(self, dtype: torch.dtype, *, deterministic: bool = False) -> None:
+    def __init__(
+        self, dtype: torch.dtype, *, deterministic: bool = False, architecture: str | None = None
+    ) -> None:
+        """`architecture`: a row of the table, where it is not to be that of the device."""
         self.dtype = dtype
+        self._architecture = architecture
         self.deterministic = deterministic
         self._tables: dict[torch.device, Table] = {}
         self._addresses: dict[int, torch.Tensor] = {}
@@ -187,7 +191,7 @@ class TritonOperators:
 
     def _table(self, device: torch.device) -> Table:
         if device not in self._tables:
-            self._tables[device] = Table(architecture(device))
+            self._tables[device] = Table(self._architecture or architecture(device))
         return self._tables[device]
 
     def _address_table(self, experts: list[Weight]) -> torch.Tensor:

@@ -39,88 +39,88 @@ class ProductConfig:
 
 
 @triton.jit
-def _half_values(
-    base, out_mask, second: tl.constexpr, BITS: tl.constexpr
-):  # fmt: skip
-    """Codes of one half of a chunk as int32 [OUTS, 64]; `base` points to each row's chunk."""
-    place = tl.arange(0, 64)
-    if BITS == 8:
-        at = base[:, None] + (place[None, :] + second * 64)
-        return tl.load(at, mask=out_mask[:, None], other=0).to(tl.int32)
-    at = base[:, None] + place[None, :]
-    byte = tl.load(at, mask=out_mask[:, None], other=0).to(tl.int32)
-    code = (byte >> (4 * second)) & 15
-    if BITS == 5:
-        value = place + second * 64
-        plane = tl.load(
-            base[:, None] + (64 + value % 16)[None, :], mask=out_mask[:, None], other=0
-        ).to(tl.int32)
-        code |= ((plane >> (value // 16)[None, :]) & 1) << 4
-    if BITS == 6:
-        value = place + second * 64
-        plane = tl.load(
-            base[:, None] + (64 + value % 32)[None, :], mask=out_mask[:, None], other=0
-        ).to(tl.int32)
-        code |= ((plane >> (2 * (value // 32))[None, :]) & 3) << 4
-    return code
-
-
-@triton.jit
 def _product_kernel(
     x, codes, scales, offsets, bias, y, rows, width, outs, chunks, chunks_per_split, x_stride,
+    y_stride,
     BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, SPLIT: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
+    SPLIT: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    """A chunk is taken in steps of STEP values that share scale, byte columns and bit places."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
-    row_mask = row < rows
+    row_mask = (row < rows)[:, None]
     out_mask = out < outs
+    wide_mask = out_mask[:, None]
     first = split * chunks_per_split
     last = tl.minimum(first + chunks_per_split, chunks)
     total = tl.zeros([ROWS, OUTS], tl.float32)
-    place = tl.arange(0, 64)
-    base = codes + first.to(tl.int64) * outs * BYTES + out * BYTES
+    place = tl.arange(0, STEP)
+    base = codes + first.to(tl.int64) * outs * BYTES + out[:, None] * BYTES + place[None, :]
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + place[None, :]
     for chunk in range(first, last):
-        for half in tl.static_range(2):
-            code = _half_values(base, out_mask, half, BITS)
-            inner = chunk * 128 + half * 64 + place
-            group = inner // GROUP
-            at = group[None, :] * outs + out[:, None]
-            value = code.to(tl.float32)
-            value *= tl.load(scales + at, mask=out_mask[:, None], other=0.0).to(tl.float32)
-            if OFFSETS:
-                value += tl.load(offsets + at, mask=out_mask[:, None], other=0.0).to(tl.float32)
-            inputs = tl.load(
-                x + row[:, None].to(tl.int64) * x_stride + inner[None, :],
-                mask=row_mask[:, None] & (inner < width)[None, :], other=0.0,
-            )  # fmt: skip
-            total = matrix_product(inputs, tl.trans(value.to(x.dtype.element_ty)), total, INTERPRET)
+        if BITS == 5:
+            plane = tl.load(base + 64, mask=wide_mask, other=0).to(tl.int32)
+        for sub in tl.static_range(64 // STEP):
+            if BITS == 6:
+                plane = tl.load(base + (64 + sub * STEP % 32), mask=wide_mask, other=0)
+                plane = plane.to(tl.int32)
+            if BITS < 8:
+                byte = tl.load(base + sub * STEP, mask=wide_mask, other=0).to(tl.int32)
+            for half in tl.static_range(2):
+                if BITS == 8:
+                    code = tl.load(base + (half * 64 + sub * STEP), mask=wide_mask, other=0).to(
+                        tl.int32
+                    )
+                else:
+                    code = (byte >> (4 * half)) & 15
+                if BITS == 5:
+                    code |= ((plane >> ((half * 64 + sub * STEP) // 16)) & 1) << 4
+                if BITS == 6:
+                    code |= ((plane >> (2 * ((half * 64 + sub * STEP) // 32))) & 3) << 4
+                inner = chunk * 128 + (half * 64 + sub * STEP)
+                # One scale for a whole row of the step: a vector, not a matrix of equal numbers.
+                at = (inner // GROUP) * outs + out
+                scale = tl.load(scales + at, mask=out_mask, other=0.0).to(tl.float32)
+                value = code.to(tl.float32) * scale[:, None]
+                if OFFSETS:
+                    offset = tl.load(offsets + at, mask=out_mask, other=0.0).to(tl.float32)
+                    value += offset[:, None]
+                there = row_mask & (place < width - inner)[None, :]
+                inputs = tl.load(x_at + inner, mask=there, other=0.0)
+                total = matrix_product(
+                    inputs, tl.trans(value.to(x.dtype.element_ty)), total, INTERPRET
+                )
         base += outs * BYTES
-    at = row[:, None].to(tl.int64) * outs + out[None, :]
-    mask = row_mask[:, None] & out_mask[None, :]
+    mask = row_mask & out_mask[None, :]
     if SPLIT:
-        tl.store(y + split.to(tl.int64) * rows * outs + at, total, mask=mask)
+        at = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
+        tl.store(y + at, total, mask=mask)
     else:
         if BIAS:
             total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
+        at = row[:, None].to(tl.int64) * y_stride + out[None, :]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _sum_kernel(
-    partial, bias, y, elements, outs, SPLITS: tl.constexpr, BIAS: tl.constexpr, TILE: tl.constexpr
+    partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Partial sums [SPLITS, elements], added in order."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     mask = at < elements
     total = tl.zeros([TILE], tl.float32)
     for split in range(SPLITS):
-        total += tl.load(partial + split * elements + at, mask=mask, other=0.0)
+        here = tl.cast(split, tl.int64) * elements
+        total += tl.load(partial + here + at, mask=mask, other=0.0)
+    row = at // outs
+    out = at - row * outs
     if BIAS:
-        total += tl.load(bias + at % outs, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
+        total += tl.load(bias + out, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + row.to(tl.int64) * y_stride + out, total.to(y.dtype.element_ty), mask=mask)
 
 
 def product_packed(
@@ -129,13 +129,16 @@ def product_packed(
     bias: torch.Tensor | None,
     config: ProductConfig,
     dtype: torch.dtype | None = None,
+    y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given)."""
+    """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
     rows, width = x.shape
     outs = weight.shape[0]
     assert width == weight.shape[1]
     assert x.stride(1) == 1
-    y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    if y is None:
+        y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    assert y.stride(1) == 1
     chunks = weight.codes.shape[0]
     splits = min(config.splits, chunks)
     per_split = -(-chunks // splits)
@@ -147,18 +150,23 @@ def product_packed(
     _product_kernel[grid](
         x, weight.codes, weight.scales, x if weight.offsets is None else weight.offsets,
         x if bias is None else bias, target, rows, width, outs, chunks, per_split, x.stride(0),
-        BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
+        y.stride(0), BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
         OFFSETS=weight.offsets is not None, BIAS=bias is not None, ROWS=config.rows,
-        OUTS=config.outs, SPLIT=splits > 1, INTERPRET=INTERPRETED,
+        OUTS=config.outs, STEP=_step(weight), SPLIT=splits > 1, INTERPRET=INTERPRETED,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if splits > 1:
         elements = rows * outs
         _sum_kernel[(triton.cdiv(elements, 1024),)](
-            target, x if bias is None else bias, y, elements, outs, SPLITS=splits,
-            BIAS=bias is not None, TILE=1024, num_warps=4,
+            target, x if bias is None else bias, y, elements, outs, y.stride(0),
+            SPLITS=splits, BIAS=bias is not None, TILE=1024, num_warps=4,
         )  # fmt: skip
     return y
+
+
+def _step(weight: TiledWeight) -> int:
+    """Values that share a scale; with high bits in planes, also one bit place: 16."""
+    return 16 if weight.bits in (5, 6) else min(weight.group, 64)
 
 
 assert CHUNK == 128, "the kernel's index arithmetic is written for chunks of two 64s"

@@ -1,0 +1,164 @@
+"""Real configurations with weights of random numbers, or without any memory ("meta"), for GPU work.
+
+`build` gives a model bound to the Triton operators; `StepMaker` gives steps of any composition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from headrace.base.arch import ModelArch, Rope
+from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
+from headrace.kernels.weights import PackedWeight
+from headrace.layers.build import Builder
+from headrace.layers.source import Named, WeightSource
+from headrace.loader.names import expected
+from headrace.models.registry import Model, build_model
+from headrace.roofline.known import KNOWN
+
+BLOCK = 16
+GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128}
+BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8}
+ROOFLINE = {
+    "bfloat16": "bfloat16", "fp8": "fp8", "int4": "int4", "q4_k": "Q4_K", "q5_0": "Q5_0",
+    "q6_k": "Q6_K", "int8": "int8",
+}  # fmt: skip
+"""Weight format → its name in `roofline.formats`."""
+
+GEMMA_3_1B = ModelArch(
+    family="gemma3", vocab_size=262_144, hidden=1152, layers=26, heads=4, kv_heads=1, head_dim=256,
+    intermediate=6912, max_context=32_768, norm_eps=1e-6, activation="gelu_tanh",
+    rope=Rope(theta=1e6), local_rope=Rope(theta=1e4),
+    windows=tuple(None if layer % 6 == 5 else 512 for layer in range(26)), qk_norm=True,
+    tied_embedding=True, embedding_scale=1152**0.5, norm_offset=1.0, post_norms=True,
+)  # fmt: skip
+"""From the config.json of google/gemma-3-1b."""
+
+ARCHS = {
+    "qwen2.5-0.5b": KNOWN["qwen2.5-coder-0.5b"],
+    "llama-3.1-8b": KNOWN["llama-3.1-8b"],
+    "qwen3-30b-a3b": KNOWN["qwen3-30b-a3b"],
+    "gemma-3-1b": GEMMA_3_1B,
+}
+
+
+def thin(arch: ModelArch) -> ModelArch:
+    """One layer of each kind: every kernel of the model, compiled once."""
+    if not arch.windows:
+        return replace(arch, layers=1)
+    kinds = sorted(set(arch.windows), key=lambda window: (window is None, window or 0))
+    return replace(arch, layers=len(kinds), windows=tuple(kinds))
+
+
+def build(
+    arch: ModelArch,
+    operators: Operators,
+    *,
+    device: str,
+    weights: str = "bfloat16",
+    max_context: int = 16_384,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Model:
+    """A model whose matrices are of the format `weights`; the embedding and the head stay dense."""
+    generator = None if device == "meta" else torch.Generator(device).manual_seed(1)
+
+    def dense(shape: tuple[int, ...]) -> torch.Tensor:
+        made = torch.empty(shape, dtype=dtype, device=device)
+        if device == "meta":
+            return made
+        if len(shape) == 1:
+            return made.fill_(1.0)
+        return made.normal_(0, 0.02, generator=generator)
+
+    def named(name: str, shape: tuple[int, ...]) -> Named:
+        whole = len(shape) == 1 or "embed_tokens" in name or "lm_head" in name
+        if whole or weights not in BITS or "mlp.gate.weight" in name:
+            return dense(shape)
+        out, width = shape
+        bits, group = BITS[weights], GROUP[weights]
+        codes = torch.empty(out, width, dtype=torch.uint8, device=device)
+        scales = torch.full((out, -(-width // group)), 0.01, device=device)
+        if device != "meta":
+            codes.random_(0, 2**bits, generator=generator)
+        return PackedWeight(codes, scales, scales * -(2.0 ** (bits - 1)), bits, group, (out, width))
+
+    source = WeightSource((name, named(name, shape)) for name, shape in expected(arch).items())
+    with torch.inference_mode():
+        return build_model(
+            Builder(
+                arch, source, operators, device=torch.device(device), dtype=dtype,
+                max_context=max_context,
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """(start, count) of every entry."""
+
+    name: str
+    entries: tuple[tuple[int, int], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(count for _, count in self.entries)
+
+    @property
+    def longest(self) -> int:
+        return max(start + count for start, count in self.entries)
+
+
+def decode(batch: int, context: int) -> Step:
+    return Step(f"decode {batch} x {context}", ((context, 1),) * batch)
+
+
+def prefill(count: int, start: int = 0) -> Step:
+    return Step(f"prefill {count}" + (f" after {start}" if start else ""), ((start, count),))
+
+
+def make_batch(step: Step, windows: list[int | None], device: str) -> StepBatch:
+    """Tensors of a step; tables hand out blocks 1, 2, 3 … in order."""
+    used = -(-step.longest // BLOCK)
+    tables = 1 + torch.arange(len(step.entries) * used, dtype=torch.int32).view(-1, used)
+    counts = torch.tensor([count for _, count in step.entries])
+    starts = torch.tensor([start for start, _ in step.entries])
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    positions = torch.arange(step.tokens) - bounds[owner] + starts[owner]
+    slots = tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK
+    return StepBatch(
+        tokens=(positions % 1000).to(device),
+        positions=positions.to(device),
+        query_starts=bounds.to(torch.int32).to(device),
+        lengths=(starts + counts).to(torch.int32).to(device),
+        groups=[GroupBatch(tables.to(device), slots.to(device), window) for window in windows],
+        sample_rows=(bounds[1:] - 1).to(device),
+        max_count=int(counts.max()),
+        max_length=step.longest,
+    )
+
+
+def windows_of(arch: ModelArch) -> list[int | None]:
+    """The windows of the layer groups, in the order of the groups."""
+    found: list[int | None] = []
+    for layer in range(arch.layers):
+        if arch.window(layer) not in found:
+            found.append(arch.window(layer))
+    return found
+
+
+def make_cache(
+    arch: ModelArch, blocks: int, device: str, dtype: torch.dtype = torch.bfloat16
+) -> KvCache:
+    """KV of all layers [blocks, G, S, E]; with scales for 8-bit types."""
+    windows = windows_of(arch)
+    shape = (blocks, arch.kv_heads, BLOCK, arch.head_dim)
+    layers = []
+    for _ in range(arch.layers):
+        k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        coded = dtype.itemsize == 1
+        scales = [torch.ones(shape[:3], device=device) if coded else None for _ in range(2)]
+        layers.append(KvLayer(k, v, *scales))
+    return KvCache(layers, [windows.index(arch.window(layer)) for layer in range(arch.layers)])

@@ -1,0 +1,104 @@
+"""Compiling ahead of time: the launchers run as they would on a GPU, but nothing is launched.
+
+Inside `compiling(architecture)` every kernel launch compiles its kernel for that architecture and
+notes it. The launchers themselves are called, with tensors on torch's "meta" device (a shape, a
+dtype, no memory), so what is compiled is exactly what serving would compile for these shapes:
+same configuration, same constants, same specialisation. A whole forward pass of a model can be
+run in it. Not under the interpreter, and in a process without a GPU only: Triton's driver is
+replaced while the context is open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from .sass import Code, read_code, resident_blocks
+from .support import INTERPRETED
+
+
+@dataclass(slots=True)
+class Compiled:
+    """One kernel as one configuration and one set of shapes gave it."""
+
+    kernel: str
+    """Module and function below `kernels.triton`."""
+    architecture: str
+    warps: int
+    stages: int
+    constants: dict[str, Any]
+    shared: int
+    """Bytes per block."""
+    code: Code
+    seconds: float
+    """To compile it, or to find it in Triton's cache."""
+    grids: list[tuple[int, ...]] = field(default_factory=list)
+    """One a launch."""
+
+    @property
+    def resident(self) -> int:
+        """Blocks per multiprocessor."""
+        return resident_blocks(self.architecture, self.code.registers, self.warps, self.shared)
+
+
+class _AbsentDevice:
+    """What a launch asks Triton's driver, answered for a GPU that is not there."""
+
+    def __init__(self, architecture: str) -> None:
+        self._number = int(architecture.removeprefix("sm_"))
+
+    def get_current_device(self) -> int:
+        # Kernels are cached by device: one number for each architecture.
+        return self._number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._number, 32)
+
+
+@contextmanager
+def compiling(architecture: str) -> Iterator[list[Compiled]]:
+    """Inside, launches compile for `architecture` (sm_80 …) and are noted in the list given."""
+    assert not INTERPRETED, "the interpreter compiles nothing: start without TRITON_INTERPRET"
+    found: dict[int, Compiled] = {}
+    listed: list[Compiled] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        begin = time.perf_counter()
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        if hasattr(kernel, "result"):
+            kernel = kernel.result()
+        if id(kernel) not in found:
+            metadata = kernel.metadata
+            constants = {name: value for name, value in options.items() if name.isupper()}
+            found[id(kernel)] = Compiled(
+                f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}", architecture,
+                metadata.num_warps, metadata.num_stages, constants, metadata.shared,
+                read_code(kernel.asm["cubin"]), time.perf_counter() - begin,
+            )  # fmt: skip
+            listed.append(found[id(kernel)])
+        found[id(kernel)].grids.append(tuple(grid))
+        return kernel
+
+    driver.set_active(_AbsentDevice(architecture))
+    try:
+        with patch.object(JITFunction, "run", compile_only):
+            yield listed
+    finally:
+        driver._active = None
+
+
+def triton_version() -> str:
+    return str(triton.__version__)

@@ -1,0 +1,105 @@
+"""What a compiled kernel is made of: registers, spills, shared memory, the instructions that count.
+
+Read from the machine code with the tools that the triton package brings (`cuobjdump`,
+`nvdisasm`), so it says what the hardware will run, not what was meant.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+"""Bytes of shared memory that one block may have (CUDA programming guide, compute capabilities)."""
+REGISTERS = 65_536
+"""Of one multiprocessor; 255 at most for a thread."""
+WARPS = 64
+"""Resident on one multiprocessor."""
+
+KINDS = {
+    "HMMA": ("HMMA", "IMMA", "QMMA"),
+    "warpgroup": ("HGMMA", "QGMMA", "IGMMA"),
+    "tensor memory": ("UTCHMMA", "UTCQMMA", "UTCIMMA"),
+    "asynchronous copy": ("LDGSTS", "UTMALDG", "UBLKCP"),
+    "global load": ("LDG",),
+    "shared load": ("LDS", "LDSM"),
+    "shared store": ("STS", "STSM"),
+    "spill": ("STL", "LDL"),
+}
+"""Instructions by what they say of a kernel."""
+
+_OPCODE = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
+_USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)\s+LOCAL:(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The figures of one kernel's machine code."""
+
+    registers: int
+    """Per thread."""
+    stack: int
+    """Bytes per thread in local memory: what does not fit into registers, and arrays."""
+    instructions: dict[str, int]
+    """Count in the code (not in a run) by `KINDS`; "all" is their total."""
+
+    @property
+    def spills(self) -> int:
+        """Instructions that move a register to local memory or back."""
+        return self.instructions["spill"]
+
+    @property
+    def tensor_core(self) -> str:
+        """The widest kind of matrix instruction present, or "none"."""
+        for kind in ("tensor memory", "warpgroup", "HMMA"):
+            if self.instructions[kind]:
+                return kind
+        return "none"
+
+
+def read_code(cubin: bytes) -> Code:
+    """The figures of a cubin that holds one kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        listing = _run("nvdisasm", "-c", file.name)
+    found = _USAGE.search(usage)
+    assert found, f"cuobjdump said: {usage[:200]}"
+    return Code(int(found[1]), int(found[2]), count_instructions(listing))
+
+
+def count_instructions(listing: str) -> dict[str, int]:
+    """nvdisasm's listing → instructions by `KINDS`, and "all"."""
+    opcodes: Counter[str] = Counter()
+    for line in listing.splitlines():
+        match = _OPCODE.match(line)
+        if match:
+            opcodes[match[1]] += 1
+    counts = {kind: sum(opcodes[name] for name in names) for kind, names in KINDS.items()}
+    return {**counts, "all": sum(opcodes.values())}
+
+
+def resident_blocks(architecture: str, registers: int, warps: int, shared: int) -> int:
+    """Blocks that one multiprocessor holds at a time, by registers, warps and shared memory."""
+    # Registers are given out per warp in units of 256.
+    per_warp = -(-registers * 32 // 256) * 256
+    by_registers = REGISTERS // (per_warp * warps)
+    # Every block pays 1 KiB to the system; the whole has as much more than one block may take.
+    by_shared = (SHARED_LIMIT[architecture] + 1024) // (shared + 1024)
+    return min(by_registers, WARPS // warps, by_shared, 32)
+
+
+def _run(tool: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [str(TOOLS / tool), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout
