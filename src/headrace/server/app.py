@@ -22,6 +22,7 @@ from .routes.completions.route import router as completions
 from .routes.health.route import router as health
 from .routes.invocations.route import router as invocations
 from .routes.kserve.route import router as kserve
+from .routes.messages.route import router as messages
 from .routes.metrics.route import router as metrics
 from .routes.models.route import router as models
 from .routes.nim.route import router as nim
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
 ROUTERS = (
-    chat, completions, models, tokenize, health, metrics, version, nim, kserve, invocations,
+    chat, completions, messages, models, tokenize,
+    health, metrics, version, nim, kserve, invocations,
 )  # fmt: skip
 
 
@@ -72,8 +74,10 @@ def create_app(
 
 
 async def _typed(request: Request, error: Exception) -> Response:
+    """In the shape of the route's interface, where that has one of its own."""
     assert isinstance(error, HeadraceError)
-    return error_response(error)
+    reply: Response = request.scope.get("headrace.error_reply", error_response)(error)
+    return reply
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -125,6 +125,7 @@ class SamplingFields(Body):
     store: Any = unsupported(False)
     service_tier: Any = unsupported("auto", "default")
     prompt_cache_key: Any = inert("equal prefixes are always shared")
+    prompt_cache_options: Any = inert("the prefix cache has one policy")
     prompt_cache_retention: Any = inert("the prefix cache has one policy")
     use_beam_search: Any = unsupported(False)
     length_penalty: Any = unsupported(1.0, 1)

@@ -1,0 +1,1 @@
+"""Anthropic's `/v1/messages`, with streaming, and `count_tokens`."""

@@ -1,0 +1,136 @@
+"""Anthropic's messages as OpenAI's: one way through templates, tools and sampling for both."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ....base.errors import InvalidRequest
+from ...errors import coded
+from ..chat.schema import ChatBody
+from .schema import Block, CountBody, MessagesBody, Turn
+
+
+def to_chat(body: CountBody) -> ChatBody:
+    """The same conversation as a chat body. Raises `InvalidRequest` naming the block."""
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        text = body.system if isinstance(body.system, str) else _texts(body.system, "system")
+        messages.append({"role": "system", "content": text})
+    for place, turn in enumerate(body.messages):
+        messages += _turn(turn, f"messages.{place}")
+    chat: dict[str, Any] = {"messages": messages, "model": body.model}
+    if body.tools:
+        chat["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                    "strict": tool.strict,
+                },
+            }
+            for tool in body.tools
+        ]
+    chat |= _choice(body)
+    if body.thinking is not None:
+        wanted = body.thinking.type != "disabled"
+        chat["chat_template_kwargs"] = {"enable_thinking": wanted}
+        chat["include_reasoning"] = wanted and body.thinking.display != "omitted"
+    if isinstance(body, MessagesBody):
+        chat |= {
+            "max_tokens": body.max_tokens, "temperature": body.temperature, "top_p": body.top_p,
+            "top_k": body.top_k, "stop": body.stop_sequences, "stream": body.stream,
+        }  # fmt: skip
+    return ChatBody.model_validate(chat)
+
+
+def _choice(body: CountBody) -> dict[str, Any]:
+    choice = body.tool_choice
+    if choice is None:
+        return {}
+    if choice.type == "tool" and not choice.name:
+        raise InvalidRequest("tool_choice of type tool needs a name", param="tool_choice.name")
+    named = {"type": "function", "function": {"name": choice.name}}
+    chosen: Any = {"auto": "auto", "any": "required", "none": "none", "tool": named}[choice.type]
+    return {"tool_choice": chosen, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+
+
+def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    if turn.role != "assistant":
+        return _user(turn, where)
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(turn.content):
+        here = f"{where}.content.{place}"
+        match block.type:
+            case "text":
+                texts.append(_need(block.text, f"{here}.text"))
+            case "thinking":
+                thoughts.append(_need(block.thinking, f"{here}.thinking"))
+            case "redacted_thinking":
+                continue  # made by another service, and readable only there
+            case "tool_use":
+                arguments = json.dumps(block.input or {}, ensure_ascii=False)
+                function = {"name": _need(block.name, f"{here}.name"), "arguments": arguments}
+                call_id = _need(block.id, f"{here}.id")
+                calls.append({"id": call_id, "type": "function", "function": function})
+            case _:
+                raise _refused(block, here)
+    if texts:
+        message["content"] = "".join(texts)
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return [message]
+
+
+def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
+    """Results of tools become messages of their own, in their place among the texts."""
+    messages: list[dict[str, Any]] = []
+    assert isinstance(turn.content, list)
+    for place, block in enumerate(turn.content):
+        here = f"{where}.content.{place}"
+        if block.type == "tool_result":
+            content = block.content or ""
+            text = content if isinstance(content, str) else _texts(content, f"{here}.content")
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": _need(block.tool_use_id, f"{here}.tool_use_id"),
+                    "content": f"Error: {text}" if block.is_error else text,
+                }
+            )
+        elif block.type == "text":
+            text = _need(block.text, f"{here}.text")
+            if messages and messages[-1]["role"] == turn.role:
+                messages[-1]["content"] += "\n\n" + text
+            else:
+                messages.append({"role": turn.role, "content": text})
+        else:
+            raise _refused(block, here)
+    return messages or [{"role": turn.role, "content": ""}]
+
+
+def _texts(blocks: list[Block], where: str) -> str:
+    for place, block in enumerate(blocks):
+        if block.type != "text":
+            raise _refused(block, f"{where}.{place}")
+    return "\n\n".join(block.text or "" for block in blocks)
+
+
+def _need(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{where} is required", param=where)
+    return value
+
+
+def _refused(block: Block, where: str) -> InvalidRequest:
+    return coded(
+        InvalidRequest(f"a {block.type} block is not supported here", param=where),
+        "unsupported_content",
+    )

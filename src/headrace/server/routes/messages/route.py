@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...body import read_model
+from ...openapi import replies, takes
+from ...service import of
+from ...wire import json_response
+from ..chat.serve import Chat
+from .convert import to_chat
+from .schema import CountBody, CountReply, MessageReply, MessagesBody
+from .serve import error_reply, serve
+
+router = APIRouter(tags=["Anthropic"])
+
+
+@router.post("/v1/messages", responses=replies(MessageReply, stream=True))
+@takes(MessagesBody)
+async def messages(request: Request) -> Response:
+    """Answer a conversation, in Anthropic's shapes."""
+    request.scope["headrace.error_reply"] = error_reply
+    service = of(request)
+    service.enter(request.scope)
+    body = await read_model(request, MessagesBody, service.options.max_body)
+    return await serve(service, request, body)
+
+
+@router.post("/v1/messages/count_tokens", responses=replies(CountReply))
+@takes(CountBody)
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a conversation has, without answering it."""
+    request.scope["headrace.error_reply"] = error_reply
+    service = of(request)
+    service.enter(request.scope)
+    body = await read_model(request, CountBody, service.options.max_body)
+    service.check_model(body.model)
+    chat = Chat(service, to_chat(body), "")
+    await chat.tokenise()
+    return json_response({"input_tokens": len(chat.prompt)})

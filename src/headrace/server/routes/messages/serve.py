@@ -1,0 +1,191 @@
+"""The answer to a messages request, whole or as Anthropic's events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import HeadraceError
+from ...connection import EventStream, while_connected
+from ...errors import error_headers
+from ...generation import deltas
+from ...wire import json_response, named_frame
+from ..chat.serve import Chat, begin
+from .convert import to_chat
+from .schema import MessagesBody, MessageUsage
+
+if TYPE_CHECKING:
+    from ....engine.face import OutputStream
+    from ...service import Service
+    from ..chat.parts import Parts
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def error_value(error: HeadraceError) -> dict[str, Any]:
+    kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _TYPES[400])
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_reply(error: HeadraceError) -> Response:
+    """The error as Anthropic's clients expect it."""
+    return json_response(error_value(error), status=error.status, headers=error_headers(error))
+
+
+def _error_frame(error: HeadraceError) -> bytes:
+    return named_frame("error", error_value(error))
+
+
+async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
+    chat, stream = await begin(service, to_chat(body), request.scope["headrace.request_id"])
+    chat.id = "msg_" + chat.id.removeprefix("chatcmpl-")
+    if body.stream:
+        return EventStream(
+            _events(chat, stream),
+            keep_alive=service.keep_alive,
+            error_frame=_error_frame,
+            error_reply=error_reply,
+        )
+    return await while_connected(request.receive, _whole(chat, stream))
+
+
+def _usage(chat: Chat) -> MessageUsage:
+    cached = chat.usage.cached
+    return {
+        "input_tokens": chat.usage.prompt - cached,
+        "output_tokens": chat.usage.completion,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+    }
+
+
+def _end(parts: Parts) -> dict[str, Any]:
+    by_text = parts.finish == "stop" and isinstance(parts.stop, str)
+    return {
+        "stop_reason": "stop_sequence" if by_text else _REASONS.get(parts.finish or "", "end_turn"),
+        "stop_sequence": parts.stop if by_text else None,
+    }
+
+
+def _message(chat: Chat, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": chat.id, "type": "message", "role": "assistant", "model": chat.model,
+        "content": content, **end, "usage": _usage(chat),
+    }  # fmt: skip
+
+
+async def _whole(chat: Chat, stream: OutputStream) -> Response:
+    (parts,) = chat.parts()
+    async for _, delta in deltas([stream]):
+        chat.usage.count(0, delta)
+        parts.take(delta)
+    content: list[dict[str, Any]] = []
+    message = parts.message()
+    if message.get("reasoning_content"):
+        thinking = message["reasoning_content"]
+        content.append({"type": "thinking", "thinking": thinking, "signature": ""})
+    if message["content"]:
+        content.append({"type": "text", "text": message["content"]})
+    for call in parts.calls:
+        function = call["function"]
+        content.append(
+            {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": function["name"],
+                "input": _object(function["arguments"]),
+            }
+        )
+    return json_response(_message(chat, content, _end(parts)))
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; those that broke off are empty, as the stop reason tells."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class _Blocks:
+    """The numbered content blocks of a stream: one is open at a time."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind = ""
+
+    def frames(self, fields: dict[str, Any]) -> list[bytes]:
+        """The events that one `delta` of a chat answer becomes."""
+        out: list[bytes] = []
+        if "reasoning_content" in fields:
+            self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""}, out)
+            thinking = fields["reasoning_content"]
+            out.append(self._delta({"type": "thinking_delta", "thinking": thinking}))
+        if "content" in fields:
+            self._enter("text", {"type": "text", "text": ""}, out)
+            out.append(self._delta({"type": "text_delta", "text": fields["content"]}))
+        for call in fields.get("tool_calls", ()):
+            function = call["function"]
+            if "name" in function:
+                block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+                self._enter(f"tool {call['index']}", block | {"input": {}}, out)
+            if function["arguments"]:
+                partial = function["arguments"]
+                out.append(self._delta({"type": "input_json_delta", "partial_json": partial}))
+        return out
+
+    def close(self) -> list[bytes]:
+        if not self._kind:
+            return []
+        frames = []
+        if self._kind == "thinking":
+            frames.append(self._delta({"type": "signature_delta", "signature": ""}))
+        self._kind = ""
+        stop = {"type": "content_block_stop", "index": self._index}
+        return [*frames, named_frame("content_block_stop", stop)]
+
+    def _enter(self, kind: str, block: dict[str, Any], out: list[bytes]) -> None:
+        if kind == self._kind:
+            return
+        out += self.close()
+        self._index += 1
+        self._kind = kind
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        out.append(named_frame("content_block_start", start))
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        event = {"type": "content_block_delta", "index": self._index, "delta": delta}
+        return named_frame("content_block_delta", event)
+
+
+async def _events(chat: Chat, stream: OutputStream) -> AsyncIterator[bytes]:
+    (parts,) = chat.parts()
+    blocks = _Blocks()
+    started = False
+    async for _, delta in deltas([stream]):
+        chat.usage.count(0, delta)
+        if not started:
+            started = True
+            message = _message(chat, [], {"stop_reason": None, "stop_sequence": None})
+            yield named_frame("message_start", {"type": "message_start", "message": message})
+        frames = [frame for fields in parts.take(delta) for frame in blocks.frames(fields)]
+        if frames:
+            yield b"".join(frames)
+    ending = {"type": "message_delta", "delta": _end(parts), "usage": _usage(chat)}
+    yield b"".join(
+        [
+            *blocks.close(),
+            named_frame("message_delta", ending),
+            named_frame("message_stop", {"type": "message_stop"}),
+        ]
+    )
