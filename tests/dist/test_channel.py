@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.dist.channel import AsyncChannel, Channel, PeerGone, address, private_folder
+from headrace.dist.channel import AsyncChannel, Channel, PeerGone, PrivateFolder, address
 
 
 class Number(msgspec.Struct, tag=True):
@@ -27,15 +27,33 @@ Message = Number | Blob
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    path = private_folder()
-    yield path
-    for file in path.iterdir():
-        file.unlink()
-    path.rmdir()
+    made = PrivateFolder()
+    yield made.path
+    made.close()
+    assert not made.path.exists()
 
 
 def test_the_folder_is_private(folder: Path) -> None:
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+
+
+def test_folders_of_the_dead_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    living, dead, young = PrivateFolder(), PrivateFolder(), PrivateFolder()
+    for folder in (dead, young):
+        os.close(folder._lock)  # As the end of its owner does.
+    foreign = tmp_path / "headrace-notes"
+    foreign.mkdir()
+    for path in (living.path, dead.path, foreign):
+        os.utime(path, (1, 1))
+    PrivateFolder().close()
+    assert living.path.exists()
+    assert not dead.path.exists()
+    assert young.path.exists()
+    assert foreign.exists(), "without a lock it is not ours"
+    living.close()
 
 
 def test_messages_arrive_in_order_both_ways(folder: Path) -> None:

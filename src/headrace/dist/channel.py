@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,14 +25,51 @@ import zmq
 _BURST = 64
 """Messages taken in one callback of the event loop before others get their turn."""
 
+_PREFIX = "headrace-"
+_LOCK = "owner"
+_ABANDONED_SECONDS = 60.0
+"""Younger folders may not have their lock yet."""
+
 
 class PeerGone(ConnectionError):
     """The other end of a channel is not there (any more)."""
 
 
-def private_folder() -> Path:
-    """A new folder that only this user can enter, short enough for Unix socket paths."""
-    return Path(tempfile.mkdtemp(prefix="headrace-"))
+class PrivateFolder:
+    """A new folder that only this user can enter, short enough for Unix socket paths.
+
+    A lock in it says that its owner lives. Whoever makes the next one removes those whose owners
+    were killed; the lock, unlike a process id, means the same in every container.
+    """
+
+    def __init__(self) -> None:
+        for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            _remove_abandoned(old)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.closed = False
+
+    def close(self) -> None:
+        """Remove the folder. May be called twice."""
+        if not self.closed:
+            self.closed = True
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        state = folder.lstat()
+        young = time.time() - state.st_mtime < _ABANDONED_SECONDS
+        if young or state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode):
+            return
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Raises while its owner lives.
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def address(folder: Path, name: str) -> str:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 from ..base.errors import EngineDead
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..dist.channel import Channel, PeerGone, address, private_folder
+from ..dist.channel import Channel, PeerGone, PrivateFolder, address
 from . import messages
 from .executor import Facts, StepFuture
 from .messages import WireFiles
 from .spawn import STACKS, Child, explain_exit
 
+_PREPARED = 32
+"""Grammars of which the engine remembers that the worker has them; fewer than the worker keeps."""
 _POLL = 0.25
 """Seconds between looks at the worker where the system has no pidfd."""
 
@@ -33,7 +34,8 @@ class MultiprocExecutor:
         """`worker`: `module:function` that loads one, as in `engine.real`."""
         self._files = files
         self._settings = settings
-        self._folder = private_folder()
+        self._private = PrivateFolder()
+        self._folder = self._private.path
         where = address(self._folder, "worker")
         self._channel = Channel(where, messages.FromWorker, bind=True)
         self._child = Child(
@@ -44,6 +46,9 @@ class MultiprocExecutor:
             self._pidfd = os.pidfd_open(self._child.pid)
             self._channel.watch(self._pidfd)
         self._waiting: deque[_Coming] = deque()
+        self._asked: deque[int] = deque()
+        """Hashes of the grammars about which the worker was asked and has not answered."""
+        self._prepared: OrderedDict[int, None] = OrderedDict()
         self._closed = False
 
     @property
@@ -79,6 +84,36 @@ class MultiprocExecutor:
         self._waiting.append(coming)
         return coming
 
+    def prepare_grammar(self, source: str) -> bool:
+        """Asks the worker, and asks again until it says yes; never waits for an answer."""
+        name = hash(source)
+        if name in self._prepared:
+            self._prepared.move_to_end(name)
+            return True
+        try:
+            if name not in self._asked:
+                self._channel.send(messages.Prepare(source))
+                self._asked.append(name)
+            # With a step in flight its result may come first: then `pump` hears the answer.
+            elif not self._waiting:
+                message = self._channel.receive_one(0.0)
+                if isinstance(message, messages.Prepared):
+                    self._hear(message)
+                elif isinstance(message, messages.Failed):
+                    raise message.error.error()
+        except PeerGone:
+            raise self._death() from None
+        if self._child.exit_code is not None:
+            raise self._death()
+        return name in self._prepared
+
+    def _hear(self, answer: messages.Prepared) -> None:
+        name = self._asked.popleft()
+        if answer.done:
+            self._prepared[name] = None
+            if len(self._prepared) > _PREPARED:
+                self._prepared.popitem(last=False)
+
     def pump(self) -> None:
         """Take one result, which is that of the oldest step in flight."""
         executed = self._expect(messages.Executed)
@@ -95,6 +130,9 @@ class MultiprocExecutor:
                     raise self._death()
             if isinstance(message, messages.Failed):
                 raise message.error.error()
+            if isinstance(message, messages.Prepared):
+                self._hear(message)
+                continue
             assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r:.200}"
             return message
 
@@ -122,7 +160,7 @@ class MultiprocExecutor:
         self._channel.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.close()
 
 
 class _Coming:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from ..base.config import EngineOptions
 from ..base.errors import EngineDead, HeadraceError
 from ..base.modelfiles import ModelFiles
-from ..dist.channel import AsyncChannel, PeerGone, address, private_folder
+from ..dist.channel import AsyncChannel, PeerGone, PrivateFolder, address
 from ..obs.flight import read_flight, write_dump
 from ..obs.logs import logs_as_configured
 from . import messages
@@ -79,7 +78,8 @@ class Supervisor:
         self._on_message = on_message
         self._on_down = on_down
         self._files: WireFiles | None = None
-        self._folder = private_folder()
+        self._private = PrivateFolder()
+        self._folder = self._private.path
         self._number = 0
         self._child: Child | None = None
         self._channel: AsyncChannel | None = None
@@ -156,7 +156,7 @@ class Supervisor:
                     break
                 await asyncio.sleep(0.02)
         self._bury()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.close()
 
     # The life of one process after the other
 
@@ -295,7 +295,7 @@ class Supervisor:
             self.last_dump = self._dump("start", reason)
         self.state, self.reason = State.CLOSED, error.message
         self._bury()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._private.close()
         self._started.set_exception(error)
 
     def _dump(self, kind: str, reason: str) -> Path | None:
