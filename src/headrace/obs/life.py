@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -25,6 +26,12 @@ class RequestLife:
     preemptions: int = 0
     reason: str = ""
     """How it ended: stop, length, abort or error."""
+    adapter: str | None = None
+    ended: float = 0.0
+    trace: Any = None
+    """The span that the request came under, where traces are on (`obs.spans`)."""
+    temperature: float | None = None
+    top_p: float | None = None
 
     @property
     def ttft(self) -> float:

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from ..base.request import StepStats
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
+from .sketch import Sketch
 
 FIRST_TOKEN_SECONDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -31,6 +32,8 @@ REQUEST_SECONDS = (
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CHOICES = (1, 2, 5, 10, 20)
+MOST_ADAPTERS = 100
+"""Adapters with series of their own; further ones are counted together as `other`."""
 
 
 class EngineMetrics(Collector):
@@ -49,6 +52,9 @@ class EngineMetrics(Collector):
         self.heartbeat: Callable[[], float] = lambda: 0.0
         """Seconds since the step loop last reported; asked on a scrape."""
 
+        self.first_tokens = Sketch()
+        self.token_gaps = Sketch()
+        """Fine counts of the two latencies, for read-outs of the last seconds."""
         lengths = one_two_five(max_context)
         self._first_token = Histogram(FIRST_TOKEN_SECONDS)
         self._between_tokens = Histogram(TOKEN_SECONDS)
@@ -73,6 +79,8 @@ class EngineMetrics(Collector):
         self._failures = Labelled("death", "hang", "start", "step", "observer")
         self._sources = Labelled("local_compute", "local_cache_hit")
         self._cached_sources = Labelled("device")
+        self._adapter_requests = Labelled(most=MOST_ADAPTERS)
+        self._adapter_tokens = Labelled(most=MOST_ADAPTERS)
         self._restarts = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -113,6 +121,7 @@ class EngineMetrics(Collector):
         if not life.generated:
             life.first_token = now
             self._first_token.observe(life.ttft)
+            self.first_tokens.observe(life.ttft)
             self._prompt_tokens += life.prompt_tokens
             self._cached_tokens += life.cached
             self._sources.add("local_compute", life.prompt_tokens - life.cached)
@@ -124,11 +133,15 @@ class EngineMetrics(Collector):
     def between_tokens(self, seconds: float, count: int) -> None:
         """A choice got `count` tokens, `seconds` after its previous ones."""
         self._between_tokens.observe(seconds / count, count)
+        self.token_gaps.observe(seconds / count, count)
 
     def ended(self, life: RequestLife, reason: str, now: float) -> None:
         """A request has ended."""
         life.reason = reason
         self._success.add(reason)
+        if life.adapter is not None:
+            self._adapter_requests.add(life.adapter)
+            self._adapter_tokens.add(life.adapter, life.generated)
         self._whole.observe(now - life.arrival)
         self._prompt_length.observe(life.prompt_tokens)
         self._answer_length.observe(life.generated)
@@ -240,6 +253,14 @@ class EngineMetrics(Collector):
         yield from x.counter("Requests answered in full.", good, "request_success")
         bad = self._success.values.get("error", 0.0)
         yield from x.counter("Requests that ended with an error.", bad, "request_failure")
+        yield from x.counters(
+            "Requests that ended, by adapter.", "adapter", self._adapter_requests,
+            "headrace:adapter_requests",
+        )  # fmt: skip
+        yield from x.counters(
+            "Generated tokens, by adapter.", "adapter", self._adapter_tokens,
+            "headrace:adapter_generation_tokens",
+        )  # fmt: skip
         yield from x.counters(
             "Requests turned away before any work.", "reason", self._refused,
             "vllm:admission_rejections",

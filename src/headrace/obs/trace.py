@@ -1,0 +1,13 @@
+"""Which span the present task works under, if traces are on.
+
+A context variable, because a request passes from the HTTP border to the engine by plain calls in
+one task (and in tasks made from it), and no call between them has to know of traces.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+CURRENT: ContextVar[Any] = ContextVar("headrace_trace", default=None)
+"""An OpenTelemetry span, or None."""

@@ -1,0 +1,187 @@
+"""Step statistics summed up once a second, and only while somebody looks.
+
+The engine reports after every step; whoever draws a chart needs one point a second. The board
+subscribes on the first question, keeps the last two minutes, and leaves when nobody has asked
+for a while. A watcher waits for the next point: one that is slow misses points and holds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....base.request import StepStats
+from ....obs.sketch import quantiles
+
+if TYPE_CHECKING:
+    from ....engine.face import ServingEngine
+
+SECONDS = 1.0
+HISTORY = 120
+"""Points kept: two minutes."""
+LATENCY_SECONDS = 30
+"""Length of the window over which latencies are ranked: shorter ones jump."""
+IDLE_SECONDS = 60.0
+"""After so long without a question the board lets go of the engine."""
+MOST_REQUESTS = 50
+SHARES = (0.5, 0.9, 0.99)
+
+
+class Board:
+    """Belongs to the event loop of its engine."""
+
+    def __init__(
+        self, engine: ServingEngine, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.points: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self.closed = False
+        self._engine = engine
+        self._clock = clock
+        self._metrics = getattr(engine, "metrics", None)
+        self._sums = _Sums()
+        self._begin = clock()
+        self._prefix: tuple[int, int] | None = None
+        self._preemptions = 0
+        self._sketches: deque[tuple[list[int], list[int]]] = deque(maxlen=LATENCY_SECONDS + 1)
+        self._asked = clock()
+        self._next: asyncio.Future[dict[str, Any]] = _future()
+        self._unsubscribe = engine.subscribe(self._sums.add)
+        self._snapshot()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def next(self) -> dict[str, Any]:
+        """The next point. Raises `asyncio.CancelledError` where the board is closed."""
+        self._asked = self._clock()
+        return await asyncio.shield(self._next)
+
+    def asked(self) -> None:
+        """Somebody looks: stay."""
+        self._asked = self._clock()
+
+    def close(self) -> None:
+        """Leave the engine; who waits for a point is told by `CancelledError`."""
+        if not self.closed:
+            self.closed = True
+            self._unsubscribe()
+            self._task.cancel()
+            self._next.cancel()
+
+    async def _run(self) -> None:
+        while self._clock() - self._asked < IDLE_SECONDS:
+            await asyncio.sleep(SECONDS)
+            point = self.point()
+            self.points.append(point)
+            waited, self._next = self._next, _future()
+            waited.set_result(point)
+        self.close()
+
+    def point(self) -> dict[str, Any]:
+        """Close the window that is open and say what was in it."""
+        now = self._clock()
+        window, self._begin = max(now - self._begin, 1e-6), now
+        sums = self._sums
+        stats = self._engine.stats
+        lookups, hits = self._since_prefix(stats)
+        preempted = max(0, stats.preemptions - self._preemptions)
+        self._preemptions = stats.preemptions
+        first, gaps = self._latencies()
+        point = {
+            "time": time.time(),
+            "seconds": window,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "kv_usage": stats.kv_usage,
+            "output_tokens_per_second": sums.sampled / window,
+            "prompt_tokens_per_second": sums.prefill / window,
+            "steps_per_second": sums.steps / window,
+            "batch": sums.entries / sums.steps if sums.steps else 0.0,
+            "step_seconds": sums.device / sums.steps if sums.steps else None,
+            "busy": min(1.0, sums.device / window),
+            "roofline": sums.predicted / sums.compared if sums.compared else None,
+            "prefix_lookups": lookups,
+            "prefix_hits": hits,
+            "preemptions": preempted,
+            "time_to_first_token": first,
+            "inter_token_latency": gaps,
+        }
+        sums.clear()
+        return point
+
+    def requests(self) -> list[dict[str, Any]]:
+        """The oldest requests in work: ids, ages and counts; nothing of what they say."""
+        in_work = getattr(self._engine, "in_work", None)
+        if in_work is None:
+            return []
+        now = time.monotonic()
+        return [
+            {
+                "id": name,
+                "age": now - life.arrival,
+                "state": "decode" if life.generated else "prefill",
+                "prompt_tokens": life.prompt_tokens,
+                "cached_tokens": life.cached,
+                "generated_tokens": life.generated,
+                "max_tokens": life.max_tokens or None,
+                "choices": life.choices,
+            }
+            for name, life in in_work()[:MOST_REQUESTS]
+        ]
+
+    def _since_prefix(self, stats: StepStats) -> tuple[int, int]:
+        now = (stats.prefix_queries, stats.prefix_hits)
+        before = self._prefix or now
+        self._prefix = now
+        if now[0] < before[0]:
+            return now  # The engine was started again and counts from 0.
+        return now[0] - before[0], now[1] - before[1]
+
+    def _snapshot(self) -> None:
+        if self._metrics is not None:
+            metrics = self._metrics
+            self._sketches.append((metrics.first_tokens.counts[:], metrics.token_gaps.counts[:]))
+
+    def _latencies(self) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+        self._snapshot()
+        if not self._sketches:
+            return None, None
+        found = []
+        for which in (0, 1):
+            values = quantiles(self._sketches[-1][which], self._sketches[0][which], *SHARES)
+            found.append(
+                {f"p{share * 100:.0f}": value for share, value in zip(SHARES, values, strict=True)}
+                if values
+                else None
+            )
+        return found[0], found[1]
+
+
+class _Sums:
+    """What the steps of one window add up to."""
+
+    __slots__ = (
+        "compared", "device", "entries", "predicted", "prefill", "sampled", "steps",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.steps = self.entries = self.prefill = self.sampled = 0
+        self.device = self.predicted = self.compared = 0.0
+
+    def add(self, stats: StepStats) -> None:
+        self.steps += 1
+        self.entries += stats.entries
+        self.prefill += stats.prefill_tokens
+        self.sampled += stats.sampled_tokens
+        self.device += stats.seconds
+        if stats.predicted_seconds > 0 and stats.seconds > 0:
+            self.predicted += stats.predicted_seconds
+            self.compared += stats.seconds
+
+
+def _future() -> asyncio.Future[dict[str, Any]]:
+    return asyncio.get_running_loop().create_future()
