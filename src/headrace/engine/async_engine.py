@@ -33,6 +33,7 @@ from ..base.sampling import SamplingParams
 from ..loader import open_model
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
+from ..obs.trace import CURRENT
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 from . import messages
 from .face import Health, Prompt
@@ -94,6 +95,7 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._subscribers: list[Callable[[StepStats], None]] = []
+        self.on_end: Callable[[str, RequestLife], None] | None = None
         self._reports: list[asyncio.Future[messages.Report]] = []
         self._own_phases: dict[str, float] = {}
 
@@ -217,6 +219,10 @@ class AsyncEngine:
             len(request.prompt),
             choices=choices,
             max_tokens=request.sampling.max_tokens or 0,
+            adapter=adapter,
+            trace=CURRENT.get(),
+            temperature=request.sampling.temperature,
+            top_p=request.sampling.top_p,
         )
         self._in_work[request.id] = _InWork(stream, RequestOutputs(request, self.tokenizer), life)
         self._sequences += choices
@@ -368,8 +374,15 @@ class AsyncEngine:
 
     def _end(self, work: _InWork, reason: str) -> None:
         work.life.longest = work.outputs.longest
-        self.metrics.ended(work.life, reason, time.monotonic())
+        work.life.ended = time.monotonic()
+        self.metrics.ended(work.life, reason, work.life.ended)
         self._forget(work)
+        if self.on_end is not None:
+            try:
+                self.on_end(work.stream.request_id, work.life)
+            except Exception:  # observing must not disturb: a named border
+                self.metrics.failed("observer")
+                log.exception("the observer of ended requests failed")
 
     def _forget(self, work: _InWork) -> None:
         if self._in_work.pop(work.stream.request_id, None) is not None:
@@ -456,6 +469,10 @@ class AsyncEngine:
                 self._subscribers.remove(callback)
 
         return unsubscribe
+
+    def in_work(self) -> list[tuple[str, RequestLife]]:
+        """(id, life so far) of every request that has not ended, oldest first."""
+        return [(name, work.life) for name, work in self._in_work.items()]
 
     async def inspect(self) -> messages.Report:
         """Ask the engine how much it holds and whether its books are right."""
