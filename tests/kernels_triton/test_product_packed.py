@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.triton.packed import tile_weight
+from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.packed import merge_tiled, tile_weight
 from headrace.kernels.triton.product_packed import ProductConfig, product_packed
-from headrace.kernels.weights import PackedWeight
+from headrace.kernels.weights import DenseWeight, PackedWeight, StackedWeight
 
 
 def random_weight(bits: int, group: int, out: int, width: int, offsets: bool) -> PackedWeight:
@@ -35,10 +36,10 @@ def exact(weight: PackedWeight) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("group", "out", "width", "rows", "config"),
     [
-        (32, 70, 256, 1, ProductConfig(16, 32, 2)),
-        (16, 64, 896, 3, ProductConfig(16, 64, 4)),
-        (128, 33, 384, 20, ProductConfig(16, 32, 1)),
-        (64, 40, 192, 33, ProductConfig(32, 32, 1)),
+        (32, 70, 256, 1, ProductConfig(16, 32, 6)),
+        (16, 64, 896, 3, ProductConfig(16, 64, 3)),
+        (128, 33, 384, 20, ProductConfig(16, 32)),
+        (64, 40, 192, 33, ProductConfig(32, 32, library=True)),
     ],
 )
 def test_equals_float64(
@@ -55,7 +56,42 @@ def test_equals_float64(
 def test_row_does_not_depend_on_others() -> None:
     weight = tile_weight(random_weight(4, 32, 48, 512, offsets=True))
     x = torch.randn(19, 512)
-    config = ProductConfig(16, 16, 2)
+    config = ProductConfig(16, 16, 6)
     together = product_packed(x, weight, None, config)
     for row in (0, 7, 18):
         assert torch.equal(product_packed(x[row : row + 1], weight, None, config)[0], together[row])
+
+
+def test_weights_packed_alike_become_one() -> None:
+    parts = [random_weight(4, 32, out, 256, offsets=True) for out in (48, 16)]
+    tiled = [tile_weight(part) for part in parts]
+    merged = merge_tiled(tiled)
+    assert merged is not None
+    assert merged.shape == (64, 256)
+    x = torch.randn(3, 256)
+    config = ProductConfig(16, 16)
+    apart = [product_packed(x, part, None, config) for part in tiled]
+    assert torch.equal(product_packed(x, merged, None, config), torch.cat(apart, 1))
+    assert merge_tiled([tiled[0], tile_weight(random_weight(6, 32, 8, 256, True))]) is None
+    assert merge_tiled([tiled[0], DenseWeight(torch.zeros(8, 256))]) is None
+
+
+def test_parts_of_mixed_formats_fill_one_result() -> None:
+    ops = TritonOperators(torch.float32)
+    parts = [random_weight(4, 32, 48, 256, True), random_weight(6, 16, 16, 256, True)]
+    dense = DenseWeight(torch.randn(8, 256))
+    weight = ops.prepare(StackedWeight((*parts, dense)), "linear", None)  # type: ignore[arg-type]
+    assert isinstance(weight, StackedWeight)
+    x, bias = torch.randn(3, 256), torch.randn(72)
+    matrix = torch.cat([*(exact(part) for part in parts), dense.data.double()])
+    expected = x.double() @ matrix.T + bias.double()
+    torch.testing.assert_close(ops.linear(x, weight, bias).double(), expected, atol=3e-4, rtol=3e-4)
+
+
+def test_packed_experts_and_tables_are_expanded() -> None:
+    ops = TritonOperators(torch.float32)
+    packed = random_weight(4, 32, 48, 256, True)
+    for role in ("moe", "embed"):
+        made = ops.prepare(packed, role, None)  # type: ignore[arg-type]
+        assert isinstance(made, DenseWeight)
+        torch.testing.assert_close(made.data.double(), exact(packed), atol=1e-6, rtol=1e-6)

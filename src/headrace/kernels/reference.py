@@ -161,7 +161,7 @@ class ReferenceOperators:
         if isinstance(weight, BlockWeight):
             return dequantise(weight, self.dtype).data
         if isinstance(weight, PackedWeight):
-            return _unpack(weight).to(self.dtype)
+            return unpack_rows(weight).to(self.dtype)
         assert isinstance(weight, StackedWeight)
         return torch.cat([self._dense(part, dequantise) for part in weight.parts])
 
@@ -204,7 +204,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
 
 
-def _unpack(weight: PackedWeight) -> torch.Tensor:
+def unpack_rows(weight: PackedWeight) -> torch.Tensor:
     """Values of a packed weight in the plain layout, in fp32."""
     assert weight.layout == "rows", f"layout {weight.layout} belongs to its kernel"
     rows, width = weight.shape

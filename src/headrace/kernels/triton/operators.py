@@ -20,6 +20,7 @@ from ..operators import (
     StepBatch,
     StepLimits,
 )
+from ..reference import unpack_rows
 from ..weights import (
     BlockWeight,
     DenseWeight,
@@ -31,7 +32,7 @@ from ..weights import (
 from . import gated, moe, norm, rope_cache
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
-from .packed import tile_weight
+from .packed import merge_tiled, tile_weight
 from .product_dense import product_dense
 from .product_packed import product_packed
 from .table import Table, architecture
@@ -58,15 +59,17 @@ class TritonOperators:
             parts = [self.prepare(part, role, dequantise) for part in weight.parts]
             if all(isinstance(part, DenseWeight) for part in parts):
                 return DenseWeight(torch.cat([_data(part) for part in parts]))
-            return StackedWeight(tuple(parts))  # type: ignore[arg-type]
+            return merge_tiled(parts) or StackedWeight(tuple(parts))  # type: ignore[arg-type]
         if isinstance(weight, DenseWeight):
             return DenseWeight(weight.data.to(self.dtype).contiguous())
         if isinstance(weight, BlockWeight):
             if role in ("linear", "logits"):
                 return tile_weight(dequantise.unpack(weight))
             return dequantise(weight, self.dtype)
-        if isinstance(weight, PackedWeight) and weight.layout == "rows":
-            return tile_weight(weight)
+        if isinstance(weight, PackedWeight):
+            if role in ("linear", "logits"):
+                return tile_weight(weight)
+            return DenseWeight(unpack_rows(weight).to(self.dtype))
         return weight
 
     def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
@@ -172,22 +175,32 @@ class TritonOperators:
     ) -> torch.Tensor:
         table = self._table(x.device)
         if isinstance(weight, StackedWeight):
-            parts, low = [], 0
+            y = torch.empty(len(x), weight.shape[0], dtype=dtype, device=x.device)
+            low = 0
             for part in weight.parts:
                 high = low + part.shape[0]
-                parts.append(
-                    self._product(x, part, None if bias is None else bias[low:high], dtype)
-                )
+                self._part(x, part, None if bias is None else bias[low:high], y[:, low:high])
                 low = high
-            return torch.cat(parts, -1)
+            return y
         if isinstance(weight, TiledWeight):
-            # The number of splits is part of the result: one cut for all row counts keeps rows
-            # invariant.
-            rows = 1 if self.deterministic else len(x)
-            return product_packed(x, weight, bias, table.packed(rows), dtype)
+            return product_packed(x, weight, bias, table.packed(self._rows(x)), dtype)
         if self.deterministic:
             return product_dense(x, _data(weight), bias, table.dense(), dtype)
         return functional.linear(x, _data(weight), bias).to(dtype)
+
+    def _part(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, y: torch.Tensor
+    ) -> None:
+        """One part of a stacked weight, into its columns of the result."""
+        if isinstance(weight, TiledWeight):
+            config = self._table(x.device).packed(self._rows(x))
+            product_packed(x, weight, bias, config, y=y)
+        else:
+            y.copy_(self._product(x, weight, bias, y.dtype))
+
+    def _rows(self, x: torch.Tensor) -> int:
+        """By how many rows a cut is chosen: where it is part of the result, one cut for all."""
+        return 1 if self.deterministic else len(x)
 
     def _table(self, device: torch.device) -> Table:
         if device not in self._tables:

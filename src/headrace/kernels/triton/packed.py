@@ -16,10 +16,12 @@ with codes of scale zero.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn.functional import pad
 
-from ..weights import PackedWeight, TiledWeight
+from ..weights import PackedWeight, TiledWeight, Weight
 
 CHUNK = 128
 """Values of a chunk; groups are at most this large and divide it."""
@@ -43,6 +45,26 @@ def tile_weight(weight: PackedWeight) -> TiledWeight:
         weight.bits,
         weight.group,
         weight.shape,
+    )
+
+
+def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:
+    """Weights one below the other as one weight, where all are packed alike; else None."""
+    first = parts[0]
+    if not isinstance(first, TiledWeight):
+        return None
+    tiled = [part for part in parts if isinstance(part, TiledWeight)]
+    kinds = {(p.bits, p.group, p.offsets is None, p.shape[1], p.scales.dtype) for p in tiled}
+    if len(tiled) < len(parts) or len(kinds) > 1:
+        return None
+    offsets = [part.offsets for part in tiled if part.offsets is not None]
+    return TiledWeight(
+        torch.cat([part.codes for part in tiled], 1),
+        torch.cat([part.scales for part in tiled], 1),
+        torch.cat(offsets, 1) if offsets else None,
+        first.bits,
+        first.group,
+        (sum(part.shape[0] for part in tiled), first.shape[1]),
     )
 
 

@@ -10,8 +10,12 @@ beyond. So one kernel with two cuts:
   a second kernel. The number of splits is a function of the weight's shape, never of N.
 * many rows: tiles of up to 128 rows, one split; a weight tile is decoded once for all its rows.
 
-Values are code · scale + offset, rounded to x's dtype as the dense weight would be, so both cuts
-and the dense product see the same matrix.
+From some 512 rows on a third way is nearer to the limit: the weight is expanded to a dense matrix,
+slice by slice (in · out · 2 bytes written and read once more, under a tenth of the product's time
+at 1,024 rows), and the library multiplies.
+
+Values are code · scale + offset, rounded to x's dtype as the dense weight would be, so all three
+see the same matrix.
 """
 
 from __future__ import annotations
@@ -26,16 +30,27 @@ from ..weights import TiledWeight
 from .packed import BYTES, CHUNK
 from .support import INTERPRETED, matrix_product
 
+EXPANDED = 64 * 2**20
+"""Bytes of a dense slice on its way to the library."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProductConfig:
-    """How a launch is cut. `splits` is part of the result's rounding."""
+    """How a launch is cut. `outs` and `programs` are part of the result's rounding."""
 
     rows: int = 16
     outs: int = 64
-    splits: int = 1
+    programs: int = 0
+    """The input is split until there are about this many programs per tile of rows; 0: never."""
     warps: int = 4
     stages: int = 3
+    library: bool = False
+    """Expand the weight and hand it to the library."""
+
+    def chunks_per_split(self, chunks: int, outs: int) -> int:
+        """How many chunks of the input one program takes, for a weight of `outs` outputs."""
+        splits = max(1, min(self.programs // -(-outs // self.outs), chunks // 2))
+        return -(-chunks // splits)
 
 
 @triton.jit
@@ -139,9 +154,10 @@ def product_packed(
     if y is None:
         y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
     assert y.stride(1) == 1
+    if config.library and y.dtype == x.dtype:
+        return _through_library(x, weight, bias, y)
     chunks = weight.codes.shape[0]
-    splits = min(config.splits, chunks)
-    per_split = -(-chunks // splits)
+    per_split = config.chunks_per_split(chunks, outs)
     splits = -(-chunks // per_split)
     target = y
     if splits > 1:
@@ -161,6 +177,76 @@ def product_packed(
             target, x if bias is None else bias, y, elements, outs, y.stride(0),
             SPLITS=splits, BIAS=bias is not None, TILE=1024, num_warps=4,
         )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _expand_kernel(
+    codes, scales, offsets, dense, width, outs, first_out, count,
+    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, OFFSETS: tl.constexpr,
+    OUTS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One chunk of OUTS rows of the weight → dense [count, width], from row `first_out` on."""
+    chunk = tl.program_id(1)
+    local = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    mask = local < count
+    wide_mask = mask[:, None]
+    out = first_out + local
+    place = tl.arange(0, STEP)
+    base = codes + (chunk.to(tl.int64) * outs + out)[:, None] * BYTES + place[None, :]
+    to = dense + local.to(tl.int64)[:, None] * width + place[None, :]
+    for sub in tl.static_range(64 // STEP):
+        for half in tl.static_range(2):
+            if BITS == 8:
+                code = tl.load(base + (half * 64 + sub * STEP), mask=wide_mask, other=0)
+                code = code.to(tl.int32)
+            else:
+                byte = tl.load(base + sub * STEP, mask=wide_mask, other=0).to(tl.int32)
+                code = (byte >> (4 * half)) & 15
+            if BITS == 5:
+                plane = tl.load(base + 64, mask=wide_mask, other=0).to(tl.int32)
+                code |= ((plane >> ((half * 64 + sub * STEP) // 16)) & 1) << 4
+            if BITS == 6:
+                plane = tl.load(base + (64 + sub * STEP % 32), mask=wide_mask, other=0)
+                plane = plane.to(tl.int32)
+                code |= ((plane >> (2 * ((half * 64 + sub * STEP) // 32))) & 3) << 4
+            inner = chunk * 128 + (half * 64 + sub * STEP)
+            at = (inner // GROUP) * outs + out
+            value = code.to(tl.float32)
+            value *= tl.load(scales + at, mask=mask, other=0.0).to(tl.float32)[:, None]
+            if OFFSETS:
+                value += tl.load(offsets + at, mask=mask, other=0.0).to(tl.float32)[:, None]
+            there = wide_mask & (place < width - inner)[None, :]
+            tl.store(to + inner, value.to(dense.dtype.element_ty), mask=there)
+
+
+def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows `first` … of a packed weight as a dense matrix [count, in]."""
+    outs, width = weight.shape
+    dense = torch.empty(count, width, dtype=dtype, device=weight.codes.device)
+    _expand_kernel[(triton.cdiv(count, 64), weight.codes.shape[0])](
+        weight.codes, weight.scales,
+        weight.scales if weight.offsets is None else weight.offsets,
+        dense, width, outs, first, count,
+        BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
+        OFFSETS=weight.offsets is not None, OUTS=64, STEP=_step(weight), num_warps=4,
+    )  # fmt: skip
+    return dense
+
+
+def _through_library(
+    x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None, y: torch.Tensor
+) -> torch.Tensor:
+    outs, width = weight.shape
+    slice_outs = max(64, EXPANDED // (width * x.element_size()))
+    for low in range(0, outs, slice_outs):
+        high = min(low + slice_outs, outs)
+        dense = expand(weight, low, high - low, x.dtype)
+        into = y[:, low:high]
+        if bias is None:
+            torch.mm(x, dense.t(), out=into)
+        else:
+            torch.addmm(bias[low:high], x, dense.t(), out=into)
     return y
 
 
