@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import InvalidRequest, Overloaded
+from headrace.bench.crosscheck import cross_check, means, parse_metrics
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
+from headrace.bench.record import RequestRecord
 from headrace.bench.result import read_result
 from headrace.bench.run import Outcome, run_bench
 from headrace.bench.store import read_records, records_csv
@@ -48,6 +50,7 @@ def test_latencies_are_found(arrivals: str | None) -> None:
         assert figures["concurrency"]["value"] == pytest.approx(6, rel=0.15)
 
 
+@pytest.mark.slow
 def test_failures_are_failures() -> None:
     outcome = bench(Behaviour(ttft=0.01, itl=0.001, error_rate=0.4, seed=3), requests=50, warmup=0)
     rate = outcome.result["figures"]["failure_rate"]["value"]
@@ -63,6 +66,7 @@ def test_failures_are_failures() -> None:
     )
 
 
+@pytest.mark.slow
 def test_overload_is_told_from_faults() -> None:
     outcome = bench(Behaviour(ttft=0.01, itl=0, error_rate=0.5, error_status=503), warmup=0)
     assert "failed_overload" in codes(outcome)
@@ -75,6 +79,7 @@ def test_cut_off_answers_are_failures() -> None:
     assert "in the middle of an answer" in (cut.error or "")
 
 
+@pytest.mark.slow
 def test_a_stalled_stream_is_a_failure() -> None:
     outcome = bench(
         Behaviour(ttft=0.01, itl=0.002, stall_after=4, stall_seconds=30), requests=4, stall=0.5,
@@ -86,6 +91,7 @@ def test_a_stalled_stream_is_a_failure() -> None:
     assert all(len(record.chunk_ns) == 4 for record in outcome.run.records)
 
 
+@pytest.mark.slow
 def test_a_standstill_that_recovers_is_found() -> None:
     outcome = bench(
         Behaviour(ttft=0.01, itl=0.002, stall_after=4, stall_seconds=1.3), requests=6, warmup=0
@@ -94,6 +100,7 @@ def test_a_standstill_that_recovers_is_found() -> None:
     assert outcome.result["figures"]["failure_rate"]["value"] == 0
 
 
+@pytest.mark.slow
 def test_a_timeout_is_a_failure() -> None:
     outcome = bench(Behaviour(ttft=5), requests=2, timeout=0.4, warmup=0)
     assert "failed_timeout" in codes(outcome)
@@ -115,6 +122,7 @@ def test_a_lying_server_is_found(behaviour: Behaviour, code: str) -> None:
     assert code in codes(bench(behaviour, warmup=0))
 
 
+@pytest.mark.slow
 def test_a_slow_client_makes_the_run_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     # The client process is given work of its own: its loop stands still every few milliseconds.
     from headrace.bench import fleet
@@ -135,11 +143,12 @@ def test_a_slow_client_makes_the_run_invalid(monkeypatch: pytest.MonkeyPatch) ->
         return spawn([command[0], "-c", slow], **options)
 
     monkeypatch.setattr(fleet.subprocess, "Popen", popen)
-    outcome = bench(Behaviour(ttft=0.02, itl=0.01), warmup=0)
+    outcome = bench(Behaviour(ttft=0.02, itl=0.01), warmup=0, requests=8)
     assert not outcome.result["valid"]
     assert "client_lag" in codes(outcome)
 
 
+@pytest.mark.slow
 def test_a_queue_before_the_server_counts() -> None:
     # Two at a time, each 0.2 s, but one arrives every 0.05 s: waiting time belongs to TTFT.
     outcome = bench(
@@ -150,6 +159,7 @@ def test_a_queue_before_the_server_counts() -> None:
     assert "over_saturated" in codes(outcome)
 
 
+@pytest.mark.slow
 def test_requests_are_sent_on_time_while_the_server_stands_still() -> None:
     # Coordinated omission: a server that answers late must not slow the arrivals down.
     outcome = bench(
@@ -163,6 +173,7 @@ def test_requests_are_sent_on_time_while_the_server_stands_still() -> None:
     assert outcome.result["seconds"] < 3
 
 
+@pytest.mark.slow
 def test_chat_sends_the_history_and_cancels() -> None:
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
         run_bench(
@@ -196,6 +207,15 @@ def test_prefix_hits_are_reported_beside_what_was_possible() -> None:
     assert figures["prefix_hit_rate"]["value"] == pytest.approx(possible, abs=0.02)
 
 
+def test_hits_on_prompts_of_an_earlier_run_are_named() -> None:
+    with MockServer(Behaviour(ttft=0.005, itl=0.001, prefix_cache=True)) as server:
+        options = RunOptions(url=server.url, requests=12, output="4", input="64", warmup=0)
+        first, second = (run_bench(options) for _ in range(2))
+    assert "stale_hits" not in codes(first)
+    assert "stale_hits" in codes(second)
+
+
+@pytest.mark.slow
 def test_several_processes_share_the_work() -> None:
     outcome = bench(Behaviour(ttft=0.02, itl=0.002), processes=2, requests=30, concurrency=5)
     assert {record.process for record in outcome.run.records} == {0, 1}
@@ -203,12 +223,14 @@ def test_several_processes_share_the_work() -> None:
     assert outcome.result["figures"]["concurrency"]["value"] <= 5.01
 
 
+@pytest.mark.slow
 def test_duration_ends_a_run() -> None:
     outcome = bench(Behaviour(ttft=0.05, itl=0.001), requests=10_000, duration=1.0, warmup=0)
     assert 0.9 < outcome.result["seconds"] < 1.6
     assert len(outcome.run.records) < 200
 
 
+@pytest.mark.slow
 def test_without_streaming() -> None:
     outcome = bench(Behaviour(ttft=0.05, itl=0.004), stream=False, output="200")
     assert p50(outcome, "ttft") == pytest.approx(p50(outcome, "e2e"), rel=0.01)
@@ -272,3 +294,37 @@ def test_bad_options_are_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         run_bench(RunOptions(**{"url": "http://127.0.0.1:9", **change}))
     assert error.value.param == param
+
+
+def test_the_servers_histograms_are_read() -> None:
+    text = (
+        "# HELP vllm:time_to_first_token_seconds x\n"
+        'vllm:time_to_first_token_seconds_bucket{le="1"} 4\n'
+        'vllm:time_to_first_token_seconds_sum{model_name="a b"} 2.5\n'
+        'vllm:time_to_first_token_seconds_count{model_name="a b"} 10\n'
+        "e2e_request_latency_seconds_sum 1e1\ne2e_request_latency_seconds_count 20\n"
+    )
+    before = parse_metrics(text)
+    assert before == {"ttft": (2.5, 10), "e2e": (10, 20)}
+    told = means(before, {"ttft": (4.5, 20), "e2e": (10, 20)})
+    assert told == {"ttft": {"mean": pytest.approx(0.2), "count": 10}}
+    records = [
+        RequestRecord(n, n, 0, 0, 0, 0, [200_000_000, 300_000_000], 300_000_000) for n in range(10)
+    ]
+    table, findings = cross_check(told, records)
+    assert table["ttft"] == pytest.approx({"server": 0.2, "client": 0.2})
+    assert not findings
+    _, findings = cross_check({"ttft": {"mean": 0.05, "count": 10}}, records)
+    assert [finding.code for finding in findings] == ["disagree_ttft"]
+
+
+@pytest.mark.slow
+def test_a_server_that_loads_is_waited_for() -> None:
+    with MockServer(Behaviour(not_ready=1.0)) as server:
+        options = RunOptions(url=server.url, requests=2, output="2", input="2", warmup=0)
+        assert run_bench(options).result["succeeded"] == 2
+    with (
+        MockServer(Behaviour(not_ready=60)) as server,
+        pytest.raises(Overloaded, match="not ready"),
+    ):
+        run_bench(RunOptions(url=server.url, wait=0.6))

@@ -236,6 +236,7 @@ def test_the_report_needs_no_network() -> None:
         assert outside not in page.replace("http://127", "")
 
 
+@pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     runner = CliRunner()
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
@@ -263,6 +264,7 @@ def test_commands(tmp_path: Path) -> None:
     assert not regressed(compare_single(tmp_path / "run", tmp_path / "run", 0.05))
 
 
+@pytest.mark.slow
 def test_exit_codes(tmp_path: Path) -> None:
     runner = CliRunner()
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as quick:

@@ -93,6 +93,7 @@ def test_two_steps_in_flight_hide_nothing_but_also_lose_nothing() -> None:
     )
 
 
+@pytest.mark.slow
 def test_prefix_routing_hits_where_round_robin_misses() -> None:
     wish = {
         "workload": "shared-prefix", "requests": 300, "groups": 40, "prefix_tokens": 1024,
@@ -125,6 +126,7 @@ def test_routers_choose() -> None:
     assert prefix.choose(other, cluster.replicas).number == 0
 
 
+@pytest.mark.slow
 def test_a_prefill_pool_takes_prompts_out_of_the_way() -> None:
     wish = {"arrivals": "poisson:12", "requests": 150, "input": "6000", "output": "200"}
     together = simulate(Cluster(SPEC, 4), **wish)

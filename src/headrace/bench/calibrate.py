@@ -59,7 +59,8 @@ def measure_steps(model: str, kernels: str = "auto") -> tuple[list[StepRecord], 
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise HeadraceError(f"the process that times steps failed: {last[0]}")
-    fit, held = [], []
+    fit: list[StepRecord] = []
+    held: list[StepRecord] = []
     for line in done.stdout.splitlines():
         data = json.loads(line)
         record = StepRecord(data["starts"], data["counts"], data["samples"], data["seconds"])

@@ -43,6 +43,8 @@ class Behaviour:
     """Sends everything at the end although a stream was asked for."""
     no_usage: bool = False
     prefix_cache: bool = False
+    not_ready: float = 0.0
+    """Answer 503 for so long after the start."""
     seed: int = 0
 
 
@@ -69,6 +71,7 @@ class MockServer:
         self._slots: asyncio.Semaphore | None = None
         self._cached: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = time.monotonic()
         self._ready = threading.Event()
         self._stop: asyncio.Event | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -147,7 +150,9 @@ class MockServer:
                 self._slots.release()
 
     def _get(self, path: str, writer: asyncio.StreamWriter) -> None:
-        if path == "/v1/models":
+        if time.monotonic() - self._started < self.behaviour.not_ready:
+            _whole(writer, 503, {"error": {"message": "the model is being loaded"}})
+        elif path == "/v1/models":
             _whole(writer, 200, {"object": "list", "data": [{"id": "mock", "object": "model"}]})
         elif path in ("/health", "/version"):
             _whole(writer, 200, {"version": "mock"})

@@ -52,6 +52,8 @@ class RunOptions:
     slo: str | None = None
     timeout: float = 600.0
     stall: float = 60.0
+    wait: float = 120.0
+    """Seconds for a server that answers 503 to become ready."""
     devices: int = 1
     price_per_hour: float | None = None
     api_key: str | None = None

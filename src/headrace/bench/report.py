@@ -161,6 +161,12 @@ def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
             ("finding", "severity", "what"),
             [[f["code"], f["severity"], f["text"]] for f in result["findings"]],
         ).replace("<table", '<table class="left"')
+    told = result["server"].get("histograms")
+    if told:
+        body += "<h2>Server and client</h2>" + table(
+            ("mean", "by the server's histogram", "seen by the client, from sending"),
+            [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()],
+        )
     audit = result["audit"]
     shares = ", ".join(f"{share:.0%}" for share in audit["cpu_share"])
     body += "<h2>How it was measured</h2>" + table(

@@ -17,13 +17,14 @@ from ..loader import open_model
 from ..text import load_tokenizer
 from .arrivals import Arrivals, Scheduled, parse_arrivals
 from .audit import Finding, examine
+from .crosscheck import cross_check, means, read_metrics
 from .energy import EnergyMeter
 from .fleet import Fleet, deal
 from .http import ConnectionLost, fetch, parse_url
 from .job import Target
 from .lengths import parse_lengths
 from .material import Material
-from .metrics import Run
+from .metrics import PossibleHitRate, PrefixHitRate, Run
 from .options import RunOptions
 from .record import ClientAudit, RequestRecord
 from .result import document
@@ -104,10 +105,11 @@ def run_bench(
             progress.records.append(record)
             store.record(record)
 
-        meter = EnergyMeter()
+        before, meter = read_metrics(parse_url(options.url)), EnergyMeter()
         finished = fleet.run(keep, lambda: watch(progress))
         run = make_run(options, progress.records, fleet.start_ns, sessions, meter.joules())
-        result = judge_run(options, run, server, fleet.audits, interrupted=not finished)
+        told = means(before, read_metrics(parse_url(options.url)))
+        result = judge_run(options, run, server, fleet.audits, told, interrupted=not finished)
         progress.phase = "done"
         store.json("result.json", result)
     finally:
@@ -131,29 +133,59 @@ def make_run(
 
 
 def judge_run(
-    options: RunOptions, run: Run, server: dict[str, Any], audits: list[ClientAudit], *,
-    interrupted: bool,
+    options: RunOptions, run: Run, server: dict[str, Any], audits: list[ClientAudit],
+    told: dict[str, dict[str, float]], *, interrupted: bool,
 ) -> dict[str, Any]:  # fmt: skip
     findings = examine(
         run.records, audits, open_loop=options.arrivals is not None,
         ignore_eos=options.ignore_eos and options.workload != "structured", stream=options.stream,
     )  # fmt: skip
+    table, disagreements = cross_check(told, run.records)
+    findings += disagreements
+    findings += stale_hits(run)
     if interrupted:
         findings.append(Finding("warning", "interrupted", "the run was interrupted"))
     return document(
-        run=run, options=options.public(), server=server, audits=audits, findings=findings,
-        interrupted=interrupted,
+        run=run, options=options.public(), server={**server, "histograms": table}, audits=audits,
+        findings=findings, interrupted=interrupted,
     )  # fmt: skip
+
+
+def stale_hits(run: Run) -> list[Finding]:
+    """Did the server know prompts that this run sent for the first time?"""
+    possible, hit = PossibleHitRate.value(run), PrefixHitRate.value(run)
+    if run.shareable_tokens is None or hit is None or hit <= (possible or 0.0) + 0.05:
+        return []
+    return [
+        Finding(
+            "warning", "stale_hits",
+            f"{hit:.0%} of the prompt tokens came from the server's prefix cache, at most "
+            f"{possible or 0:.0%} were shared in this run: an earlier run sent the same prompts; "
+            "use another --seed",
+        )
+    ]  # fmt: skip
 
 
 def ask_server(options: RunOptions) -> dict[str, Any]:
     """Its model and version; `Overloaded` where it does not answer."""
     address = parse_url(options.url)
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else None
-    try:
-        status, body = asyncio.run(fetch(address, "GET", "/v1/models", headers=headers, timeout=10))
-    except ConnectionLost as error:
-        raise Overloaded(f"no server to measure: {error}", param="url") from None
+    give_up = time.monotonic() + options.wait
+    while True:
+        try:
+            status, body = asyncio.run(
+                fetch(address, "GET", "/v1/models", headers=headers, timeout=10)
+            )
+        except ConnectionLost as error:
+            raise Overloaded(f"no server to measure: {error}", param="url") from None
+        if status != 503 or time.monotonic() > give_up:
+            break
+        time.sleep(0.5)  # It is up and loads its model.
+    if status == 503:
+        raise Overloaded(
+            f"{options.url} is still not ready after {options.wait:g} s: {body[:200]!r}",
+            param="url",
+        )
     found: dict[str, Any] = {"url": options.url, "model": options.model or "", "version": None}
     if status == 200:
         try:

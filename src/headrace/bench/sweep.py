@@ -55,7 +55,11 @@ class Point:
 
 
 def options_at(base: RunOptions, by: str, value: float, seconds: float) -> RunOptions:
-    """The options of a point: enough requests for `seconds` at this rate, or this many users."""
+    """The options of a point: enough requests for `seconds` at this rate, or this many users.
+
+    Each point has a seed of its own: the prompts of another point would be in the prefix cache.
+    """
+    base = replace(base, seed=base.seed + round(value * 1000))
     if by == "rate":
         count = max(20, round(value * seconds))
         return replace(base, arrivals=f"poisson:{value:g}", requests=count, duration=None)

@@ -46,11 +46,11 @@ def new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     return made
 
 
-async def work(job: Job, start_ns: int) -> None:
+async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
     def emit(record: RequestRecord) -> None:
         say("record", record)
 
-    client = Client(job, emit, recounter(job.tokenizer))
+    client = Client(job, emit, recount)
     # Collections in the middle of a run would be lag of our own making.
     gc.collect()
     gc.freeze()
@@ -61,13 +61,14 @@ async def work(job: Job, start_ns: int) -> None:
 
 def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
-    say("ready")
-    line = sys.stdin.buffer.readline()
-    if not line:
-        return  # The parent is gone.
     try:
+        recount = recounter(job.tokenizer)
+        say("ready")
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return  # The parent is gone.
         with asyncio.Runner(loop_factory=new_loop()) as runner:
-            runner.run(work(job, int(line)))
+            runner.run(work(job, recount, int(line)))
     except HeadraceError as error:
         say("failed", error.message)
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import sys
 import time
@@ -63,7 +64,10 @@ Arrive = Annotated[
     ),
 ]
 Users = Annotated[int, typer.Option("--concurrency", "-c", help="Users of the closed loop.")]
-Seed = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Of prompts, lengths and arrivals; none: a new one, kept in the result."),
+]
 TokenizerOf = Annotated[
     str | None,
     typer.Option("--tokenizer", help="Model whose tokenizer makes prompts of exact token counts."),
@@ -105,7 +109,7 @@ def run_command(
     duration: Duration = None,
     arrivals: Arrive = None,
     concurrency: Users = 8,
-    seed: Seed = 0,
+    seed: Seed = None,
     tokenizer: TokenizerOf = None,
     prefix_tokens: PrefixTokens = 1024,
     groups: Groups = 8,
@@ -131,7 +135,7 @@ def run_command(
     options = RunOptions(
         url=url, model=model, endpoint=endpoint, workload=workload, trace=trace,
         trace_speed=trace_speed, input=input, output=output, requests=requests, duration=duration,
-        arrivals=arrivals, concurrency=concurrency, seed=seed, tokenizer=tokenizer,
+        arrivals=arrivals, concurrency=concurrency, seed=_seed(seed), tokenizer=tokenizer,
         prefix_tokens=prefix_tokens, groups=groups, zipf=zipf, turns=turns, think_seconds=think,
         warmup=warmup, processes=processes, ignore_eos=ignore_eos, stream=stream, slo=slo,
         timeout=timeout, stall=stall, devices=devices, price_per_hour=price, api_key=api_key,
@@ -166,6 +170,7 @@ def sweep_command(
     slo: SloText = None,
     processes: Processes = 1,
     api_key: Key = None,
+    seed: Seed = None,
     out: Out = None,
 ) -> None:
     """Runs at several loads, with a Pareto plot; goes on where it was interrupted."""
@@ -181,7 +186,7 @@ def sweep_command(
     folder = out or _default_folder("sweep")
     base = RunOptions(
         url=url, model=model, workload=workload, input=input, output=output, tokenizer=tokenizer,
-        slo=slo, processes=processes, api_key=api_key,
+        slo=slo, processes=processes, api_key=api_key, seed=_sweep_seed(folder, seed),
     )  # fmt: skip
     sweeper = Sweeper(
         base, by, folder, seconds=seconds,
@@ -209,6 +214,7 @@ def search_command(
     tokenizer: TokenizerOf = None,
     processes: Processes = 1,
     api_key: Key = None,
+    seed: Seed = None,
     out: Out = None,
 ) -> None:
     """The largest concurrency or rate that keeps an SLO."""
@@ -216,7 +222,7 @@ def search_command(
     folder = out or _default_folder("search")
     base = RunOptions(
         url=url, model=model, workload=workload, input=input, output=output, tokenizer=tokenizer,
-        slo=slo, processes=processes, api_key=api_key,
+        slo=slo, processes=processes, api_key=api_key, seed=_sweep_seed(folder, seed),
     )  # fmt: skip
     sweeper = Sweeper(
         base, by, folder, seconds=seconds,
@@ -255,7 +261,7 @@ def compare_command(
     if a.startswith("http") and b.startswith("http"):
         base = RunOptions(
             url=a, model=model, workload=workload, input=input, output=output, requests=requests,
-            concurrency=concurrency, tokenizer=tokenizer, api_key=api_key,
+            concurrency=concurrency, tokenizer=tokenizer, api_key=api_key, seed=_seed(None),
         )  # fmt: skip
         folder = out or _default_folder("compare")
         pairs = comparing.interleave(
@@ -394,6 +400,22 @@ def _remember(console: Console, result: dict[str, Any]) -> None:
 def _default_folder(kind: str) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
+
+
+def _seed(wish: int | None) -> int:
+    """A fresh one by default: prompts of an earlier run would be in the server's prefix cache."""
+    return secrets.randbelow(10**6) if wish is None else wish
+
+
+def _sweep_seed(folder: Path, wish: int | None) -> int:
+    """That of the points that are there already, so that a sweep can go on."""
+    for done in sorted(folder.glob("seed-*")):
+        if wish is None:
+            return int(done.name.removeprefix("seed-"))
+    seed = _seed(wish)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"seed-{seed}").touch()
+    return seed
 
 
 def _object(text: str | None) -> dict[str, Any]:
