@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 END = 256
 """Id of the end-of-turn token; ids below it are the bytes."""
+MARK = 257
+"""Id of a special token that ends nothing."""
 VOCAB = 320
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}<|end|>"
@@ -78,8 +80,9 @@ def write(folder: Path, *, context: int = 512, layers: int = 2) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
-    tokenizer.add_tokens([f"<extra{place}>" for place in range(VOCAB - END - 1)])
+    marks = [AddedToken(text, special=True) for text in ("<|end|>", "<|mark|>")]
+    tokenizer.add_special_tokens(marks)
+    tokenizer.add_tokens([f"<extra{place}>" for place in range(VOCAB - MARK - 1)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE})

@@ -31,7 +31,11 @@ class Request:
     """`time.monotonic()` at the API border."""
     adapter: str | None = None
     grammar: str | None = None
+    """What the answer must match, as `text.grammar` writes it."""
     pooling: bool = False
+    keep_ids: tuple[int, ...] = ()
+    """Special tokens that stay in the text although special tokens are skipped: a dialect's
+    markers."""
 
 
 @dataclass(slots=True)

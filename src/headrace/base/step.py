@@ -149,3 +149,5 @@ class StepResult:
     """Time on the device, as the worker measured it."""
     error: str | None = None
     """Set when the step failed: every sequence in it ends with an `EngineFault`."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Entry → why this sequence alone cannot go on; its request ends with an `InvalidRequest`."""

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +191,7 @@ class AsyncEngine:
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
+        keep_ids: Collection[int] = (),
     ) -> Stream:
         request_id = request_id or uuid.uuid4().hex
         try:
@@ -207,6 +208,7 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 adapter=adapter,
                 grammar=grammar,
+                keep_ids=keep_ids,
             )
             self._supervisor.send(messages.Submit(request))
         except HeadraceError as error:
@@ -251,6 +253,7 @@ class AsyncEngine:
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
+        keep_ids: Collection[int] = (),
     ) -> AsyncGenerator[OutputDelta, None]:
         stream = self.submit(
             prompt,
@@ -260,6 +263,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             adapter=adapter,
             grammar=grammar,
+            keep_ids=keep_ids,
         )
         try:
             async for delta in stream:
@@ -277,6 +281,7 @@ class AsyncEngine:
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
+        keep_ids: Collection[int] = (),
     ) -> RequestOutput:
         stream = self.submit(
             prompt,
@@ -286,6 +291,7 @@ class AsyncEngine:
             cache_salt=cache_salt,
             adapter=adapter,
             grammar=grammar,
+            keep_ids=keep_ids,
         )
         work = self._in_work[stream.request_id]
         answer = Answer(work.outputs.request, prompt if isinstance(prompt, str) else None)

@@ -20,8 +20,10 @@ from ..obs.flight import FlightRecorder
 from ..roofline.memory import MemoryPlan
 from ..sched import Limits, Scheduler
 from ..sched.limits import Policy
+from ..sched.resource import Resource
 from .core import EngineCore
 from .executor import Executor, Facts, InlineExecutor
+from .grammar import GrammarGate
 from .multiproc import MultiprocExecutor
 from .real import REAL_WORKER, worker_loader
 from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_settings
@@ -88,7 +90,7 @@ def build(
         memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
         with phase("kv_pool"):
             executor.allocate(memory.pool)
-            core = _core(resolved, memory, executor, flight)
+            core = _core(resolved, memory, executor, flight, facts)
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
@@ -111,7 +113,11 @@ def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: s
 
 
 def _core(
-    resolved: Resolved, memory: MemoryPlan, executor: Executor, flight: FlightRecorder | None
+    resolved: Resolved,
+    memory: MemoryPlan,
+    executor: Executor,
+    flight: FlightRecorder | None,
+    facts: Facts,
 ) -> EngineCore:
     options = resolved.options
     limits = Limits(
@@ -123,8 +129,11 @@ def _core(
         depth=options.depth,
     )
     kv = KvManager(memory.pool, prefix_cache=options.prefix_cache)
+    resources: list[Resource] = []
+    if "grammar" in facts.features:
+        resources.append(GrammarGate(executor.prepare_grammar))
     return EngineCore(
-        Scheduler(limits, kv),
+        Scheduler(limits, kv, resources),
         executor,
         depth=options.depth,
         flight=flight,

@@ -47,6 +47,9 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> StepFuture:
         """Start a step. Steps run in the order of submission."""
 
+    def prepare_grammar(self, source: str) -> bool:
+        """Begin to compile a grammar unless that was begun; is it done?"""
+
     def close(self) -> None:
         """Give everything back; steps in flight are lost. May be called twice."""
 
@@ -57,6 +60,9 @@ class LoadedWorker(Protocol):
     def allocate(self, pool: PoolShape) -> None: ...
     def warm_up(self) -> None: ...
     def execute(self, plan: StepPlan) -> StepResult: ...
+    def prepare_grammar(self, source: str) -> bool:
+        """May be called from any thread; only where "grammar" is among the features."""
+
     def close(self) -> None: ...
 
 
@@ -92,6 +98,9 @@ class InlineExecutor:
         done: Future[StepResult] = Future()
         done.set_result(execute(self._loaded, plan))
         return done
+
+    def prepare_grammar(self, source: str) -> bool:
+        return self._loaded.prepare_grammar(source)
 
     def close(self) -> None:
         if self._thread is not None:

@@ -6,7 +6,7 @@ more than this protocol. Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -92,8 +92,12 @@ class ServingEngine(Protocol):
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
+        keep_ids: Collection[int] = (),
     ) -> OutputStream:
         """Verify a request and send it to the engine.
+
+        `grammar`: what the answer must match, made by `text.grammar` or `text.toolgrammar`.
+        `keep_ids`: special tokens that stay in the text though special tokens are skipped.
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,
@@ -110,6 +114,7 @@ class ServingEngine(Protocol):
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
+        keep_ids: Collection[int] = (),
     ) -> AsyncIterator[OutputDelta]:
         """`submit` as an asynchronous generator: closing or cancelling it stops the work."""
 
@@ -123,6 +128,7 @@ class ServingEngine(Protocol):
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
+        keep_ids: Collection[int] = (),
     ) -> RequestOutput:
         """The whole answer."""
 

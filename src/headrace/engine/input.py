@@ -54,6 +54,7 @@ class InputProcessor:
         adapter: str | None = None,
         grammar: str | None = None,
         pooling: bool = False,
+        keep_ids: Collection[int] = (),
     ) -> Request:
         """Raises `InvalidRequest` naming the field, or `ContextOverflow`."""
         arrival = time.monotonic()
@@ -85,6 +86,9 @@ class InputProcessor:
         # A copy: the caller may use its object again, and change it.
         sampling = replace(sampling, max_tokens=sampling.max_tokens or room)
         stop_ids = () if sampling.ignore_eos else self._eos_ids
+        if grammar is not None:
+            # Its end is part of a form, so there is no ignoring it.
+            stop_ids = self._ends()
         return Request(
             id=request_id,
             prompt=ids,
@@ -96,7 +100,19 @@ class InputProcessor:
             adapter=adapter,
             grammar=grammar,
             pooling=pooling,
+            keep_ids=tuple(keep_ids),
         )
+
+    def _ends(self) -> tuple[int, ...]:
+        """What ends an answer that is held to a form, as `text.lltokenizer` has it."""
+        ends = self._eos_ids or tuple(
+            index for index in (self._tokenizer.eos_id,) if index is not None
+        )
+        if not ends:
+            raise InvalidRequest(
+                "this model has no end-of-text token, which a demanded form needs", param="grammar"
+            )
+        return ends
 
     def tokenise(self, prompt: str | Sequence[int]) -> list[int]:
         """Ids of a prompt: text gets the model's begin-of-text, ids are taken as they are."""

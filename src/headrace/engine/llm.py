@@ -104,18 +104,27 @@ class LLM:
         *,
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
+        grammar: str | Sequence[str | None] | None = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt.
 
         One `SamplingParams` for all or one for each. `use_tqdm` shows a progress bar (the name
-        is that of vLLM); `on_delta` is called with every delta as it comes.
+        is that of vLLM). `grammar`, one for all or one for each, is what an answer must match, as
+        `text.grammar` makes it from a schema, a pattern or choices. `on_delta` is called with
+        every delta as it comes.
         """
         listed = _listed(prompts)
         params = self._params(sampling_params, len(listed))
         if priority is not None and len(priority) != len(listed):
             raise InvalidRequest(
                 f"{len(priority)} priorities for {len(listed)} prompts", param="priority"
+            )
+        if grammar is None or isinstance(grammar, str):
+            grammar = [grammar] * len(listed)
+        if len(grammar) != len(listed):
+            raise InvalidRequest(
+                f"{len(grammar)} grammars for {len(listed)} prompts", param="grammar"
             )
         requests = []
         with self._lock:
@@ -127,6 +136,7 @@ class LLM:
                         sampling,
                         request_id=str(next(self._ids)),
                         priority=priority[place] if priority is not None else 0,
+                        grammar=grammar[place],
                     )
                 except HeadraceError as error:
                     if len(listed) > 1:
@@ -147,6 +157,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        grammar: str | Sequence[str | None] | None = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, with the model's chat template or `template`."""
@@ -165,7 +176,9 @@ class LLM:
             )
             ids = self.tokenizer.encode(text)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, on_delta=on_delta)
+        return self.generate(
+            prompts, sampling_params, use_tqdm=use_tqdm, grammar=grammar, on_delta=on_delta
+        )
 
     def close(self) -> None:
         """Give everything back. May be called twice."""

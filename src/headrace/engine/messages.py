@@ -185,6 +185,12 @@ class Execute(_Message):
     plan: StepPlan
 
 
+class Prepare(_Message):
+    """Compile a grammar, and say whether that is done."""
+
+    grammar: str
+
+
 # Worker process → engine process.
 
 
@@ -204,5 +210,11 @@ class Executed(_Message):
     result: StepResult
 
 
-ToWorker = Load | Allocate | WarmUp | Execute | Stop
-FromWorker = Hello | Failed | Loaded | Done | Executed
+class Prepared(_Message):
+    """The answer to the oldest `Prepare`."""
+
+    done: bool
+
+
+ToWorker = Load | Allocate | WarmUp | Execute | Prepare | Stop
+FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared

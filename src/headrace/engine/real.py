@@ -13,6 +13,7 @@ from typing import Any
 
 from ..base.modelfiles import ModelFiles
 from .executor import Facts, LoadedWorker
+from .grammar import tokenizer_for_grammars
 
 REAL_WORKER = "headrace.engine.real:load_worker"
 
@@ -34,7 +35,9 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
     from ..worker.worker import Worker
 
     imported = time.monotonic() - begin
-    worker = Worker(files, WorkerOptions(**settings))
+    worker = Worker(
+        files, WorkerOptions(**settings), grammar_tokenizer=tokenizer_for_grammars(files)
+    )
     facts = worker.facts
     return worker, Facts(
         weight_bytes=facts.weight_bytes,

@@ -130,6 +130,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "dtype": options.dtype,
         "kv_dtype": options.kv_dtype,
         "kernels": options.kernels,
+        "deterministic": options.deterministic,
         "threads": options.threads,
         "rows": memory.rows,
         "step_tokens": memory.step_tokens,

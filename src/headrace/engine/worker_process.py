@@ -45,6 +45,9 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                 case messages.Execute(plan):
                     assert worker is not None
                     channel.send(messages.Executed(execute(worker, plan)))
+                case messages.Prepare(grammar):
+                    assert worker is not None
+                    channel.send(messages.Prepared(worker.prepare_grammar(grammar)))
                 case messages.Load(files, settings):
                     worker, facts = worker_loader(loader)(files.open(), settings)
                     phases = {"worker_process": began - spawned, **facts.phases}

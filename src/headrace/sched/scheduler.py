@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from headrace.base.environment import check_plans
-from headrace.base.errors import Overloaded
+from headrace.base.errors import InvalidRequest, Overloaded
 from headrace.base.request import FinishReason, Request, SequenceDelta, StepStats
 from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
@@ -205,12 +205,16 @@ class Scheduler:
         )
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
+        failures = result.failures
         sampled = 0
         for i, (sequence, new) in enumerate(zip(flight.entries, result.tokens, strict=True)):
             sequence.in_flight -= 1
             if number > sequence.void_until and sequence.state is not finished:
                 delta = None
-                if i < decodes:
+                if i in failures:
+                    delta = end(sequence, "error", failures[i])
+                    delta.error_status = InvalidRequest.status
+                elif i < decodes:
                     # Drafts that were not accepted are not computed after all.
                     sequence.scheduled -= counts[i] - len(new)
                 elif prompt_logprobs is not None and sequence.scores_prompt:

@@ -68,8 +68,10 @@ class Sequence:
         """Prompt and what was generated."""
         self.prompt_length = len(request.prompt)
         self.limit = limit
-        self.min_length = self.prompt_length + request.sampling.min_tokens
-        """Total length below which a stop id does not count."""
+        least = request.sampling.min_tokens if request.grammar is None else 0
+        self.min_length = self.prompt_length + least
+        """Total length below which a stop id does not count. A grammar may be complete before
+        `min_tokens`: then the worker gives nothing but an end, and else no early one."""
         self.stops = frozenset(request.stop_ids)
         self.rank = rank
         """Place in the order of service, for life: lower is served first, preempted last."""

@@ -21,6 +21,7 @@ class WorkerOptions:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     kernels: str = "auto"
+    deterministic: bool = False
     threads: int | None = None
     rows: int = 64
     """Sequences that can hold a row at the same time."""
@@ -39,6 +40,8 @@ class WorkerFacts:
     """Per operator which backend serves it and why; and what "auto" became."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of loading."""
+    features: tuple[str, ...] = ()
+    """What it does beyond text: "grammar"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ What sampling needs of a row lies in columns on the host, where a step picks its
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,15 @@ _ROW = np.dtype(
 class Rows:
     """Token ids, lengths and sampling parameters of each row."""
 
-    def __init__(self, rows: int, max_context: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: int,
+        max_context: int,
+        device: torch.device,
+        features: Collection[str] = (),
+    ) -> None:
+        """`features`: what the worker does beyond text, see `WorkerFacts.features`."""
+        self._features = features
         # One place more than the context: the last token may be sampled, it is never computed.
         self.tokens = torch.zeros(rows, max_context + 1, dtype=torch.int32, device=device)
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
@@ -54,7 +62,7 @@ class Rows:
         row, sampling = admission.row, admission.sampling
         assert not self.held[row], f"row {row} is taken"
         for name in ("adapter", "grammar"):
-            if getattr(admission, name) is not None:
+            if getattr(admission, name) is not None and name not in self._features:
                 raise EngineFault(f"this worker has no support for {name}")
         if admission.pooling:
             raise EngineFault("this worker has no support for pooling")

@@ -67,9 +67,15 @@ class Sampler:
         """Ids that end a sequence are out of reach until it has `min_tokens`."""
         early = np.flatnonzero(places - columns["prompt_length"] < columns["min_tokens"])
         pairs = [(place, token) for place in early for token in self._rows.stop_ids[rows[place]]]
-        if pairs:
-            index = torch.tensor(pairs, device=logits.device)
-            logits[index[:, 0], index[:, 1]] = float("-inf")
+        if not pairs:
+            return
+        index = torch.tensor(pairs, device=logits.device)
+        kept = logits[index[:, 0], index[:, 1]] if self._masks else None
+        logits[index[:, 0], index[:, 1]] = float("-inf")
+        if kept is not None:
+            # Where a mask left nothing but an end, the sequence ends early.
+            empty = logits[index[:, 0]].amax(-1) == float("-inf")
+            logits[index[empty, 0], index[empty, 1]] = kept[empty]
 
     def _bias(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
         biases = [

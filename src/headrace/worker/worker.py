@@ -19,6 +19,7 @@ from ..layers.source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import build_model
 from .batch import make_batch
+from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .kv_tensors import allocate_kv, clear_null_blocks, copy_blocks
 from .options import WorkerFacts, WorkerOptions, resolve
 from .prompt_scores import PromptScores
@@ -34,7 +35,17 @@ class Worker:
     with its `error`, and the tables are as the plan left them, so that the next plan finds them.
     """
 
-    def __init__(self, files: ModelFiles, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        options: WorkerOptions,
+        *,
+        grammar_tokenizer: MakeTokenizer | None = None,
+    ) -> None:
+        """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
+        grammar comes; without it there are no grammars."""
+        self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
+        self._masks: GrammarMasks | None = None
         self.options = options
         self.arch = files.arch
         self._resolved = resolve(options)
@@ -56,6 +67,7 @@ class Worker:
                     head_dim=files.arch.head_dim,
                     weights=source.kinds(),
                     threads=threads,
+                    deterministic=options.deterministic,
                 ),
                 options.kernels,
             )
@@ -76,6 +88,7 @@ class Worker:
             device_memory=_free_memory(device),
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
+            features=() if self._grammars is None else ("grammar",),
         )
 
     def allocate(self, pool: PoolShape) -> None:
@@ -84,8 +97,12 @@ class Worker:
         options, device = self.options, self._resolved.device
         with torch.inference_mode():
             self._pool = pool
-            self._rows = Rows(options.rows, options.max_context, device)
-            self._sampler = Sampler(self._rows)
+            self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
+            if self._masks is not None:
+                self._masks.close()
+            if self._grammars is not None:
+                self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, device)
+            self._sampler = Sampler(self._rows, () if self._masks is None else (self._masks,))
             self._prompt_scores = PromptScores(self._rows)
             self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
@@ -119,8 +136,17 @@ class Worker:
                 error=f"{type(error).__name__}: {' '.join(str(error).split())}",
             )
 
+    def prepare_grammar(self, source: str) -> bool:
+        """Begin to compile a grammar that will come; is it done? May be called from any thread."""
+        assert self._grammars is not None, "this worker has no support for grammar"
+        return self._grammars.prepare(source)
+
     def close(self) -> None:
         """Give the memory back."""
+        if self._grammars is not None:
+            self._grammars.close()
+        if self._masks is not None:
+            self._masks.close()
         for name in list(self.__dict__):
             if name not in ("options", "arch", "facts"):
                 del self.__dict__[name]
@@ -132,8 +158,12 @@ class Worker:
         self._tables.release(plan.released)
         self._prompt_scores.release(plan.released)
         self._tables.write(plan.blocks)
+        if self._masks is not None:
+            self._masks.release(plan.released)
         for admission in plan.admitted:
             self._rows.admit(admission)
+            if self._masks is not None and admission.grammar is not None:
+                self._masks.admit(admission)
         copy_blocks(self._cache, plan.copies)
         batch = make_batch(plan, self._rows, self._tables, self._pool)
         hidden, logits = self._runner.run(batch)
@@ -141,6 +171,7 @@ class Worker:
 
         tokens: list[list[int]] = [[] for _ in plan.rows]
         logprobs: list[list[TokenLogprobs]] | None = None
+        failures: dict[int, str] = {}
         entries = np.flatnonzero(np.asarray(plan.samples, np.bool_))
         if len(entries):
             rows = np.asarray(plan.rows, np.int64)[entries]
@@ -150,18 +181,24 @@ class Worker:
             self._rows.append(
                 torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device), sampled
             )
-            for entry, token in zip(entries, sampled.tolist(), strict=True):
+            chosen = sampled.tolist()
+            for entry, token in zip(entries, chosen, strict=True):
                 tokens[entry] = [token]
             if found is not None:
                 logprobs = [[] for _ in plan.rows]
                 for entry, one in zip(entries, found, strict=True):
                     logprobs[entry] = [] if one is None else [one]
+            if self._masks is not None:
+                for place, fault in self._masks.advance(rows, chosen).items():
+                    tokens[entries[place]] = []
+                    failures[int(entries[place])] = f"the demanded form cannot be kept: {fault}"
         return StepResult(
             plan.number,
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             seconds=time.perf_counter() - begin,
+            failures=failures,
         )
 
 

@@ -1,0 +1,57 @@
+"""What joins the planes where answers have a demanded form: the worker's tokenizer, and a gate.
+
+The worker must not know `text`, so the tokenizer that its matchers need is made here. It takes
+seconds for a large vocabulary: it is made in a thread, when the first grammar comes, and until
+then (and until its grammar is compiled) a sequence waits in the queue and holds nobody up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from ..base.modelfiles import ModelFiles
+from ..base.request import Request
+from ..loader import open_model
+from ..sched.sequence import Sequence
+
+
+def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
+    """Makes the model's `llguidance.LLTokenizer`; None where llguidance is not installed."""
+    if find_spec("llguidance") is None:
+        return None
+
+    def make() -> Any:
+        # Local: a process whose requests demand no form does not load the library.
+        from ..text import load_tokenizer
+        from ..text.lltokenizer import grammar_tokenizer
+
+        source = files.tokenizer
+        if source == {}:  # Files that came over the wire: see `messages.WireFiles`.
+            source = open_model(str(files.path), offline=True).tokenizer
+        return grammar_tokenizer(
+            load_tokenizer(source), vocab_size=files.arch.vocab_size, eos_ids=files.eos_ids
+        )
+
+    return make
+
+
+class GrammarGate:
+    """A `sched.Resource`: a sequence runs once the worker has its grammar compiled."""
+
+    def __init__(self, prepare: Callable[[str], bool]) -> None:
+        self._prepare = prepare
+
+    def verify(self, request: Request) -> None:
+        """Every grammar gets ready, or fails and ends its own request."""
+
+    def prepare(self, sequence: Sequence) -> bool:
+        grammar = sequence.request.grammar
+        return grammar is None or self._prepare(grammar)
+
+    def update(self, sequence: Sequence, tokens: int) -> None:
+        """Nothing grows."""
+
+    def free(self, sequence: Sequence) -> None:
+        """Nothing is held."""

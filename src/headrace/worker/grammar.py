@@ -1,0 +1,278 @@
+"""Rows whose answers have a demanded form: a matcher each, and the masks that they lay on logits.
+
+A matcher follows the tokens of its sequence and says which token may come next; llguidance does
+the matching. Nothing of that is waited for longer than it must: a grammar is compiled in a thread
+(`GrammarCompiler`), and once a step has its tokens the masks of the next one are computed while
+the engine books the result, plans and runs the forward pass (`GrammarMasks`).
+
+A form is for life: when its grammar is complete only the ids that end a sequence are left. After
+a preemption the matcher is made anew and led over what was generated. What goes wrong in a
+matcher ends its own sequence (`StepResult.failures`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..base.step import Admission
+
+MakeTokenizer = Callable[[], Any]
+"""Makes the `llguidance.LLTokenizer` of the model; called once, when the first grammar comes."""
+
+KEPT = 64
+"""Compiled grammars that are remembered, the latest used ones."""
+LIMITS: Mapping[str, int] = {"max_lexer_states": 50_000}
+"""What one matcher may use, where it is not llguidance's own default: a lexer state takes one to
+two kilobytes, so a row stays below 100 MB."""
+
+
+class GrammarFault(Exception):
+    """A grammar that cannot be compiled, or a matcher that gave up; half a sentence for the user.
+
+    Never leaves this module but as text.
+    """
+
+
+class GrammarCompiler:
+    """Grammars by their source, compiled in threads. May be asked from any thread."""
+
+    def __init__(
+        self, make_tokenizer: MakeTokenizer, *, limits: Mapping[str, int] = LIMITS
+    ) -> None:
+        self._make_tokenizer = make_tokenizer
+        self._limits: dict[str, Any] = dict(limits)
+        self._tokenizer: Any = None
+        self._making = threading.Lock()
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Future[Any]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(2, "headrace-grammar")
+
+    def prepare(self, source: str) -> bool:
+        """Begin to compile, unless that was begun; is it done (or has it failed)?"""
+        return self._future(source).done()
+
+    def matcher(self, source: str) -> Any:
+        """A matcher at the beginning; waits for the grammar. Raises `GrammarFault`."""
+        # A copy: it starts with what the first one found out about the grammar.
+        return self._future(source).result().deep_copy()
+
+    @property
+    def words(self) -> int:
+        """Length of a mask in 32-bit words; known once there is a matcher."""
+        return -(-int(self._tokenizer.vocab_size) // 32)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _future(self, source: str) -> Future[Any]:
+        with self._lock:
+            found = self._known.get(source)
+            if found is None:
+                found = self._known[source] = self._threads.submit(self._compile, source)
+                if len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+            else:
+                self._known.move_to_end(source)
+            return found
+
+    def _compile(self, source: str) -> Any:
+        # Local: a machine that holds nobody to a form needs no llguidance.
+        from llguidance import LLMatcher, LLParserLimits
+
+        with self._making:
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = self._make_tokenizer()
+                except Exception as error:
+                    raise GrammarFault(f"the model's tokenizer serves no grammars: {error}") from (
+                        error
+                    )
+        limits = LLParserLimits(**self._limits, verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
+        check(matcher)
+        matcher.compute_bitmask()  # Its tables for the first token, once for all copies.
+        check(matcher)
+        return matcher
+
+
+class Form:
+    """What one row is held to."""
+
+    __slots__ = ("allowed", "banned", "coming", "fault", "matcher")
+
+    def __init__(self) -> None:
+        self.matcher: Any = None
+        self.allowed: npt.NDArray[np.int32] | None = None
+        """Bit i of the whole says whether token i may come next."""
+        self.banned: torch.Tensor | None = None
+        """[V] bool, the contrary; made where logits lie on the host."""
+        self.fault: str | None = None
+        """Why the sequence has to end; the row is not masked any more."""
+        self.coming: Future[None] | None = None
+        """The job that computes the mask."""
+
+
+class GrammarMasks:
+    """A `LogitMask`: the forms of all rows that have one. Calls come from the worker's thread."""
+
+    def __init__(self, compiler: GrammarCompiler, vocabulary: int, device: torch.device) -> None:
+        self._compiler = compiler
+        self._vocabulary = vocabulary
+        self._device = device
+        self._forms: dict[int, Form] = {}
+        self._threads = ThreadPoolExecutor(2, "headrace-masks")
+        self._executor: Any = None
+
+    def admit(self, admission: Admission) -> None:
+        """Begin to make the row's matcher and its first mask."""
+        assert admission.grammar is not None
+        form = self._forms[admission.row] = Form()
+        generated = admission.tokens[admission.prompt_length :]
+        form.coming = self._threads.submit(self._begin, form, admission.grammar, generated)
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._forms.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+        """Set what may not come next in logits [R, V] of these rows to -inf, in place."""
+        if not self._forms:
+            return
+        places, forms = [], []
+        for place, row in enumerate(rows.tolist()):
+            form = self._forms.get(row)
+            if form is not None:
+                assert form.coming is not None
+                form.coming.result()
+                if form.fault is None:
+                    places.append(place)
+                    forms.append(form)
+        if self._device.type == "cpu":
+            for place, form in zip(places, forms, strict=True):
+                assert form.banned is not None
+                logits[place].masked_fill_(form.banned, float("-inf"))
+        elif forms:
+            words = torch.from_numpy(np.stack([_words(form) for form in forms]))
+            index = torch.tensor(places, device=self._device)
+            banned = expand(words.to(self._device))[:, : logits.shape[1]]
+            logits[index] = logits[index].masked_fill_(banned, float("-inf"))
+
+    def advance(self, rows: npt.NDArray[np.int64], tokens: Sequence[int]) -> dict[int, str]:
+        """These rows got these tokens: begin to compute what may come after them.
+
+        → place among `rows` → why that row's token is void and its sequence has to end.
+        """
+        faults: dict[int, str] = {}
+        if not self._forms:
+            return faults
+        moving: list[tuple[Form, int]] = []
+        for place, (row, token) in enumerate(zip(rows.tolist(), tokens, strict=True)):
+            form = self._forms.get(row)
+            if form is None:
+                continue
+            if form.fault is not None:
+                faults[place] = form.fault
+            else:
+                moving.append((form, token))
+        if moving:
+            coming = self._threads.submit(self._move, moving)
+            for form, _ in moving:
+                form.coming = coming
+        return faults
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._forms.clear()
+
+    # In threads; a form is in one job at a time
+
+    def _begin(self, form: Form, source: str, generated: list[int]) -> None:
+        def work() -> None:
+            form.matcher = self._compiler.matcher(source)
+            form.matcher.consume_tokens(generated)
+            self._mask([form])
+
+        _guarded([form], work)
+
+    def _move(self, moving: list[tuple[Form, int]]) -> None:
+        forms = [form for form, _ in moving]
+
+        def work() -> None:
+            if len(moving) == 1:
+                moving[0][0].matcher.consume_token(moving[0][1])
+            else:
+                pairs = [(form.matcher, token) for form, token in moving]
+                self._parallel().consume_token_par(pairs)
+            self._mask(forms)
+
+        _guarded(forms, work)
+
+    def _mask(self, forms: list[Form]) -> None:
+        words = np.empty((len(forms), self._compiler.words), np.int32)
+        address, width = words.ctypes.data, words.shape[1] * words.itemsize
+        if len(forms) == 1:
+            forms[0].matcher.unsafe_compute_mask_ptr(address, width)
+        else:
+            jobs = [(form.matcher, place) for place, form in enumerate(forms)]
+            self._parallel().unsafe_compute_mask_ptr(jobs, address, width, len(forms))
+        for form, allowed in zip(forms, words, strict=True):
+            try:
+                check(form.matcher)
+                self._note(form, allowed)
+            except GrammarFault as fault:
+                form.fault = str(fault)
+
+    def _note(self, form: Form, allowed: npt.NDArray[np.int32]) -> None:
+        flags = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: self._vocabulary]
+        if not flags.any():
+            raise GrammarFault("no token of the model can continue")
+        form.allowed = allowed
+        if self._device.type == "cpu":
+            form.banned = torch.from_numpy(flags == 0)
+
+    def _parallel(self) -> Any:
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            self._executor = LLExecutor()
+        return self._executor
+
+
+def _guarded(forms: Sequence[Form], work: Callable[[], None]) -> None:
+    """The border to a foreign library: what goes wrong there ends these rows and no others."""
+    try:
+        work()
+    except GrammarFault as fault:
+        message = str(fault)
+    except Exception as error:  # noqa: BLE001
+        message = f"{type(error).__name__}: {error}"
+    else:
+        return
+    for form in forms:
+        form.fault = form.fault or message
+
+
+def check(matcher: Any) -> None:
+    """Raise what a matcher has to complain of."""
+    if matcher.is_error():
+        words = str(matcher.get_error()).split("\n")[0]
+        raise GrammarFault(words[:300] or "the matcher gave up")
+
+
+def expand(words: torch.Tensor) -> torch.Tensor:
+    """int32 [R, W], bit i of a row: token i is allowed → bool [R, 32 W], True: banned."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    return ((words.unsqueeze(-1) >> shifts) & 1).eq(0).flatten(1)
+
+
+def _words(form: Form) -> npt.NDArray[np.int32]:
+    assert form.allowed is not None
+    return form.allowed
