@@ -12,9 +12,9 @@ import httpx
 import openai
 import pytest
 from processes import Running, headrace, running
+from served_model import make_tiny_model
 from server_fake import FakeEngine
 from test_server_tools import ANSWER, TEMPLATE
-from tiny_model import make_tiny_model
 
 from headrace.base.errors import EngineFault
 from headrace.server.app import create_app

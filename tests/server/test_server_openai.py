@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from processes import Running, headrace, running
-from tiny_model import VOCAB, make_tiny_model
+from served_model import VOCAB, make_tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 

@@ -88,6 +88,7 @@ class ServerOptions:
     max_body: int = option(32 * 2**20, "Largest request body, in bytes.", low=1024)
     max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)
     drain_seconds: float = option(30.0, "How long SIGTERM waits for running requests.", low=0)
+    store: str | None = option(None, "File of stored responses; none: they are kept in memory.")
     log_level: str = option(
         "info", "Least severe line that is logged.", choices=("debug", "info", "warning", "error")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -26,15 +27,18 @@ from .routes.messages.route import router as messages
 from .routes.metrics.route import router as metrics
 from .routes.models.route import router as models
 from .routes.nim.route import router as nim
+from .routes.responses.route import router as responses
+from .routes.responses.serve import Responses
 from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
 from .service import Service
+from .store import ResponseStore
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
 ROUTERS = (
-    chat, completions, messages, models, tokenize,
+    chat, completions, responses, messages, models, tokenize,
     health, metrics, version, nim, kserve, invocations,
 )  # fmt: skip
 
@@ -57,6 +61,8 @@ def create_app(
     meter = HttpMeter()
     app.state.service = service
     app.state.meter = meter
+    path = service.options.store
+    app.state.responses = Responses(service, ResponseStore(Path(path) if path else None))
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(HeadraceError, _typed)

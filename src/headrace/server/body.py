@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -54,6 +54,14 @@ def parse(body: bytes, model: type[Model]) -> Model:
     """Raises `InvalidRequest` with the path of the first wrong field."""
     try:
         return model.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def converted(value: dict[str, Any], model: type[Model]) -> Model:
+    """A body made from that of another interface; raises `InvalidRequest` as `parse` does."""
+    try:
+        return model.model_validate(value)
     except ValidationError as error:
         raise from_validation(error) from None
 

@@ -39,6 +39,10 @@ class Speech:
             markers |= {self.marks.open, self.marks.close}
         return frozenset(markers & self.special.keys())
 
+    def ids(self, hidden: frozenset[str]) -> tuple[int, ...]:
+        """Of these special tokens."""
+        return tuple(self.special[text] for text in sorted(hidden))
+
     def router(
         self, prompt: str, *, tools: frozenset[str] | None, hidden: frozenset[str]
     ) -> StreamRouter | None:

@@ -52,16 +52,12 @@ class Chat:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         body.verify_stream_options()
         limit = body.max_completion_tokens
-        params = body.sampling(
+        return body.sampling(
             defaults=self.service.defaults,
             max_tokens=body.max_tokens if limit is None else limit,
             logprobs=self.top_logprobs,
             vocab_size=self.service.vocab_size,
         )
-        if self.hidden:
-            # Marks that are special tokens must reach the router, which keeps them from the user.
-            params.skip_special_tokens = False
-        return params
 
     async def tokenise(self) -> None:
         """Render the messages and fill `prompt`."""
@@ -135,6 +131,8 @@ class Chat:
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
             grammar=self.grammar,
+            # Marks that are special tokens must reach the router, which keeps them from the user.
+            keep_ids=self.service.speech.ids(self.hidden),
         )
         self.usage.known_prompt(0, len(self.prompt))
         return stream

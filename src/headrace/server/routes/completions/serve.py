@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ class Completion:
         """`echo` without a token: scores of the prompt, as evaluation harnesses ask for them."""
         self.prompts: list[list[int]] = []
         self.texts: list[str] = []
+        self.grammar: str | None = None
         self.usage = Usage()
 
     def sampling(self) -> SamplingParams:
@@ -82,6 +84,12 @@ class Completion:
                 decode = self.service.engine.tokenizer.decode
                 self.texts.append(decode(item, skip_special=False))
 
+    async def demand(self) -> None:
+        """Set `grammar`; compiling it may take long, so it is done in a thread."""
+        if self.body.structured_outputs is not None or self.body.guided:
+            self.grammar = await asyncio.to_thread(self.body.demanded)
+            self.service.check_grammar(self.grammar)
+
     def _check_ids(self, ids: list[int]) -> None:
         size = self.service.vocab_size
         wrong = next((token for token in ids if not 0 <= token < size), None)
@@ -102,6 +110,7 @@ class Completion:
                         request_id=f"{self.id}-{index}",
                         priority=self.body.priority or 0,
                         cache_salt=self.body.cache_salt or "",
+                        grammar=self.grammar,
                     )
                 )
                 self.usage.known_prompt(index, len(prompt))
@@ -170,6 +179,7 @@ async def serve(service: Service, request: Request, body: CompletionBody) -> Res
     work = Completion(service, body, request.scope["headrace.request_id"])
     sampling = work.sampling()
     await work.tokenise()
+    await work.demand()
     streams = work.submit(sampling)
     if body.stream:
         return EventStream(_events(work, streams), keep_alive=service.keep_alive)

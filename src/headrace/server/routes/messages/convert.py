@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from ....base.errors import InvalidRequest
+from ...body import converted
 from ...errors import coded
 from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
@@ -43,7 +44,7 @@ def to_chat(body: CountBody) -> ChatBody:
             "max_tokens": body.max_tokens, "temperature": body.temperature, "top_p": body.top_p,
             "top_k": body.top_k, "stop": body.stop_sequences, "stream": body.stream,
         }  # fmt: skip
-    return ChatBody.model_validate(chat)
+    return converted(chat, ChatBody)
 
 
 def _choice(body: CountBody) -> dict[str, Any]:

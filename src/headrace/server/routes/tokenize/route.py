@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.errors import InvalidRequest
-from ...body import read_model
+from ...body import converted, read_model
 from ...logprobs import token_text
 from ...openapi import replies, takes
 from ...service import Service, of
@@ -49,7 +49,7 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
         exclude_none=True, by_alias=True,
         exclude={"prompt", "add_special_tokens", "return_token_strs"},
     )  # fmt: skip
-    chat = Chat(service, ChatBody.model_validate(given), "")
+    chat = Chat(service, converted(given, ChatBody), "")
     await chat.tokenise()
     return chat.prompt
 

@@ -1,0 +1,1 @@
+"""OpenAI's `/v1/responses`: events, stored conversations, background work, cancel."""

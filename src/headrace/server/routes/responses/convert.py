@@ -1,0 +1,104 @@
+"""Items of the Responses interface as chat messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....base.errors import InvalidRequest
+from ...body import converted
+from ...errors import coded
+from ..chat.schema import ChatBody
+from .schema import InputItem, InputPart, NamedChoice, ResponseBody
+
+
+def items_of(body: ResponseBody) -> list[dict[str, Any]]:
+    """The input as plain items, as they are stored."""
+    if isinstance(body.input, str):
+        return [{"type": "message", "role": "user", "content": body.input}]
+    return [item.model_dump(exclude_none=True) for item in body.input]
+
+
+def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
+    """`items`: the whole conversation, earlier turns first. Raises `InvalidRequest`."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    for place, item in enumerate(items):
+        _append(messages, converted(item, InputItem), f"input.{place}")
+    chat: dict[str, Any] = {
+        "messages": messages, "model": body.model, "max_tokens": body.max_output_tokens,
+        "temperature": body.temperature, "top_p": body.top_p, "stream": body.stream,
+        "parallel_tool_calls": body.parallel_tool_calls,
+    }  # fmt: skip
+    if body.tools:
+        chat["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"})}
+            for tool in body.tools
+        ]
+    choice: Any = body.tool_choice
+    if isinstance(choice, NamedChoice):
+        choice = {"type": "function", "function": {"name": choice.name}}
+    chat["tool_choice"] = choice
+    if body.reasoning is not None:
+        chat["reasoning_effort"] = body.reasoning.effort
+    form = body.text.format if body.text else None
+    if form is not None and form.type != "text":
+        chat["response_format"] = {"type": form.type}
+        if form.type == "json_schema":
+            chat["response_format"]["json_schema"] = form.model_dump(
+                exclude={"type"}, exclude_none=True, by_alias=True
+            )
+    return converted(chat, ChatBody)
+
+
+def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
+    """Consecutive parts of one turn of the assistant's become one message."""
+    match item.type or "message":
+        case "message":
+            if item.role is None:
+                raise InvalidRequest(f"{where}.role is required", param=f"{where}.role")
+            text = _text(item.content, f"{where}.content")
+            if item.role == "assistant":
+                message = _assistant(messages)
+                message["content"] = (message["content"] or "") + text
+            else:
+                messages.append({"role": item.role, "content": text})
+        case "reasoning":
+            text = _text(item.content or item.summary or "", f"{where}.content")
+            message = _assistant(messages)
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+        case "function_call":
+            function = {"name": _need(item.name, f"{where}.name"),
+                        "arguments": _need(item.arguments, f"{where}.arguments")}  # fmt: skip
+            call = {"id": _need(item.call_id, f"{where}.call_id"), "type": "function"}
+            _assistant(messages).setdefault("tool_calls", []).append(call | {"function": function})
+        case "function_call_output":
+            call_id = _need(item.call_id, f"{where}.call_id")
+            text = _text(item.output, f"{where}.output")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
+
+
+def _text(content: str | list[InputPart] | None, where: str) -> str:
+    if content is None:
+        raise InvalidRequest(f"{where} is required", param=where)
+    if isinstance(content, str):
+        return content
+    for place, part in enumerate(content):
+        if part.type in ("input_image", "input_file"):
+            raise coded(
+                InvalidRequest(f"this model takes no {part.type} parts", param=f"{where}.{place}"),
+                "unsupported_content",
+            )
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _need(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{where} is required", param=where)
+    return value

@@ -1,0 +1,191 @@
+"""A responses request: conversation from the store, one stream, events, the result stored."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import HeadraceError, InvalidRequest, NotFound
+from ...connection import EventStream, while_connected
+from ...generation import deltas
+from ...store import ResponseStore, Stored
+from ...wire import json_response, named_frame
+from ..chat.serve import Chat, begin
+from .build import ResponseBuilder
+from .convert import items_of, to_chat
+from .schema import ResponseBody
+
+if TYPE_CHECKING:
+    from ....engine.face import OutputStream
+    from ...service import Service
+
+MAX_TURNS = 1000
+"""Earlier responses that one conversation may have."""
+
+
+class Responses:
+    """The responses of one application: its store, and what runs in the background."""
+
+    def __init__(self, service: Service, store: ResponseStore) -> None:
+        self.service = service
+        self.store = store
+        self.running: dict[str, asyncio.Task[None]] = {}
+        """Background work by response id."""
+
+    async def find(self, response_id: str, owner: str) -> Stored:
+        stored = await self.store.get(response_id, owner)
+        if stored is None:
+            raise NotFound(f"there is no response {response_id[:128]!r}", param="response_id")
+        return stored
+
+    async def history(self, response_id: str | None, owner: str) -> list[dict[str, Any]]:
+        """Items of all earlier turns, oldest first."""
+        turns: list[list[dict[str, Any]]] = []
+        while response_id is not None:
+            if len(turns) >= MAX_TURNS:
+                raise InvalidRequest(
+                    f"the conversation has more than {MAX_TURNS} turns",
+                    param="previous_response_id",
+                )
+            stored = await self.store.get(response_id, owner)
+            if stored is None:
+                raise NotFound(
+                    f"there is no response {response_id[:128]!r}", param="previous_response_id"
+                )
+            turns.append([*stored.input, *_as_input(stored.response["output"])])
+            response_id = stored.previous
+        return [item for turn in reversed(turns) for item in turn]
+
+    async def serve(self, request: Request, body: ResponseBody) -> Response:
+        owner = request.scope.get("headrace.owner", "")
+        if body.background and body.store is False:
+            raise InvalidRequest("background needs store: true", param="background")
+        if body.background and body.stream:
+            raise InvalidRequest("background work is not streamed: ask for it", param="stream")
+        items = items_of(body)
+        past = await self.history(body.previous_response_id, owner)
+        chat_body = to_chat(body, [*past, *items])
+        chat, stream = await begin(self.service, chat_body, request.scope["headrace.request_id"])
+        builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
+        turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
+        if body.background:
+            return await self._background(turn)
+        if body.stream:
+            return EventStream(
+                turn.frames(),
+                keep_alive=self.service.keep_alive,
+                error_frame=turn.error_frame,
+            )
+        return await while_connected(request.receive, turn.whole())
+
+    async def _background(self, turn: _Turn) -> Response:
+        response = turn.builder.response
+        reply = json_response({**response, "status": "queued"})
+        await turn.save()
+        task = asyncio.create_task(turn.run())
+        self.running[response["id"]] = task
+        # It goes on when its exchange has ended, so it is in work by itself: a drain waits for it.
+        work: dict[str, Any] = {}
+        self.service.enter(work)
+
+        def ended(_: object) -> None:
+            self.running.pop(response["id"], None)
+            self.service.leave(work)
+
+        task.add_done_callback(ended)
+        return reply
+
+    async def cancel(self, response_id: str, owner: str) -> dict[str, Any]:
+        """Stop background work; what is complete stays as it is."""
+        stored = await self.find(response_id, owner)
+        if not stored.response["background"]:
+            raise InvalidRequest("only background responses can be cancelled", param="response_id")
+        task = self.running.get(response_id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        return (await self.find(response_id, owner)).response
+
+
+class _Turn:
+    """One response being made."""
+
+    def __init__(
+        self,
+        responses: Responses,
+        chat: Chat,
+        stream: OutputStream,
+        builder: ResponseBuilder,
+        items: list[dict[str, Any]] | None,
+        owner: str,
+    ) -> None:
+        self._responses = responses
+        self._chat = chat
+        self._stream = stream
+        self.builder = builder
+        self._items = items
+        self._owner = owner
+
+    async def save(self) -> None:
+        if self._items is None:
+            return
+        response = self.builder.response
+        previous = response["previous_response_id"]
+        stored = Stored(response["id"], previous, self._items, response)
+        if not await self._responses.store.put(stored, self._owner, response["created_at"]):
+            response["store"] = False  # the answer is given; that it is not kept is told
+
+    async def _events(self) -> AsyncIterator[list[dict[str, Any]]]:
+        (parts,) = self._chat.parts()
+        yield self.builder.begin()
+        async for _, delta in deltas([self._stream]):
+            self._chat.usage.count(0, delta)
+            events = [e for fields in parts.take(delta) for e in self.builder.take(fields)]
+            if events:
+                yield events
+        self._chat.usage.reasoning = parts.reasoning_tokens
+        ending = self.builder.end(parts)
+        await self.save()
+        yield ending
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """`begin` waits for the first token, so that an early error keeps its status."""
+        head: list[dict[str, Any]] = []
+        async for events in self._events():
+            if not head and events[0]["type"] == "response.created":
+                head = events
+                continue
+            frames = [named_frame(e["type"], e) for e in (*head, *events)]
+            head = []
+            yield b"".join(frames)
+
+    def error_frame(self, error: HeadraceError) -> bytes:
+        return b"".join(named_frame(e["type"], e) for e in self.builder.fail(error))
+
+    async def whole(self) -> Response:
+        async for _ in self._events():
+            pass
+        return json_response(self.builder.response)
+
+    async def run(self) -> None:
+        """In the background: whatever happens is in the store afterwards."""
+        try:
+            async for _ in self._events():
+                pass
+        except HeadraceError as error:
+            self.builder.fail(error)
+            await self.save()
+        except asyncio.CancelledError:
+            self.builder.cancel()
+            await self.save()
+            raise
+
+
+def _as_input(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Output items as input of the next turn."""
+    return [dict(item) for item in output]
