@@ -10,7 +10,8 @@ import pytest
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.operators import CpuOperators
 
-sys.path.insert(0, str(Path(__file__).parent))
+# The cases of the reference kernels (tests/kernels/kernel_cases.py) serve here too.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "kernels")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

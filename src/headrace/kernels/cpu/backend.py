@@ -29,6 +29,8 @@ class CpuBackend:
             load()
         except LibraryAbsent as absent:
             return str(absent)
+        if question.quantise != "auto":
+            return f"does not quantise weights to {question.quantise}"
         if question.dtype != torch.float32:
             return "activations are float32 on the CPU"
         if question.kv_dtype not in KV_DTYPES:

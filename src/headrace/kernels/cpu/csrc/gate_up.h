@@ -76,7 +76,9 @@ void op_gate_up(const HrGateUp& op, const hr::Work& work) {
   const int64_t rows = work.step->n, units = op.gate.out / 32, slab = slab_of(rows);
   auto* gate = reinterpret_cast<float*>(work.scratch + sizeof(Decoded) * kPanels) + kSums;
   float* up = gate + 32 * kSlab;
-  for (int64_t unit = work.next(); unit < units; unit = work.next()) {
+  int victim = 0;
+  int64_t unit;
+  while (work.next_in_line(units, &victim, &unit)) {
     for (int64_t row0 = 0; row0 < rows; row0 += slab) {
       const int64_t end = row0 + slab < rows ? row0 + slab : rows;
       unit_sums_any(op.x, op.gate, row0, end, unit, work.scratch, gate);

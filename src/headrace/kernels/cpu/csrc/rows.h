@@ -166,12 +166,14 @@ HR_INLINE F activate(F x) {
     F e = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
     return f_div(x, f_add(e, f_set(1.0f)));
   }
-  F half = f_mul(x, f_set(0.5f));
   if constexpr (kActivation == HR_GELU_TANH) {
+    // x / 2 · (1 + tanh u) = x · sigmoid(2u): no cancellation where tanh is near −1.
     F cube = f_mul(f_mul(x, x), x);
-    F inner = f_mul(f_fma(cube, f_set(0.044715f), x), f_set(0.7978845608028654f));
-    return f_fma(half, f_tanh(inner), half);
+    F inner = f_mul(f_fma(cube, f_set(0.044715f), x), f_set(-2.0f * 0.7978845608028654f));
+    F e = f_exp(f_min(f_set(80.0f), inner));
+    return f_div(x, f_add(e, f_set(1.0f)));
   }
+  F half = f_mul(x, f_set(0.5f));
   return f_fma(half, f_erf(f_mul(x, f_set(0.7071067811865476f))), half);
 }
 

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <new>
 
 namespace hr {
@@ -34,7 +35,6 @@ namespace {
 
 constexpr int kSpins = 4000;
 constexpr int kYields = 16;
-constexpr int64_t kCounterStride = 8;  // int64 per counter: a cache line each
 
 void pause_cpu() { __builtin_ia32_pause(); }
 
@@ -99,7 +99,7 @@ struct Team {
   double* seconds = nullptr;
 
   int64_t* counters = nullptr;
-  int counter_room = 0;
+  int64_t counter_room = 0;
   uint8_t* scratch = nullptr;
   int64_t scratch_each = 0;
 
@@ -120,13 +120,16 @@ struct Team {
       barrier();
       return;
     }
-    Work w{step, thread, threads, scratch + thread * scratch_each, nullptr};
-    for (int i = 0; i < count; ++i) {
-      const double began = seconds && thread == 0 ? now() : 0;
-      w.counter = counters + i * kCounterStride;
-      kernels->run(records[i], w);
+    // A copy of the job: once the last barrier opens, the caller may fill in the next one.
+    const int total = count;
+    const HrRecord* const list = records;
+    double* const times = seconds;
+    Work w{step, thread, threads, scratch + thread * scratch_each, counters};
+    for (int i = 0; i < total; ++i, w.counters += threads * kCounterStride) {
+      const double began = times && thread == 0 ? now() : 0;
+      kernels->run(list[i], w);
       barrier();
-      if (seconds && thread == 0) seconds[i] = now() - began;
+      if (times && thread == 0) times[i] = now() - began;
     }
   }
 };
@@ -158,9 +161,10 @@ void start_threads(Team* team) {
   team->phase.sleepers.store(0);
   team->arrived.store(0);
   team->stop = false;
-  // Signals are for the process's own threads.
+  // Signals are for the process's own threads, but for those that a thread raises itself.
   sigset_t all, before;
   sigfillset(&all);
+  for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&all, own);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int started = 1;
   for (int i = 1; i < team->threads; ++i) {
@@ -181,14 +185,15 @@ void launch(Team* team) {
 }
 
 bool make_room(Team* team, const HrRecord* records, int count, const HrStep* step) {
-  if (count > team->counter_room) {
+  const int64_t counters = static_cast<int64_t>(count) * team->threads;
+  if (counters > team->counter_room) {
     free(team->counters);
     team->counters = static_cast<int64_t*>(
-        aligned_alloc(64, static_cast<size_t>(count) * kCounterStride * sizeof(int64_t)));
-    team->counter_room = team->counters ? count : 0;
+        aligned_alloc(64, static_cast<size_t>(counters * kCounterStride) * sizeof(int64_t)));
+    team->counter_room = team->counters ? counters : 0;
     if (!team->counters) return false;
   }
-  for (int i = 0; i < count; ++i) team->counters[i * kCounterStride] = 0;
+  for (int64_t i = 0; i < counters; ++i) team->counters[i * kCounterStride] = 0;
   int64_t need = 4096;
   for (int i = 0; i < count; ++i) {
     const int64_t one = team->kernels->scratch(records[i], *step);

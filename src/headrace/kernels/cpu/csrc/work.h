@@ -6,15 +6,32 @@
 
 namespace hr {
 
+constexpr int64_t kCounterStride = 8;  // int64 per counter: a cache line each
+
 struct Work {
   const HrStep* step;
   int thread;
   int threads;
   uint8_t* scratch;      // this thread's own, 64-byte aligned
-  int64_t* counter;      // shared by the team, zero when the operator starts
+  int64_t* counters;     // one per thread (a cache line each), zero when the operator starts
 
   // The next item that nobody has: items are numbered from zero, each goes to one thread.
-  HR_ALWAYS int64_t next() const { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+  HR_ALWAYS int64_t next() const { return __atomic_fetch_add(counters, 1, __ATOMIC_RELAXED); }
+
+  // The same for items that lie one after the other in memory: a thread goes through its own
+  // share front to back, so that its stream is one, and then helps the others with theirs.
+  // `victim` starts as 0. False: all items of `total` are taken.
+  HR_ALWAYS bool next_in_line(int64_t total, int* victim, int64_t* item) const {
+    for (; *victim < threads; ++*victim) {
+      const int owner = (thread + *victim) % threads;
+      const int64_t first = total * owner / threads, last = total * (owner + 1) / threads;
+      int64_t* counter = counters + owner * kCounterStride;
+      if (__atomic_load_n(counter, __ATOMIC_RELAXED) >= last - first) continue;
+      *item = first + __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+      if (*item < last) return true;
+    }
+    return false;
+  }
 
   // An even share of `count` rows, contiguous.
   HR_ALWAYS void share(int64_t count, int64_t* first, int64_t* last) const {
