@@ -129,11 +129,11 @@ def test_a_slow_client_makes_the_run_invalid(monkeypatch: pytest.MonkeyPatch) ->
 
     slow = (
         "import time, headrace.bench.client as c\n"
-        "real = c._Stream.on_body\n"
+        "real = c.Stream.on_body\n"
         "def body(self, now, data):\n"
         "    time.sleep(0.03)\n"
         "    real(self, time.monotonic_ns(), data)\n"
-        "c._Stream.on_body = body\n"
+        "c.Stream.on_body = body\n"
         "import headrace.bench.worker as w\n"
         "w.main()\n"
     )

@@ -28,7 +28,7 @@ Emit = Callable[[RequestRecord], None]
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
     """One answer while it comes in."""
 
     record: RequestRecord
@@ -174,7 +174,7 @@ class Client:
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         data = request_bytes(self._pool.address, "POST", path, body, headers)
-        stream = _Stream(record, turn.cancel_after, [], Lines(), bytearray(), 0)
+        stream = Stream(record, turn.cancel_after, [], Lines(), bytearray(), 0)
         if not target.stream:
             stream.keep = MAX_BODY
         self._requests += 1
@@ -200,7 +200,7 @@ class Client:
             record.recount_tokens = self._recount(text)
         return text
 
-    async def _exchange(self, data: bytes, stream: _Stream) -> Reply | None:
+    async def _exchange(self, data: bytes, stream: Stream) -> Reply | None:
         """Send and wait for the end, a stall or the wish to hang up (→ None)."""
         target, record = self.job.target, stream.record
         connection = await self._pool.take()
@@ -276,7 +276,7 @@ def make_body(
     return "/v1/completions", json.dumps(body).encode()
 
 
-def judge(target: Target, stream: _Stream, reply: Reply) -> None:
+def judge(target: Target, stream: Stream, reply: Reply) -> None:
     """Turn status, error events and missing ends into the record's error."""
     record = stream.record
     record.status = reply.status
@@ -296,7 +296,7 @@ def judge(target: Target, stream: _Stream, reply: Reply) -> None:
         record.error_kind, record.error = "protocol", "the answer is empty"
 
 
-def _whole_answer(stream: _Stream, reply: Reply) -> None:
+def _whole_answer(stream: Stream, reply: Reply) -> None:
     """An answer without streaming: its time to the first token is its end."""
     record = stream.record
     try:

@@ -108,7 +108,10 @@ class MockServer:
             server.close_clients()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        # Cancelled: the server stops while a client keeps its connection.
+        with contextlib.suppress(
+            ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+        ):
             while await self._exchange(reader, writer):
                 pass
         writer.close()

@@ -21,12 +21,15 @@ from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
 from ..bench.export import aiperf, vllm_bench
 from ..bench.history import History, history_chart
+from ..bench.job import Target
+from ..bench.lengths import parse_lengths
 from ..bench.live import LiveView, show_result
+from ..bench.mlperf import SCENARIOS, MlperfOptions, run_mlperf
 from ..bench.mock import Behaviour, MockServer
 from ..bench.options import RunOptions
 from ..bench.report import html_report, result_charts
 from ..bench.result import read_result
-from ..bench.run import run_bench
+from ..bench.run import ask_server, make_material, run_bench
 from ..bench.store import read_records, records_csv
 from ..bench.sweep import COLUMNS, Point, Sweeper, rows, sweep_page
 from ..roofline.page import charts, page
@@ -428,3 +431,44 @@ def _object(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest("extra must be a JSON object", param="extra")
     return value
+
+
+@command.command("mlperf")
+def mlperf_command(
+    scenario: Annotated[str, typer.Argument(help=", ".join(SCENARIOS))],
+    url: Url = "http://127.0.0.1:8000",
+    model: Model = None,
+    endpoint: Endpoint = "completions",
+    mode: Annotated[str, typer.Option(help="performance or accuracy.")] = "performance",
+    samples: Annotated[int, typer.Option(help="Prompts in the library.")] = 64,
+    input: Input = "128",
+    output: Output = "128",
+    seconds: Annotated[float, typer.Option(help="Shortest run; a submission needs 600.")] = 600.0,
+    queries: Annotated[int, typer.Option(help="Fewest queries.")] = 1,
+    qps: Annotated[float, typer.Option(help="Rate of Server and Interactive.")] = 1.0,
+    ttft: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 2000.0,
+    tpot: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 100.0,
+    tokenizer: TokenizerOf = None,
+    system: Annotated[str, typer.Option(help="Name of the system in the folders.")] = "this",
+    api_key: Key = None,
+    out: Out = None,
+) -> None:
+    """An MLPerf scenario through the real LoadGen, with its logs and its verdict."""
+    base = RunOptions(url=url, model=model, api_key=api_key)
+    server = ask_server(base)
+    target = Target(url, model or server["model"], endpoint or "completions", api_key)
+    options = MlperfOptions(
+        target, scenario, mode, samples, parse_lengths(input, "input"),
+        parse_lengths(output, "output"), seconds, queries, qps, ttft, tpot, system,
+    )  # fmt: skip
+    found = run_mlperf(options, make_material(tokenizer), out or Path("."))
+    for name, value in found.summary.items():
+        print(f"{name}: {value}")
+    print(f"logs: {found.folder}")
+    if found.failures:
+        raise HeadraceError(
+            f"{len(found.failures)} of {found.requests} requests failed, which LoadGen does not "
+            f"know: do not use this result; for example: {found.failures[0]:.200}"
+        )
+    if found.valid is False:
+        raise typer.Exit(INVALID_RUN)

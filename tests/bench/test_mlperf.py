@@ -1,0 +1,79 @@
+"""MLPerf scenarios through the real LoadGen against the mock server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import InvalidRequest
+from headrace.bench.job import Target
+from headrace.bench.lengths import Lengths
+from headrace.bench.material import Material
+from headrace.bench.mlperf import MlperfOptions, MlperfResult, run_mlperf
+from headrace.bench.mock import Behaviour, MockServer
+
+pytest.importorskip("mlperf_loadgen")
+
+
+def run(
+    tmp_path: Path, scenario: str, mode: str = "performance", behaviour: Behaviour | None = None
+) -> MlperfResult:
+    with MockServer(behaviour or Behaviour(ttft=0.02, itl=0.002)) as server:
+        options = MlperfOptions(
+            Target(server.url, "mock"), scenario, mode, 8, Lengths("fixed", 16),
+            Lengths("fixed", 12), min_seconds=1.0, qps=20, min_queries=8,
+        )  # fmt: skip
+        return run_mlperf(options, Material(), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "line"),
+    [
+        ("SingleStream", "90.0th percentile latency (ns)"),
+        ("MultiStream", "99.0th percentile latency (ns)"),
+        ("Server", "Completed samples per second"),
+        ("Offline", "Samples per second"),
+    ],
+)
+def test_scenarios(tmp_path: Path, scenario: str, line: str) -> None:
+    found = run(tmp_path, scenario)
+    assert found.failures == []
+    assert line in found.summary, found.summary
+    assert found.folder == (
+        tmp_path / "results" / "this" / "mock" / scenario / "performance" / "run_1"
+    )
+    assert (found.folder / "mlperf_log_detail.txt").is_file()
+    assert found.summary["Result is"] == ("VALID" if found.valid else "INVALID")
+    if scenario == "SingleStream":
+        # 20 ms to the first token and 11 pauses of 2 ms.
+        p90 = float(found.summary["90.0th percentile latency (ns)"]) / 1e6
+        assert 42 <= p90 < 60
+
+
+@pytest.mark.slow
+def test_accuracy_mode_logs_every_answer(tmp_path: Path) -> None:
+    found = run(tmp_path, "Offline", "accuracy")
+    assert found.valid is None
+    logged = json.loads((found.folder / "mlperf_log_accuracy.json").read_text())
+    assert sorted(entry["qsl_idx"] for entry in logged) == list(range(8))
+    assert {bytes.fromhex(entry["data"]).decode() for entry in logged} == {" tok" * 12}
+
+
+@pytest.mark.slow
+def test_failures_are_told_beside_loadgens_verdict(tmp_path: Path) -> None:
+    found = run(tmp_path, "Offline", behaviour=Behaviour(ttft=0.005, itl=0, error_rate=0.3))
+    assert 0 < len(found.failures) < found.requests
+    assert "as was set" in found.failures[0]
+
+
+def test_bad_options(tmp_path: Path) -> None:
+    target = Target("http://127.0.0.1:9", "m")
+    for options in (
+        MlperfOptions(target, "Online"), MlperfOptions(target, mode="speed"),
+        MlperfOptions(target, qps=0),
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest):
+            run_mlperf(options, Material(), tmp_path)
