@@ -44,6 +44,11 @@ class EngineOptions:
         "Which kernels serve; auto picks per operator.",
         choices=("auto", "ref", "cpu", "triton", "flashinfer"),
     )
+    quantise: str = option(
+        "auto",
+        "Weights that come dense: kept as they are (auto), or made smaller while loading.",
+        choices=("auto", "fp8"),
+    )
     deterministic: bool = option(
         False,
         "Same bits for a request whatever else is in the batch, also on a GPU, where it costs "
@@ -88,7 +93,21 @@ class ServerOptions:
     max_body: int = option(32 * 2**20, "Largest request body, in bytes.", low=1024)
     max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)
     drain_seconds: float = option(30.0, "How long SIGTERM waits for running requests.", low=0)
-    store: str | None = option(None, "File of stored responses; none: they are kept in memory.")
+    store: str | None = option(
+        None, "File of stored responses and of the usage ledger; none: they are kept in memory."
+    )
+    keys: str | None = option(
+        None, "File of API keys (headrace keys); with it every route but health needs a key."
+    )
+    operator_port: int | None = option(
+        None, "Port of the operator's routes; none: they are not served.", low=0, high=65535
+    )
+    operator_host: str = option("127.0.0.1", "Address of the operator's port.")
+    tls_cert: str | None = option(None, "Certificate chain (PEM): serve HTTPS; read again on change.")
+    tls_key: str | None = option(None, "Private key of the certificate (PEM).")
+    tls_clients: str | None = option(
+        None, "CA (PEM) that clients' certificates must come from: mutual TLS."
+    )
     log_level: str = option(
         "info", "Least severe line that is logged.", choices=("debug", "info", "warning", "error")
     )

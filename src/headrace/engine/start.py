@@ -131,6 +131,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "kv_dtype": options.kv_dtype,
         "kernels": options.kernels,
         "deterministic": options.deterministic,
+        "quantise": options.quantise,
         "threads": options.threads,
         "rows": memory.rows,
         "step_tokens": memory.step_tokens,

@@ -27,6 +27,8 @@ class Question:
     threads: int = 1
     deterministic: bool = False
     """Rows must be invariant, also where that costs time."""
+    quantise: str = "auto"
+    """"auto": weights as they come; "fp8": dense matrices of layers become fp8 at load."""
     asked: bool = False
     """The backend was named by the user: it may serve where it would not offer itself."""
 

@@ -29,7 +29,7 @@ from .operators import (
     StepBatch,
     StepLimits,
 )
-from .weights import BlockWeight, DenseWeight, PackedWeight, StackedWeight, Weight
+from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 
 ROWS = 4
 """A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
@@ -162,6 +162,8 @@ class ReferenceOperators:
             return dequantise(weight, self.dtype).data
         if isinstance(weight, PackedWeight):
             return unpack_rows(weight).to(self.dtype)
+        if isinstance(weight, Fp8Weight):
+            return weight.values().to(self.dtype)
         assert isinstance(weight, StackedWeight)
         return torch.cat([self._dense(part, dequantise) for part in weight.parts])
 
@@ -223,6 +225,8 @@ class ReferenceBackend:
     def supports(self, operator: str, question: Question) -> str | None:
         if question.deterministic and question.device != "cpu" and operator not in ELEMENTWISE:
             return "torch's kernels for this device sum in an order that depends on the batch"
+        if question.quantise != "auto" and operator == "linear":
+            return f"does not quantise weights to {question.quantise}"
         return None
 
     def build(self, question: Question) -> ReferenceOperators:

@@ -64,6 +64,49 @@ class PackedWeight:
 
 
 @dataclass(slots=True)
+class Fp8Weight:
+    """`data[out, in]` in float8_e4m3fn; w = data · scale of the output row, or of the block.
+
+    `scales` fp32: [1, 1] for the tensor, [out, 1] by output row, or [ceil(out / 128),
+    ceil(in / 128)] by block. Kernels want the second or the third: see `per_row`.
+    """
+
+    data: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.data.shape[0], self.data.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + self.scales.nbytes
+
+    @property
+    def blocked(self) -> bool:
+        """One scale per block of 128 x 128?"""
+        out, width = self.shape
+        if self.scales.shape in ((1, 1), (out, 1)):
+            return False
+        assert self.scales.shape == (-(-out // 128), -(-width // 128)), "not a layout of scales"
+        return True
+
+    def per_row(self) -> Fp8Weight:
+        """A scale per tensor repeated for every row; others as they are."""
+        if self.scales.shape != (1, 1):
+            return self
+        return Fp8Weight(self.data, self.scales.expand(self.shape[0], 1).contiguous())
+
+    def values(self) -> torch.Tensor:
+        """[out, in] fp32."""
+        scales = self.scales
+        if self.blocked:
+            out, width = self.shape
+            scales = scales.repeat_interleave(128, 0)[:out].repeat_interleave(128, 1)[:, :width]
+        return self.data.float() * scales
+
+
+@dataclass(slots=True)
 class PanelWeight:
     """A weight in the CPU kernels' panels of 16 outputs: opaque bytes, `cpu/csrc/layout.h`.
 
@@ -103,7 +146,9 @@ class TiledWeight:
 class StackedWeight:
     """Rows of several weights one below the other (q, k and v; gate and up), each as it came."""
 
-    parts: tuple[DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight, ...]
+    parts: tuple[
+        DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight, ...
+    ]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -114,4 +159,6 @@ class StackedWeight:
         return sum(part.nbytes for part in self.parts)
 
 
-Weight = DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | StackedWeight
+Weight = (
+    DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight | StackedWeight
+)

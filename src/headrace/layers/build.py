@@ -12,6 +12,7 @@ from ..kernels.operators import Operators, Role, RopeTable
 from ..kernels.weights import (
     BlockWeight,
     DenseWeight,
+    Fp8Weight,
     PackedWeight,
     PanelWeight,
     StackedWeight,
@@ -117,6 +118,8 @@ def weight_tensors(weight: Weight) -> list[torch.Tensor]:
         return [tensor for part in weight.parts for tensor in weight_tensors(part)]
     if isinstance(weight, DenseWeight | BlockWeight | PanelWeight):
         return [weight.data]
+    if isinstance(weight, Fp8Weight):
+        return [weight.data, weight.scales]
     assert isinstance(weight, PackedWeight | TiledWeight)
     extra = [] if weight.offsets is None else [weight.offsets]
     return [weight.codes, weight.scales, *extra]

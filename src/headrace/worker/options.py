@@ -21,6 +21,7 @@ class WorkerOptions:
     dtype: str = "auto"
     kv_dtype: str = "auto"
     kernels: str = "auto"
+    quantise: str = "auto"
     deterministic: bool = False
     threads: int | None = None
     rows: int = 64

@@ -68,6 +68,7 @@ class Worker:
                     weights=source.kinds(),
                     threads=threads,
                     deterministic=options.deterministic,
+                    quantise=options.quantise,
                 ),
                 options.kernels,
             )

@@ -31,6 +31,8 @@ class TritonBackend:
                 return "needs an NVIDIA GPU"
         elif torch.cuda.get_device_capability() < (8, 0):
             return "needs compute capability 8.0 or later"
+        elif operator in ("linear", "rope_and_cache", "attention") and not _has_fp8(question):
+            return "needs compute capability 8.9 for fp8"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
         if operator in ("attention", "rope_and_cache") and question.head_dim > 256:
@@ -41,4 +43,12 @@ class TritonBackend:
         # Deferred: importing triton is for those who use it.
         from .operators import TritonOperators
 
-        return TritonOperators(question.dtype, deterministic=question.deterministic)
+        return TritonOperators(
+            question.dtype, deterministic=question.deterministic, quantise=question.quantise
+        )
+
+
+def _has_fp8(question: Question) -> bool:
+    """Is fp8 asked of a GPU that has it, or not asked?"""
+    wanted = "fp8" in (question.kv_dtype, question.quantise)
+    return not wanted or torch.cuda.get_device_capability() >= (8, 9)

@@ -24,6 +24,7 @@ from ..reference import unpack_rows
 from ..weights import (
     BlockWeight,
     DenseWeight,
+    Fp8Weight,
     PackedWeight,
     StackedWeight,
     TiledWeight,
@@ -34,8 +35,12 @@ from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .packed import merge_tiled, tile_weight
 from .product_dense import product_dense
+from .product_fp8 import merge_fp8, product_fp8, quantise_weight
 from .product_packed import product_packed
 from .table import Table, architecture
+
+FP8_OUTS = 256
+"""A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
 
 class TritonOperators:
@@ -44,10 +49,16 @@ class TritonOperators:
     name = "triton"
 
     def __init__(
-        self, dtype: torch.dtype, *, deterministic: bool = False, architecture: str | None = None
+        self,
+        dtype: torch.dtype,
+        *,
+        deterministic: bool = False,
+        quantise: str = "auto",
+        architecture: str | None = None,
     ) -> None:
         """`architecture`: a row of the table, where it is not to be that of the device."""
         self.dtype = dtype
+        self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
         self._tables: dict[torch.device, Table] = {}
@@ -59,9 +70,16 @@ class TritonOperators:
             parts = [self.prepare(part, role, dequantise) for part in weight.parts]
             if all(isinstance(part, DenseWeight) for part in parts):
                 return DenseWeight(torch.cat([_data(part) for part in parts]))
-            return merge_tiled(parts) or StackedWeight(tuple(parts))  # type: ignore[arg-type]
+            return merge_tiled(parts) or merge_fp8(parts) or StackedWeight(tuple(parts))  # type: ignore[arg-type]
         if isinstance(weight, DenseWeight):
+            if self._quantise == "fp8" and role == "linear" and weight.shape[0] >= FP8_OUTS:
+                return quantise_weight(weight.data)
             return DenseWeight(weight.data.to(self.dtype).contiguous())
+        if isinstance(weight, Fp8Weight):
+            old = self._table(weight.data.device).architecture == "sm_80"
+            if old or role != "linear":
+                return DenseWeight(weight.values().to(self.dtype))
+            return weight.per_row()
         if isinstance(weight, BlockWeight):
             if role in ("linear", "logits"):
                 return tile_weight(dequantise.unpack(weight))
@@ -184,6 +202,10 @@ class TritonOperators:
             return y
         if isinstance(weight, TiledWeight):
             return product_packed(x, weight, bias, table.packed(self._rows(x)), dtype)
+        if isinstance(weight, Fp8Weight):
+            library = x.is_cuda and not self.deterministic
+            config = table.fp8(self._rows(x))
+            return product_fp8(x, weight, bias, config, dtype, library=library)
         if self.deterministic:
             return product_dense(x, _data(weight), bias, table.dense(), dtype)
         return functional.linear(x, _data(weight), bias).to(dtype)

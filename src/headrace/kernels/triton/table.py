@@ -20,6 +20,7 @@ from .attention_decode import DecodeConfig
 from .attention_prefill import PrefillConfig
 from .moe import MoeConfig
 from .product_dense import DenseConfig
+from .product_fp8 import Fp8Config
 from .product_packed import ProductConfig
 
 PATH = Path(__file__).with_name("table.json")
@@ -68,6 +69,10 @@ class Table:
     def dense(self) -> DenseConfig:
         """One for all: its cut is part of the result."""
         return self._find(DenseConfig, "product_dense", 0)
+
+    def fp8(self, rows: int) -> Fp8Config:
+        """By rows; the cut is no part of the result."""
+        return self._find(Fp8Config, "product_fp8", rows)
 
     def moe(self, rows_per_expert: int) -> MoeConfig:
         """By the mean number of rows of an expert."""

@@ -1,0 +1,267 @@
+"""`make gpu-dry`: everything that can be known of the GPU path without a GPU.
+
+Compiles every kernel that a step of real models launches, ahead of time, for sm_80, sm_90 and
+sm_100: the model's own forward pass runs on tensors without memory while each launch is turned
+into a compilation. Reads registers, spills, shared memory and instructions from the machine code,
+prints them as a table next to what the roofline predicts for the same steps on H100, H200 and
+B200, and fails where a kernel would not run or is not what it should be.
+
+    python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE]
+
+The kernels' results are the business of `tests/kernels_triton` (the interpreter). Nothing here is
+a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from gpu_models import (
+    ARCHS,
+    ROOFLINE,
+    Step,
+    build,
+    decode,
+    make_batch,
+    make_cache,
+    prefill,
+    thin,
+    windows_of,
+)
+
+from headrace.kernels.sampling import DrawParameters
+from headrace.kernels.triton import sampling
+from headrace.kernels.triton.aot import Compiled, compiling, triton_version
+from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.sass import SHARED_LIMIT
+from headrace.roofline.composition import compose
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.operators import Case
+from headrace.roofline.step import step_time
+from headrace.roofline.weights import WeightBytes
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+PREDICTED = ("H100", "H200", "B200")
+STEPS = (
+    decode(1, 1024),
+    decode(32, 4096),
+    decode(256, 1024),
+    prefill(2048, 2048),
+    Step("mixed 16 + 512", (*((1024, 1),) * 16, (512, 512))),
+)
+MODELS = (
+    ("qwen2.5-0.5b", "bfloat16", "bfloat16", False),
+    ("qwen2.5-0.5b", "q5_0", "bfloat16", False),
+    ("qwen2.5-0.5b", "q6_k", "bfloat16", False),
+    ("llama-3.1-8b", "bfloat16", "bfloat16", False),
+    ("llama-3.1-8b", "bfloat16", "bfloat16", True),
+    ("llama-3.1-8b", "fp8", "fp8", False),
+    ("llama-3.1-8b", "int4", "int8", False),
+    ("llama-3.1-8b", "q4_k", "bfloat16", False),
+    ("qwen3-30b-a3b", "bfloat16", "bfloat16", False),
+    ("gemma-3-1b", "bfloat16", "bfloat16", False),
+)
+"""(architecture, weights, KV, deterministic)."""
+QUICK = (MODELS[0], MODELS[6])
+KV = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+MATRIX_ROWS = 512
+"""Steps of this many tokens are matrix-bound: their products and their attention must use the
+warpgroup instructions on sm_90."""
+MATRIX_BOUND = (
+    "attention_prefill._prefill_kernel", "product_dense._product_kernel", "moe._grouped_kernel",
+    "product_fp8._product_kernel",
+)  # fmt: skip
+SPILLS_EXPLAINED: dict[str, str] = {}
+"""Kernel → why its spills do no harm."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One kernel, for one architecture, as its first use compiled it."""
+
+    kernel: str
+    architecture: str
+    model: str
+    step: str
+    launches: int
+    registers: int
+    spills: int
+    stack: int
+    shared: int
+    warps: int
+    stages: int
+    resident: int
+    matrix: str
+    instructions: dict[str, int]
+    seconds: float
+    faults: list[str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="two models")
+    parser.add_argument("--json", type=Path, help="write everything there")
+    parser.add_argument("--table", type=Path, help="replace the tables of this page")
+    arguments = parser.parse_args()
+    begin = time.perf_counter()
+    models = QUICK if arguments.quick else MODELS
+    rows = [row for architecture in ARCHITECTURES for row in compile_all(architecture, models)]
+    predicted = list(predict(models))
+    text = f"{kernel_table(rows)}\n\n{prediction_table(predicted)}\n"
+    print(text)
+    if arguments.json:
+        facts = {
+            "what": "ahead-of-time compilation and prediction; nothing was measured on a GPU",
+            "triton": triton_version(), "torch": torch.__version__,
+            "seconds": round(time.perf_counter() - begin, 1),
+            "kernels": [asdict(row) for row in rows], "predicted": predicted,
+        }  # fmt: skip
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+    if arguments.table:
+        replace_tables(arguments.table, text)
+    faults = [f"{row.architecture} {row.kernel}: {fault}" for row in rows for fault in row.faults]
+    print(f"{len(rows)} kernels compiled in {time.perf_counter() - begin:.0f} s")
+    print("\n".join(faults) if faults else "no faults")
+    return 1 if faults else 0
+
+
+def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[Row]:
+    seen: set[tuple[object, ...]] = set()
+    for name, weights, kv, deterministic in models:
+        if architecture == "sm_80" and "fp8" in (weights, kv):
+            continue  # This architecture has no such numbers; the backend says so.
+        arch = thin(ARCHS[name])
+        operators = TritonOperators(
+            torch.bfloat16, deterministic=deterministic, architecture=architecture,
+            quantise="fp8" if weights == "fp8" else "auto",
+        )  # fmt: skip
+        with torch.inference_mode():
+            model = build(arch, operators, device="meta", weights=weights)
+            cache = make_cache(arch, 64, "meta", KV[kv])
+            label = f"{name} {weights}, {kv} KV" + (", deterministic" if deterministic else "")
+            for step in STEPS:
+                batch = make_batch(step, windows_of(arch), "meta")
+                with compiling(architecture) as found:
+                    model.forward(operators, batch, cache)
+                    if model is not None and not deterministic:
+                        draw_tokens(len(step.entries), arch.vocab_size)
+                for compiled in found:
+                    cut = (compiled.warps, compiled.stages, compiled.code.registers)
+                    key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
+                    if key not in seen:
+                        seen.add(key)
+                        yield make_row(compiled, label, step)
+        print(f"{architecture} {label}: {len(seen)} kernels so far", file=sys.stderr, flush=True)
+
+
+def draw_tokens(rows: int, vocabulary: int) -> None:
+    """The two kernels of sampling."""
+    logits = torch.empty(rows, vocabulary, device="meta")
+    column = torch.empty(rows, device="meta")
+    sampling.argmax(logits)
+    sampling.draw(
+        logits, DrawParameters(column, column.long(), column, column, column.double())
+    )  # fmt: skip
+
+
+def make_row(compiled: Compiled, model: str, step: Step) -> Row:
+    code = compiled.code
+    return Row(
+        compiled.kernel, compiled.architecture, model, step.name, len(compiled.grids),
+        code.registers, code.spills, code.stack, compiled.shared, compiled.warps, compiled.stages,
+        compiled.resident, code.tensor_core, code.instructions, round(compiled.seconds, 2),
+        list(find_faults(compiled, step)),
+    )  # fmt: skip
+
+
+def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
+    """What must not be."""
+    if compiled.shared > SHARED_LIMIT[compiled.architecture]:
+        yield f"needs {compiled.shared} bytes of shared memory: it would not start"
+    elif compiled.resident == 0:
+        yield f"{compiled.code.registers} registers x {compiled.warps} warps: it would not start"
+    if compiled.code.spills and compiled.kernel not in SPILLS_EXPLAINED:
+        yield f"{compiled.code.spills} spills"
+    if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:
+        wanted = {"sm_80": "HMMA", "sm_90": "warpgroup", "sm_100": "tensor memory"}
+        # A mixture gives each expert few rows in small steps: there bandwidth binds.
+        small = compiled.kernel.startswith("moe") and compiled.constants["ROWS"] < 64
+        if compiled.code.tensor_core != wanted[compiled.architecture] and not small:
+            yield f"matrix-bound, but its matrix instructions are: {compiled.code.tensor_core}"
+
+
+def kernel_table(rows: list[Row]) -> str:
+    lines = [
+        "| kernel | for | first used by | registers | spills | shared KiB | warps x stages "
+        "| blocks/SM | matrix instructions | async copies |",
+        "|---|---|---|---:|---:|---:|---|---:|---|---:|",
+    ]
+    for row in rows:
+        matrix = row.matrix
+        if matrix != "none":
+            matrix = f"{matrix} ({row.instructions[matrix]})"
+        lines.append(
+            f"| `{row.kernel}` | {row.architecture} | {row.model}; {row.step} | {row.registers} "
+            f"| {row.spills} | {row.shared / 1024:.1f} | {row.warps} x {row.stages} "
+            f"| {row.resident} | {matrix} | {row.instructions['asynchronous copy']} |"
+        )
+    return "\n".join(lines)
+
+
+def predict(models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[dict[str, object]]:
+    """What the hardware allows and what the roofline expects of whole steps."""
+    for name, weights, kv, deterministic in models:
+        if deterministic:
+            continue
+        arch = ARCHS[name]
+        case = Case(arch, WeightBytes(ROOFLINE[weights], head_format="bfloat16"), kv_dtype=kv)
+        for step in STEPS:
+            starts, counts = zip(*step.entries, strict=True)
+            row: dict[str, object] = {"model": f"{name} {weights}, {kv} KV", "step": step.name}
+            for device in PREDICTED:
+                found = step_time(case, DEVICES[device], compose(arch, starts, counts))
+                row[device] = {
+                    "limit_ms": found.limit_seconds * 1e3,
+                    "expected_ms": found.seconds * 1e3,
+                    "bound": found.bound,
+                    "operators_limit_us": {
+                        each.count.label: [each.limit_seconds * 1e6, each.bound]
+                        for each in found.operators
+                    },
+                }  # fmt: skip
+            yield row
+
+
+def prediction_table(rows: list[dict[str, object]]) -> str:
+    heads = " | ".join(f"{device}: limit ms / expected ms / bound" for device in PREDICTED)
+    lines = [f"| model | step | {heads} |", "|---|---|" + "---|" * len(PREDICTED)]
+    for row in rows:
+        cells = []
+        for device in PREDICTED:
+            found = row[device]
+            assert isinstance(found, dict)
+            cells.append(f"{found['limit_ms']:.2f} / {found['expected_ms']:.2f} / {found['bound']}")
+        lines.append(f"| {row['model']} | {row['step']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def replace_tables(page: Path, text: str) -> None:
+    """Put `text` between the marks of a page."""
+    first, last = "<!-- gpu-dry begins -->", "<!-- gpu-dry ends -->"
+    before, _, rest = page.read_text().partition(first)
+    _, found, after = rest.partition(last)
+    assert found, f"{page} lacks the marks"
+    page.write_text(f"{before}{first}\n\n{text}\n{last}{after}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
