@@ -87,7 +87,7 @@ class Chat:
                 not final if body.add_generation_prompt is None else body.add_generation_prompt
             ),
             "continue_final_message": final,
-            **variables,
+            "variables": variables,
         }
         messages = [_plain(index, message) for index, message in enumerate(body.messages)]
         if len(messages) <= INLINE_MESSAGES:
