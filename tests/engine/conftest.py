@@ -5,17 +5,9 @@ from typing import Any
 
 import pytest
 import tiny_model
+from engine_fakes import OPTIONS
 
 from headrace.engine.supervisor import Supervision
-
-OPTIONS: dict[str, Any] = {
-    "device": "cpu",
-    "threads": 1,
-    "kv_memory": "2MiB",
-    "max_sequences": 64,
-    "step_tokens": 256,
-    "offline": True,
-}
 
 
 @pytest.fixture(scope="session")

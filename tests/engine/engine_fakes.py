@@ -14,6 +14,15 @@ from headrace.engine.executor import Facts
 HANG, CRASH, RAISE, SLOW, LOCK = 290, 291, 292, 293, 294
 """Prompt tokens that make a step hang, kill the process, raise, take 20 ms, or hang with the
 interpreter locked."""
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "kv_memory": "2MiB",
+    "max_sequences": 64,
+    "step_tokens": 256,
+    "offline": True,
+}
+"""Of an engine on the tiny model."""
 FAKE = "engine_fakes:load"
 
 

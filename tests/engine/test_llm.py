@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tiny_model
-from engine_fakes import FAKE, continuation
+from engine_fakes import FAKE, OPTIONS, continuation
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import ContextOverflow, EngineDead, InvalidRequest, OptionError
@@ -22,8 +22,6 @@ PROMPTS = ["one", "The quick brown fox", "def f(x):\n    return", "ä", "0123456
 
 @pytest.fixture(scope="module")
 def llm(tiny: Any) -> Iterator[LLM]:
-    from conftest import OPTIONS
-
     with LLM(str(tiny), **OPTIONS) as opened:
         yield opened
 

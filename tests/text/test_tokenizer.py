@@ -15,8 +15,8 @@ import tokenizers
 from corpus import DECOMPOSED, PLAIN, TEXT, random_texts, source_code
 from hypothesis import given, settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from vocabularies import byte_level_metadata, sentencepiece_metadata
 
-from conftest import byte_level_metadata, sentencepiece_metadata
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge, UnsupportedModel
 from headrace.text import Tokenizer, load_tokenizer
 from headrace.text import tokenizer as tokenizer_module
