@@ -1,0 +1,329 @@
+// The conversation: what was said, what is being said, and how fast.
+
+import { Refused, call, events } from "./api.js";
+import { announce, byId, figures, make, seconds } from "./dom.js";
+import { render } from "./markdown.js";
+import * as settings from "./settings.js";
+import { TokenView } from "./tokens.js";
+
+const turns = byId("turns");
+const scroller = byId("scroller");
+const message = byId("message");
+const send = byId("send");
+
+const history = []; // {message, turn}: what is sent again, and where it is seen.
+let running = null; // AbortController of the answer that comes.
+let model = "";
+
+export function setModel(name) {
+  model = name;
+}
+
+const messages = () => {
+  const system = settings.system();
+  const said = history.map((entry) => entry.message);
+  return system ? [{ role: "system", content: system }, ...said] : said;
+};
+
+function follow() {
+  if (scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120) {
+    scroller.scrollTop = scroller.scrollHeight;
+  }
+}
+
+function addTurn(role, label) {
+  byId("empty").hidden = true;
+  const body = make("div", { class: "body" });
+  const turn = make("li", { class: `turn ${role}` }, make("h3", {}, label), body);
+  turns.append(turn);
+  return { turn, body };
+}
+
+function say(role, content, more = {}) {
+  const { turn, body } = addTurn("user", role === "tool" ? "Tool" : "You");
+  body.textContent = content;
+  history.push({ message: { role, content, ...more }, turn });
+  scroller.scrollTop = scroller.scrollHeight;
+}
+
+/** One answer: its text, reasoning, calls, tokens, times. */
+class Answer {
+  constructor(structured) {
+    Object.assign(this, addTurn("assistant", model || "Model"));
+    this.turn.classList.add("busy");
+    this.structured = structured;
+    this.text = "";
+    this.thought = "";
+    this.calls = [];
+    this.begin = performance.now();
+    this.first = 0;
+    this.last = 0;
+    this.count = 0;
+    this.usage = null;
+    this.finish = null;
+    this.view = null;
+    this.shown = null;
+    this.foot = make("div", { class: "foot" });
+    this.turn.append(this.foot);
+    this.drawing = false;
+  }
+
+  take(chunk) {
+    if (chunk.error) throw new Refused(chunk.error.message, 500, 0);
+    if (chunk.usage) this.usage = chunk.usage;
+    for (const choice of chunk.choices ?? []) {
+      const { delta } = choice;
+      const content = choice.logprobs?.content;
+      if (delta.content || delta.reasoning_content || delta.tool_calls || content?.length) {
+        this.last = performance.now();
+        this.first ||= this.last;
+        this.count += content?.length ?? 1;
+      }
+      this.text += delta.content ?? "";
+      this.thought += delta.reasoning_content ?? "";
+      for (const { index, id, function: called } of delta.tool_calls ?? []) {
+        const call = (this.calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
+        call.function.name += called?.name ?? "";
+        call.function.arguments += called?.arguments ?? "";
+      }
+      if (content?.length) {
+        this.view ??= new TokenView();
+        this.view.add(content);
+      }
+      this.finish = choice.finish_reason ?? this.finish;
+    }
+    if (!this.drawing) {
+      // At most one drawing per frame, however fast the tokens come.
+      this.drawing = true;
+      requestAnimationFrame(() => {
+        this.drawing = false;
+        this.draw();
+      });
+    }
+  }
+
+  draw() {
+    const nodes = [];
+    if (this.thought) {
+      const open = this.reasoning?.open ?? !this.text;
+      this.reasoning = make("details", { class: "reasoning", open: open ? "" : null },
+        make("summary", {}, "Reasoning"), this.thought);
+      nodes.push(this.reasoning);
+    }
+    if (this.shown === "tokens") nodes.push(this.view.element);
+    else if (this.structured) {
+      if (this.text) nodes.push(make("pre", {}, make("code", {}, this.text)));
+    } else nodes.push(...render(this.text));
+    nodes.push(...this.calls.map((call) => this.card(call)));
+    if (this.shown !== "tokens" || !this.body.contains(this.view.element) || this.calls.length) {
+      this.body.replaceChildren(...nodes);
+    }
+    this.drawFoot();
+    follow();
+  }
+
+  card(call) {
+    const card = make("div", { class: "call" },
+      make("strong", {}, call.function.name), make("pre", {}, call.function.arguments));
+    if (!running && !history.some((entry) => entry.message.tool_call_id === call.id)) {
+      const input = make("input", { name: "result", placeholder: "What the function returns", "aria-label": `Result of ${call.function.name}` });
+      const form = make("form", {}, input, make("button", { class: "quiet" }, "Send result"));
+      form.onsubmit = (event) => {
+        event.preventDefault();
+        say("tool", input.value, { tool_call_id: call.id });
+        form.remove();
+        const open = this.calls.some((other) => !history.some((entry) => entry.message.tool_call_id === other.id));
+        if (!open) answer();
+      };
+      card.append(form);
+    }
+    return card;
+  }
+
+  /** Tokens per second and the like; figures that are not there yet are left out. */
+  numbers() {
+    const tokens = this.usage?.completion_tokens ?? this.count;
+    const parts = [];
+    if (this.first) parts.push(["First token", seconds((this.first - this.begin) / 1000)]);
+    const span = (this.last - this.first) / 1000;
+    if (tokens > 1 && span > 0) {
+      parts.push(["Between tokens", seconds(span / (tokens - 1))]);
+      parts.push(["Speed", `${figures((tokens - 1) / span)} tokens/s`]);
+    }
+    if (tokens) parts.push(["Tokens", String(tokens)]);
+    if (this.usage) {
+      const cached = this.usage.prompt_tokens_details?.cached_tokens ?? 0;
+      parts.push(["Prompt", `${this.usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}`]);
+    }
+    return parts;
+  }
+
+  drawFoot(problem) {
+    const nodes = this.numbers().map(([name, value]) => make("span", {}, `${name} `, make("b", {}, value)));
+    if (!running && this.structured && this.text) {
+      let valid = true;
+      try { JSON.parse(this.text); } catch { valid = false; }
+      nodes.push(make("span", { class: valid ? "badge" : "badge no" }, valid ? "valid JSON" : "not complete JSON"));
+    }
+    if (this.finish === "length") nodes.push(make("span", {}, "cut at the token limit"));
+    if (problem) nodes.push(make("span", { class: problem === "stopped" ? "" : "failed" }, problem));
+    this.problem = problem ?? this.problem;
+    if (!running) nodes.push(this.acts());
+    this.foot.replaceChildren(...nodes);
+  }
+
+  acts() {
+    const acts = make("span", { class: "acts" });
+    const button = (label, act, attributes = {}) => {
+      const made = make("button", { type: "button", class: "quiet", ...attributes }, label);
+      made.onclick = () => act(made);
+      acts.append(made);
+    };
+    if (this.view) {
+      button("Tokens", (made) => {
+        this.shown = this.shown === "tokens" ? null : "tokens";
+        this.draw();
+        // The foot was drawn again: the button that was pressed is a new one.
+        this.foot.querySelector("[aria-pressed]").focus();
+        void made;
+      }, { "aria-pressed": String(this.shown === "tokens") });
+    }
+    if (this.text) {
+      button("Copy", async (made) => {
+        await navigator.clipboard.writeText(this.text);
+        made.textContent = "Copied";
+        setTimeout(() => (made.textContent = "Copy"), 1500);
+      });
+    }
+    if (turns.lastElementChild === this.turn) button("Again", () => again());
+    return acts;
+  }
+
+  end(problem) {
+    this.turn.classList.remove("busy");
+    const made = { role: "assistant", content: this.text || null };
+    if (this.calls.length) made.tool_calls = this.calls;
+    if (this.text || this.calls.length) history.push({ message: made, turn: this.turn, answer: this });
+    if (this.view && !this.structured && !this.calls.length) this.shown = "tokens";
+    this.draw();
+    this.drawFoot(problem);
+    const spoken = problem ?? "Answer complete";
+    announce(`${spoken}. ${this.usage?.completion_tokens ?? this.count} tokens. ${this.text.slice(0, 400)}`);
+  }
+}
+
+function setRunning(controller) {
+  running = controller;
+  send.textContent = controller ? "Stop" : "Send";
+  send.classList.toggle("stop", Boolean(controller));
+  for (const { answer } of history) answer?.drawFoot(answer.problem);
+}
+
+export function body() {
+  const options = settings.options();
+  if (options === null) return null;
+  return { model, messages: messages(), ...options };
+}
+
+async function answer() {
+  const request = body();
+  if (request === null || running) return;
+  const controller = new AbortController();
+  setRunning(controller);
+  const reply = new Answer(Boolean(request.response_format));
+  scroller.scrollTop = scroller.scrollHeight;
+  announce("Answering");
+  let problem;
+  try {
+    const response = await call("v1/chat/completions", {
+      body: { ...request, stream: true, stream_options: { include_usage: true } },
+      signal: controller.signal,
+    });
+    for await (const { data } of events(response)) {
+      if (data === "[DONE]") break;
+      reply.take(JSON.parse(data));
+    }
+  } catch (error) {
+    problem = error.name === "AbortError" ? "stopped"
+      : error instanceof Refused ? error.message
+      : "The connection was lost before the answer was complete.";
+  }
+  setRunning(null);
+  reply.end(problem);
+}
+
+function again() {
+  if (running) return;
+  if (history.at(-1)?.message.role === "assistant") history.pop();
+  turns.lastElementChild?.remove();
+  if (history.length) answer();
+}
+
+function submit(text) {
+  if (!text.trim() || running || settings.options() === null) return;
+  settings.openSettings(false);
+  // An answer that failed without a word is not part of the conversation.
+  say("user", text);
+  message.value = "";
+  grow();
+  answer();
+}
+
+/** Browsers without field-sizing. */
+function grow() {
+  if (CSS.supports("field-sizing", "content")) return;
+  message.style.height = "auto";
+  message.style.height = `${message.scrollHeight + 2}px`;
+}
+
+export function start() {
+  byId("composer").onsubmit = (event) => {
+    event.preventDefault();
+    if (running) running.abort();
+    else submit(message.value);
+  };
+  message.oninput = grow;
+  message.onkeydown = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      if (!running) submit(message.value);
+    }
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && running && !document.querySelector("dialog[open]")) running.abort();
+  });
+  for (const button of document.querySelectorAll(".start")) {
+    button.onclick = () => submit(button.textContent);
+  }
+  byId("clear").onclick = () => {
+    running?.abort();
+    history.length = 0;
+    turns.replaceChildren();
+    byId("empty").hidden = false;
+    message.focus();
+  };
+  let language = "curl";
+  const show = () => {
+    const request = body();
+    if (request === null) return false;
+    if (!request.messages.length) request.messages.push({ role: "user", content: message.value || "Hello" });
+    if (language === "python") request.stream = true;
+    byId("snippet").textContent = settings.snippets[language](request);
+    return true;
+  };
+  byId("show-code").onclick = () => show() && byId("code").showModal();
+  for (const button of document.querySelectorAll("[data-language]")) {
+    button.onclick = () => {
+      language = button.dataset.language;
+      for (const other of document.querySelectorAll("[data-language]")) {
+        other.setAttribute("aria-pressed", String(other === button));
+      }
+      show();
+    };
+  }
+  byId("copy").onclick = async () => {
+    await navigator.clipboard.writeText(byId("snippet").textContent);
+    byId("copy").textContent = "Copied";
+    setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
+  };
+}

@@ -1,0 +1,62 @@
+// The page: two views, the state of the server, the start.
+
+import { call } from "./api.js";
+import * as board from "./board.js";
+import * as chat from "./chat.js";
+import { byId } from "./dom.js";
+import * as settings from "./settings.js";
+
+function route() {
+  const live = location.hash === "#live";
+  byId("chat").hidden = live;
+  byId("live").hidden = !live;
+  for (const [id, here] of [["to-chat", !live], ["to-live", live]]) {
+    if (here) byId(id).setAttribute("aria-current", "page");
+    else byId(id).removeAttribute("aria-current");
+  }
+  document.title = live ? "Live · Headrace" : "Headrace";
+  board.show(live && !document.hidden);
+}
+
+function state(kind, text) {
+  byId("dot").className = `dot ${kind}`;
+  const notice = byId("notice");
+  notice.hidden = kind === "ready";
+  if (notice.textContent !== text) notice.textContent = text;
+}
+
+/** Ask how the server is: often while it starts, seldom once it serves. */
+async function follow() {
+  let known = false;
+  for (;;) {
+    let wait = 15000;
+    try {
+      if (!known) {
+        // The model's name first: a user's key opens it, the statistics are the operator's.
+        const [served] = (await (await call("v1/models")).json()).data;
+        byId("model").textContent = served.id;
+        chat.setModel(served.id);
+        known = true;
+        board.facts().then((server) => settings.offer(server?.features ?? ["grammar"]));
+      }
+      const health = await fetch(new URL("health", document.baseURI), { cache: "no-store" });
+      if (health.ok) state("ready", "");
+      else {
+        state("", `Not ready: ${(await health.json()).message}.`);
+        wait = 2000;
+      }
+    } catch (error) {
+      state(error.status ? "" : "down", error.status ? `${error.message}.` : "The server cannot be reached.");
+      wait = 2000;
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+settings.start();
+chat.start();
+board.start();
+addEventListener("hashchange", route);
+document.addEventListener("visibilitychange", route);
+route();
+follow();
