@@ -18,6 +18,7 @@ from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
 from .meter import HttpMeter
 from .openapi import document
+from .page.route import router as page
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
 from .routes.health.route import router as health
@@ -29,6 +30,7 @@ from .routes.models.route import router as models
 from .routes.nim.route import router as nim
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
+from .routes.stats.route import router as stats
 from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
 from .service import Service
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     chat, completions, responses, messages, models, tokenize,
-    health, metrics, version, nim, kserve, invocations,
+    health, metrics, version, nim, kserve, invocations, stats, page,
 )  # fmt: skip
 
 
