@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
+from ..bench import accuracy
 from ..bench import compare as comparing
 from ..bench.export import aiperf, vllm_bench
 from ..bench.history import History, history_chart
@@ -472,3 +473,63 @@ def mlperf_command(
         )
     if found.valid is False:
         raise typer.Exit(INVALID_RUN)
+
+
+@command.command("accuracy")
+def accuracy_command(
+    url: Url = "http://127.0.0.1:8000",
+    model: Model = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Text for the perplexity; none: Python's documentation.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Windows of 1,500 characters.")] = 32,
+    reference: Annotated[
+        Path | None, typer.Option(help="Answers to agree with, as --save wrote them.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Keep the answers as a reference.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the agreement.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    at_least: Annotated[
+        float, typer.Option(help="Token match below which the exit code is 3.")
+    ] = 0.99,
+    api_key: Key = None,
+) -> None:
+    """Perplexity on a text, and agreement of greedy answers with a reference run."""
+    server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
+    target = Target(url, model or server["model"], api_key=api_key)
+    console = Console()
+    if corpus is None:
+        text, name = accuracy.stdlib_corpus()
+    else:
+        try:
+            text, name = corpus.read_text(), corpus.name
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{corpus}: {error}", param="corpus") from None
+    found = accuracy.perplexity(target, text, name, limit=limit)
+    console.print(
+        f"perplexity {found.value:.4f} over {found.tokens} tokens of {found.windows} windows "
+        f"({found.corpus})",
+        highlight=False,
+    )
+    if reference is None and save is None:
+        return
+    if reference is not None:
+        asked, expected = accuracy.load_reference(reference)
+        agreed = accuracy.agreement(accuracy.answers_of(target, asked, tokens), expected)
+        console.print(
+            f"{agreed.equal} of {agreed.prompts} answers equal, token match "
+            f"{agreed.token_match:.2%}"
+            + (
+                f", first difference at token {agreed.first_difference:.0f} (median)"
+                if agreed.first_difference is not None
+                else ""
+            ),
+            highlight=False,
+        )
+        if agreed.token_match < at_least:
+            console.print(f"below {at_least:.1%} of the reference", style="bold red")
+            raise typer.Exit(comparing.REGRESSED)
+    if save is not None:
+        asked = accuracy.default_prompts(prompts)
+        accuracy.save_reference(save, asked, accuracy.answers_of(target, asked, tokens))
+        console.print(f"kept {len(asked)} answers in {save}", highlight=False)

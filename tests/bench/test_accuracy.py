@@ -1,0 +1,105 @@
+"""Perplexity and agreement: figures that can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import HeadraceError, InvalidRequest
+from headrace.bench.accuracy import (
+    Agreement,
+    agreement,
+    answers_of,
+    default_prompts,
+    load_reference,
+    perplexity,
+    save_reference,
+    stdlib_corpus,
+    windows,
+)
+from headrace.bench.job import Target
+
+
+class Scorer(BaseHTTPRequestHandler):
+    """Every word has the log-probability -2, the generated token -9."""
+
+    protocol_version = "HTTP/1.1"
+    broken = False
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        words = body["prompt"].split()
+        values: list[float | None] = [None, *([-2.0] * (len(words) - 1)), -9.0]
+        choice: dict[str, Any] = {"text": "a b", "logprobs": {"token_logprobs": values,
+                                  "tokens": ["a", " b"]}}  # fmt: skip
+        if self.broken:
+            choice = {"text": "x", "logprobs": None}
+        data = json.dumps({"choices": [choice]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def target() -> Any:
+    Scorer.broken = False
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Scorer)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield Target(f"http://127.0.0.1:{server.server_port}", "m")
+    server.shutdown()
+    server.server_close()
+
+
+def test_perplexity(target: Target) -> None:
+    text = "\n".join(f"these are five words {n}" for n in range(100))
+    found = perplexity(target, text, "test", characters=240, limit=5)
+    assert found.value == pytest.approx(math.exp(2))
+    assert found.windows == 5
+    assert found.tokens == sum(len(piece.split()) - 1 for piece in windows(text, 240, 5))
+    Scorer.broken = True
+    with pytest.raises(HeadraceError, match="log-prob"):
+        perplexity(target, text, "test")
+    with pytest.raises(InvalidRequest, match="empty"):
+        perplexity(target, " ", "test")
+
+
+def test_answers(target: Target) -> None:
+    assert answers_of(target, ["x y"], 2) == [["a", " b"]]
+
+
+def test_agreement() -> None:
+    reference = [["a", "b", "c", "d"], ["e", "f"], ["g"]]
+    assert agreement(reference, reference) == Agreement(3, 3, 1.0, None)
+    found = agreement([["a", "b", "X", "d"], ["e", "f"], ["h"]], reference)
+    assert found.equal == 1
+    assert found.token_match == pytest.approx((0.5 + 1 + 0) / 3)
+    assert found.first_difference == 2
+    with pytest.raises(InvalidRequest):
+        agreement([], reference)
+
+
+def test_the_corpus_is_there_and_always_the_same() -> None:
+    text, name = stdlib_corpus()
+    assert len(text) > 40_000
+    assert "Python" in name
+    assert stdlib_corpus()[0] == text
+    assert len(default_prompts(8)) == 8
+
+
+def test_references_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "reference.json"
+    save_reference(path, ["p"], [["a"]])
+    assert load_reference(path) == (["p"], [["a"]])
+    path.write_text("{}")
+    with pytest.raises(InvalidRequest, match="no reference"):
+        load_reference(path)
