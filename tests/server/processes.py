@@ -72,7 +72,7 @@ def running(command: list[str], *, ready: bool = True) -> Iterator[Running]:
     reader.start()
     try:
         if ready:
-            server.url = server.await_line(r"ready: .* on (http://\S+)").group(1)
+            server.url = server.await_line(r"ready: .* on (https?://\S+)").group(1)
         yield server
     finally:
         if process.poll() is None:

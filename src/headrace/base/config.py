@@ -103,7 +103,9 @@ class ServerOptions:
         None, "Port of the operator's routes; none: they are not served.", low=0, high=65535
     )
     operator_host: str = option("127.0.0.1", "Address of the operator's port.")
-    tls_cert: str | None = option(None, "Certificate chain (PEM): serve HTTPS; read again on change.")
+    tls_cert: str | None = option(
+        None, "Certificate chain (PEM) for HTTPS; read again when it changes."
+    )
     tls_key: str | None = option(None, "Private key of the certificate (PEM).")
     tls_clients: str | None = option(
         None, "CA (PEM) that clients' certificates must come from: mutual TLS."

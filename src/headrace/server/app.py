@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,8 +15,10 @@ from starlette.responses import Response
 from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, InvalidRequest, NotFound
 from ..base.version import VERSION
+from .accounts import Accounts
 from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
+from .gate import Gate
 from .meter import HttpMeter
 from .openapi import document
 from .page.route import router as page
@@ -28,6 +31,7 @@ from .routes.messages.route import router as messages
 from .routes.metrics.route import router as metrics
 from .routes.models.route import router as models
 from .routes.nim.route import router as nim
+from .routes.operate.route import router as operate
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
 from .routes.stats.route import router as stats
@@ -37,47 +41,77 @@ from .service import Service
 from .store import ResponseStore
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ..engine.face import ServingEngine
 
 ROUTERS = (
     chat, completions, responses, messages, models, tokenize,
     health, metrics, version, nim, kserve, invocations, stats, page,
 )  # fmt: skip
+OPERATOR_ROUTERS = (operate, health, metrics, version)
 
 
 class Application(FastAPI):
-    """FastAPI with an exact document; its state holds `service` and `meter`."""
+    """FastAPI with an exact document; see `create_app` for what its state holds."""
+
+    def __init__(self, routers: Sequence[APIRouter]) -> None:
+        super().__init__(
+            title="Headrace", version=VERSION, docs_url=None, redoc_url=None,
+            redirect_slashes=False,
+        )  # fmt: skip
+        self._routers = routers
+        for router in routers:
+            self.include_router(router)
+        self.add_exception_handler(HeadraceError, _typed)
+        self.add_exception_handler(HTTPException, _http)
+        self.add_exception_handler(RequestValidationError, _validation)
+        self.add_exception_handler(Exception, _bug)
 
     def openapi(self) -> dict[str, Any]:
-        return document(self, ROUTERS)
+        return document(self, self._routers)
+
+    def guard(self, service: Service, meter: HttpMeter, gate: Callable[[ASGIApp], Gate]) -> None:
+        """Put the border and the gate outermost, around Starlette's own handler of last resort."""
+        inner = self.build_middleware_stack
+        self.build_middleware_stack = (  # type: ignore[method-assign]
+            lambda: Border(gate(inner()), service, meter)
+        )
 
 
 def create_app(
     engine: ServingEngine | None = None, options: ServerOptions | None = None
 ) -> Application:
-    """The HTTP application. Without an engine it answers 503 until `state.service.attach`."""
-    app = Application(
-        title="Headrace", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
+    """The HTTP application. Without an engine it answers 503 until `state.service.attach`.
+
+    Its state: `service`, `meter`, `store`, `responses`, and `accounts` (None: no keys are set, so
+    every route is open). Raises `OptionError` where a file of keys or the store cannot be used.
+    """
+    app = Application(ROUTERS)
     service = Service(options or ServerOptions(), engine)
-    meter = HttpMeter()
+    given = service.options
+    store = ResponseStore(Path(given.store) if given.store else None)
+    accounts = Accounts(Path(given.keys)) if given.keys else None
+    if accounts is not None:
+        accounts.restore(store.ledger())
     app.state.service = service
-    app.state.meter = meter
-    path = service.options.store
-    app.state.responses = Responses(service, ResponseStore(Path(path) if path else None))
-    for router in ROUTERS:
-        app.include_router(router)
-    app.add_exception_handler(HeadraceError, _typed)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(Exception, _bug)
-    wrap = app.build_middleware_stack
+    app.state.meter = HttpMeter(accounts)
+    app.state.store = store
+    app.state.accounts = accounts
+    app.state.responses = Responses(service, store)
+    app.guard(service, app.state.meter, lambda inner: Gate(inner, accounts))
+    return app
 
-    def stack() -> Border:
-        return Border(wrap(), service, meter)
 
-    # Outermost of all, around Starlette's own handler of last resort.
-    app.build_middleware_stack = stack  # type: ignore[method-assign]
+def create_operator_app(public: Application) -> Application:
+    """The operator's routes for a port of their own, around the same service."""
+    app = Application(OPERATOR_ROUTERS)
+    for name in ("service", "meter", "store", "accounts"):
+        setattr(app.state, name, getattr(public.state, name))
+    accounts = public.state.accounts
+    app.guard(
+        app.state.service, app.state.meter, lambda inner: Gate(inner, accounts, operator=True)
+    )
     return app
 
 

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from .accounts import Account
 
 SECONDS = (
     0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0,
 )  # fmt: skip
 
 
+class _Keys(Collector):
+    """The ledger as counters; as many label values as there are keys in the file."""
+
+    def __init__(self, accounts: Iterable[Account]) -> None:
+        self._accounts = accounts
+
+    def collect(self) -> Iterator[Metric]:
+        for name, words in (
+            ("requests", "Requests"), ("refused", "Requests refused by a limit"),
+            ("prompt_tokens", "Prompt tokens"), ("cached_tokens", "Prompt tokens from the cache"),
+            ("completion_tokens", "Generated tokens"),
+        ):  # fmt: skip
+            family = CounterMetricFamily(
+                f"headrace_key_{name}", f"{words} by API key.", labels=["key"]
+            )
+            for account in self._accounts:
+                family.add_metric([account.key.name], getattr(account.totals, name))
+            yield family
+
+
 class HttpMeter:
     """Counters of one server, in a registry of its own: two servers may live in one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, accounts: Iterable[Account] | None = None) -> None:
         self.registry = CollectorRegistry()
+        if accounts is not None:
+            self.registry.register(_Keys(accounts))
         self._exchanges = Counter(
             "headrace_http_requests",
             "HTTP exchanges by route and status; 499: the client left.",

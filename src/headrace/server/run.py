@@ -21,8 +21,10 @@ import uvicorn
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
-from .app import create_app
+from .accounts import Accounts
+from .app import Application, create_app, create_operator_app
 from .service import Service
+from .tls import Tls
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.server")
 
 BACKLOG = 2048
+LEDGER_SECONDS = 10.0
+"""How often the usage of keys is written down."""
 LAST_WORDS = 2.0
 """Seconds in which ended requests may still send their error."""
 
@@ -95,33 +99,43 @@ class ServerProcess:
 
     def run(self) -> int:
         """Serve until a signal; returns the exit status. Raises what kept the engine from it."""
-        taken = take_port(self._options.host, self._options.port)
+        given = self._options
+        taken = [take_port(given.host, given.port)]
         try:
+            if given.operator_port is not None:
+                taken.append(take_port(given.operator_host, given.operator_port))
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 return runner.run(self._serve(taken))
         finally:
-            taken.close()
+            for listener in taken:
+                listener.close()
 
-    async def _serve(self, taken: socket.socket) -> int:
+    async def _serve(self, sockets: list[socket.socket]) -> int:
         begin = time.perf_counter()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         app = create_app(None, self._options)
         service: Service = app.state.service
-        config = uvicorn.Config(
-            app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(LAST_WORDS), backlog=BACKLOG,
-        )  # fmt: skip
-        server = _Uvicorn(config)
-        http = asyncio.ensure_future(server.serve(sockets=[taken]))
+        tls = Tls.of(self._options)
+        servers = [_server(app, tls)]
+        if len(sockets) > 1:
+            servers.append(_server(create_operator_app(app), tls))
+        http: asyncio.Future[Any] = asyncio.gather(
+            *(
+                server.serve(sockets=[listener])
+                for server, listener in zip(servers, sockets, strict=True)
+            )
+        )
+        habits = [asyncio.create_task(self._keep_ledger(app))]
+        if tls is not None:
+            habits.append(asyncio.create_task(tls.watch()))
         engine: ServingEngine | None = None
         try:
             engine = await self._engine(http)
             if engine is not None:
                 service.attach(engine)
-                self._ready(taken, engine, time.perf_counter() - begin)
+                self._ready(sockets, engine, time.perf_counter() - begin)
                 await self._until_stopped(http)
             await self._drain(service)
         finally:
@@ -129,8 +143,13 @@ class ServerProcess:
                 await engine.close(0.0)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(service.idle(), LAST_WORDS)
-            server.should_exit = True
+            for server in servers:
+                server.should_exit = True
             await asyncio.wait({http})
+            for habit in habits:
+                habit.cancel()
+            await self._save_ledger(app)
+            app.state.store.close()
             if engine is not None:
                 await engine.close(0.0)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
@@ -183,12 +202,43 @@ class ServerProcess:
         self._signal = self._signal or number
         self._stop.set()
 
-    def _ready(self, taken: socket.socket, engine: ServingEngine, seconds: float) -> None:
-        host, port = taken.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+    async def _keep_ledger(self, app: Application) -> None:
+        while True:
+            await asyncio.sleep(LEDGER_SECONDS)
+            await self._save_ledger(app)
+
+    async def _save_ledger(self, app: Application) -> None:
+        accounts: Accounts | None = app.state.accounts
+        if accounts is not None:
+            totals = {account.key.name: account.totals for account in accounts}
+            await app.state.store.save_ledger(totals)
+
+    def _ready(self, sockets: list[socket.socket], engine: ServingEngine, seconds: float) -> None:
+        scheme = "https" if self._options.tls_cert else "http"
+        addresses = [f"{scheme}://{_address(listener)}" for listener in sockets]
         phases = " · ".join(f"{name} {took:.2f}" for name, took in engine.phases.items())
         name = self._options.served_name or engine.model_name
-        self._announce(f"ready: {name} on http://{shown}:{port} after {seconds:.2f} s ({phases})")
+        for address in addresses[1:]:
+            self._announce(f"operator: {address}")
+        self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
+
+
+def _server(app: Application, tls: Tls | None) -> _Uvicorn:
+    config = uvicorn.Config(
+        app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None,
+        access_log=False, server_header=False, timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(LAST_WORDS), backlog=BACKLOG,
+    )  # fmt: skip
+    if tls is not None:
+        context = tls.context
+        config.load()
+        config.ssl = context
+    return _Uvicorn(config)
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
 
 from ..base.config import ServerOptions
 from ..base.errors import InvalidRequest, ModelNotFound, Overloaded
@@ -17,7 +18,6 @@ from .speech import Speech
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import Scope
 
     from ..engine.face import ServingEngine
 
@@ -115,10 +115,11 @@ class Service:
             return False, health.alive, "the server is shutting down", DRAIN_RETRY
         return health.ready, health.alive, health.reason, health.retry_after
 
-    def enter(self, scope: Scope) -> None:
+    def enter(self, scope: MutableMapping[str, Any]) -> None:
         """Count the request of this scope as in work until its answer has been sent.
 
-        `Border` leaves for it. Raises `Overloaded` when the server drains or is full.
+        `Border` leaves for it, and charges what the route left in `headrace.usage`. Raises
+        `Overloaded` when the server drains or is full, `RateLimited` where the caller's key is.
         """
         if self.draining:
             raise Overloaded("the server is shutting down", retry_after=DRAIN_RETRY)
@@ -128,12 +129,18 @@ class Service:
                 f"{self.in_work} requests are in work, which is the limit (max_concurrent)",
                 retry_after=1.0,
             )
+        account = scope.get("headrace.account")
+        if account is not None:
+            account.enter()
         self.in_work += 1
         self._idle.clear()
         scope["headrace.entered"] = True
 
-    def leave(self, scope: Scope) -> None:
+    def leave(self, scope: MutableMapping[str, Any]) -> None:
         if scope.pop("headrace.entered", False):
+            account = scope.get("headrace.account")
+            if account is not None:
+                account.leave(scope.get("headrace.usage"))
             self.in_work -= 1
             if not self.in_work:
                 self._idle.set()

@@ -7,13 +7,14 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from ..base.errors import OptionError
+from .accounts import Totals
 
 log = logging.getLogger("headrace.server.store")
 
@@ -23,6 +24,10 @@ _SCHEMA = """
 create table if not exists responses (
     id text primary key, owner text not null, previous text, created real not null,
     input blob not null, response blob not null
+);
+create table if not exists ledger (
+    key text primary key, requests integer, refused integer, prompt_tokens integer,
+    cached_tokens integer, completion_tokens integer
 );
 create index if not exists responses_by_age on responses (created);
 """
@@ -111,6 +116,27 @@ class ResponseStore:
             return found.rowcount > 0
 
         return await self._run(drop)
+
+    def ledger(self) -> dict[str, Totals]:
+        """What each key used, by its name."""
+        return {row[0]: Totals(*row[1:]) for row in self._base.execute("select * from ledger")}
+
+    async def save_ledger(self, totals: dict[str, Totals]) -> bool:
+        """False where it could not be written, which is logged."""
+        rows = [(name, *astuple(total)) for name, total in totals.items()]
+
+        def write() -> bool:
+            try:
+                with self._base:
+                    self._base.executemany(
+                        "insert or replace into ledger values (?, ?, ?, ?, ?, ?)", rows
+                    )
+            except sqlite3.Error as error:
+                log.error("the ledger could not be written", extra={"reason": str(error)})
+                return False
+            return True
+
+        return await self._run(write)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

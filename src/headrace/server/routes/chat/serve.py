@@ -193,6 +193,7 @@ async def begin(service: Service, body: ChatBody, request_id: str) -> tuple[Chat
 
 async def serve(service: Service, request: Request, body: ChatBody) -> Response:
     chat, stream = await begin(service, body, request.scope["headrace.request_id"])
+    request.scope["headrace.usage"] = chat.usage
     if body.stream:
         return EventStream(events(chat, stream), keep_alive=service.keep_alive)
     return await while_connected(request.receive, whole(chat, stream))

@@ -181,6 +181,7 @@ async def serve(service: Service, request: Request, body: CompletionBody) -> Res
     await work.tokenise()
     await work.demand()
     streams = work.submit(sampling)
+    request.scope["headrace.usage"] = work.usage
     if body.stream:
         return EventStream(_events(work, streams), keep_alive=service.keep_alive)
     return await while_connected(request.receive, _whole(work, streams))

@@ -48,6 +48,7 @@ def _error_frame(error: HeadraceError) -> bytes:
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
     chat, stream = await begin(service, to_chat(body), request.scope["headrace.request_id"])
     chat.id = "msg_" + chat.id.removeprefix("chatcmpl-")
+    request.scope["headrace.usage"] = chat.usage
     if body.stream:
         return EventStream(
             _events(chat, stream),

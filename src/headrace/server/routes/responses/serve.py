@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ....base.errors import HeadraceError, InvalidRequest, NotFound
 from ...connection import EventStream, while_connected
-from ...generation import deltas
+from ...generation import Usage, deltas
 from ...store import ResponseStore, Stored
 from ...wire import json_response, named_frame
 from ..chat.serve import Chat, begin
@@ -74,7 +74,8 @@ class Responses:
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
         turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
         if body.background:
-            return await self._background(turn)
+            return await self._background(turn, request, chat.usage)
+        request.scope["headrace.usage"] = chat.usage
         if body.stream:
             return EventStream(
                 turn.frames(),
@@ -83,15 +84,19 @@ class Responses:
             )
         return await while_connected(request.receive, turn.whole())
 
-    async def _background(self, turn: _Turn) -> Response:
+    async def _background(self, turn: _Turn, request: Request, usage: Usage) -> Response:
         response = turn.builder.response
         reply = json_response({**response, "status": "queued"})
         await turn.save()
         task = asyncio.create_task(turn.run())
         self.running[response["id"]] = task
-        # It goes on when its exchange has ended, so it is in work by itself: a drain waits for it.
-        work: dict[str, Any] = {}
-        self.service.enter(work)
+        # It goes on when its exchange has ended, and takes over the exchange's place in work: a
+        # drain waits for it, and its key pays at its end.
+        work: dict[str, Any] = {
+            "headrace.entered": request.scope.pop("headrace.entered"),
+            "headrace.account": request.scope.get("headrace.account"),
+            "headrace.usage": usage,
+        }
 
         def ended(_: object) -> None:
             self.running.pop(response["id"], None)

@@ -1,0 +1,70 @@
+"""The gate: with keys, every route is closed but the ones named here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..base.errors import Forbidden, HeadraceError, Unauthorised
+from .errors import error_response
+from .routes.messages.serve import error_reply
+
+if TYPE_CHECKING:
+    from .accounts import Account, Accounts
+
+OPEN = frozenset(
+    {
+        "/health", "/ping", "/v1/health/live", "/v1/health/ready",
+        "/v2/health/live", "/v2/health/ready", "/", "/favicon.ico",
+    }
+)  # fmt: skip
+"""What a probe asks, without a secret: whether, never who or what; and the page's own files."""
+PAGE = "/page/"
+OPERATOR = frozenset({"/metrics", "/v1/metrics", "/v1/stats", "/v1/stats/stream"})
+"""Routes of the public port that only an operator's key opens."""
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(PAGE)
+
+
+class Gate:
+    """ASGI layer that finds the caller's account; without `accounts` everything is open."""
+
+    def __init__(self, app: ASGIApp, accounts: Accounts | None, *, operator: bool = False) -> None:
+        """`operator`: every route of this application is the operator's."""
+        self._app = app
+        self._accounts = accounts
+        self._operator = operator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._accounts is not None and not is_open(scope["path"]):
+            try:
+                account = self._caller(scope)
+            except HeadraceError as error:
+                anthropic = scope["path"].startswith("/v1/messages")
+                reply = error_reply(error) if anthropic else error_response(error)
+                if isinstance(error, Unauthorised):
+                    reply.headers["www-authenticate"] = "Bearer"
+                await reply(scope, receive, send)
+                return
+            scope["headrace.account"] = account
+            scope["headrace.owner"] = account.key.name
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Account:
+        assert self._accounts is not None
+        headers = Headers(scope=scope)
+        kind, _, secret = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not secret:
+            secret = headers.get("x-api-key", "")
+        if not secret:
+            raise Unauthorised("an API key is needed: Authorization: Bearer …")
+        account = self._accounts.find(secret.strip())
+        if account is None:
+            raise Unauthorised("this API key is not known here")
+        if (self._operator or scope["path"] in OPERATOR) and account.key.role != "operator":
+            raise Forbidden("this route is the operator's")
+        return account

@@ -1,0 +1,1 @@
+"""The operator's routes: what runs, who used how much, abort, drain."""
