@@ -34,6 +34,9 @@ LIMITS: Mapping[str, int] = {"max_lexer_states": 50_000}
 two kilobytes, so a row stays below 100 MB."""
 
 
+_MINUS_INFINITY = np.float32(-np.inf).view(np.int32)
+
+
 class GrammarFault(Exception):
     """A grammar that cannot be compiled, or a matcher that gave up; half a sentence for the user.
 
@@ -106,14 +109,14 @@ class GrammarCompiler:
 class Form:
     """What one row is held to."""
 
-    __slots__ = ("allowed", "banned", "coming", "fault", "matcher")
+    __slots__ = ("allowed", "bias", "coming", "fault", "matcher")
 
     def __init__(self) -> None:
         self.matcher: Any = None
         self.allowed: npt.NDArray[np.int32] | None = None
         """Bit i of the whole says whether token i may come next."""
-        self.banned: torch.Tensor | None = None
-        """[V] bool, the contrary; made where logits lie on the host."""
+        self.bias: npt.NDArray[np.float32] | None = None
+        """[V]: 0 where allowed, else -inf; made where logits lie on the host."""
         self.fault: str | None = None
         """Why the sequence has to end; the row is not masked any more."""
         self.coming: Future[None] | None = None
@@ -156,9 +159,12 @@ class GrammarMasks:
                     places.append(place)
                     forms.append(form)
         if self._device.type == "cpu":
+            # In numpy: torch would share each row among threads, which the kernels' team keeps
+            # busy. A sum: setting by a mask mispredicts its branches (30 against 1,600 µs).
+            host = logits.numpy()
             for place, form in zip(places, forms, strict=True):
-                assert form.banned is not None
-                logits[place].masked_fill_(form.banned, float("-inf"))
+                assert form.bias is not None
+                host[place] += form.bias
         elif forms:
             words = torch.from_numpy(np.stack([_words(form) for form in forms]))
             index = torch.tensor(places, device=self._device)
@@ -236,7 +242,8 @@ class GrammarMasks:
             raise GrammarFault("no token of the model can continue")
         form.allowed = allowed
         if self._device.type == "cpu":
-            form.banned = torch.from_numpy(flags == 0)
+            # 1 → 0 → the bits of 0.0; 0 → -1, all bits → those of -inf.
+            form.bias = ((flags.astype(np.int32) - 1) & _MINUS_INFINITY).view(np.float32)
 
     def _parallel(self) -> Any:
         if self._executor is None:
