@@ -1,4 +1,4 @@
-// The live view: eight cards over what the engine did in the last two minutes.
+// The live view: cards over what the engine did in the last two minutes.
 
 import { Refused, call, events } from "./api.js";
 import { draw, placeAt } from "./chart.js";
@@ -22,20 +22,24 @@ const CARDS = [
   { name: "Time between tokens", write: seconds, note: "Over the last 30 s", series: latency("inter_token_latency") },
   { name: "Sequences", unit: "running", write: String, note: "Running and waiting sequences", series: [
     { name: "running", colour: "--accent", fill: true, value: (p) => p.running, write: String },
-    { name: "waiting", colour: "--second", value: (p) => p.waiting, write: String }] },
+    { name: "waiting", colour: "--second", value: (p) => p.waiting, write: String }],
+    more: (p) => [p.batch ? `${figures(p.batch)} a step` : null] },
   { name: "KV cache in use", write: percent, most: 1, note: "Share of the blocks that running sequences hold", series: [
     { name: "in use", colour: "--accent", fill: true, value: (p) => p.kv_usage, write: percent }] },
   { name: "Prefix cache hits", write: percent, most: 1, note: "Share of prompt tokens found in the cache", series: [
-    { name: "hits", colour: "--accent", fill: true, value: (p) => share(p.prefix_hits, p.prefix_lookups), write: percent }],
-    now: (points) => share(sum(points, "prefix_hits"), sum(points, "prefix_lookups")) },
+    { name: "hits", colour: "--accent", fill: true, value: hitShare, write: percent }],
+    more: () => ["of prompt tokens, over 30 s"] },
   { name: "Share of the roofline", write: percent, note: "Predicted over measured step time: 100 % is what the hardware allows", series: [
     { name: "predicted / measured", colour: "--accent", fill: true, value: (p) => p.roofline, write: percent }],
-    least: 1, now: (points) => latest(points, "roofline") },
-  { name: "Device", unit: "busy", write: percent, most: 1, note: "Share of the time in which a step ran", series: [
-    { name: "busy", colour: "--accent", fill: true, value: (p) => p.busy, write: percent }],
-    more: (p) => [p.step_seconds ? `${seconds(p.step_seconds)} a step` : null, p.batch ? `${figures(p.batch)} sequences a step` : null] },
+    least: 1, now: (points) => latest(points, "roofline"),
+    more: (p) => [p.step_seconds ? `${seconds(p.step_seconds)} a step` : null, `device ${percent(p.busy)} busy`] },
 ];
-const sum = (points, name) => points.reduce((total, point) => total + point[name], 0);
+/** Requests come in bursts, so hits are counted over half a minute. */
+function hitShare(point, place, all) {
+  const near = all.slice(Math.max(0, place - 29), place + 1);
+  const sum = (name) => near.reduce((total, one) => total + one[name], 0);
+  return share(sum("prefix_hits"), sum("prefix_lookups"));
+}
 const latest = (points, name) => points.findLast((point) => point[name] !== null)?.[name] ?? null;
 
 let points = [];
@@ -65,14 +69,16 @@ function build() {
 }
 
 function drawCard({ card, big, sub, canvas, at }) {
-  const point = at === null ? points.at(-1) : points.at(-1 - at);
+  const place = points.length - 1 - (at ?? 0);
+  const point = points[place];
   const series = card.series.map((one) => ({ ...one, values: points.map(one.value) }));
-  const now = at === null && card.now ? card.now(points) : point ? card.series[0].value(point) : null;
+  const now = at === null && card.now ? card.now(points) : (series[0].values[place] ?? null);
   big.replaceChildren(now === null ? dash : card.write(now));
   if (card.unit) big.append(" ", make("small", {}, card.unit));
-  const parts = card.series.length > 1 ? card.series.map((one) => {
-    const value = point ? one.value(point) : null;
-    const part = make("span", { class: "key" }, `${one.name} ${value === null ? dash : one.write(value)}`);
+  const parts = series.length > 1 ? series.map((one, first) => {
+    const value = one.values[place] ?? null;
+    // The first series is the large figure already.
+    const part = make("span", { class: "key" }, first === 0 ? one.name : `${one.name} ${value === null ? dash : one.write(value)}`);
     part.style.setProperty("--c", `var(${one.colour})`);
     return part;
   }) : [];

@@ -2,7 +2,7 @@
 
 import { Refused, call, events } from "./api.js";
 import { announce, byId, figures, make, seconds } from "./dom.js";
-import { render } from "./markdown.js";
+import { codeBlock, render } from "./markdown.js";
 import * as settings from "./settings.js";
 import { TokenView } from "./tokens.js";
 
@@ -112,7 +112,7 @@ class Answer {
     }
     if (this.shown === "tokens") nodes.push(this.view.element);
     else if (this.structured) {
-      if (this.text) nodes.push(make("pre", {}, make("code", {}, this.text)));
+      if (this.text) nodes.push(codeBlock("json", this.text));
     } else nodes.push(...render(this.text));
     nodes.push(...this.calls.map((call) => this.card(call)));
     if (this.shown !== "tokens" || !this.body.contains(this.view.element) || this.calls.length) {
@@ -180,12 +180,11 @@ class Answer {
       acts.append(made);
     };
     if (this.view) {
-      button("Tokens", (made) => {
+      button("Tokens", () => {
         this.shown = this.shown === "tokens" ? null : "tokens";
         this.draw();
         // The foot was drawn again: the button that was pressed is a new one.
         this.foot.querySelector("[aria-pressed]").focus();
-        void made;
       }, { "aria-pressed": String(this.shown === "tokens") });
     }
     if (this.text) {
@@ -193,7 +192,7 @@ class Answer {
         await navigator.clipboard.writeText(this.text);
         made.textContent = "Copied";
         setTimeout(() => (made.textContent = "Copy"), 1500);
-      });
+      }, { "aria-label": "Copy the answer" });
     }
     if (turns.lastElementChild === this.turn) button("Again", () => again());
     return acts;

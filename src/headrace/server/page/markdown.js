@@ -17,7 +17,7 @@ function inline(parent, text) {
   return parent;
 }
 
-function codeBlock(language, text) {
+export function codeBlock(language, text) {
   const copy = make("button", { type: "button", class: "quiet" }, "Copy");
   copy.onclick = async () => {
     await navigator.clipboard.writeText(text);

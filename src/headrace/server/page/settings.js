@@ -129,6 +129,14 @@ export function start() {
     openSettings(open);
     if (open) field("system").focus();
   };
+  const close = () => {
+    openSettings(false);
+    byId("open-settings").focus();
+  };
+  byId("close-settings").onclick = close;
+  byId("settings").onkeydown = (event) => {
+    if (event.key === "Escape" && byId("settings").classList.contains("open")) close();
+  };
 }
 
 const url = () => new URL("v1", document.baseURI).href;
