@@ -136,6 +136,7 @@ def main() -> int:
 
 def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[Row]:
     seen: set[tuple[object, ...]] = set()
+    known: dict[int, Compiled] = {}
     for name, weights, kv, deterministic in models:
         if architecture == "sm_80" and "fp8" in (weights, kv):
             continue  # This architecture has no such numbers; the backend says so.
@@ -150,7 +151,7 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
             label = f"{name} {weights}, {kv} KV" + (", deterministic" if deterministic else "")
             for step in STEPS:
                 batch = make_batch(step, windows_of(arch), "meta")
-                with compiling(architecture) as found:
+                with compiling(architecture, known) as found:
                     model.forward(operators, batch, cache)
                     if model is not None and not deterministic:
                         draw_tokens(len(step.entries), arch.vocab_size)

@@ -161,4 +161,5 @@ def make_cache(
         coded = dtype.itemsize == 1
         scales = [torch.ones(shape[:3], device=device) if coded else None for _ in range(2)]
         layers.append(KvLayer(k, v, *scales))
-    return KvCache(layers, [windows.index(arch.window(layer)) for layer in range(arch.layers)])
+    groups = [windows.index(arch.window(layer)) for layer in range(arch.layers)]
+    return KvCache(layers, groups, windows)

@@ -14,7 +14,7 @@ KV of its own sequence) only: row invariance, DESIGN promise 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
@@ -86,6 +86,8 @@ class StepBatch:
     max_count: int
     """Largest count in the step: 1 means pure decode."""
     max_length: int
+    types: torch.Tensor | None = None
+    """[N] int64: token type of each token, for encoders that have them."""
     adapters: torch.Tensor | None = None
     """[N] int32: LoRA slot of each token, -1 for none."""
 
@@ -105,6 +107,8 @@ class KvCache:
     layers: list[KvLayer]
     groups: list[int]
     """Per layer: its index in `StepBatch.groups`."""
+    windows: list[int | None] = field(default_factory=list)
+    """Per group, as in `GroupBatch`; empty where nobody prepares steps ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,4 +241,27 @@ class Operators(Protocol):
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         """x [R, D] → fp32 logits [R, V]."""
+        ...
+
+
+class EncoderOperators(Operators, Protocol):
+    """What a backend that serves encoders implements beside embed, add, linear and select."""
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in fp32."""
+        ...
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
+        ...
+
+    def encoder_attention(
+        self, qkv: torch.Tensor, heads: int, batch: StepBatch, scale: float
+    ) -> torch.Tensor:
+        """Bidirectional attention: qkv [N, 3 · H · E] (q, k, v) → [N, H · E].
+
+        Every token sees all tokens of its own entry, which are all in this step. Softmax in fp32.
+        """
         ...

@@ -86,7 +86,7 @@ def attention(
         ).squeeze(1)
     for b, length in enumerate(lengths):
         begin, end = bounds[b], bounds[b + 1]
-        if end - begin == 1:
+        if end - begin <= 1:  # Done above, or padding without tokens.
             continue
         step = max(ROWS, SCORES // (heads * _tile_end(length)))
         for low in range(begin, end, step):

@@ -22,8 +22,9 @@ def allocate_kv(pool: PoolShape, arch: ModelArch, kv_dtype: str, device: torch.d
     Zeros because table entries out of a window point to the null block, and a query multiplies
     what lies there by nought: it must be finite.
     """
-    layers: list[KvLayer | None] = [None] * arch.layers
-    groups = [-1] * arch.layers
+    count = arch.layers if arch.encoder is None else 0  # An encoder keeps nothing.
+    layers: list[KvLayer | None] = [None] * count
+    groups = [-1] * count
     dtype = KV_DTYPES[kv_dtype]
     for number, group in enumerate(pool.groups):
         shape = (group.blocks, arch.kv_heads, pool.block_size, arch.head_dim)
@@ -37,7 +38,8 @@ def allocate_kv(pool: PoolShape, arch: ModelArch, kv_dtype: str, device: torch.d
                 scales = [torch.zeros(shape[:3], device=device) for _ in range(2)]
             layers[layer] = KvLayer(tensors[0], tensors[1], scales[0], scales[1])
     assert -1 not in groups, f"layer {groups.index(-1)} is in no group"
-    return KvCache([layer for layer in layers if layer is not None], groups)
+    windows = [group.window for group in pool.groups]
+    return KvCache([layer for layer in layers if layer is not None], groups, windows)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -68,9 +68,15 @@ class _AbsentDevice:
 
 
 @contextmanager
-def compiling(architecture: str) -> Iterator[list[Compiled]]:
-    """Inside, launches compile for `architecture` (sm_80 …) and are noted in the list given."""
+def compiling(
+    architecture: str, known: dict[int, Compiled] | None = None
+) -> Iterator[list[Compiled]]:
+    """Inside, launches compile for `architecture` (sm_80 …) and are noted in the list given.
+
+    `known`, kept between uses, saves reading the machine code of a kernel again.
+    """
     assert not INTERPRETED, "the interpreter compiles nothing: start without TRITON_INTERPRET"
+    known = {} if known is None else known
     found: dict[int, Compiled] = {}
     listed: list[Compiled] = []
     run = JITFunction.run
@@ -80,6 +86,9 @@ def compiling(architecture: str) -> Iterator[list[Compiled]]:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         if hasattr(kernel, "result"):
             kernel = kernel.result()
+        if id(kernel) in known and id(kernel) not in found:
+            found[id(kernel)] = replace(known[id(kernel)], grids=[])
+            listed.append(found[id(kernel)])
         if id(kernel) not in found:
             metadata = kernel.metadata
             constants = {name: value for name, value in options.items() if name.isupper()}
@@ -89,6 +98,7 @@ def compiling(architecture: str) -> Iterator[list[Compiled]]:
                 read_code(kernel.asm["cubin"]), time.perf_counter() - begin,
             )  # fmt: skip
             listed.append(found[id(kernel)])
+            known[id(kernel)] = found[id(kernel)]
         found[id(kernel)].grids.append(tuple(grid))
         return kernel
 

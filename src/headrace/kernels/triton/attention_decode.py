@@ -38,7 +38,7 @@ class DecodeConfig:
     stages: int = 3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "splits"])
 def _split_kernel(
     q, k, v, k_scale, v_scale, tables, lengths, query_starts, partial, log_sums,
     q_stride, block_stride, head_stride, scale_block_stride, table_stride,
@@ -112,7 +112,7 @@ def _split_kernel(
     tl.store(log_sums + cell * 2 + 1, total, mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine_kernel(
     partial, log_sums, lengths, query_starts, out, out_stride, heads, splits,
     WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,

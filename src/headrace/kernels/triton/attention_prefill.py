@@ -99,7 +99,7 @@ def _turn(
     return output, total, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "entries"])
 def _prefill_kernel(
     q, k, v, k_scale, v_scale, tables, lengths, query_starts, out,
     q_stride, out_stride, block_stride, head_stride, scale_block_stride, table_stride,

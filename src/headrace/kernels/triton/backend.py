@@ -25,6 +25,8 @@ class TritonBackend:
     def supports(self, operator: str, question: Question) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed"
+        if question.encoder:
+            return "no kernels for encoders"
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         if question.device != "cuda":
             if not (interpreted and question.asked):

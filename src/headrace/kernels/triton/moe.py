@@ -71,7 +71,7 @@ def _route_kernel(
     tl.store(shares + at, masses / total, mask=kept == 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["assignments"])
 def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr):
     expert = tl.program_id(0)
     found = tl.zeros([TILE], tl.int32)
@@ -83,7 +83,7 @@ def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr):
     tl.store(counts + expert, tl.sum(found, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["assignments"])
 def _place_kernel(
     chosen, counts, listed, tile_expert, assignments, experts,
     EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,

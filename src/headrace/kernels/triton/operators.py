@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..operators import (
     Dequantise,
     Forward,
@@ -39,6 +40,8 @@ from .product_fp8 import merge_fp8, product_fp8, quantise_weight
 from .product_packed import product_packed
 from .table import Table, architecture
 
+WARM_UP = (1, 2, 17, 65, 512, 1024)
+"""Steps of these many tokens use every configuration of the table and every specialisation."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
@@ -91,7 +94,15 @@ class TritonOperators:
         return weight
 
     def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
-        return None
+        """CUDA graphs; and every kernel that steps without a graph need is compiled here."""
+        if cache.layers[0].k.device.type != "cuda":
+            return None
+        for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
+            forward(self, null_step(tokens, cache, limits.max_context), cache)
+        recorder = CudaRecorder(cache.layers[0].k.device)
+        program = GraphProgram(self, forward, cache, limits, recorder)
+        program.capture()
+        return program
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         rows = functional.embedding(tokens, _data(weight))

@@ -32,7 +32,7 @@ class DenseConfig:
     stages: int = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x, weight, bias, y, rows, width, outs, x_stride, weight_stride,
     ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr, GROUPED: tl.constexpr,

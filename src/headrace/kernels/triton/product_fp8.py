@@ -70,7 +70,7 @@ def _quantise_kernel(
             tl.store(codes + row * width + columns, coded, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x, x_scales, weight, scales, bias, y, rows, width, outs, groups, y_stride,
     BLOCKED: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr,

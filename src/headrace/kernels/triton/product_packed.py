@@ -53,7 +53,7 @@ class ProductConfig:
         return -(-chunks // splits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
     x, codes, scales, offsets, bias, y, rows, width, outs, chunks, chunks_per_split, x_stride,
     y_stride,
@@ -119,7 +119,7 @@ def _product_kernel(
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["elements"])
 def _sum_kernel(
     partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     TILE: tl.constexpr,

@@ -50,8 +50,7 @@ def _threshold(
     found = tl.full([1], 0, tl.uint32)
     digits = tl.arange(0, 16).to(tl.uint32)
     for step in tl.static_range(8):
-        shift: tl.constexpr = 28 - 4 * step
-        candidates = found | (digits << shift)
+        candidates = found | (digits << (28 - 4 * step))
         sums = tl.zeros([16], tl.float32)
         for at in range(0, width, TILE):
             columns = at + tl.arange(0, TILE)
@@ -67,7 +66,7 @@ def _threshold(
         # Candidates ascend and sums descend: the last one that still keeps enough.
         enough = tl.sum((sums >= wanted).to(tl.int32), 0)
         digit = tl.maximum(enough - 1, 0).to(tl.uint32)
-        found = found | (digit << shift)
+        found = found | (digit << (28 - 4 * step))
     return tl.max(found, 0)
 
 

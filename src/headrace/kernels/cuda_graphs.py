@@ -1,0 +1,351 @@
+"""Steps as CUDA graphs: captured per bucket before readiness, replayed with static inputs.
+
+A step of a small batch is some ten kernels a layer, each shorter than the time that Python needs
+to launch it; a graph launches all of them at once. A graph is fixed in its shapes and addresses,
+so a step is *padded* to the next bucket and its tensors are copied into buffers that all graphs
+share:
+
+* decode (every entry computes one token): buckets of entries. Padding entries have length 1, token
+  0 and an empty table, so they read and write the null block only.
+* small mixed steps: buckets of tokens. One padding entry takes all padding tokens as a chunk of the
+  null block; further ones have no tokens.
+* `max_length` decides how many splits of the KV are launched, so it is a bucket too. Splits behind
+  a sequence's end leave at once.
+
+What fits no bucket runs call by call, as without graphs. Results are padded too: their first rows
+are the step's, valid until the next step. All graphs share one memory pool, since only one of them
+runs at a time; logits are copied out of it into one buffer, so that they do not keep it from being
+shared.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from .operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
+
+ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Buckets of decode steps."""
+MIXED = (64, 128, 256, 512)
+"""Buckets of tokens of mixed steps; above, kernels are long enough to hide their launches."""
+MIXED_ENTRIES = 64
+LENGTHS = (1024, 4096, 16_384, 65_536)
+"""Buckets of the longest sequence; the last one is the context's end."""
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Captures what a function launches."""
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        """Run once or more, capture, and return what replays it."""
+        ...
+
+    def memory(self) -> int:
+        """Bytes of the device that the process holds."""
+        ...
+
+
+class CudaRecorder:
+    """`torch.cuda.CUDAGraph` with one pool for all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        # Outside of the capture first: kernels are compiled and libraries make their workspaces.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return graph.replay
+
+    def memory(self) -> int:
+        torch.cuda.synchronize(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of one graph."""
+
+    tokens: int
+    entries: int
+    length: int
+    """Bound of the longest sequence."""
+
+    @property
+    def decode(self) -> bool:
+        return self.tokens == self.entries
+
+
+@dataclass(slots=True)
+class GraphFacts:
+    """What capturing cost, and how steps were served."""
+
+    graphs: int = 0
+    bytes: int = 0
+    replayed: int = 0
+    padded_tokens: int = 0
+    call_by_call: int = 0
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """The buffers that every graph reads, of the largest size."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    query_starts: torch.Tensor
+    lengths: torch.Tensor
+    sample_rows: torch.Tensor
+    tables: list[torch.Tensor]
+    slots: list[torch.Tensor]
+    counting: torch.Tensor
+    """0, 1, 2 … int32."""
+    zeros: torch.Tensor
+    """int64."""
+    ones: torch.Tensor
+    """int32."""
+    windows: list[int | None] = field(default_factory=list)
+
+    def view(self, bucket: Bucket, block_size: int) -> StepBatch:
+        """The batch that a graph of this bucket is captured with."""
+        tokens, entries = bucket.tokens, bucket.entries
+        width = -(-bucket.length // block_size)
+        return StepBatch(
+            tokens=self.tokens[:tokens],
+            positions=self.positions[:tokens],
+            query_starts=self.query_starts[: entries + 1],
+            lengths=self.lengths[:entries],
+            groups=[
+                GroupBatch(table[:entries, :width], slots[:tokens], window)
+                for table, slots, window in zip(
+                    self.tables, self.slots, self.windows, strict=True
+                )
+            ],
+            sample_rows=self.sample_rows[:entries],
+            max_count=1 if bucket.decode else tokens,
+            max_length=bucket.length,
+        )  # fmt: skip
+
+
+class GraphProgram:
+    """A model's step by the graph of its bucket, or call by call."""
+
+    def __init__(
+        self,
+        operators: Operators,
+        forward: Forward,
+        cache: KvCache,
+        limits: StepLimits,
+        recorder: Recorder,
+    ) -> None:
+        """Captures nothing yet: see `capture`."""
+        self._operators, self._forward, self._cache = operators, forward, cache
+        self._limits, self._recorder = limits, recorder
+        self._block_size = cache.layers[0].block_size
+        self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
+        largest = min(limits.tokens, limits.max_context)
+        self._mixed = [size for size in MIXED if size <= largest]
+        self._lengths = _up_to(LENGTHS, limits.max_context)
+        self._inputs = self._make_inputs(cache.windows, cache.layers[0].k.device)
+        self._replays: dict[Bucket, Replay] = {}
+        self._hidden: torch.Tensor | None = None
+        self._logits: torch.Tensor | None = None
+        self.facts = GraphFacts()
+
+    def buckets(self) -> Iterator[Bucket]:
+        """All of them, largest first: later graphs fit into the memory of earlier ones."""
+        for length in reversed(self._lengths):
+            for tokens in reversed(self._mixed):
+                yield Bucket(tokens, self._mixed_entries(tokens), length)
+            for entries in reversed(self._entries):
+                yield Bucket(entries, entries, length)
+
+    def capture(self) -> None:
+        """Every bucket; afterwards nothing is captured or compiled for them."""
+        before = self._recorder.memory()
+        for bucket in self.buckets():
+            self._replays[bucket] = self._capture(bucket)
+        self.facts.graphs = len(self._replays)
+        self.facts.bytes = self._recorder.memory() - before
+
+    def find(self, batch: StepBatch) -> Bucket | None:
+        """The smallest bucket that a step fits into, if there is one."""
+        tokens, entries = len(batch.tokens), len(batch.lengths)
+        if batch.adapters is not None or len(batch.sample_rows) > entries:
+            return None
+        length = _next(self._lengths, batch.max_length)
+        if length is None:
+            return None
+        if batch.max_count == 1:
+            size = _next(self._entries, entries)
+            return None if size is None else Bucket(size, size, length)
+        size = _next(self._mixed, tokens)
+        # A padding entry must be free where there are padding tokens.
+        while size is not None:
+            most = self._mixed_entries(size)
+            if entries + (tokens < size) <= most:
+                return Bucket(size, most, length)
+            size = _next(self._mixed, size + 1)
+        return None
+
+    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        bucket = self.find(batch)
+        replay = None if bucket is None else self._replays.get(bucket)
+        if bucket is None or replay is None:
+            self.facts.call_by_call += 1
+            return self._forward(self._operators, batch, self._cache)
+        self._fill(batch, bucket)
+        replay()
+        self.facts.replayed += 1
+        self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
+        assert self._hidden is not None
+        assert self._logits is not None
+        return self._hidden[: len(batch.tokens)], self._logits[: len(batch.sample_rows)]
+
+    def _capture(self, bucket: Bucket) -> Replay:
+        self._idle(bucket)
+        batch = self._inputs.view(bucket, self._block_size)
+
+        def run() -> None:
+            hidden, logits = self._forward(self._operators, batch, self._cache)
+            self._keep(hidden, logits)
+
+        if self._hidden is None:
+            # Once outside of any graph: the shapes of the results make their buffers.
+            hidden, logits = self._forward(self._operators, batch, self._cache)
+            tokens = max(b.tokens for b in self.buckets())
+            entries = max(b.entries for b in self.buckets())
+            self._hidden = hidden.new_zeros(tokens, hidden.shape[1])
+            self._logits = logits.new_zeros(entries, logits.shape[1])
+        return self._recorder.capture(run)
+
+    def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        assert self._hidden is not None
+        assert self._logits is not None
+        self._hidden[: len(hidden)].copy_(hidden)
+        self._logits[: len(logits)].copy_(logits)
+
+    def _idle(self, bucket: Bucket) -> None:
+        """A step of nothing but padding."""
+        empty = torch.empty(0, dtype=torch.int64, device=self._inputs.tokens.device)
+        short = empty.to(torch.int32)
+        start = self._inputs.counting[:1]
+        groups = [
+            GroupBatch(short.view(0, 1), empty, window) for window in self._inputs.windows
+        ]  # fmt: skip
+        nothing = StepBatch(empty, empty, start, short, groups, empty, bucket.tokens, bucket.length)
+        self._fill(nothing, bucket)
+
+    def _fill(self, batch: StepBatch, bucket: Bucket) -> None:
+        """Copy a step into the buffers and put padding behind it: a few launches in all."""
+        inputs = self._inputs
+        tokens, entries = len(batch.tokens), len(batch.lengths)
+        samples, extra = len(batch.sample_rows), bucket.tokens - tokens
+        spare = bucket.entries - entries
+        long_targets = [inputs.tokens[:tokens], inputs.positions[:tokens]]
+        long_sources = [batch.tokens, batch.positions]
+        long_targets.append(inputs.sample_rows[:samples])
+        long_sources.append(batch.sample_rows)
+        int_targets = [inputs.query_starts[: entries + 1], inputs.lengths[:entries]]
+        int_sources = [batch.query_starts, batch.lengths]
+        for group, slots in zip(batch.groups, inputs.slots, strict=True):
+            long_targets.append(slots[:tokens])
+            long_sources.append(group.slots)
+        if bucket.entries > samples:
+            long_targets.append(inputs.sample_rows[samples : bucket.entries])
+            long_sources.append(inputs.zeros[: bucket.entries - samples])
+        if extra:
+            for buffer in (inputs.tokens, inputs.positions, *inputs.slots):
+                long_targets.append(buffer[tokens : bucket.tokens])
+                long_sources.append(inputs.zeros[:extra])
+        if spare:
+            starts = inputs.query_starts[entries + 1 : bucket.entries + 1]
+            rest = inputs.lengths[entries : bucket.entries]
+            int_targets += [starts, rest]
+            if bucket.decode:
+                int_sources += [inputs.counting[entries + 1 :][:spare], inputs.ones[:spare]]
+            else:
+                # The first takes every padding token, the others none.
+                int_sources += [inputs.counting[bucket.tokens].expand(spare)]
+                int_sources += [inputs.counting[0].expand(spare)]
+        torch._foreach_copy_(long_targets, long_sources)
+        torch._foreach_copy_(int_targets, int_sources)
+        width = -(-max(extra, 1) // self._block_size)
+        for group, table in zip(batch.groups, inputs.tables, strict=True):
+            used = min(group.tables.shape[1], table.shape[1])
+            table[:entries, :used].copy_(group.tables[:, :used])
+            if spare:
+                table[entries : bucket.entries, :width].zero_()
+        if spare and extra and not bucket.decode:
+            inputs.lengths[entries : entries + 1].fill_(extra)
+            places = inputs.positions[tokens : bucket.tokens]
+            torch.arange(extra, out=places)
+
+    def _mixed_entries(self, tokens: int) -> int:
+        return min(MIXED_ENTRIES, self._limits.entries, tokens // 2) + 1
+
+    def _make_inputs(self, windows: list[int | None], device: torch.device) -> _Inputs:
+        tokens = max([*self._entries, *self._mixed])
+        entries = max([self._entries[-1], *(self._mixed_entries(size) for size in self._mixed)])
+        width = -(-self._lengths[-1] // self._block_size)
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return _Inputs(
+            tokens=zeros(tokens),
+            positions=zeros(tokens),
+            query_starts=zeros(entries + 1, dtype=torch.int32),
+            lengths=zeros(entries, dtype=torch.int32),
+            sample_rows=zeros(entries),
+            tables=[zeros(entries, width, dtype=torch.int32) for _ in windows],
+            slots=[zeros(tokens) for _ in windows],
+            counting=torch.arange(max(tokens, entries) + 2, dtype=torch.int32, device=device),
+            zeros=zeros(max(tokens, entries)),
+            ones=torch.ones(entries, dtype=torch.int32, device=device),
+            windows=windows,
+        )
+
+
+def _up_to(sizes: tuple[int, ...], limit: int) -> list[int]:
+    """The buckets below a limit, and the limit."""
+    return [*(size for size in sizes if size < limit), limit]
+
+
+def _next(sizes: list[int], size: int) -> int | None:
+    place = bisect_left(sizes, size)
+    return sizes[place] if place < len(sizes) else None
+
+
+def null_step(tokens: int, cache: KvCache, max_context: int) -> StepBatch:
+    """A step of `tokens` tokens that reads and writes the null block only: for warming up."""
+    device, block_size = cache.layers[0].k.device, cache.layers[0].block_size
+    counts = [max_context] * (tokens // max_context)
+    counts += [tokens % max_context] * (tokens % max_context > 0)
+    lengths = torch.tensor(counts, dtype=torch.int32)
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
+    positions = torch.cat([torch.arange(count) for count in counts]).to(device)
+    table = torch.zeros(
+        len(counts), -(-max(counts) // block_size), dtype=torch.int32, device=device
+    )
+    zeros = torch.zeros_like(positions)
+    groups = [GroupBatch(table, zeros, window) for window in cache.windows]
+    return StepBatch(
+        zeros, positions, bounds.to(device), lengths.to(device), groups,
+        bounds[1:].to(device).long() - 1, max(counts), max(counts),
+    )  # fmt: skip

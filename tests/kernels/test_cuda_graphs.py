@@ -1,0 +1,139 @@
+"""Steps by bucket: with a recorder that replays by running again, the answers are the same.
+
+What a graph adds is the padding, the shared buffers and the choice of bucket; all of it is tested
+here. That CUDA replays what it captured is left to the GPU tests.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from headrace.base.sampling import SamplingParams
+from headrace.kernels.cuda_graphs import Bucket, GraphProgram, null_step
+from headrace.kernels.operators import KvCache, KvLayer, StepLimits
+from headrace.kernels.reference import ReferenceOperators
+from headrace.loader.open import open_model
+from headrace.worker import Worker, WorkerOptions
+from oracle import tiny
+from oracle.driving import Driver
+
+
+class Rerun:
+    """A recorder whose replay runs the function again, on the same buffers."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def capture(self, run):
+        run()
+        self.captured += 1
+        return run
+
+    def memory(self) -> int:
+        return 1000 * self.captured
+
+
+@pytest.fixture(scope="module", params=["qwen2", "gemma3"])
+def worker(request, tmp_path_factory):
+    files = open_model(str(tiny.make(request.param, tmp_path_factory.mktemp("models"))))
+    return Worker(
+        files,
+        WorkerOptions(
+            kernels="ref", threads=1, rows=12, step_tokens=300, max_context=256, dtype="float32"
+        ),
+    )
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    rng = random.Random(f"{length} {seed}")
+    return [rng.randrange(tiny.VOCAB) for _ in range(length)]
+
+
+def answers(worker: Worker, graphs: bool) -> tuple[dict, GraphProgram | None]:
+    driver = Driver(worker, blocks=120, step_tokens=120, rows=12)
+    program = None
+    if graphs:
+        runner = worker._runner
+        limits = StepLimits(300, 12, 256)
+        program = GraphProgram(
+            runner._operators, runner._model.forward, runner._cache, limits, Rerun()
+        )
+        with torch.inference_mode():
+            program.capture()
+        runner._program = program
+    tokens = SamplingParams(temperature=0, max_tokens=12)
+    for name, length in enumerate((40, 1, 100, 7, 130)):
+        driver.add(str(name), prompt(length, name), tokens)
+        driver.step()
+    for name in range(5, 10):
+        driver.add(str(name), prompt(5 * name, name), tokens)
+    driver.run()
+    return {name: answer.tokens for name, answer in driver.answers.items()}, program
+
+
+def test_padded_steps_give_the_same_answers(worker) -> None:
+    plain, _ = answers(worker, graphs=False)
+    padded, program = answers(worker, graphs=True)
+    assert program is not None
+    assert padded == plain
+    assert program.facts.replayed > 10
+    assert program.facts.padded_tokens > 20
+    assert program.facts.graphs == len(list(program.buckets()))
+    assert program.facts.bytes == 1000 * program.facts.graphs
+
+
+def make_program(**limits: int) -> GraphProgram:
+    layer = KvLayer(torch.zeros(4, 1, 16, 8), torch.zeros(4, 1, 16, 8))
+    cache = KvCache([layer], [0], [None])
+    ops = ReferenceOperators(torch.float32)
+    return GraphProgram(ops, lambda *_: None, cache, StepLimits(**limits), Rerun())
+
+
+def test_buckets_cover_the_limits_and_no_more() -> None:
+    program = make_program(tokens=2048, entries=100, max_context=6000)
+    buckets = list(program.buckets())
+    assert len(buckets) == len(set(buckets))
+    assert {b.length for b in buckets} == {1024, 4096, 6000}
+    assert max(b.entries for b in buckets if b.decode) == 100
+    assert {b.tokens for b in buckets if not b.decode} == {64, 128, 256, 512}
+    # Largest first within a length: what comes later fits into the same memory.
+    first = [b.tokens for b in buckets if b.length == 6000 and b.decode]
+    assert first == sorted(first, reverse=True)
+
+
+def test_the_smallest_bucket_that_fits() -> None:
+    program = make_program(tokens=2048, entries=100, max_context=6000)
+    cache = program._cache
+
+    def step(tokens: int, entries: int, length: int):
+        batch = null_step(tokens, cache, 6000)
+        batch.lengths = torch.ones(entries, dtype=torch.int32)
+        batch.sample_rows = batch.sample_rows[:1]
+        batch.max_count = 1 if tokens == entries else 2
+        batch.max_length = length
+        return program.find(batch)
+
+    assert step(1, 1, 10) == Bucket(1, 1, 1024)
+    assert step(5, 5, 1025) == Bucket(8, 8, 4096)
+    assert step(97, 97, 6000) == Bucket(100, 100, 6000)
+    assert step(60, 3, 10) == Bucket(64, 33, 1024)
+    # No entry is free to take the padding: the next bucket.
+    assert step(60, 33, 10) == Bucket(128, 65, 1024)
+    assert step(512, 65, 10) == Bucket(512, 65, 1024)
+    assert step(513, 2, 10) is None
+    assert step(500, 65, 10) is None
+    assert step(5, 5, 6001) is None
+    batch = null_step(2, cache, 6000)
+    batch.adapters = torch.zeros(2, dtype=torch.int32)
+    assert program.find(batch) is None
+
+
+def test_a_null_step_is_cut_at_the_context() -> None:
+    batch = null_step(70, make_program(tokens=100, entries=4, max_context=32)._cache, 32)
+    assert batch.lengths.tolist() == [32, 32, 6]
+    assert batch.query_starts.tolist() == [0, 32, 64, 70]
+    assert batch.positions.tolist() == [*range(32), *range(32), *range(6)]
+    assert not batch.groups[0].slots.any()
