@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from headrace.base.errors import DoesNotFit, HeadraceError
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
+from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
 from headrace.engine.sim import (
     Cluster,
@@ -181,3 +182,16 @@ def test_command() -> None:
     assert done.exit_code == 0, done.output
     assert "steps of 2 engines" in done.output
     assert "the SLO ttft:p99<5s was met" in done.output
+
+
+@pytest.mark.slow
+def test_plan_command() -> None:
+    done = CliRunner().invoke(
+        plan_command, ["llama-3.1-8b", "--rate", "20", "--hardware", "H100,L40S"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "per million output tokens" in done.output
+    assert "kept" in done.output
+    refused = CliRunner().invoke(plan_command, ["llama-3.1-8b", "--tpot", "0.01"])
+    assert isinstance(refused.exception, HeadraceError)
+    assert "no layout" in str(refused.exception)

@@ -25,9 +25,19 @@ from .workload import Session
 NS = 1_000_000_000
 
 
-def words_to_ids(text: str, vocab: int) -> list[int]:
-    """One id per word, the same for the same word."""
-    return [2 + zlib.crc32(word.encode()) % (vocab - 2) for word in text.split()]
+class WordIds(dict[str, int]):
+    """One token id per word, the same for the same word; remembered, since words repeat."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self._vocab = vocab
+
+    def __missing__(self, word: str) -> int:
+        self[word] = 2 + zlib.crc32(word.encode()) % (self._vocab - 2)
+        return self[word]
+
+    def of(self, text: str) -> list[int]:
+        return [self[word] for word in text.split()]
 
 
 @dataclass(slots=True)
@@ -47,7 +57,7 @@ class Simulation:
     def __init__(self, cluster: Cluster, options: RunOptions) -> None:
         options.verify()
         self.cluster, self.options = cluster, options
-        self._vocab = cluster.spec.case.arch.vocab_size
+        self._words = WordIds(cluster.spec.case.arch.vocab_size)
         self._sessions, arrivals = make_sessions(options, Material())
         self._offsets = None
         if arrivals is not None:
@@ -60,7 +70,7 @@ class Simulation:
     def run(self) -> tuple[dict[str, Any], Run]:
         """(result document, run)."""
         users = [
-            _User(session, number, words_to_ids(session.system, self._vocab))
+            _User(session, number, self._words.of(session.system))
             for number, session in enumerate(self._sessions)
         ]
         first: list[tuple[float, SimRequest]] = []
@@ -102,7 +112,7 @@ class Simulation:
 
     def _ask(self, user: _User, at: float) -> list[tuple[float, SimRequest]]:
         turn = user.session.turns[user.turn]
-        new = turn.ids if turn.ids is not None else words_to_ids(turn.text, self._vocab)
+        new = turn.ids if turn.ids is not None else self._words.of(turn.text)
         user.history = [*user.history, *new]
         user.planned = at + turn.think_seconds
         name = f"{user.number}-{user.turn}"

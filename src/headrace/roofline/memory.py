@@ -203,11 +203,16 @@ def plan_memory(
         graph_bytes=graph_bytes,
         workspace_bytes=workspace_bytes,
         margin_bytes=available - fixed_bytes(fitted) - kv_bytes,
-        kv_bytes_per_token=kv_token_bytes(arch, kv_dtype) * arch.layers // kv_share,
+        kv_bytes_per_token=kv_token_bytes(arch, kv_dtype) * cached_layers(arch) // kv_share,
         decisions=tuple(decisions),
     )
     plan.verify()
     return plan
+
+
+def cached_layers(arch: ModelArch) -> int:
+    """Layers that keep KV."""
+    return 0 if arch.encoder is not None else arch.layers
 
 
 def activation_bytes(wish: Wish) -> int:
@@ -230,7 +235,7 @@ def activation_bytes(wish: Wish) -> int:
         )
         extra = 2 * arch.moe.active * arch.hidden
     feed_forward = 2 * arch.hidden + 3 * inner + extra
-    sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4
+    sampling = 0 if arch.encoder else SAMPLING_COPIES * wish.rows * arch.vocab_size * 4
     return tokens * arch.hidden * width + max(
         tokens * attention * width, tokens * feed_forward * width, sampling
     )
@@ -262,6 +267,9 @@ def fixed_bytes(wish: Wish) -> int:
 
 def layer_groups(wish: Wish) -> list[tuple[str, tuple[int, ...], int | None]]:
     """(name, layers, window) of each layer group; full attention first."""
+    if wish.arch.encoder is not None:
+        # Nothing is kept between steps: blocks without content, so that rows have their tables.
+        return [("none", (), None)]
     members: dict[int | None, list[int]] = {}
     for layer in range(wish.arch.layers):
         members.setdefault(wish.arch.window(layer), []).append(layer)

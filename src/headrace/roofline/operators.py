@@ -88,7 +88,7 @@ def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
         yield latent_attention(case, step)
         return
     for window, attended in step.attended.items():
-        members = sum(1 for layer in range(arch.layers) if arch.window(layer) == window)
+        members = arch.windows.count(window) if arch.windows else arch.layers
         yield attention(case, step.tokens, window, attended, members)
 
 

@@ -1,0 +1,111 @@
+"""A simulated study: three routings, 8 to 1,024 H200, shared-prefix requests, 8B and 70B in FP8.
+
+`python benchmarks/roofline/cluster.py OUT.json OUT.png [SIZES]` prints the table of
+docs/cluster-study.md and draws its plots.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.bench.options import RunOptions
+from headrace.bench.virtual import Simulation
+from headrace.engine.sim import ROUTERS, Cluster, ReplicaSpec
+from headrace.roofline.hardware import DEVICES
+from headrace.roofline.known import KNOWN
+from headrace.roofline.operators import Case, Layout
+from headrace.roofline.plot import Chart, Series, write_png
+from headrace.roofline.weights import WeightBytes
+
+MODELS = {"llama-3.1-8b": (1, 20.0), "llama-3.1-70b": (4, 9.0)}
+"""Model → (devices of a replica, requests a second offered to each replica)."""
+PER_REPLICA = 30
+PREFIXES_PER_REPLICA = 4
+
+
+def study(model: str, devices: int, routing: str) -> dict[str, Any]:
+    tp, rate = MODELS[model]
+    replicas = devices // tp
+    case = Case(
+        KNOWN[model], WeightBytes("fp8", head_format="bfloat16"), kv_dtype="fp8",
+        layout=Layout(tp),
+    )  # fmt: skip
+    spec = ReplicaSpec(case, DEVICES["H200"], rows=256, max_context=8192, depth=2)
+    options = RunOptions(
+        url="simulated", workload="shared-prefix", requests=PER_REPLICA * replicas,
+        groups=PREFIXES_PER_REPLICA * replicas, prefix_tokens=2048, zipf=0.6,
+        input="lognormal:400:0.6@16-4000", output="lognormal:120:0.6@4-1000",
+        arrivals=f"poisson:{rate * replicas:g}", slo="ttft:p99<500ms", seed=1, devices=devices,
+    )  # fmt: skip
+    begin = time.perf_counter()
+    result, _ = Simulation(Cluster(spec, replicas, routing), options).run()
+    ttft, itl = result["samples"]["ttft"]["percentiles"], result["samples"]["itl"]["percentiles"]
+    row = {
+        "model": model, "devices": devices, "routing": routing,
+        "ttft_p50": ttft["p50"], "ttft_p99": ttft["p99"], "itl_p99": itl["p99"],
+        "hits": result["figures"]["prefix_hit_rate"]["value"],
+        "possible": result["figures"]["possible_hit_rate"]["value"],
+        "goodput_per_device": result["figures"]["goodput"]["value"] / devices,
+        "busy_mean": sum(result["simulation"]["busy"]) / replicas,
+        "busy_max": max(result["simulation"]["busy"]),
+        "steps": result["simulation"]["steps"], "virtual_seconds": result["seconds"],
+        "seconds": time.perf_counter() - begin,
+    }  # fmt: skip
+    print(
+        f"| {model} | {devices} | {routing} | {row['ttft_p50'] * 1e3:.0f} | "
+        f"{row['ttft_p99'] * 1e3:.0f} | {row['itl_p99'] * 1e3:.0f} | {row['hits']:.0%} of "
+        f"{row['possible']:.0%} | {row['goodput_per_device']:.2f} | {row['busy_mean']:.0%} | "
+        f"{row['seconds']:.0f} |",
+        flush=True,
+    )
+    return row
+
+
+def plots(rows: list[dict[str, Any]], path: Path) -> None:
+    charts = []
+    for model in MODELS:
+        mine = [row for row in rows if row["model"] == model]
+        for name, title, scale in (
+            ("ttft_p99", "TTFT p99, ms", 1e3),
+            ("hits", "prefix hits, %", 100),
+        ):
+            charts.append(
+                Chart(
+                    f"{model} on H200", "devices", title,
+                    [
+                        Series(
+                            routing,
+                            [row["devices"] for row in mine if row["routing"] == routing],
+                            [row[name] * scale for row in mine if row["routing"] == routing],
+                        )
+                        for routing in ROUTERS
+                    ],
+                    log_x=True, log_y=name == "ttft_p99",
+                )
+            )  # fmt: skip
+    write_png(charts, path)
+
+
+def main() -> None:
+    sizes = (
+        [int(size) for size in sys.argv[3].split(",")] if len(sys.argv) > 3 else [8, 64, 256, 1024]
+    )
+    print("| model | devices | routing | TTFT p50 ms | TTFT p99 ms | ITL p99 ms | prefix hits | "
+          "good req/s per device | busy | run took s |")  # fmt: skip
+    print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|")
+    rows = [
+        study(model, devices, routing)
+        for model in MODELS
+        for devices in sizes
+        for routing in ROUTERS
+    ]
+    Path(sys.argv[1]).write_text(json.dumps(rows, indent=1))
+    plots(rows, Path(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
