@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from ..base.environment import cache_root
 from ..base.errors import HeadraceError
 from ..base.hardware import CpuFacts, cpu
 from ..roofline.fit import StepRecord
 from ..roofline.hardware import Efficiency, Hardware, save_hardware
+from ..roofline.machine import calibration_path
 
 CPU_EFFICIENCY = Efficiency(
     product_compute=0.6,
@@ -27,12 +25,6 @@ CPU_EFFICIENCY = Efficiency(
     step_seconds=1e-3,
     source="assumed for a CPU",
 )
-
-
-def calibration_path() -> Path:
-    """One file per machine in the cache folder: homes are shared between machines."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{platform.node()}-{cpu().name}").strip("-")
-    return cache_root() / "hardware" / f"{name}.json"
 
 
 def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:

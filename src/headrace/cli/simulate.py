@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 
 from ..base.errors import HeadraceError
-from ..bench.calibrate import calibration_path
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..bench.virtual import Simulation
 from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
 from ..roofline.hardware import find_hardware
+from ..roofline.machine import calibration_path
 from ..roofline.operators import Layout
 from .roofline import make_case
 

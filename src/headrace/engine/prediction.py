@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Callable
 
 from ..base.modelfiles import ModelFiles
+from ..base.step import StepPlan
 from ..loader.gguf import GgufFile
 from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
+from ..roofline.composition import compose_plan
 from ..roofline.formats import WEIGHT_BITS
+from ..roofline.machine import this_hardware
 from ..roofline.operators import Case, Layout
+from ..roofline.step import StepModel
 from ..roofline.weights import from_tensors
 
 _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8",
@@ -48,3 +53,18 @@ def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | No
     assert layers, "a model has layers"
     weights = from_tensors(files.arch, sizes, format)
     return Case(files.arch, weights, dtype, kv_dtype, layout or Layout())
+
+
+def step_predictor(
+    files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
+) -> Callable[[StepPlan], float] | None:
+    """Seconds that the roofline expects of a plan; None where the hardware is not known.
+
+    Costs tens of microseconds per step. `headrace roofline --calibrate` makes a CPU known, and
+    `--measure` fits it to real steps.
+    """
+    hardware = this_hardware(device)
+    if hardware is None:
+        return None
+    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), hardware)
+    return lambda plan: model.seconds(compose_plan(files.arch, plan))

@@ -1,0 +1,38 @@
+"""This machine among the known hardware: its calibration file, or its GPU by name."""
+
+from __future__ import annotations
+
+import platform
+import re
+from pathlib import Path
+
+from ..base.environment import cache_root
+from ..base.hardware import cpu, gpus
+from .hardware import DEVICES, Hardware, load_hardware
+
+
+def calibration_path() -> Path:
+    """One file per machine in the cache folder: homes are shared between machines."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", f"{platform.node()}-{cpu().name}").strip("-")
+    return cache_root() / "hardware" / f"{name}.json"
+
+
+def this_hardware(device: str) -> Hardware | None:
+    """What "cpu" or "cuda" is here: the calibrated CPU, or the GPU whose name is known.
+
+    None where the machine was never calibrated, or the GPU is not in the table.
+    """
+    if device == "cpu":
+        path = calibration_path()
+        return load_hardware(path) if path.is_file() else None
+    found = gpus()
+    return gpu_named(found[0].name) if found else None
+
+
+def gpu_named(name: str) -> Hardware | None:
+    """The entry that a driver's name such as "NVIDIA H200" or "NVIDIA GeForce RTX 4090" means."""
+    plain = re.sub(r"[^A-Z0-9]", "", name.upper())
+    for key in sorted(DEVICES, key=len, reverse=True):
+        if key in plain:
+            return DEVICES[key]
+    return None
