@@ -148,8 +148,6 @@ def test_rope_and_cache(
     want = REFERENCE.rope_and_cache(qkv.clone(), *arguments, want_kv, batch, 0)
     got = ops.rope_and_cache(qkv.clone(), *arguments, got_kv, batch, 0)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    tolerance = (
-        {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 1e-2}
-    )
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (8e-3, 1e-2)
     torch.testing.assert_close(got_kv.v, want_kv.v, rtol=rtol, atol=atol)
     torch.testing.assert_close(got_kv.k, transposed(want_kv).k, rtol=rtol, atol=atol)

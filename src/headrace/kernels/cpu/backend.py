@@ -11,11 +11,15 @@ from .operators import CpuOperators
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16")
+OPERATORS = frozenset(
+    ("embed", "rms_norm", "add_rms_norm", "add", "linear", "rope_and_cache", "attention", "gated",
+     "moe", "select", "logits")
+)  # fmt: skip
 DENSE = {"float32", "float16", "bfloat16"}
 
 
 class CpuBackend:
-    """Serves every operator of a model, or none: its KV pages have a layout of their own."""
+    """Serves every operator of a decoder, or none: its KV pages have a layout of their own."""
 
     name = "cpu"
 
@@ -23,12 +27,16 @@ class CpuBackend:
         self._level = level
 
     def supports(self, operator: str, question: Question) -> str | None:
+        if operator not in OPERATORS:
+            return f"has no {operator}"
         if question.device != "cpu":
             return "the device is not the CPU"
         try:
             load()
         except LibraryAbsent as absent:
             return str(absent)
+        if question.encoder:
+            return "no kernels for encoders"
         if question.quantise != "auto":
             return f"does not quantise weights to {question.quantise}"
         if question.dtype != torch.float32:

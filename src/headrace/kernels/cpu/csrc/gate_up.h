@@ -15,25 +15,20 @@ template <class Q>
 void unit_sums(const HrQuantised& x, const HrPart& part, int64_t row0, int64_t end, int64_t unit,
                uint8_t* scratch, float* sums) {
   auto* decoded = reinterpret_cast<Decoded*>(scratch);
-  const int64_t bytes = hr::panel_bytes(part.kind, part.in);
-  if (end - row0 <= kRows && row0 == 0) {
-    for (int p = 0; p < 2; ++p) {
-      const uint8_t* panel = part.data + (2 * unit + p) * bytes;
-      F acc[kRows];
-      const int blocks = part.in / Q::format.span;
-      const Rows rows = rows_from(x, 0);
-      switch (end) {
-        case 1: vector_panel<Q, 1>(panel, blocks, rows, acc); break;
-        case 2: vector_panel<Q, 2>(panel, blocks, rows, acc); break;
-        case 3: vector_panel<Q, 3>(panel, blocks, rows, acc); break;
+  if (end <= kRows) {
+    switch (end) {
+      case 1: return vector_pair<Q, 1>(x, part, 2 * unit, sums);
+      case 2: return vector_pair<Q, 2>(x, part, 2 * unit, sums);
+      case 3: return vector_pair<Q, 3>(x, part, 2 * unit, sums);
 #if HR_LEVEL >= 3
-        case 4: vector_panel<Q, 4>(panel, blocks, rows, acc); break;
-        case 5: vector_panel<Q, 5>(panel, blocks, rows, acc); break;
-        case 6: vector_panel<Q, 6>(panel, blocks, rows, acc); break;
+      case 4: return vector_pair<Q, 4>(x, part, 2 * unit, sums);
+      case 5: return vector_pair<Q, 5>(x, part, 2 * unit, sums);
+      case 6: return vector_pair<Q, 6>(x, part, 2 * unit, sums);
 #endif
-      }
-      for (int64_t m = 0; m < end; ++m) f_store(sums + 32 * m + 16 * p, acc[m]);
     }
+  }
+  if (end <= kVectorRows) {
+    vector_sums<Q>(x, part, 2 * unit, 2, end, sums, 32);
     return;
   }
   if constexpr (kPanels == 2) {

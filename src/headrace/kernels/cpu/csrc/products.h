@@ -9,7 +9,7 @@
 // 8 vpdpbusd, 3 float operations): 15 to 25 bytes a cycle and core, several times what memory
 // gives, so up to about eight rows cost what one costs.
 //
-// Matrix-vector (up to kRows rows): codes are decoded in registers on the way, each panel read
+// Matrix-vector (up to kVectorRows rows, kRows at a time): codes are decoded in registers on the way, each panel read
 // once, front to back; a thread's panels lie one after the other, so its stream is one and the
 // hardware's prefetcher keeps it at the limit (prefetch instructions cost 10 to 20 % here). Matrix: two panels × a chunk of K are decoded into scratch that stays in
 // L1 (kChunk units: 16 KiB of codes), then every row passes over it, kRows at a time; partial
@@ -29,6 +29,7 @@ constexpr int kPanels = 2;  // panels in registers, matrix kernel
 constexpr int kRows = 3;
 constexpr int kPanels = 1;
 #endif
+constexpr int kVectorRows = 36;  // up to here panels are decoded anew for every kRows rows
 constexpr int kChunk = 16;      // units of K per pass of the matrix kernel
 constexpr int kSlab = 504;      // rows per pass: partial sums stay in L2
 
@@ -59,8 +60,15 @@ HR_INLINE I dot(I acc, C w, int32_t a4) {
 
 // ---- matrix-vector: M rows by one panel, straight from the packed form
 
-template <class Q, int M>
-HR_INLINE void vector_panel(const uint8_t* panel, int blocks, Rows x, F* acc) {
+// What a pass over a panel fetches meanwhile: every `step`th line of each unit of the next panel,
+// beginning with `line` (kFetch; the first pass leaves memory to the hardware's prefetcher).
+struct Ahead {
+  const uint8_t* panel;
+  int line, step;
+};
+
+template <class Q, int M, bool kFetch>
+HR_INLINE void vector_panel(const uint8_t* panel, int blocks, Rows x, Ahead ahead, F* acc) {
   constexpr hr::Format f = Q::format;
   for (int m = 0; m < M; ++m) acc[m] = f_zero();
   const uint8_t* block = panel;
@@ -68,6 +76,10 @@ HR_INLINE void vector_panel(const uint8_t* panel, int blocks, Rows x, F* acc) {
     for (int u = 0; u < f.units(); ++u) {
       const uint8_t* unit = block + f.header + u * f.unit_bytes();
       const uint8_t* q = unit + f.unit_extra;
+      if constexpr (kFetch)
+        for (int i = ahead.line; i < (f.unit_bytes() + 63) / 64; i += ahead.step)
+          _mm_prefetch(reinterpret_cast<const char*>(ahead.panel + (unit - panel) + 64 * i),
+                       _MM_HINT_T1);
       I sum[M], high[M];
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
@@ -155,31 +167,95 @@ HR_INLINE Rows rows_from(const HrQuantised& x, int64_t row) {
   return {x.six + row / HR_SIX * x.stride, static_cast<int>(row % HR_SIX)};
 }
 
-template <class Q, int M>
-void vector_panels(const HrLinear& op, const HrPart& part, int64_t row, int64_t first,
-                   int64_t last) {
-  const int64_t bytes = hr::panel_bytes(part.kind, part.in);
-  const int blocks = part.in / Q::format.span;
-  const Rows x = rows_from(op.x, row);
-  for (int64_t panel = first; panel < last; ++panel) {
+// M rows by `panels` panels; sums[m · stride + 16 p + lane].
+template <class Q, int M, bool kFetch>
+__attribute__((noinline)) void vector_store(const uint8_t* data, int panels, int blocks, Rows x,
+                                            Ahead ahead, float* sums, int64_t stride) {
+  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
+  for (int p = 0; p < panels; ++p, data += bytes, ahead.panel += bytes) {
     F acc[M];
-    vector_panel<Q, M>(part.data + panel * bytes, blocks, x, acc);
-    for (int m = 0; m < M; ++m) finish(target_of(part, row + m, panel), acc[m]);
+    vector_panel<Q, M, kFetch>(data, blocks, x, ahead, acc);
+    for (int m = 0; m < M; ++m) f_store(sums + m * stride + 16 * p, acc[m]);
+  }
+}
+
+template <class Q, bool kFetch>
+HR_INLINE void vector_pass(int m, const uint8_t* data, int panels, int blocks, Rows x,
+                           Ahead ahead, float* sums, int64_t stride) {
+  switch (m) {
+    case 1: return vector_store<Q, 1, kFetch>(data, panels, blocks, x, ahead, sums, stride);
+    case 2: return vector_store<Q, 2, kFetch>(data, panels, blocks, x, ahead, sums, stride);
+    case 3: return vector_store<Q, 3, kFetch>(data, panels, blocks, x, ahead, sums, stride);
+#if HR_LEVEL >= 3
+    case 4: return vector_store<Q, 4, kFetch>(data, panels, blocks, x, ahead, sums, stride);
+    case 5: return vector_store<Q, 5, kFetch>(data, panels, blocks, x, ahead, sums, stride);
+    case 6: return vector_store<Q, 6, kFetch>(data, panels, blocks, x, ahead, sums, stride);
+#endif
+  }
+}
+
+// Up to kRows rows by panels [first, last): one loop, so that nothing stands between a panel and
+// the next (a call and a store per panel cost a third at 28 units a panel).
+template <class Q, int M>
+void vector_panels(const HrLinear& op, const HrPart& part, int64_t first, int64_t last) {
+  const int blocks = part.in / Q::format.span;
+  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
+  const Rows x = rows_from(op.x, 0);
+  const uint8_t* data = part.data + first * bytes;
+  for (int64_t panel = first; panel < last; ++panel, data += bytes) {
+    F acc[M];
+    vector_panel<Q, M, false>(data, blocks, x, Ahead{}, acc);
+    for (int m = 0; m < M; ++m) finish(target_of(part, m, panel), acc[m]);
   }
 }
 
 template <class Q>
-void vector_dispatch(const HrLinear& op, const HrPart& part, int64_t row, int rows,
-                     int64_t first, int64_t last) {
+void vector_few(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
+                int64_t last) {
   switch (rows) {
-    case 1: return vector_panels<Q, 1>(op, part, row, first, last);
-    case 2: return vector_panels<Q, 2>(op, part, row, first, last);
-    case 3: return vector_panels<Q, 3>(op, part, row, first, last);
+    case 1: return vector_panels<Q, 1>(op, part, first, last);
+    case 2: return vector_panels<Q, 2>(op, part, first, last);
+    case 3: return vector_panels<Q, 3>(op, part, first, last);
 #if HR_LEVEL >= 3
-    case 4: return vector_panels<Q, 4>(op, part, row, first, last);
-    case 5: return vector_panels<Q, 5>(op, part, row, first, last);
-    case 6: return vector_panels<Q, 6>(op, part, row, first, last);
+    case 4: return vector_panels<Q, 4>(op, part, first, last);
+    case 5: return vector_panels<Q, 5>(op, part, first, last);
+    case 6: return vector_panels<Q, 6>(op, part, first, last);
 #endif
+  }
+}
+
+// Two panels side by side into sums[32 · row + 16 · p + lane], up to kRows rows.
+template <class Q, int M>
+void vector_pair(const HrQuantised& activations, const HrPart& part, int64_t panel, float* sums) {
+  const int blocks = part.in / Q::format.span;
+  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
+  const Rows x = rows_from(activations, 0);
+  for (int p = 0; p < 2; ++p) {
+    F acc[M];
+    vector_panel<Q, M, false>(part.data + (panel + p) * bytes, blocks, x, Ahead{}, acc);
+    for (int m = 0; m < M; ++m) f_store(sums + 32 * m + 16 * p, acc[m]);
+  }
+}
+
+// sums[row · stride + 16 p + lane] of `panels` panels, kRows rows at a time. The first pass
+// streams them from memory; the others find them in L2 and fetch as many of the next, so that
+// memory and arithmetic overlap.
+template <class Q>
+void vector_sums(const HrQuantised& activations, const HrPart& part, int64_t panel, int panels,
+                 int64_t rows, float* sums, int64_t stride) {
+  const int blocks = part.in / Q::format.span;
+  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
+  const uint8_t* data = part.data + panel * bytes;
+  const int passes = static_cast<int>((rows + kRows - 1) / kRows);
+  for (int pass = 0; pass < passes; ++pass, sums += kRows * stride) {
+    const int64_t row = pass * kRows;
+    const int m = static_cast<int>(rows - row < kRows ? rows - row : kRows);
+    const Rows x = rows_from(activations, row);
+    const Ahead ahead{data + panels * bytes, pass - 1, passes - 1};
+    if (pass == 0)
+      vector_pass<Q, false>(m, data, panels, blocks, x, ahead, sums, stride);
+    else
+      vector_pass<Q, true>(m, data, panels, blocks, x, ahead, sums, stride);
   }
 }
 
@@ -398,8 +474,17 @@ void dense_panel(const HrLinear& op, const HrPart& part, int64_t rows, int64_t p
 template <class Q>
 void quantised_part(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
                     int64_t last, uint8_t* scratch) {
-  if (rows <= kRows) {
-    vector_dispatch<Q>(op, part, 0, static_cast<int>(rows), first, last);
+  if (rows <= kRows) return vector_few<Q>(op, part, rows, first, last);
+  if (rows <= kVectorRows) {
+    constexpr int kMost = 8;
+    float sums[kVectorRows * HR_PANEL * kMost];
+    for (int64_t panel = first; panel < last; panel += kMost) {
+      const int count = static_cast<int>(last - panel < kMost ? last - panel : kMost);
+      vector_sums<Q>(op.x, part, panel, count, rows, sums, HR_PANEL * kMost);
+      for (int64_t row = 0; row < rows; ++row)
+        for (int p = 0; p < count; ++p)
+          finish(target_of(part, row, panel + p), f_load(sums + (row * kMost + p) * HR_PANEL));
+    }
     return;
   }
   int64_t panel = first;
@@ -436,7 +521,7 @@ void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t f
 constexpr int64_t kRun = 48 * 1024;
 
 HR_INLINE int64_t run_of(const HrPart& part, int64_t rows, int threads) {
-  if (rows > kRows) return kPanels;
+  if (rows > kVectorRows) return kPanels;
   const int64_t fair = hr::panel_count(part.out) / (4 * threads);
   int64_t run = kRun / hr::panel_bytes(part.kind, part.in);
   if (run > fair) run = fair;
