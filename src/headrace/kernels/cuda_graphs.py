@@ -58,7 +58,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], None]) -> Replay:
         # Outside of the capture first: kernels are compiled and libraries make their workspaces.
@@ -186,7 +186,9 @@ class GraphProgram:
     def find(self, batch: StepBatch) -> Bucket | None:
         """The smallest bucket that a step fits into, if there is one."""
         tokens, entries = len(batch.tokens), len(batch.lengths)
-        if batch.adapters is not None or len(batch.sample_rows) > entries:
+        if batch.adapters is not None or batch.types is not None:
+            return None
+        if len(batch.sample_rows) > entries:
             return None
         length = _next(self._lengths, batch.max_length)
         if length is None:
