@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import DoesNotFit, HeadraceError
+from headrace.bench.limit import add_limit, limit_chart, limit_of
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
@@ -195,3 +196,19 @@ def test_plan_command() -> None:
     refused = CliRunner().invoke(plan_command, ["llama-3.1-8b", "--tpot", "0.01"])
     assert isinstance(refused.exception, HeadraceError)
     assert "no layout" in str(refused.exception)
+
+
+def test_the_share_of_the_roofline() -> None:
+    # The simulator takes what the roofline predicts, so the predicted share of a busy engine is
+    # near 1, and the limit's share below it.
+    options = RunOptions(url="simulated", requests=120, input="256", output="128", concurrency=24)
+    result, run = Simulation(Cluster(SPEC, 1), options).run()
+    found = limit_of(run, CASE, DEVICES["H200"])
+    assert found is not None
+    assert found.predicted_share == pytest.approx(1.0, abs=0.15)
+    assert 0.3 < found.share < found.predicted_share
+    assert found.batch in (23, 24)
+    add_limit(result, found, DEVICES["H200"])
+    assert result["figures"]["roofline_share"]["value"] == found.share
+    names = [series.name for series in limit_chart(CASE, DEVICES["H200"], found).series]
+    assert "decode step, measured" in names

@@ -33,6 +33,7 @@ FIGURES = {
     "joules_per_token": "energy",
     "cost_per_million_tokens": "cost",
     "roofline_share": "share of the roofline",
+    "predicted_share": "share of the prediction",
 }
 
 

@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -18,85 +18,65 @@ from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
-from ..bench import accuracy
 from ..bench import compare as comparing
 from ..bench.export import aiperf, vllm_bench
 from ..bench.history import History, history_chart
-from ..bench.job import Target
-from ..bench.lengths import parse_lengths
+from ..bench.limit import add_limit, limit_chart, limit_of
 from ..bench.live import LiveView, show_result
-from ..bench.mlperf import SCENARIOS, MlperfOptions, run_mlperf
 from ..bench.mock import Behaviour, MockServer
 from ..bench.options import RunOptions
 from ..bench.report import html_report, result_charts
 from ..bench.result import read_result
-from ..bench.run import ask_server, make_material, run_bench
+from ..bench.run import Outcome, run_bench
 from ..bench.store import read_records, records_csv
 from ..bench.sweep import COLUMNS, Point, Sweeper, rows, sweep_page
+from ..roofline.hardware import find_hardware
+from ..roofline.machine import calibration_path
+from ..roofline.operators import Layout
 from ..roofline.page import charts, page
-from ..roofline.plot import write_png
-
-INVALID_RUN = 4
-"""Exit code of a run whose client was the bottleneck."""
+from ..roofline.plot import Chart, write_png
+from .bench_flags import (
+    Arrive,
+    AsJson,
+    Devices,
+    Duration,
+    Endpoint,
+    Eos,
+    Extra,
+    Groups,
+    Input,
+    Keep,
+    Key,
+    Model,
+    Out,
+    Output,
+    PrefixTokens,
+    Price,
+    Processes,
+    Requests,
+    Seed,
+    SloText,
+    Stall,
+    Stream,
+    Think,
+    Timeout,
+    TokenizerOf,
+    Trace,
+    TraceSpeed,
+    Turns,
+    Url,
+    Users,
+    Warmup,
+    Workload,
+    Zipf,
+)
+from .bench_quality import INVALID_RUN, accuracy_command, mlperf_command
+from .roofline import make_case
 
 command = typer.Typer(
     help="Measure any OpenAI-compatible server.", no_args_is_help=True,
     pretty_exceptions_enable=False,
 )  # fmt: skip
-
-Url = Annotated[str, typer.Option(help="Address of the server.")]
-Model = Annotated[str | None, typer.Option(help="Model name; none: the server's first.")]
-Endpoint = Annotated[str | None, typer.Option(help="completions or chat; none: as needed.")]
-Workload = Annotated[
-    str, typer.Option(help="fixed, shared-prefix, chat, agentic, long-context, structured.")
-]
-Trace = Annotated[
-    str | None, typer.Option(help="FORMAT:FILE; format sharegpt, mooncake, azure or burstgpt.")
-]
-TraceSpeed = Annotated[float, typer.Option(help="How much faster than recorded.")]
-Input = Annotated[
-    str, typer.Option(help="Prompt tokens: N, uniform:A:B, normal:M:S, lognormal:M:S.")
-]
-Output = Annotated[str, typer.Option(help="Output tokens, likewise.")]
-Requests = Annotated[int, typer.Option(help="Requests (sessions, where a workload has turns).")]
-Duration = Annotated[float | None, typer.Option(help="Seconds after which nothing new starts.")]
-Arrive = Annotated[
-    str | None,
-    typer.Option(
-        "--arrivals",
-        help="Open loop: constant:R, poisson:R, gamma:R:B, ramp:A:B:S, trace. None: closed loop.",
-    ),
-]
-Users = Annotated[int, typer.Option("--concurrency", "-c", help="Users of the closed loop.")]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Of prompts, lengths and arrivals; none: a new one, kept in the result."),
-]
-TokenizerOf = Annotated[
-    str | None,
-    typer.Option("--tokenizer", help="Model whose tokenizer makes prompts of exact token counts."),
-]
-PrefixTokens = Annotated[int, typer.Option(help="Tokens of a shared prefix or system prompt.")]
-Groups = Annotated[int, typer.Option(help="Different shared prefixes.")]
-Zipf = Annotated[float, typer.Option(help="How unevenly prefixes are drawn; 0: evenly.")]
-Turns = Annotated[int, typer.Option(help="Turns of a session.")]
-Think = Annotated[float, typer.Option("--think", help="Mean seconds between turns.")]
-Warmup = Annotated[int, typer.Option(help="Requests before the run, not counted.")]
-Processes = Annotated[int, typer.Option(help="Client processes.")]
-Eos = Annotated[bool, typer.Option("--ignore-eos/--eos", help="Ask for exactly the output tokens.")]
-Stream = Annotated[bool, typer.Option(help="Stream the answers.")]
-SloText = Annotated[
-    str | None, typer.Option("--slo", help="Limits, as in ttft:p99<500ms,tpot:p95<50ms.")
-]
-Price = Annotated[float | None, typer.Option("--price", help="Price of one device per hour.")]
-Devices = Annotated[int, typer.Option(help="Devices of the server, for figures per device.")]
-Key = Annotated[str | None, typer.Option("--api-key", help="Sent as bearer token.")]
-Extra = Annotated[str | None, typer.Option(help="JSON object: further fields of every request.")]
-Stall = Annotated[float, typer.Option(help="Seconds without a byte that count as stalled.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for a whole request.")]
-Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]
 
 
 @command.command("run")
@@ -134,6 +114,12 @@ def run_command(
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
+    roofline: Annotated[
+        str | None, typer.Option(help="Model whose roofline is put beside the run.")
+    ] = None,
+    hardware: Annotated[
+        str, typer.Option(help="What the server runs on: this, H100, H200 …")
+    ] = "this",
 ) -> None:
     """One run: send a workload, report latency, throughput and whether to believe it."""
     options = RunOptions(
@@ -145,10 +131,21 @@ def run_command(
         timeout=timeout, stall=stall, devices=devices, price_per_hour=price, api_key=api_key,
         extra=_object(extra),
     )  # fmt: skip
+    case = device = None
+    if roofline is not None:
+        device = find_hardware(hardware, calibration_path())
+        case = make_case(roofline, device, None, "auto", "auto", Layout())
     console = Console(stderr=as_json)
     folder = out or _default_folder("run")
-    result = _measure(console, options, folder)
-    _write_reports(folder, result)
+    outcome = _outcome(console, options, folder)
+    result = outcome.result
+    drawn: list[Chart] = []
+    if case is not None and device is not None:
+        found = limit_of(outcome.run, case, device)
+        if found is not None:
+            add_limit(result, found, device)
+            drawn.append(limit_chart(case, device, found))
+    _write_reports(folder, result, drawn)
     if as_json:
         print(json.dumps(result))
     else:
@@ -355,6 +352,10 @@ def mock_command(
 
 
 def _measure(console: Console, options: RunOptions, folder: Path | None) -> dict[str, Any]:
+    return _outcome(console, options, folder).result
+
+
+def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outcome:
     """One run with a live view; SIGTERM ends it as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -364,14 +365,15 @@ def _measure(console: Console, options: RunOptions, folder: Path | None) -> dict
         signal.signal(signal.SIGTERM, before)
     if outcome.problem is not None:
         console.print(f"not everything was written: {outcome.problem}", style="bold red")
-    return outcome.result
+    return outcome
 
 
-def _write_reports(folder: Path, result: dict[str, Any]) -> None:
+def _write_reports(folder: Path, result: dict[str, Any], extra: Sequence[Chart]) -> None:
     try:
-        (folder / "report.html").write_text(html_report(result))
+        (folder / "result.json").write_text(json.dumps(result, indent=1))
+        (folder / "report.html").write_text(html_report(result, extra))
     except OSError as error:
-        sys.stderr.write(f"report.html was not written: {error.strerror}\n")
+        sys.stderr.write(f"the report was not written: {error.strerror}\n")
 
 
 def _say_point(console: Console, point: Point) -> None:
@@ -434,102 +436,5 @@ def _object(text: str | None) -> dict[str, Any]:
     return value
 
 
-@command.command("mlperf")
-def mlperf_command(
-    scenario: Annotated[str, typer.Argument(help=", ".join(SCENARIOS))],
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    endpoint: Endpoint = "completions",
-    mode: Annotated[str, typer.Option(help="performance or accuracy.")] = "performance",
-    samples: Annotated[int, typer.Option(help="Prompts in the library.")] = 64,
-    input: Input = "128",
-    output: Output = "128",
-    seconds: Annotated[float, typer.Option(help="Shortest run; a submission needs 600.")] = 600.0,
-    queries: Annotated[int, typer.Option(help="Fewest queries.")] = 1,
-    qps: Annotated[float, typer.Option(help="Rate of Server and Interactive.")] = 1.0,
-    ttft: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 2000.0,
-    tpot: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 100.0,
-    tokenizer: TokenizerOf = None,
-    system: Annotated[str, typer.Option(help="Name of the system in the folders.")] = "this",
-    api_key: Key = None,
-    out: Out = None,
-) -> None:
-    """An MLPerf scenario through the real LoadGen, with its logs and its verdict."""
-    base = RunOptions(url=url, model=model, api_key=api_key)
-    server = ask_server(base)
-    target = Target(url, model or server["model"], endpoint or "completions", api_key)
-    options = MlperfOptions(
-        target, scenario, mode, samples, parse_lengths(input, "input"),
-        parse_lengths(output, "output"), seconds, queries, qps, ttft, tpot, system,
-    )  # fmt: skip
-    found = run_mlperf(options, make_material(tokenizer), out or Path("."))
-    for name, value in found.summary.items():
-        print(f"{name}: {value}")
-    print(f"logs: {found.folder}")
-    if found.failures:
-        raise HeadraceError(
-            f"{len(found.failures)} of {found.requests} requests failed, which LoadGen does not "
-            f"know: do not use this result; for example: {found.failures[0]:.200}"
-        )
-    if found.valid is False:
-        raise typer.Exit(INVALID_RUN)
-
-
-@command.command("accuracy")
-def accuracy_command(
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    corpus: Annotated[
-        Path | None, typer.Option(help="Text for the perplexity; none: Python's documentation.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Windows of 1,500 characters.")] = 32,
-    reference: Annotated[
-        Path | None, typer.Option(help="Answers to agree with, as --save wrote them.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Keep the answers as a reference.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts of the agreement.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    at_least: Annotated[
-        float, typer.Option(help="Token match below which the exit code is 3.")
-    ] = 0.99,
-    api_key: Key = None,
-) -> None:
-    """Perplexity on a text, and agreement of greedy answers with a reference run."""
-    server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
-    target = Target(url, model or server["model"], api_key=api_key)
-    console = Console()
-    if corpus is None:
-        text, name = accuracy.stdlib_corpus()
-    else:
-        try:
-            text, name = corpus.read_text(), corpus.name
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{corpus}: {error}", param="corpus") from None
-    found = accuracy.perplexity(target, text, name, limit=limit)
-    console.print(
-        f"perplexity {found.value:.4f} over {found.tokens} tokens of {found.windows} windows "
-        f"({found.corpus})",
-        highlight=False,
-    )
-    if reference is None and save is None:
-        return
-    if reference is not None:
-        asked, expected = accuracy.load_reference(reference)
-        agreed = accuracy.agreement(accuracy.answers_of(target, asked, tokens), expected)
-        console.print(
-            f"{agreed.equal} of {agreed.prompts} answers equal, token match "
-            f"{agreed.token_match:.2%}"
-            + (
-                f", first difference at token {agreed.first_difference:.0f} (median)"
-                if agreed.first_difference is not None
-                else ""
-            ),
-            highlight=False,
-        )
-        if agreed.token_match < at_least:
-            console.print(f"below {at_least:.1%} of the reference", style="bold red")
-            raise typer.Exit(comparing.REGRESSED)
-    if save is not None:
-        asked = accuracy.default_prompts(prompts)
-        accuracy.save_reference(save, asked, accuracy.answers_of(target, asked, tokens))
-        console.print(f"kept {len(asked)} answers in {save}", highlight=False)
+command.command("mlperf")(mlperf_command)
+command.command("accuracy")(accuracy_command)

@@ -1,0 +1,91 @@
+"""Share of the roofline: what the hardware would have needed for a run, over what it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..roofline.composition import decode_step, prefill_step
+from ..roofline.hardware import Hardware
+from ..roofline.operators import Case
+from ..roofline.plot import Chart, Series
+from ..roofline.report import roofline_chart
+from ..roofline.step import StepTime, step_time
+from .metrics import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least time for a run's work on given hardware, and what was predicted of it."""
+
+    share: float
+    """Least seconds for all its prefills and decode steps / seconds of the run."""
+    predicted_share: float
+    """Predicted seconds / seconds of the run: near 1 where prediction and run agree and the server
+    was always busy."""
+    decode: StepTime
+    decode_seconds: float
+    """The median TPOT that was measured."""
+    batch: int
+
+
+def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
+    """At the run's mean concurrency and mean lengths; None without good requests.
+
+    Σ over good requests of prefill(prompt - cached) + (tokens - 1) · decode(batch) / batch, with
+    batch = the mean number of requests in the server.
+    """
+    good = [record for record in run.good if record.tokens and record.chunk_ns]
+    if not good:
+        return None
+    busy = sum(record.end_ns - record.sent_ns for record in good) / (run.end_ns - run.start_ns)
+    batch = max(1, round(busy))
+    prompts = [record.prompt_tokens or record.known_prompt_tokens or 1 for record in good]
+    tokens = [record.tokens for record in good]
+    mean = round(sum(prompts) / len(prompts) + sum(tokens) / len(tokens) / 2)
+    decode = step_time(case, hardware, decode_step(case.arch, batch, mean))
+    least = predicted = 0.0
+    seen: dict[tuple[int, int], StepTime] = {}
+    for record, prompt in zip(good, prompts, strict=True):
+        cached = min(record.cached_tokens or 0, prompt - 1)
+        # Rounded, so that similar prompts share one computation.
+        key = max(1, (prompt - cached + 7) // 8 * 8), cached // 8 * 8
+        first = seen.get(key)
+        if first is None:
+            first = seen[key] = step_time(case, hardware, prefill_step(case.arch, [key[0]], key[1]))
+        least += first.limit_seconds + (record.tokens - 1) * decode.limit_seconds / batch
+        predicted += first.seconds + (record.tokens - 1) * decode.seconds / batch
+    pauses = sorted(
+        (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / (record.tokens - 1)
+        for record in good
+        if record.tokens > 1
+    )
+    measured = pauses[len(pauses) // 2] if pauses else 0.0
+    return Limit(least / run.seconds, predicted / run.seconds, decode, measured, batch)
+
+
+def add_limit(result: dict[str, Any], found: Limit, hardware: Hardware) -> None:
+    """Into the result document: figures and what they are relative to."""
+    result["figures"]["roofline_share"] = {"value": found.share, "unit": "share"}
+    result["figures"]["predicted_share"] = {"value": found.predicted_share, "unit": "share"}
+    result["roofline"] = {
+        "hardware": hardware.name,
+        "efficiency": hardware.efficiency.source,
+        "batch": found.batch,
+        "decode_limit_seconds": found.decode.limit_seconds,
+        "decode_predicted_seconds": found.decode.seconds,
+        "decode_measured_seconds": found.decode_seconds,
+        "bound": found.decode.bound,
+    }
+
+
+def limit_chart(case: Case, hardware: Hardware, found: Limit) -> Chart:
+    """The roofline with the decode step's operators, and the whole step as it was measured."""
+    step = found.decode
+    intensity = step.flops / step.bytes
+    measured = []
+    for name, seconds in (("decode step, predicted", step.seconds),
+                          ("decode step, measured", found.decode_seconds)):  # fmt: skip
+        if seconds:
+            measured.append(Series(name, [intensity], [step.flops / seconds], "points"))
+    return roofline_chart(case, hardware, step, measured)
