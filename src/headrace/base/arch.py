@@ -58,8 +58,35 @@ class Mla:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoder:
+    """A BERT-style encoder (Devlin et al. 2018): every token sees all others, in one pass.
+
+    Its positions are learned, its norms come after the residual and have a bias, as all its
+    matrices do, its feed-forward has no gate. `ModelArch.norm_eps` is that of its layer norms.
+    """
+
+    types: int
+    """Rows of the token type table."""
+    labels: int = 0
+    """Outputs of the classification head on the pooled first token; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How the vectors of an input's tokens become one.
+
+    "mean" of all, "cls" the first, "last" the last; `normalise` scales it to length one.
+    """
+
+    kind: Literal["mean", "cls", "last"] = "last"
+    normalise: bool = True
+    shortens: bool = False
+    """Leading parts of a vector are vectors too (Kusupati et al. 2022, Matryoshka)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelArch:
-    """A decoder-only transformer, dense or MoE."""
+    """A decoder-only transformer, dense or MoE; or, where `encoder` says so, an encoder."""
 
     family: str
     """Registry key in `models`: qwen2, qwen3, llama, mistral, gemma3, qwen3_moe …"""
@@ -93,6 +120,7 @@ class ModelArch:
     """Norms after attention and feed-forward as well as before (Gemma)."""
     moe: Moe | None = None
     mla: Mla | None = None
+    encoder: Encoder | None = None
 
     @property
     def scale(self) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .arch import Activation, ModelArch, Moe, Rope
+from .arch_encoder import ENCODERS, encoder_arch
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
 from .errors import ModelFileError, UnsupportedModel
@@ -95,6 +96,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     model is read: images are not served.
     """
     outer = Fields(config, "config.json")
+    kind = outer.raw("model_type")
+    if isinstance(kind, str) and kind in ENCODERS:
+        return encoder_arch(outer)
     family = _family(outer)
     text = outer.mapping("text_config") if outer.raw("model_type") == "gemma3" else None
     fields = Fields(config if text is None else text, "config.json", defaults=family.defaults)
@@ -162,7 +166,8 @@ def _family(fields: Fields) -> Family:
     if family is None:
         what = kind or (named[0] if named else "nothing")
         raise UnsupportedModel(
-            f"config.json: model_type is {what!r:.80}; supported: {', '.join(sorted(FAMILIES))}",
+            f"config.json: model_type is {what!r:.80}; supported: "
+            f"{', '.join(sorted([*FAMILIES, *ENCODERS]))}",
             param="model_type",
         )
     if named and named[0] not in family.architectures:

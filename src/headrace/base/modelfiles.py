@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .arch import ModelArch
+from .arch import ModelArch, Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +34,5 @@ class ModelFiles:
     generation: dict[str, Any] = field(default_factory=dict)
     """Default sampling that the model's authors ship (temperature, top_p, …)."""
     licence: str | None = None
+    pooling: Pooling = field(default_factory=Pooling)
+    """What an embedding is made of."""

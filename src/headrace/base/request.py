@@ -33,6 +33,9 @@ class Request:
     grammar: str | None = None
     """What the answer must match, as `text.grammar` writes it."""
     pooling: bool = False
+    """A vector (or score) is wanted instead of tokens."""
+    second_at: int = 0
+    """Where the second text of a pair begins in the prompt (token type 1); 0: there is none."""
     keep_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text although special tokens are skipped: a dialect's
     markers."""
@@ -116,6 +119,26 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Entry 0 is None: nothing predicts the first token."""
     cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of one input."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    vector: list[float]
+    """As `ModelFiles.pooling` says; of a model that scores pairs: its one logit."""
+
+
+@dataclass(slots=True)
+class ScoreOutput:
+    """How well two texts fit."""
+
+    prompt_tokens: int
+    score: float
+    """Of a model that scores pairs: the sigmoid of its logit, 0 to 1. Of one that embeds: the
+    cosine of the two vectors, -1 to 1."""
 
 
 @dataclass(slots=True)

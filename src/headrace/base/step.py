@@ -60,6 +60,8 @@ class Admission:
     grammar: str | None = None
     pooling: bool = False
     """An embedding request: the last step returns a vector instead of a token."""
+    second_at: int = 0
+    """Where the second text of a pair begins (token type 1); 0: there is none."""
 
 
 class BlockWrite(NamedTuple):

@@ -28,7 +28,7 @@ from ..base.errors import (
     Overloaded,
 )
 from ..base.modelfiles import ModelFiles
-from ..base.request import OutputDelta, RequestOutput, SequenceDelta, StepStats
+from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, SequenceDelta, StepStats
 from ..base.sampling import SamplingParams
 from ..loader import open_model
 from ..obs.life import RequestLife
@@ -192,6 +192,8 @@ class AsyncEngine:
         adapter: str | None = None,
         grammar: str | None = None,
         keep_ids: Collection[int] = (),
+        pooling: bool = False,
+        second_at: int = 0,
     ) -> Stream:
         request_id = request_id or uuid.uuid4().hex
         try:
@@ -209,6 +211,8 @@ class AsyncEngine:
                 adapter=adapter,
                 grammar=grammar,
                 keep_ids=keep_ids,
+                pooling=pooling,
+                second_at=second_at,
             )
             self._supervisor.send(messages.Submit(request))
         except HeadraceError as error:
@@ -302,6 +306,20 @@ class AsyncEngine:
             stream.cancel()
         return answer.output
 
+    async def embed(
+        self, prompt: Prompt, *, request_id: str | None = None, priority: int = 0
+    ) -> EmbeddingOutput:
+        stream = self.submit(
+            prompt, SamplingParams(), request_id=request_id, priority=priority, pooling=True
+        )
+        try:
+            async for delta in stream:
+                if delta.vector is not None:
+                    return EmbeddingOutput(stream.request_id, stream.prompt_ids, delta.vector)
+        finally:
+            stream.cancel()
+        raise EngineFault("the request ended without a vector")
+
     def abort(self, request_id: str) -> bool:
         if request_id not in self._in_work:
             return False
@@ -353,6 +371,8 @@ class AsyncEngine:
                 self.metrics.between_tokens(now - latest, len(delta.tokens))
             work.latest[delta.choice] = now
             self.metrics.tokens(life, len(delta.tokens), now)
+        elif delta.vector is not None:
+            life.scheduled = delta.scheduled
         life.preemptions = max(life.preemptions, delta.preemptions)
         if delta.finish == "error":
             self._fail(work, delta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -71,6 +71,7 @@ def build(
     with phase("plan"):
         resolved = resolve(options, files, hardware())
         wish = plan(resolved, files, weight_bytes_on_disk(files))
+    encoder = files.arch.encoder is not None
     executor = _executor(resolved, wish, files, worker)
     try:
         begin = time.monotonic()
@@ -90,11 +91,11 @@ def build(
         memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
         with phase("kv_pool"):
             executor.allocate(memory.pool)
-            core = _core(resolved, memory, executor, flight, facts)
+            core = _core(resolved, memory, executor, flight, facts, encoder=encoder)
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
-            prove(core, memory.max_context)
+            prove(core, memory.max_context, generates=not encoder, features=facts.features)
     except BaseException:
         executor.close()
         raise
@@ -118,6 +119,8 @@ def _core(
     executor: Executor,
     flight: FlightRecorder | None,
     facts: Facts,
+    *,
+    encoder: bool,
 ) -> EngineCore:
     options = resolved.options
     limits = Limits(
@@ -127,6 +130,7 @@ def _core(
         max_waiting=options.max_waiting,
         policy=cast(Policy, options.policy),
         depth=options.depth,
+        whole=encoder,
     )
     kv = KvManager(memory.pool, prefix_cache=options.prefix_cache)
     resources: list[Resource] = []
@@ -141,8 +145,15 @@ def _core(
     )
 
 
-def prove(core: EngineCore, max_context: int) -> None:
-    """A real token through every path that serves: greedy, sampled, filtered, with logprobs.
+def prove(
+    core: EngineCore,
+    max_context: int,
+    *,
+    generates: bool = True,
+    features: Collection[str] = (),
+) -> None:
+    """A real token through every path that serves: greedy, sampled, filtered, with logprobs; and
+    a vector, where the worker makes them.
 
     Raises `EngineFault` where one ends otherwise than it should.
     """
@@ -160,6 +171,10 @@ def prove(core: EngineCore, max_context: int) -> None:
             ignore_eos=True,
         ),
     }
+    if not generates:
+        paths = {}
+    if "pooling" in features:
+        paths["pooling"] = SamplingParams(max_tokens=1)
     for name, sampling in paths.items():
         core.add(
             Request(
@@ -168,6 +183,7 @@ def prove(core: EngineCore, max_context: int) -> None:
                 sampling=sampling,
                 cache_salt=_PROOF_SALT,
                 arrival=time.monotonic(),
+                pooling=name == "pooling",
             )
         )
     tokens = dict.fromkeys(paths, 0)
@@ -175,6 +191,7 @@ def prove(core: EngineCore, max_context: int) -> None:
         for delta in core.turn():
             if delta.finish in ("error", "abort"):
                 raise EngineFault(f"the first request ended with: {delta.error or delta.finish}")
-            tokens[delta.request_id.removeprefix("headrace-start-")] += len(delta.tokens)
+            made = len(delta.tokens) + 2 * (delta.vector is not None)
+            tokens[delta.request_id.removeprefix("headrace-start-")] += made
     if set(tokens.values()) != {2}:
         raise EngineFault(f"the first requests gave {tokens} tokens instead of 2 each")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.config import Decision, EngineOptions
 from ..base.modelfiles import ModelFiles
-from ..base.request import OutputDelta, RequestOutput, StepStats
+from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class ServingEngine(Protocol):
     max_context: int
     """Longest prompt plus output that is served, in tokens."""
     features: frozenset[str]
-    """What the worker can do beyond text: "grammar", "adapter", "pooling". A request that asks for
-    another is refused."""
+    """What the worker can do beyond text: "grammar", "adapter", "pooling" (vectors);
+    "score": what it makes of a pair is a score. A request that asks for another is refused."""
     decisions: list[Decision]
     """What the options became and why: `headrace explain`."""
     phases: dict[str, float]
@@ -93,8 +93,13 @@ class ServingEngine(Protocol):
         adapter: str | None = None,
         grammar: str | None = None,
         keep_ids: Collection[int] = (),
+        pooling: bool = False,
+        second_at: int = 0,
     ) -> OutputStream:
         """Verify a request and send it to the engine.
+
+        `pooling`: the answer is one delta with a vector (`embed`); nothing is sampled. With
+        `second_at` the prompt is a pair of texts, of which the second begins there.
 
         `grammar`: what the answer must match, made by `text.grammar` or `text.toolgrammar`.
         `keep_ids`: special tokens that stay in the text though special tokens are skipped.
@@ -131,6 +136,11 @@ class ServingEngine(Protocol):
         keep_ids: Collection[int] = (),
     ) -> RequestOutput:
         """The whole answer."""
+
+    async def embed(
+        self, prompt: Prompt, *, request_id: str | None = None, priority: int = 0
+    ) -> EmbeddingOutput:
+        """The vector of a text (with what its model wants before and after it) or of token ids."""
 
     def abort(self, request_id: str) -> bool:
         """End a request; its stream ends with finish reason "abort". False: there is none."""

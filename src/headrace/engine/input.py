@@ -39,6 +39,7 @@ class InputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = files.arch.vocab_size
+        self._encoder = files.arch.encoder
         self._eos_ids = files.eos_ids
         self._max_context = max_context
         self._features = features
@@ -54,15 +55,33 @@ class InputProcessor:
         adapter: str | None = None,
         grammar: str | None = None,
         pooling: bool = False,
+        second_at: int = 0,
         keep_ids: Collection[int] = (),
     ) -> Request:
         """Raises `InvalidRequest` naming the field, or `ContextOverflow`."""
         arrival = time.monotonic()
+        if not pooling and self._encoder:
+            raise InvalidRequest(
+                "this model embeds and does not generate; use /v1/embeddings or embed()"
+                if self._encoder.labels == 0
+                else "this model scores pairs of texts and does not generate; use /rerank, /score "
+                "or score()",
+                param="model",
+            )
         sampling.verify(self._vocab_size)
         # In a step a worker could only fail, and take the others in the step with it.
         for name, wish in (("adapter", adapter), ("grammar", grammar), ("pooling", pooling)):
             if wish and name not in self._features:
                 raise InvalidRequest(f"this engine has no support for {name}", param=name)
+        if pooling:
+            return self._pooled(
+                prompt,
+                request_id=request_id,
+                priority=priority,
+                adapter=adapter,
+                second_at=second_at,
+                arrival=arrival,
+            )
         ids = self.tokenise(prompt)
         room = self._max_context - len(ids)
         if room < 1:
@@ -99,8 +118,41 @@ class InputProcessor:
             arrival=arrival,
             adapter=adapter,
             grammar=grammar,
-            pooling=pooling,
             keep_ids=tuple(keep_ids),
+        )
+
+    def _pooled(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        request_id: str,
+        priority: int,
+        adapter: str | None,
+        second_at: int,
+        arrival: float,
+    ) -> Request:
+        if isinstance(prompt, str):
+            prompt = self._tokenizer.encode_whole(prompt)
+        ids = self.tokenise(prompt)
+        if len(ids) > self._max_context:
+            raise ContextOverflow(
+                f"the input has {len(ids)} tokens; at most {self._max_context} are allowed "
+                "(truncate_prompt_tokens cuts it)",
+                param="input",
+            )
+        if not 0 <= second_at < len(ids):
+            raise InvalidRequest(
+                f"second_at must be from 0 to {len(ids) - 1}, not {second_at}", param="second_at"
+            )
+        return Request(
+            id=request_id,
+            prompt=ids,
+            sampling=SamplingParams(max_tokens=1),
+            priority=_integer("priority", priority),
+            arrival=arrival,
+            adapter=adapter,
+            pooling=True,
+            second_at=second_at,
         )
 
     def _ends(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..base import errors
-from ..base.arch import ModelArch
+from ..base.arch import ModelArch, Pooling
 from ..base.config import Decision, EngineOptions
 from ..base.errors import HeadraceError
 from ..base.modelfiles import ModelFiles
@@ -29,12 +29,19 @@ class WireFiles(msgspec.Struct, array_like=True):
     weights: list[str]
     arch: ModelArch
     eos_ids: list[int]
+    pooling: Pooling
 
     @classmethod
     def of(cls, files: ModelFiles) -> WireFiles:
         weights = [str(path) for path in files.weights]
         return cls(
-            files.name, files.format, str(files.path), weights, files.arch, list(files.eos_ids)
+            files.name,
+            files.format,
+            str(files.path),
+            weights,
+            files.arch,
+            list(files.eos_ids),
+            files.pooling,
         )
 
     def open(self) -> ModelFiles:
@@ -47,6 +54,7 @@ class WireFiles(msgspec.Struct, array_like=True):
             tokenizer={},
             chat_template=None,
             eos_ids=tuple(self.eos_ids),
+            pooling=self.pooling,
         )
 
 

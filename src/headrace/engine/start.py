@@ -14,6 +14,8 @@ from ..roofline.memory import MemoryPlan, plan_memory
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: on a device large enough for full speed of the matrix products, and small
 enough that one prompt's chunk does not stop the others for long."""
+ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""An encoder streams nothing that a long step could hold up; many inputs go together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,15 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     kv_dtype = options.kv_dtype
     if kv_dtype == "auto":
         kv_dtype = decide("kv_dtype", dtype, "the type of the activations")
-    step_tokens = options.step_tokens or decide(
-        "step_tokens", STEP_TOKENS[device], f"default of {device}"
-    )
+    step_tokens = options.step_tokens
+    if step_tokens is None and files.arch.encoder is not None:
+        step_tokens = decide(
+            "step_tokens",
+            max(ENCODER_STEP_TOKENS[device], files.arch.max_context),
+            f"default of {device} for encoders, which compute an input in one step",
+        )
+    elif step_tokens is None:
+        step_tokens = decide("step_tokens", STEP_TOKENS[device], f"default of {device}")
     threads = options.threads
     if threads is None:
         cpu = hardware.cpu

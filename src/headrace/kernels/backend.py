@@ -29,6 +29,8 @@ class Question:
     """Rows must be invariant, also where that costs time."""
     quantise: str = "auto"
     """"auto": weights as they come; "fp8": dense matrices of layers become fp8 at load."""
+    encoder: bool = False
+    """The model is an encoder: see `select.ENCODER_OPERATORS`."""
     asked: bool = False
     """The backend was named by the user: it may serve where it would not offer itself."""
 

@@ -29,12 +29,13 @@ from .operators import (
     StepBatch,
     StepLimits,
 )
+from .reference_encoder import encoder_attention
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 
 ROWS = 4
 """A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
 FREE_ROWS = 16
-ELEMENTWISE = ("embed", "add", "gated", "select")
+ELEMENTWISE = ("embed", "add", "gated", "select", "activate")
 """Operators that sum over nothing."""
 
 
@@ -154,6 +155,22 @@ class ReferenceOperators:
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         out = _product(x, _data(weight)).float()
         return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        wide = x.float()
+        centred = wide - wide.mean(-1, keepdim=True)
+        normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+        return (normed * weight.float()).add_(bias.float()).to(x.dtype)
+
+    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        return torch.tanh(x) if activation == "tanh" else _ACTIVATIONS[activation](x)
+
+    def encoder_attention(
+        self, qkv: torch.Tensor, heads: int, batch: StepBatch, scale: float
+    ) -> torch.Tensor:
+        return encoder_attention(qkv, heads, batch.query_starts.tolist(), scale)
 
     def _dense(self, weight: Weight, dequantise: Dequantise) -> torch.Tensor:
         if isinstance(weight, DenseWeight):

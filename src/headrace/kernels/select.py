@@ -33,7 +33,17 @@ OPERATORS = (
     "select",
     "logits",
 )
-"""Every operator of the protocol: what has to be served."""
+"""What has to be served for a decoder."""
+ENCODER_OPERATORS = (
+    "embed",
+    "add",
+    "linear",
+    "select",
+    "layer_norm",
+    "activate",
+    "encoder_attention",
+)
+"""What has to be served for an encoder."""
 
 
 class ComposedOperators:
@@ -76,10 +86,11 @@ def choose(
             )
         candidates = [*wished, *(b for b in candidates if b.name == "ref" and b not in wished)]
         question = replace(question, asked=True)
+    wanted = ENCODER_OPERATORS if question.encoder else OPERATORS
     built: dict[str, Operators] = {}
     providers: dict[str, Operators] = {}
     decisions = []
-    for operator in OPERATORS:
+    for operator in wanted:
         refusals = []
         for backend in candidates:
             refusal = backend.supports(operator, question)

@@ -13,6 +13,7 @@ from ..base.modelfiles import ModelFiles
 from ..quant.schemes import scheme_of
 from .gguf_model import END_OF_TURN
 from .jsonfile import read_json
+from .pooling import read_pooling
 from .shards import find_shards
 
 MAX_TEMPLATE = 1 << 20
@@ -55,6 +56,7 @@ def open_folder(folder: Path, name: str, licence: str | None = None) -> ModelFil
         eos_ids=_end_ids(config, generation, tokenizer),
         generation=_sampling(generation),
         licence=licence or _licence(folder),
+        pooling=read_pooling(folder, config, arch),
     )
 
 

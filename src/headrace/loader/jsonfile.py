@@ -13,14 +13,26 @@ MAX_JSON = 64 << 20
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file; `ModelFileError` if there is none, or it is too large."""
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path.name}: must be a JSON object")
+    return value
+
+
+def read_list(path: Path) -> list[Any]:
+    """As `read_json`, for a list."""
+    value = _read(path)
+    if not isinstance(value, list):
+        raise ModelFileError(f"{path.name}: must be a JSON list")
+    return value
+
+
+def _read(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_JSON:
             raise ModelFileError(f"{path.name}: larger than {MAX_JSON >> 20} MiB")
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path.name}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path.name}: must be a JSON object")
-    return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ..base.arch import ModelArch
+from ..base.arch import Encoder, ModelArch
 from ..base.errors import ModelFileError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -46,6 +46,9 @@ _GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weigh
 """Read by `open` (the rope's parameters), or recomputed from the architecture."""
 
 _HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cached")
+_ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
+_ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
+"""Of the pre-training: no embedding reads it, a classifier does."""
 _HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
@@ -53,6 +56,8 @@ _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 def expected(arch: ModelArch) -> Shapes:
     """Canonical name → shape of every tensor that the architecture has."""
+    if arch.encoder is not None:
+        return dict(_encoder(arch, arch.encoder))
     hidden = arch.hidden
     shapes: Shapes = {
         "model.embed_tokens.weight": (arch.vocab_size, hidden),
@@ -64,6 +69,37 @@ def expected(arch: ModelArch) -> Shapes:
         for name, shape in _layer(arch, layer):
             shapes[f"model.layers.{layer}.{name}"] = shape
     return shapes
+
+
+def _encoder(arch: ModelArch, encoder: Encoder) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """An encoder has names of its own: those of Hugging Face's BertModel."""
+    hidden, inner = arch.hidden, arch.intermediate
+
+    def linear(name: str, rows: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.weight", (rows, width)
+        yield f"{name}.bias", (rows,)
+
+    def norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{name}.weight", (hidden,)
+        yield f"{name}.bias", (hidden,)
+
+    for table, rows in (
+        ("word", arch.vocab_size), ("position", arch.max_context), ("token_type", encoder.types),
+    ):  # fmt: skip
+        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
+    yield from norm("embeddings.LayerNorm")
+    for layer in range(arch.layers):
+        at = f"encoder.layer.{layer}"
+        for part in ("query", "key", "value"):
+            yield from linear(f"{at}.attention.self.{part}", hidden, hidden)
+        yield from linear(f"{at}.attention.output.dense", hidden, hidden)
+        yield from norm(f"{at}.attention.output.LayerNorm")
+        yield from linear(f"{at}.intermediate.dense", inner, hidden)
+        yield from linear(f"{at}.output.dense", hidden, inner)
+        yield from norm(f"{at}.output.LayerNorm")
+    if encoder.labels:
+        yield from linear("pooler.dense", hidden, hidden)
+        yield from linear("classifier", encoder.labels, hidden)
 
 
 def _layer(arch: ModelArch, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -127,6 +163,12 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     """
     if _HF_HARMLESS.fullmatch(name) or (arch.family == "gemma3" and _HF_VISION.fullmatch(name)):
         return None
+    if arch.encoder is not None:
+        name = name.removeprefix("bert.")
+        unread = _ENCODER_HARMLESS.fullmatch(name) or (
+            not arch.encoder.labels and _ENCODER_POOLER.fullmatch(name)
+        )
+        return None if unread else name
     if arch.tied_embedding and name.endswith("lm_head.weight"):
         return None
     for prefix, plain in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ..base.errors import UnsupportedModel
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..layers.build import Builder
+from .bert import Bert
 from .gemma3 import Gemma3
 from .llama import Llama
 from .mistral import Mistral
@@ -32,7 +34,8 @@ class Model(Protocol):
         ...
 
 
-FAMILIES = {
+FAMILIES: Mapping[str, Callable[[Builder], Model]] = {
+    "bert": Bert,
     "gemma3": Gemma3,
     "llama": Llama,
     "mistral": Mistral,

@@ -27,6 +27,8 @@ class Limits:
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
     """Tokens that the worker may guess and verify on top of each decoded one."""
+    whole: bool = False
+    """An encoder sees to both sides: a prompt is computed in one step, or waits for one."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):

@@ -69,6 +69,8 @@ class Scheduler:
         self.kv = kv
         self.resources = tuple(resources)
         self.max_context = min(limits.max_context, kv.capacity)
+        if limits.whole:
+            self.max_context = min(self.max_context, limits.step_tokens)
         """Tokens of the longest sequence: the option's, or what the pool can hold."""
         self._clock = clock
         self._requests: dict[str, list[Sequence]] = {}
@@ -364,7 +366,8 @@ class Scheduler:
     def _admit(self, plan: StepPlan, entries: list[Sequence]) -> None:
         """Give rows to waiting sequences, in order of rank, and place their first chunks."""
         roster = self._roster
-        budget = self.limits.step_tokens - plan.tokens
+        limits = self.limits
+        budget = limits.step_tokens - plan.tokens
         now = self._clock()
         unprepared: list[Sequence] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
@@ -374,9 +377,12 @@ class Scheduler:
             if not roster.prepare(sequence):
                 unprepared.append(roster.waiting.pop())
                 continue
+            if limits.whole and len(sequence.tokens) > budget:
+                break
             count = roster.enter(sequence, budget)
             if not count:
                 break
+            assert not limits.whole or count == len(sequence.tokens), "half an input"
             if not sequence.preemptions:
                 sequence.scheduled_at = now
             plan.admitted.append(sequence.admission())

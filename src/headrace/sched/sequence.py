@@ -132,6 +132,7 @@ class Sequence:
             adapter=request.adapter,
             grammar=request.grammar,
             pooling=request.pooling,
+            second_at=request.second_at,
         )
 
     def __repr__(self) -> str:

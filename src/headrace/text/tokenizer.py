@@ -141,6 +141,31 @@ class Tokenizer:
         ids = self._encode(text, special=special)
         return [*self.vocabulary.prefix_ids, *ids] if add_bos else ids
 
+    def encode_whole(self, text: str, *, limit: int | None = None) -> list[int]:
+        """Ids of a text as an embedding model wants it: with what goes before and after it.
+
+        `limit`: the text is cut at its end so that all of it has at most so many ids.
+        """
+        before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
+        ids = self.encode(text)
+        if limit is not None:
+            ids = ids[: max(limit - len(before) - len(after), 0)]
+        return [*before, *ids, *after]
+
+    def encode_pair(
+        self, first: str, second: str, *, limit: int | None = None
+    ) -> tuple[list[int], int]:
+        """(ids of two texts as a model that scores pairs wants them, where the second begins).
+
+        `limit`: the second text is cut at its end so that both have at most so many ids.
+        """
+        before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
+        head = [*before, *self.encode(first), *after]
+        ids = self.encode(second)
+        if limit is not None:
+            ids = ids[: max(limit - len(head) - len(after), 0)]
+        return [*head, *ids, *after], len(head)
+
     def _encode_split(self, text: str, *, special: bool) -> list[int]:
         if self.vocabulary.kind == "sentencepiece":
             # Its space is "▁" in special tokens too: a run of spaces may be one of them.

@@ -10,8 +10,18 @@ from ..kernels.operators import GroupBatch, StepBatch
 from .rows import BlockTables, Rows
 
 
-def make_batch(plan: StepPlan, rows: Rows, tables: BlockTables, pool: PoolShape) -> StepBatch:
-    """Tokens, positions and block tables of one step; `sample_rows` are the entries that sample."""
+def make_batch(
+    plan: StepPlan,
+    rows: Rows,
+    tables: BlockTables,
+    pool: PoolShape,
+    *,
+    token_types: bool = False,
+) -> StepBatch:
+    """Tokens, positions and block tables of one step; `sample_rows` are the entries that sample.
+
+    A pooling entry samples nothing. `token_types`: the model reads them.
+    """
     device = rows.tokens.device
     counts = np.asarray(plan.counts, np.int64)
     starts = np.asarray(plan.starts, np.int64)
@@ -21,7 +31,13 @@ def make_batch(plan: StepPlan, rows: Rows, tables: BlockTables, pool: PoolShape)
     positions = torch.from_numpy(
         np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
     ).to(device)
-    sampled = bounds[1:][np.asarray(plan.samples, np.bool_)] - 1
+    columns = rows.columns[plan.rows]
+    sampled = bounds[1:][np.asarray(plan.samples, np.bool_) & ~columns["pooling"]] - 1
+    types = None
+    if token_types:
+        second = np.repeat(columns["second_at"], counts)
+        place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
+        types = torch.from_numpy(((second > 0) & (place >= second)).astype(np.int64)).to(device)
     max_length = int(lengths.max())
     size = pool.block_size
     block = torch.div(positions, size, rounding_mode="floor")
@@ -45,4 +61,5 @@ def make_batch(plan: StepPlan, rows: Rows, tables: BlockTables, pool: PoolShape)
         sample_rows=torch.from_numpy(sampled).to(device),
         max_count=int(counts.max()),
         max_length=max_length,
+        types=types,
     )

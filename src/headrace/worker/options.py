@@ -28,6 +28,10 @@ class WorkerOptions:
     """Sequences that can hold a row at the same time."""
     step_tokens: int = 2048
     max_context: int = 4096
+    adapters: int = 0
+    """LoRA adapters that can run at the same time; 0: none are served."""
+    adapter_rank: int = 16
+    """The largest rank of an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class WorkerFacts:
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each part of loading."""
     features: tuple[str, ...] = ()
-    """What it does beyond text: "grammar"."""
+    """What it does beyond text: "grammar", "pooling"; "score": its one label rates pairs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ _ROW = np.dtype(
         ("min_tokens", np.int64),
         ("logprobs", np.int64),
         ("prompt_logprobs", np.int64),
+        ("pooling", np.bool_),
+        ("second_at", np.int64),
     ]
 )
 """One row's numbers. `logprobs` and `prompt_logprobs` are -1 where they are not asked for."""
@@ -64,7 +66,7 @@ class Rows:
         for name in ("adapter", "grammar"):
             if getattr(admission, name) is not None and name not in self._features:
                 raise EngineFault(f"this worker has no support for {name}")
-        if admission.pooling:
+        if admission.pooling and "pooling" not in self._features:
             raise EngineFault("this worker has no support for pooling")
         if len(admission.tokens) > self.tokens.shape[1]:
             raise EngineFault(f"{len(admission.tokens)} tokens do not fit into a row")
@@ -89,6 +91,8 @@ class Rows:
             sampling.min_tokens,
             -1 if sampling.logprobs is None else sampling.logprobs,
             -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
+            admission.pooling,
+            admission.second_at,
         )
         self.stop_ids[row] = admission.stop_ids
         self.logit_bias[row] = sampling.logit_bias

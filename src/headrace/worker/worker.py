@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..base import hardware
 from ..base.environment import check_plans
+from ..base.errors import EngineFault
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
 from ..kernels.backend import Question
-from ..kernels.operators import StepLimits
+from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.select import choose
 from ..layers.build import Builder
 from ..layers.source import WeightSource
+from ..loader.adapters import open_adapter
 from ..loader.weights import load_weights
 from ..models.registry import build_model
+from .adapters import Adapters
 from .batch import make_batch
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .kv_tensors import allocate_kv, clear_null_blocks, copy_blocks
 from .options import WorkerFacts, WorkerOptions, resolve
+from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .rows import BlockTables, Rows
 from .runner import Runner
@@ -48,6 +53,7 @@ class Worker:
         self._masks: GrammarMasks | None = None
         self.options = options
         self.arch = files.arch
+        self._pooling = files.pooling
         self._resolved = resolve(options)
         device, dtype = self._resolved.device, self._resolved.dtype
         threads = options.threads or hardware.cpu().cores
@@ -69,6 +75,7 @@ class Worker:
                     threads=threads,
                     deterministic=options.deterministic,
                     quantise=options.quantise,
+                    encoder=files.arch.encoder is not None,
                 ),
                 options.kernels,
             )
@@ -82,6 +89,16 @@ class Worker:
                 max_context=options.max_context,
             )
             self._model = build_model(builder)
+            self._adapters: Adapters | None = None
+            if options.adapters and files.arch.encoder is None:
+                self._adapters = Adapters(
+                    builder.products,
+                    slots=options.adapters,
+                    rank=options.adapter_rank,
+                    device=device,
+                    dtype=dtype,
+                )
+                builder.weight_bytes += self._adapters.nbytes
             phases["load_weights"] = time.perf_counter() - begin
         self._phases = phases
         self.facts = WorkerFacts(
@@ -89,8 +106,15 @@ class Worker:
             device_memory=_free_memory(device),
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
-            features=() if self._grammars is None else ("grammar",),
+            features=self._features(),
         )
+
+    def _features(self) -> tuple[str, ...]:
+        encoder = self.arch.encoder
+        if encoder is not None:
+            return ("pooling", "score") if encoder.labels else ("pooling",)
+        parts = {"grammar": self._grammars, "adapter": self._adapters}
+        return ("pooling", *(name for name, part in parts.items() if part is not None))
 
     def allocate(self, pool: PoolShape) -> None:
         """Make the KV pool and whatever the backend prepares for whole steps; all rows are free."""
@@ -105,11 +129,18 @@ class Worker:
                 self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, device)
             self._sampler = Sampler(self._rows, () if self._masks is None else (self._masks,))
             self._prompt_scores = PromptScores(self._rows)
+            encoder = self.arch.encoder
+            self._pooler = Pooler(
+                self._rows, self._pooling, self._head if encoder and encoder.labels else None
+            )
             self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
             self._runner = Runner(self._model, self._operators, self._cache, limits)
         self._phases["allocate"] = time.perf_counter() - begin
+
+    def _head(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(self._operators, hidden, rows)
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""
@@ -117,7 +148,7 @@ class Worker:
         with torch.inference_mode():
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
-                self._runner.run(make_batch(plan, self._rows, self._tables, self._pool))
+                self._runner.run(self._batch(plan))
             clear_null_blocks(self._cache)
         self._phases["warm_up"] = time.perf_counter() - begin
 
@@ -142,6 +173,21 @@ class Worker:
         assert self._grammars is not None, "this worker has no support for grammar"
         return self._grammars.prepare(source)
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Read the adapter in the folder `path`; sequences may then have it by its name.
+
+        Raises `ModelFileError`, `UnsupportedModel`; then nothing has changed.
+        """
+        if self._adapters is None:
+            raise EngineFault("this worker serves no adapters")
+        files = open_adapter(Path(path), self.arch, max_rank=self.options.adapter_rank)
+        self._adapters.load(name, files)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget it; sequences that have it go on."""
+        if self._adapters is not None:
+            self._adapters.unload(name)
+
     def close(self) -> None:
         """Give the memory back."""
         if self._grammars is not None:
@@ -152,28 +198,44 @@ class Worker:
             if name not in ("options", "arch", "facts"):
                 del self.__dict__[name]
 
+    def _batch(self, plan: StepPlan) -> StepBatch:
+        typed = self.arch.encoder is not None
+        return make_batch(plan, self._rows, self._tables, self._pool, token_types=typed)
+
     def _execute(self, plan: StepPlan, begin: float) -> StepResult:
         if check_plans():
             plan.verify(rows=self.options.rows)
         self._rows.release(plan.released)
         self._tables.release(plan.released)
         self._prompt_scores.release(plan.released)
+        self._pooler.release(plan.released)
         self._tables.write(plan.blocks)
         if self._masks is not None:
             self._masks.release(plan.released)
+        if self._adapters is not None:
+            self._adapters.release(plan.released)
         for admission in plan.admitted:
             self._rows.admit(admission)
             if self._masks is not None and admission.grammar is not None:
                 self._masks.admit(admission)
+            if self._adapters is not None and admission.adapter is not None:
+                self._adapters.admit(admission.row, admission.adapter)
         copy_blocks(self._cache, plan.copies)
-        batch = make_batch(plan, self._rows, self._tables, self._pool)
-        hidden, logits = self._runner.run(batch)
+        batch = self._batch(plan)
+        adapted = None
+        if self._adapters is not None:
+            groups = self._adapters.groups(plan, self._resolved.device)
+            if groups:
+                adapted = self._adapters.operators(self._operators, groups)
+        hidden, logits = self._runner.run(batch, adapted)
         prompt_logprobs = self._prompt_scores.score(plan, self._runner, hidden)
 
         tokens: list[list[int]] = [[] for _ in plan.rows]
         logprobs: list[list[TokenLogprobs]] | None = None
         failures: dict[int, str] = {}
-        entries = np.flatnonzero(np.asarray(plan.samples, np.bool_))
+        vectors = self._pooler.collect(plan, hidden)
+        pooled = self._rows.columns[plan.rows]["pooling"]
+        entries = np.flatnonzero(np.asarray(plan.samples, np.bool_) & ~pooled)
         if len(entries):
             rows = np.asarray(plan.rows, np.int64)[entries]
             places = (np.asarray(plan.starts) + np.asarray(plan.counts))[entries]
@@ -198,6 +260,7 @@ class Worker:
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            vectors=vectors,
             seconds=time.perf_counter() - begin,
             failures=failures,
         )
