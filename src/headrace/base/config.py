@@ -110,6 +110,9 @@ class ServerOptions:
     tls_clients: str | None = option(
         None, "CA (PEM) that clients' certificates must come from: mutual TLS."
     )
+    otlp_endpoint: str | None = option(
+        None, "OpenTelemetry collector for traces, as in http://host:4318; none: no traces."
+    )
     log_level: str = option(
         "info", "Least severe line that is logged.", choices=("debug", "info", "warning", "error")
     )

@@ -39,6 +39,7 @@ from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
 from .service import Service
 from .store import ResponseStore
+from .traced import traced
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -49,7 +50,7 @@ ROUTERS = (
     chat, completions, responses, messages, models, tokenize,
     health, metrics, version, nim, kserve, invocations, stats, page,
 )  # fmt: skip
-OPERATOR_ROUTERS = (operate, health, metrics, version)
+OPERATOR_ROUTERS = (operate, health, metrics, version, stats)
 
 
 class Application(FastAPI):
@@ -75,7 +76,7 @@ class Application(FastAPI):
         """Put the border and the gate outermost, around Starlette's own handler of last resort."""
         inner = self.build_middleware_stack
         self.build_middleware_stack = (  # type: ignore[method-assign]
-            lambda: Border(gate(inner()), service, meter)
+            lambda: Border(traced(gate(inner()), service.spans), service, meter)
         )
 
 

@@ -85,6 +85,7 @@ class Border:
                     "path": scope["path"],
                     "status": status,
                     "seconds": round(seconds, 6),
+                    **scope.get("headrace.trace", {}),
                 },
             )
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base.config import ServerOptions
@@ -13,6 +14,7 @@ from ..base.errors import InvalidRequest, ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
 from ..base.version import VERSION
 from ..engine.input import default_sampling
+from ..obs.spans import Spans
 from .errors import coded
 from .speech import Speech
 
@@ -40,6 +42,8 @@ class Service:
         """Seconds of silence after which a stream sends a comment."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
+        """Writes traces; None: they are off and cost nothing."""
         self._engine: ServingEngine | None = None
         self._fingerprint = ""
         self._defaults = SamplingParams()
@@ -53,6 +57,8 @@ class Service:
         self._defaults = default_sampling(engine.files)
         self._fingerprint = fingerprint(engine)
         self._speech = Speech.of(engine)
+        if self.spans is not None and hasattr(engine, "on_end"):
+            engine.on_end = partial(self.spans.request, model=self.name)
 
     @property
     def engine(self) -> ServingEngine:

@@ -1,0 +1,188 @@
+"""OpenTelemetry traces of requests: HTTP exchange → request → queue, prefill, decode.
+
+Off unless an endpoint is given; then this module imports the SDK (extra `telemetry`) and sends
+OTLP over HTTP from a thread of its own, in batches, dropping when its queue is full: a collector
+that is slow or gone costs nothing but its spans. Names follow OpenTelemetry's conventions for
+generative AI. No span holds a word of a prompt or an answer.
+
+Times of queue, prefill and decode are known when a request has ended (`RequestLife`), so its
+spans are written then, with the times at which things happened.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import OptionError
+from ..base.version import VERSION
+from .life import RequestLife
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+SERVICE = "headrace"
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+
+
+class Spans:
+    """Writes the spans of one server. Every method is cheap and cannot wait for the network."""
+
+    def __init__(self, endpoint: str, *, exporter: Any = None, batch_seconds: float = 2.0) -> None:
+        """`endpoint`: base URL of an OTLP collector, such as `http://collector:4318`.
+
+        Raises `OptionError` where the URL is none or the packages are missing.
+        """
+        if not endpoint.startswith(("http://", "https://")):
+            raise OptionError(
+                f"otlp_endpoint must be an http or https URL, not {endpoint!r}",
+                param="otlp_endpoint",
+            )
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace.propagation.tracecontext import (
+                TraceContextTextMapPropagator,
+            )
+        except ImportError as error:
+            raise OptionError(
+                f"otlp_endpoint needs the packages of the extra: pip install headrace[telemetry] "
+                f"({error.name} is missing)",
+                param="otlp_endpoint",
+            ) from None
+        self._propagator = TraceContextTextMapPropagator()
+        self._provider: TracerProvider = TracerProvider(
+            resource=Resource.create({"service.name": SERVICE, "service.version": VERSION}),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                exporter or OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=5),
+                max_queue_size=8192,
+                schedule_delay_millis=batch_seconds * 1000,
+            )
+        )
+        self._tracer = self._provider.get_tracer(SERVICE, VERSION)
+
+    def exchange(self, method: str, path: str, traceparent: str | None, state: str | None) -> Span:
+        """The span of an HTTP exchange that begins now, under the caller's where it named one."""
+        from opentelemetry.trace import SpanKind
+
+        carrier = {"traceparent": traceparent} if traceparent else {}
+        if state:
+            carrier["tracestate"] = state
+        return self._tracer.start_span(
+            f"{method} {path}",
+            context=self._propagator.extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes={"http.request.method": method, "url.path": path, "http.route": path},
+        )
+
+    def answered(self, span: Span, status: int) -> None:
+        """The HTTP exchange has ended."""
+        from opentelemetry.trace import StatusCode
+
+        span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+    def request(self, request_id: str, life: RequestLife, *, model: str) -> None:
+        """A request has ended: its span and those of its phases, with their true times."""
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        at = _clock()
+        parent: Span | None = life.trace
+        under: Context | None = set_span_in_context(parent) if parent is not None else None
+        operation = _OPERATIONS.get(_path(parent), "text_completion")
+        ended = life.ended or time.monotonic()
+        span = self._tracer.start_span(
+            f"{operation} {model}",
+            context=under,
+            kind=SpanKind.INTERNAL,
+            start_time=at(life.arrival),
+            attributes=attributes(request_id, life, operation=operation, model=model),
+        )
+        if life.reason == "error":
+            span.set_status(StatusCode.ERROR)
+        inside = set_span_in_context(span)
+        for name, begin, end in phases(life, ended):
+            self._tracer.start_span(name, context=inside, start_time=at(begin)).end(at(end))
+        span.end(at(ended))
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Send what is left, but wait no longer than this."""
+        # The exporter's own end tries a dead collector again for half a minute.
+        end = threading.Thread(target=self._provider.shutdown, daemon=True)
+        end.start()
+        end.join(seconds)
+
+
+def traces_url(endpoint: str) -> str:
+    """Where traces go at a collector, as the OTLP specification has it."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
+
+
+def phases(life: RequestLife, ended: float) -> Sequence[tuple[str, float, float]]:
+    """(name, begin, end) of each phase that the request reached."""
+    found = [("queue", life.arrival, life.scheduled or ended)]
+    if life.scheduled:
+        found.append(("prefill", life.scheduled, life.first_token or ended))
+    if life.first_token:
+        found.append(("decode", life.first_token, max(life.last_token, life.first_token)))
+    return found
+
+
+def attributes(
+    request_id: str, life: RequestLife, *, operation: str, model: str
+) -> dict[str, str | int | float | list[str]]:
+    """By the conventions for generative AI; what they have no name for is `headrace.`."""
+    found: dict[str, str | int | float | list[str]] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": SERVICE,
+        "gen_ai.request.model": life.adapter or model,
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": request_id,
+        "gen_ai.response.finish_reasons": [life.reason],
+        "gen_ai.usage.input_tokens": life.prompt_tokens,
+        "gen_ai.usage.output_tokens": life.generated,
+        "gen_ai.usage.cache_read.input_tokens": life.cached,
+        "headrace.preemptions": life.preemptions,
+    }
+    if life.choices != 1:
+        found["gen_ai.request.choice.count"] = life.choices
+    if life.max_tokens:
+        found["gen_ai.request.max_tokens"] = life.max_tokens
+    if life.temperature is not None:
+        found["gen_ai.request.temperature"] = life.temperature
+    if life.top_p is not None:
+        found["gen_ai.request.top_p"] = life.top_p
+    if life.first_token:
+        found["headrace.time_to_first_token"] = life.ttft
+    if life.reason == "error":
+        found["error.type"] = "engine"
+    return found
+
+
+def _clock() -> Callable[[float], int]:
+    """From `time.monotonic()` to nanoseconds of the epoch."""
+    shift = time.time_ns() - time.monotonic_ns()
+    return lambda moment: int(moment * 1e9) + shift
+
+
+def _path(span: Any) -> str:
+    read = getattr(span, "attributes", None) or {}
+    return str(read.get("http.route", ""))

@@ -1,0 +1,67 @@
+"""ASGI layer that gives each exchange its span; only there where traces are on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..obs.trace import CURRENT
+
+if TYPE_CHECKING:
+    from ..obs.spans import Spans
+
+
+PATHS = frozenset(
+    {
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+        "/v1/embeddings", "/v1/rerank", "/v1/score",
+    }
+)  # fmt: skip
+"""What has spans: work. Probes and scrapes have none, nor has a scan of random paths."""
+
+
+def traced(app: ASGIApp, spans: Spans | None) -> ASGIApp:
+    """The application itself where traces are off."""
+    return app if spans is None else Traced(app, spans)
+
+
+class Traced:
+    """The span of an exchange is the parent of every request that the exchange submits."""
+
+    def __init__(self, app: ASGIApp, spans: Spans) -> None:
+        self._app = app
+        self._spans = spans
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        span = self._spans.exchange(
+            "POST", scope["path"], headers.get("traceparent"), headers.get("tracestate")
+        )
+        context = span.get_span_context()
+        # For the access log's line (`obs.logs` shows them at its top).
+        scope["headrace.trace"] = {
+            "trace_id": f"{context.trace_id:032x}",
+            "span_id": f"{context.span_id:016x}",
+        }
+        token = CURRENT.set(span)
+        status = 499
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            CURRENT.reset(token)
+            self._spans.answered(span, status)
