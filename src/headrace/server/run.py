@@ -152,6 +152,8 @@ class ServerProcess:
             app.state.store.close()
             if engine is not None:
                 await engine.close(0.0)
+            if service.spans is not None:
+                await asyncio.to_thread(service.spans.close)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
 
     async def _engine(self, http: asyncio.Future[Any]) -> ServingEngine | None:
