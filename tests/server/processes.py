@@ -100,3 +100,9 @@ def fake_server(*, delay: float = 0.0, options: str = "port=0") -> list[str]:
 
 def headrace(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "headrace", *arguments]
+
+
+def memory(server: Running) -> int:
+    """Bytes of the server's process that are in memory (Linux)."""
+    with open(f"/proc/{server.process.pid}/statm") as file:
+        return int(file.read().split()[1]) * 4096

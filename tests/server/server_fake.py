@@ -23,6 +23,7 @@ from headrace.base.step import TokenLogprobs
 from headrace.engine.face import Health
 from headrace.engine.input import InputProcessor
 from headrace.engine.stream import Stream
+from headrace.text import ChatTemplate
 
 VOCABULARY = 1000
 ARCH = ModelArch(
@@ -47,9 +48,7 @@ class FakeTokenizer:
         return bytes([token]) if token < 256 else b""
 
 
-class FakeTemplate:
-    def render(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
 class FakeEngine:
@@ -64,7 +63,7 @@ class FakeEngine:
             chat_template=template, eos_ids=(),
         )  # fmt: skip
         self.tokenizer = FakeTokenizer()
-        self.template: Any = FakeTemplate()
+        self.template: Any = ChatTemplate(TEMPLATE)
         self.model_name = "fake"
         self.max_context = ARCH.max_context
         self.decisions = [Decision("kernels", "fake", "a test")]
