@@ -16,7 +16,7 @@ from ..bench.lengths import parse_lengths
 from ..bench.mlperf import SCENARIOS, MlperfOptions, run_mlperf
 from ..bench.options import RunOptions
 from ..bench.run import ask_server, make_material
-from .bench_flags import Endpoint, Input, Key, Model, Output, TokenizerOf, Url
+from .bench_flags import Endpoint, Input, Key, Model, Out, Output, TokenizerOf, Url
 
 INVALID_RUN = 4
 """Exit code of a run that says nothing about the server."""
