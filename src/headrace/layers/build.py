@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,17 @@ from ..quant.ggml import dequantise
 from ..quant.rows import unpack
 from .rope import rope_table
 from .source import Matrix, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix of the model that operator `linear` takes, and what it was made of."""
+
+    weight: Weight
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    """Of each part."""
+    width: int
 
 
 class Builder:
@@ -45,6 +56,8 @@ class Builder:
         self.dtype = dtype
         self.max_context = max_context
         self.weight_bytes = 0
+        self.products: list[Product] = []
+        """Every matrix for `linear`: what adapters can add to."""
         self._seen: set[int] = set()
         self._ropes: dict[Rope, RopeTable] = {}
         self._dequantise = Expansion()
@@ -62,7 +75,10 @@ class Builder:
             self.take(name, rows=count, width=width)
             for name, count in zip(names, rows, strict=True)
         )
-        return self.prepare(parts[0] if len(parts) == 1 else StackedWeight(parts), role)
+        weight = self.prepare(parts[0] if len(parts) == 1 else StackedWeight(parts), role)
+        if role == "linear":
+            self.products.append(Product(weight, names, tuple(rows), width))
+        return weight
 
     def take(self, name: str, *, rows: int, width: int) -> Matrix:
         """A matrix as the file holds it, on the model's device."""

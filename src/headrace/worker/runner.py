@@ -19,8 +19,15 @@ class Runner:
         self._cache = cache
         self._program = operators.compile(model.forward, cache, limits)
 
-    def run(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """→ hidden [N, D], fp32 logits [R, V]; valid until the next call."""
+    def run(
+        self, batch: StepBatch, operators: Operators | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """→ hidden [N, D], fp32 logits [R, V]; valid until the next call.
+
+        `operators`: for this step only, call by call, in place of the model's own.
+        """
+        if operators is not None:
+            return self._model.forward(operators, batch, self._cache)
         if self._program is not None:
             return self._program(batch)
         return self._model.forward(self._operators, batch, self._cache)

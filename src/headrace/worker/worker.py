@@ -123,6 +123,8 @@ class Worker:
         with torch.inference_mode():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
+            if self._adapters is not None:
+                self._adapters.release(range(options.rows))
             if self._masks is not None:
                 self._masks.close()
             if self._grammars is not None:

@@ -1,0 +1,191 @@
+"""LoRA adapters of one worker: on the host by name, on the device by slot.
+
+A sequence names its adapter when it takes a row. If the adapter has no slot it gets a free one, or
+that of an adapter which no row uses; the control plane never lets more adapters run than there
+are slots. Batches in which no row has an adapter do not come here at all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from ..base.errors import EngineFault, ModelFileError
+from ..base.step import StepPlan
+from ..kernels.lora import LoraWeight, TokenGroups, add_lora
+from ..kernels.operators import Operators
+from ..kernels.weights import Weight
+from ..layers.build import Product
+from ..loader.adapters import AdapterFiles
+
+
+@dataclass(slots=True)
+class _Host:
+    """One adapter's additions to one product, in the shapes of a slot."""
+
+    product: int
+    down: torch.Tensor
+    up: tuple[torch.Tensor, ...]
+
+
+class Adapters:
+    """Calls come from the worker's thread."""
+
+    def __init__(
+        self,
+        products: Sequence[Product],
+        *,
+        slots: int,
+        rank: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.slots, self.rank = slots, rank
+        self._products = list(products)
+        self._where = {
+            name.removesuffix(".weight"): (index, part)
+            for index, product in enumerate(self._products)
+            for part, name in enumerate(product.names)
+        }
+        self._weights = [
+            LoraWeight(
+                torch.zeros(slots, len(p.names) * rank, p.width, device=device, dtype=dtype),
+                tuple(torch.zeros(slots, out, rank, device=device, dtype=dtype) for out in p.rows),
+            )
+            for p in self._products
+        ]
+        self._by_weight = {
+            id(product.weight): weight
+            for product, weight in zip(self._products, self._weights, strict=True)
+        }
+        self._host: dict[str, list[_Host]] = {}
+        self._in_slot: OrderedDict[str, int] = OrderedDict()
+        """Name → slot, the least lately used first."""
+        self._rows: dict[int, str] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return sum(weight.nbytes for weight in self._weights)
+
+    @property
+    def loaded(self) -> list[str]:
+        return sorted(self._host)
+
+    def load(self, name: str, files: AdapterFiles) -> None:
+        """Read an adapter into host memory. Raises `ModelFileError`; then nothing has changed."""
+        if name in self._host:
+            raise EngineFault(f"an adapter {name!r} is loaded")
+        found: dict[int, _Host] = {}
+        with safe_open(files.weights, framework="pt") as file:
+            for module, scale in files.scales.items():
+                index, part = self._where[module]
+                host = found.setdefault(index, self._empty(index))
+                at = f"base_model.model.{module}.lora_"
+                a, b = (file.get_tensor(f"{at}{half}.weight").float() for half in "AB")
+                if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
+                    raise ModelFileError(f"{files.weights.name}: {module} is not finite")
+                host.down[part * self.rank : part * self.rank + len(a)] = a
+                host.up[part][:, : len(a)] = b * scale
+        self._host[name] = list(found.values())
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; rows that have it keep its slot until they leave."""
+        self._host.pop(name, None)
+        if name in self._in_slot and name not in self._rows.values():
+            self._empty_slot(self._in_slot.pop(name))
+
+    def admit(self, row: int, name: str) -> None:
+        """A row takes its adapter; raises `EngineFault` where it is not there."""
+        if name not in self._in_slot:
+            if name not in self._host:
+                raise EngineFault(f"no adapter {name!r} is loaded")
+            self._fill(self._free_slot(), name)
+        self._in_slot.move_to_end(name)
+        self._rows[row] = name
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            name = self._rows.pop(row, None)
+            if name is not None and name not in self._host and name not in self._rows.values():
+                self._empty_slot(self._in_slot.pop(name))
+
+    def groups(self, plan: StepPlan, device: torch.device) -> TokenGroups:
+        """The tokens of each slot in this step; empty where no row has an adapter."""
+        if not self._rows:
+            return []
+        slots = [self._in_slot.get(self._rows.get(row, ""), -1) for row in plan.rows]
+        if max(slots) < 0:
+            return []
+        of_token = np.repeat(np.asarray(slots, np.int64), plan.counts)
+        return [
+            (slot, torch.from_numpy(np.flatnonzero(of_token == slot)).to(device))
+            for slot in sorted(set(slots) - {-1})
+        ]
+
+    def operators(self, base: Operators, groups: TokenGroups) -> Operators:
+        """`base` for one step, with the additions of its adapters in every product."""
+        return cast(Operators, _Adapted(base, self._by_weight, groups))
+
+    def _free_slot(self) -> int:
+        used = set(self._in_slot.values())
+        for slot in range(self.slots):
+            if slot not in used:
+                return slot
+        held = set(self._rows.values())
+        idle = next((name for name in self._in_slot if name not in held), None)
+        if idle is None:
+            raise EngineFault(f"more than {self.slots} adapters are to run at the same time")
+        slot = self._in_slot.pop(idle)
+        self._empty_slot(slot)
+        return slot
+
+    def _fill(self, slot: int, name: str) -> None:
+        for host in self._host[name]:
+            weight = self._weights[host.product]
+            weight.down[slot].copy_(host.down)
+            for target, source in zip(weight.up, host.up, strict=True):
+                target[slot].copy_(source)
+            weight.filled.add(slot)
+        self._in_slot[name] = slot
+
+    def _empty_slot(self, slot: int) -> None:
+        for weight in self._weights:
+            weight.filled.discard(slot)
+
+    def _empty(self, index: int) -> _Host:
+        product = self._products[index]
+        return _Host(
+            index,
+            torch.zeros(len(product.names) * self.rank, product.width),
+            tuple(torch.zeros(rows, self.rank) for rows in product.rows),
+        )
+
+
+class _Adapted:
+    """A backend whose products are followed by the additions of a step's adapters.
+
+    Models compute by operators alone, so this is all that a model has to do with adapters.
+    """
+
+    def __init__(
+        self, base: Operators, weights: dict[int, LoraWeight], groups: TokenGroups
+    ) -> None:
+        self._base, self._weights, self._groups = base, weights, groups
+        self._linear = base.linear
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._base, name)
+
+    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        y = self._linear(x, weight, bias)
+        additions = self._weights.get(id(weight))
+        if additions is not None:
+            add_lora(y, x, self._groups, additions)
+        return y
