@@ -109,12 +109,17 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="two models")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, help="this one only")
+    parser.add_argument("--model", type=int, help="the model of this number only")
     parser.add_argument("--json", type=Path, help="write everything there")
     parser.add_argument("--table", type=Path, help="replace the tables of this page")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     models = QUICK if arguments.quick else MODELS
-    rows = [row for architecture in ARCHITECTURES for row in compile_all(architecture, models)]
+    if arguments.model is not None:
+        models = MODELS[arguments.model : arguments.model + 1]
+    wanted = (arguments.architecture,) if arguments.architecture else ARCHITECTURES
+    rows = [row for architecture in wanted for row in compile_all(architecture, models)]
     predicted = list(predict(models))
     text = f"{kernel_table(rows)}\n\n{prediction_table(predicted)}\n"
     print(text)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,7 +62,21 @@ def build(
     max_context: int = 16_384,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Model:
-    """A model whose matrices are of the format `weights`; the embedding and the head stay dense."""
+    """A model of random weights, bound to nothing but its operators."""
+    source = WeightSource(random_weights(arch, device=device, weights=weights, dtype=dtype))
+    with torch.inference_mode():
+        return build_model(
+            Builder(
+                arch, source, operators, device=torch.device(device), dtype=dtype,
+                max_context=max_context,
+            )
+        )  # fmt: skip
+
+
+def random_weights(
+    arch: ModelArch, *, device: str, weights: str, dtype: torch.dtype
+) -> Iterator[tuple[str, Named]]:
+    """Every tensor by its name; matrices of layers in the format `weights`, the ends dense."""
     generator = None if device == "meta" else torch.Generator(device).manual_seed(1)
 
     def dense(shape: tuple[int, ...]) -> torch.Tensor:
@@ -84,14 +99,8 @@ def build(
             codes.random_(0, 2**bits, generator=generator)
         return PackedWeight(codes, scales, scales * -(2.0 ** (bits - 1)), bits, group, (out, width))
 
-    source = WeightSource((name, named(name, shape)) for name, shape in expected(arch).items())
-    with torch.inference_mode():
-        return build_model(
-            Builder(
-                arch, source, operators, device=torch.device(device), dtype=dtype,
-                max_context=max_context,
-            )
-        )  # fmt: skip
+    for name, shape in expected(arch).items():
+        yield name, named(name, shape)
 
 
 @dataclass(frozen=True, slots=True)

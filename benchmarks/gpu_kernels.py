@@ -1,0 +1,288 @@
+"""Every kernel on real shapes: is it right (against the reference, on the device), and how near
+is it to the ceiling that was measured in the same run?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from gpu_models import BLOCK, Step, decode, make_batch, prefill
+
+from headrace.kernels import reference_attention, sampling
+from headrace.kernels.operators import KvLayer, RopeTable
+from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.triton import sampling as triton_sampling
+from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.packed import tile_weight
+from headrace.kernels.triton.product_fp8 import quantise_weight
+from headrace.kernels.weights import DenseWeight, PackedWeight, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the cases are cut from: real ones on a GPU, small ones to prove the script."""
+
+    hidden: int = 4096
+    inner: int = 14_336
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocabulary: int = 128_256
+    experts: int = 128
+    active: int = 8
+    expert_hidden: int = 2048
+    expert_inner: int = 768
+    rows: tuple[int, ...] = (1, 16, 64, 256, 2048)
+    decodes: tuple[tuple[int, int], ...] = ((1, 8192), (32, 4096), (128, 1024))
+    prefills: tuple[tuple[int, int], ...] = ((8192, 0), (2048, 2048))
+
+
+TINY = Sizes(
+    hidden=64, inner=96, heads=4, kv_heads=2, head_dim=32, vocabulary=300, experts=4, active=2,
+    expert_hidden=32, expert_inner=16, rows=(1, 17), decodes=((2, 40),), prefills=((20, 16),),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One measurement: what to run, what it must move or compute, and what it must equal."""
+
+    name: str
+    run: Callable[[], object]
+    bytes: float
+    flops: float
+    check: Callable[[], float] | None = None
+    """Largest error against the reference, in units of what is allowed (1: the border)."""
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor, allowed: float) -> float:
+    """Root mean square error over that of the expected values, over what is allowed."""
+    wide, wanted = actual.double(), expected.double()
+    if not bool(torch.isfinite(wide).all()):
+        return float("inf")
+    scale = float(wanted.square().mean().sqrt()) or 1.0
+    return float((wide - wanted).square().mean().sqrt()) / scale / allowed
+
+
+def cases(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
+    """All kernels, each as its operator calls it. Tensors of a case die with it."""
+    torch.manual_seed(0)
+    for batch, context in sizes.decodes:
+        for kv in (dtype, torch.float8_e4m3fn):
+            yield attention(sizes, decode(batch, context), device, dtype, kv, decoding=True)
+    for count, start in sizes.prefills:
+        yield attention(sizes, prefill(count, start), device, dtype, dtype, decoding=False)
+    for rows in sizes.rows:
+        for form in ("dense", "deterministic", "fp8", "int4", "q6_k"):
+            yield product(sizes, rows, form, device, dtype)
+    for rows in sizes.rows[:: max(1, len(sizes.rows) - 1)]:
+        yield experts(sizes, rows, device, dtype)
+        yield from vectors(sizes, rows, device, dtype)
+    yield from draws(sizes, sizes.rows[1], device)
+
+
+def attention(
+    sizes: Sizes, step: Step, device: str, dtype: torch.dtype, kv: torch.dtype, *, decoding: bool
+) -> Kernel:
+    heads, groups, width = sizes.heads, sizes.kv_heads, sizes.head_dim
+    batch = make_batch(step, [None], device)
+    blocks = int(batch.groups[0].tables.max()) + 1
+    k, v = (torch.randn(blocks, groups, BLOCK, width, device=device) for _ in range(2))
+    coded = kv.itemsize == 1
+    scales = [torch.full((blocks, groups, BLOCK), 0.5, device=device) for _ in range(2)]
+    cache = KvLayer(k.to(kv), v.to(kv), *(scales if coded else (None, None)))
+    q = torch.randn(step.tokens, heads, width, device=device).to(dtype)
+    ops = TritonOperators(dtype)
+    pairs = sum(sum(range(start + 1, start + count + 1)) for start, count in step.entries)
+    cached = sum(start + count for start, count in step.entries)
+    token = 2 * groups * (width * kv.itemsize + (4 if coded else 0))
+
+    def check() -> float:
+        wide = KvLayer(cache.k.float(), cache.v.float())
+        if coded:
+            wide = KvLayer(wide.k * 0.5, wide.v * 0.5)
+        rows = slice(max(0, step.tokens - 64), step.tokens)
+        expected = reference_attention.attention(
+            q.float(), wide, batch, 0, width**-0.5, None
+        )[rows]  # fmt: skip
+        actual = ops.attention(q, cache, batch, 0, width**-0.5, None)[rows]
+        return error(actual, expected, 0.02)
+
+    return Kernel(
+        f"attention {step.name}, {str(kv).removeprefix('torch.')} KV",
+        lambda: ops.attention(q, cache, batch, 0, width**-0.5, None),
+        cached * token + 2 * q.nbytes, 4.0 * pairs * heads * width, check,
+    )  # fmt: skip
+
+
+def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype) -> Kernel:
+    """The product of gate and up."""
+    out, width = 2 * sizes.inner, sizes.hidden
+    x = torch.randn(rows, width, device=device).to(dtype)
+    ops = TritonOperators(dtype, deterministic=form == "deterministic")
+    weight: Weight
+    if form in ("dense", "deterministic", "fp8"):
+        data = torch.randn(out, width, device=device).to(dtype)
+        weight = quantise_weight(data) if form == "fp8" else DenseWeight(data)
+    else:
+        bits, group = {"int4": (4, min(128, width)), "q6_k": (6, 16)}[form]
+        codes = torch.randint(0, 2**bits, (out, width), dtype=torch.uint8, device=device)
+        scales = torch.rand(out, width // group, device=device) * 0.02 + 0.01
+        packed = PackedWeight(
+            codes, scales, -scales * 2 ** (bits - 1), bits, group, (out, width)
+        )  # fmt: skip
+        data = ReferenceOperators(dtype).prepare(packed, "linear", None).data  # type: ignore[arg-type,union-attr]
+        weight = tile_weight(packed)
+    matrix = data
+
+    def check() -> float:
+        allowed = 0.06 if form == "fp8" else 0.01
+        some = slice(0, 512)
+        expected = x.float() @ matrix[some].float().T
+        return error(ops.linear(x, weight, None)[:, some], expected, allowed)
+
+    return Kernel(
+        f"product {form}, {rows} rows", lambda: ops.linear(x, weight, None),
+        weight.nbytes + x.nbytes + rows * out * x.element_size(), 2.0 * rows * out * width, check,
+    )  # fmt: skip
+
+
+def experts(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Kernel:
+    width, inner, count = sizes.expert_hidden, sizes.expert_inner, sizes.experts
+    x = torch.randn(rows, width, device=device).to(dtype)
+    router = torch.randn(rows, count, device=device).to(dtype)
+    gate_up: list[Weight] = [
+        DenseWeight((torch.randn(2 * inner, width, device=device) * width**-0.5).to(dtype))
+        for _ in range(count)
+    ]
+    down: list[Weight] = [
+        DenseWeight((torch.randn(width, inner, device=device) * inner**-0.5).to(dtype))
+        for _ in range(count)
+    ]
+    ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
+    hit = count * (1 - (1 - sizes.active / count) ** rows)
+    arguments = (x, router, gate_up, down, sizes.active, True, "silu")
+    return Kernel(
+        f"experts, {rows} rows", lambda: ops.moe(*arguments),
+        hit * 3 * width * inner * x.element_size(), 6.0 * rows * sizes.active * width * inner,
+        lambda: error(ops.moe(*arguments), ref.moe(*arguments), 0.02),
+    )  # fmt: skip
+
+
+def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
+    """Norm, gate, rotation: bandwidth."""
+    ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
+    x, residual = (torch.randn(rows, sizes.hidden, device=device).to(dtype) for _ in range(2))
+    weight = torch.rand(sizes.hidden, device=device).to(dtype)
+    yield Kernel(
+        f"add_rms_norm, {rows} rows", lambda: ops.add_rms_norm(x, residual, weight, 1e-5, 0.0),
+        4.0 * x.nbytes, 5.0 * x.numel(),
+        lambda: error(
+            ops.add_rms_norm(x, residual, weight, 1e-5, 0.0)[0],
+            ref.add_rms_norm(x, residual, weight, 1e-5, 0.0)[0], 0.01,
+        ),
+    )  # fmt: skip
+    both = torch.randn(rows, 2 * sizes.inner, device=device).to(dtype)
+    yield Kernel(
+        f"gated, {rows} rows", lambda: ops.gated(both, "silu"), 1.5 * both.nbytes,
+        3.0 * both.numel(),
+        lambda: error(ops.gated(both, "silu"), ref.gated(both.float(), "silu"), 0.01),
+    )  # fmt: skip
+    heads, groups, width = sizes.heads, sizes.kv_heads, sizes.head_dim
+    batch = make_batch(prefill(rows), [None], device)
+    blocks = int(batch.groups[0].tables.max()) + 1
+    qkv = torch.randn(rows, (heads + 2 * groups) * width, device=device).to(dtype)
+    angles = torch.randn(rows, width // 2, device=device)
+    rope = RopeTable(angles.cos(), angles.sin())
+    caches = [
+        KvLayer(*(torch.zeros(blocks, groups, BLOCK, width, device=device, dtype=dtype)
+                  for _ in range(2)))
+        for _ in range(2)
+    ]  # fmt: skip
+
+    def rotate(which: TritonOperators | ReferenceOperators, cache: KvLayer) -> torch.Tensor:
+        return which.rope_and_cache(
+            qkv, heads, groups, None, None, 1e-5, 0.0, rope, cache, batch, 0
+        )  # fmt: skip
+
+    def check() -> float:
+        q = error(rotate(ops, caches[0]), rotate(ref, caches[1]), 0.01)
+        return max(q, error(caches[0].k, caches[1].k, 0.01), error(caches[0].v, caches[1].v, 0.01))
+
+    yield Kernel(
+        f"rope_and_cache, {rows} rows", lambda: rotate(ops, caches[0]), 2.0 * qkv.nbytes,
+        3.0 * qkv.numel(), check,
+    )  # fmt: skip
+
+
+def draws(sizes: Sizes, rows: int, device: str) -> Iterator[Kernel]:
+    logits = torch.randn(rows, sizes.vocabulary, device=device) * 3
+    column = torch.full((rows,), 0.8, device=device)
+    wanted = sampling.DrawParameters(
+        column, torch.full((rows,), 50, device=device), column, column * 0,
+        torch.linspace(0.01, 0.99, rows, dtype=torch.float64, device=device),
+    )  # fmt: skip
+    yield Kernel(
+        f"argmax, {rows} rows", lambda: triton_sampling.argmax(logits), logits.nbytes,
+        logits.numel(),
+        lambda: float((triton_sampling.argmax(logits) != logits.argmax(-1)).sum()),
+    )  # fmt: skip
+
+    def check() -> float:
+        # A draw within rounding of a border may fall to the neighbour.
+        differing = triton_sampling.draw(logits, wanted) != sampling.draw(logits, wanted)
+        return float(differing.float().mean()) / 0.05
+
+    yield Kernel(
+        f"draw top-k 50, top-p 0.8, {rows} rows", lambda: triton_sampling.draw(logits, wanted),
+        logits.nbytes, logits.numel(), check,
+    )  # fmt: skip
+
+
+def measure(run: Callable[[], object], device: str, *, seconds: float = 0.15) -> float:
+    """Median seconds of one run; on a GPU with the second-level cache swept between runs."""
+    run()
+    if device != "cuda":
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
+    sweep = torch.empty(256 * 2**20, dtype=torch.int8, device=device)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    repeats = max(5, min(100, int(seconds / max(time.perf_counter() - begin, 1e-5))))
+    pairs = []
+    for _ in range(repeats):
+        sweep.zero_()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        run()
+        last.record()
+        pairs.append((first, last))
+    torch.cuda.synchronize()
+    times = sorted(first.elapsed_time(last) for first, last in pairs)
+    return times[len(times) // 2] / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this device does at best, measured now."""
+
+    bandwidth: float
+    """Bytes per second of a large copy, reading and writing counted."""
+    rate: float
+    """FLOP/s of a large product in the model's type."""
+
+
+def measure_ceilings(device: str, dtype: torch.dtype) -> Ceilings:
+    size = 2 * 2**30 if device == "cuda" else 2**24
+    source = torch.empty(size // 4, dtype=torch.float32, device=device).fill_(1.0)
+    target = torch.empty_like(source)
+    copied = measure(lambda: target.copy_(source), device, seconds=0.5)
+    side = 8192 if device == "cuda" else 256
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    multiplied = measure(lambda: a @ b, device, seconds=1.0)
+    return Ceilings(2 * size / copied, 2.0 * side**3 / multiplied)
