@@ -1,0 +1,132 @@
+"""`headrace profile`: where the time of a model's steps goes, as a timeline and a table."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..base.config import DEFAULT_MODEL, EngineOptions
+from ..base.errors import HeadraceError
+from ..base.request import Request
+from ..base.sampling import SamplingParams
+from ..engine.build import build
+from ..engine.prediction import case_of
+from ..engine.recording import (
+    RecordedStep,
+    RecordingExecutor,
+    compositions,
+    step_lines,
+    timeline,
+)
+from ..loader import open_model
+from ..roofline.composition import compose_plan
+from ..roofline.hardware import Hardware
+from ..roofline.machine import this_hardware
+from ..roofline.step import StepModel
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="As of `headrace serve`.")] = DEFAULT_MODEL,
+    requests: Annotated[int, typer.Option(min=1, help="Requests, all at once.")] = 4,
+    input: Annotated[int, typer.Option(min=1, help="Prompt tokens of each.")] = 128,
+    output: Annotated[int, typer.Option(min=1, help="Output tokens of each.")] = 32,
+    kernels: Annotated[str, typer.Option(help="As of `headrace serve`.")] = "auto",
+    depth: Annotated[int, typer.Option(min=1, max=2, help="Steps in flight.")] = 1,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Timeline for ui.perfetto.dev.")] = Path(
+        "timeline.json"
+    ),
+    steps: Annotated[
+        Path | None, typer.Option(help="Step records too, for `headrace roofline --fit`.")
+    ] = None,
+) -> None:
+    """Run a model here, and show each step's time next to what the roofline expects."""
+    console = Console()
+    files = open_model(model)
+    options = EngineOptions(
+        model=model, kernels=kernels, depth=depth, max_context=min(
+            files.arch.max_context, max(256, 2 * (input + output))
+        ),
+    )  # fmt: skip
+    built = build(options, files)
+    try:
+        decided = {decision.name: decision.value for decision in built.decisions}
+        device = decided.get("device", options.device)
+        hardware = this_hardware(device)
+        if hardware is None:
+            raise HeadraceError(
+                "this hardware is not known to the roofline: run `headrace roofline --calibrate`"
+            )
+        wide = "float32" if device == "cpu" else "bfloat16"
+        dtype = decided.get("dtype", wide)
+        case = case_of(files, dtype=dtype, kv_dtype=decided.get("kv_dtype", dtype))
+        recorder = RecordingExecutor(built.core.executor)
+        built.core.executor = recorder
+        rng = random.Random(0)
+        for number in range(requests):
+            prompt = [rng.randrange(100, files.arch.vocab_size // 2) for _ in range(input)]
+            sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+            built.core.add(Request(f"profile-{number}", prompt, sampling))
+        begin = time.perf_counter()
+        while built.core.has_work:
+            built.core.turn()
+        wall = time.perf_counter() - begin
+    finally:
+        built.close()
+    found = recorder.steps
+    step_model = StepModel(case, hardware)
+    try:
+        out.write_text(json.dumps(timeline(found, compositions(step_model), step_model)))
+        if steps is not None:
+            steps.write_text("".join(json.dumps(line) + "\n" for line in step_lines(found)))
+    except OSError as error:
+        raise HeadraceError(f"{error.filename}: {error.strerror}") from None
+    _show(console, found, step_model, hardware, wall)
+    console.print(f"timeline: {out} (open it in ui.perfetto.dev)", highlight=False)
+
+
+def _show(
+    console: Console, steps: Sequence[RecordedStep], model: StepModel, hardware: Hardware,
+    wall: float,
+) -> None:  # fmt: skip
+    groups: dict[str, list[tuple[RecordedStep, float, float, str]]] = defaultdict(list)
+    for step in steps:
+        composition = compose_plan(model.case.arch, step.plan)
+        expected = model.time(composition)
+        groups[composition.kind].append(
+            (step, expected.seconds, expected.limit_seconds, expected.bound)
+        )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("steps", "count", "tokens", "ms", "predicted", "ratio", "limit", "bound"):
+        table.add_column(column, justify="left" if column == "steps" else "right")
+    for kind, found in groups.items():
+        measured = sum(step.device_seconds for step, *_ in found)
+        predicted = sum(seconds for _, seconds, _, _ in found)
+        limit = sum(seconds for _, _, seconds, _ in found)
+        bounds = [bound for *_, bound in found]
+        table.add_row(
+            kind, str(len(found)), str(sum(step.plan.tokens for step, *_ in found)),
+            f"{measured * 1e3:.1f}", f"{predicted * 1e3:.1f}", f"{predicted / measured:.2f}",
+            f"{limit * 1e3:.1f}", max(set(bounds), key=bounds.count),
+        )  # fmt: skip
+    console.print(table)
+    busy = sum(step.device_seconds for step in steps)
+    console.print(
+        f"{wall * 1e3:.0f} ms in all; on the device {busy / wall:.1%}, outside it (planning, "
+        f"updating, idle) {1 - busy / wall:.1%}; {hardware.name}, efficiencies "
+        f"{hardware.efficiency.source}",
+        highlight=False,
+    )
+
+
+command = typer.Typer(help="Where the time of a model's steps goes.")
+command.command()(profile)
