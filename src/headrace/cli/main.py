@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "The catalog: what there is, what is on disk, licences.",
     ),
     "explain": ("headrace.cli.explain:command", "What the options become for a model, and why."),
+    "top": ("headrace.cli.top:command", "Watch a running server in the terminal."),
     "keys": ("headrace.cli.keys:command", "API keys of a server: add, list, remove."),
     "bench": (
         "headrace.cli.bench:command",

@@ -1,0 +1,140 @@
+"""`headrace top`: a running server, live in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.live import Live
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows: Ctrl-C quits
+    termios = None  # type: ignore[assignment]
+
+from ..base.errors import EngineDead, HeadraceError, InvalidRequest
+from .top_source import Reading, readings
+from .top_view import Screen, line
+
+AGAIN_SECONDS = 2.0
+
+
+def command(
+    url: Annotated[str, typer.Argument(help="The server.")] = "http://127.0.0.1:8000",
+    key: Annotated[
+        str | None, typer.Option("--key", help="API key of an operator.", envvar="HEADRACE_API_KEY")
+    ] = None,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between readings of /metrics.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Readings as JSON lines.")] = False,
+) -> None:
+    """Watch a server: ours, or any with vLLM's or NIM's metrics. q quits."""
+    if not url.startswith(("http://", "https://")):
+        url = f"http://{url}"
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_top(url, key, interval, once=once, as_json=as_json))
+
+
+async def _top(url: str, key: str | None, interval: float, *, once: bool, as_json: bool) -> None:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    # A stream that says nothing for so long has lost its server.
+    timeout = httpx.Timeout(10.0, read=30.0)
+    try:
+        base = url.rstrip("/") + "/"
+        client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout)
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"{url!r} is no URL: {error}", param="url") from None
+    async with client:
+        if once or as_json or not sys.stdout.isatty():
+            async for reading in _lasting(client, interval, patient=not once):
+                if isinstance(reading, Reading):
+                    print(json.dumps(asdict(reading)) if as_json else line(reading), flush=True)
+                    if once:
+                        return
+            return
+        await _live(client, url, interval)
+
+
+async def _live(client: httpx.AsyncClient, url: str, interval: float) -> None:
+    console = Console()
+    screen = Screen(url)
+    quit_ = asyncio.Event()
+    with _keys(quit_), Live(console=console, screen=True, auto_refresh=False) as live:
+
+        async def follow() -> None:
+            async for reading in _lasting(client, interval, patient=True):
+                if isinstance(reading, Reading):
+                    screen.add(reading)
+                else:
+                    screen.problem = reading
+                live.update(screen.draw(console.height, console.width), refresh=True)
+
+        live.update(screen.draw(console.height, console.width), refresh=True)
+        following = asyncio.ensure_future(follow())
+        quitting = asyncio.ensure_future(quit_.wait())
+        await asyncio.wait({following, quitting}, return_when=asyncio.FIRST_COMPLETED)
+        quitting.cancel()
+        if following.done():
+            following.result()
+        else:
+            following.cancel()
+            await asyncio.wait({following})
+
+
+async def _lasting(
+    client: httpx.AsyncClient, interval: float, *, patient: bool
+) -> AsyncIterator[Reading | str]:
+    """Readings, and a sentence where there is none; comes back when the server does.
+
+    What asking again cannot mend is raised, and everything where not `patient`.
+    """
+    while True:
+        try:
+            async for reading in readings(client, interval):
+                yield reading
+            problem = "the server has ended the stream"
+        except httpx.HTTPError as error:
+            problem = f"cannot reach {client.base_url}: {error or type(error).__name__}"
+        except HeadraceError as error:
+            if error.status < 500:
+                raise
+            problem = error.message
+        if not patient:
+            raise EngineDead(problem)
+        yield f"{problem}; trying again"
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+@contextmanager
+def _keys(quit_: asyncio.Event) -> Iterator[None]:
+    """q, Q and Escape set the event while this is open; the terminal is put back after."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def typed() -> None:
+        if os.read(descriptor, 64)[:1] in (b"q", b"Q", b"\x1b", b"\x03"):
+            quit_.set()
+
+    loop = asyncio.get_running_loop()
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, typed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

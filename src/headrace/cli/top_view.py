@@ -1,0 +1,146 @@
+"""What `headrace top` shows: figures with their last minute, requests, one line of help."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .top_source import Reading
+
+BARS = "▁▂▃▄▅▆▇█"
+UNKNOWN = "–"
+KEPT = 60
+
+
+class Screen:
+    """Keeps the last minute of readings and draws it."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._history: deque[Reading] = deque(maxlen=KEPT)
+        self.problem = ""
+
+    def add(self, reading: Reading) -> None:
+        self._history.append(reading)
+        self.problem = ""
+
+    def draw(self, height: int = 24, width: int = 80) -> RenderableType:
+        """The whole screen, in at most `height` lines."""
+        now = self._history[-1] if self._history else Reading("nothing yet")
+        head = Text.assemble(
+            ("headrace top  ", "bold"), (now.model or self._where, "cyan"),
+            (f"  {self._where}  from its {now.source}", "dim"),
+        )  # fmt: skip
+        head.truncate(width, overflow="ellipsis")
+        parts: list[RenderableType] = [head]
+        if self.problem:
+            parts.append(Text(self.problem, style="yellow"))
+        parts.append(Text())
+        parts.append(self._figures(now, width))
+        left = height - 15 - bool(self.problem)
+        if now.requests and left > 2:
+            parts += [Text(), _requests(now, left)]
+        parts += [Text(), Text("q quits", style="dim")]
+        return Group(*parts)
+
+    def _figures(self, now: Reading, width: int) -> Table:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True, min_width=9)
+        table.add_column(no_wrap=True, style="dim", min_width=28)
+        table.add_column(no_wrap=True, style="cyan")
+        space = max(0, min(KEPT, width - 66))
+        for name, value, more, series, top in (
+            ("generated", rate(now.output_rate), "", [r.output_rate for r in self._history], None),
+            ("prompt", rate(now.prompt_rate), "", [r.prompt_rate for r in self._history], None),
+            ("first token", *latency(now.first_token),
+             [(r.first_token or {}).get("p50") for r in self._history], None),
+            ("between tokens", *latency(now.token_gap),
+             [(r.token_gap or {}).get("p50") for r in self._history], None),
+            ("running", count(now.running),
+             f"{count(now.waiting)} waiting" + (f", {now.batch:.1f} a step" if now.batch else ""),
+             [r.running for r in self._history], None),
+            ("KV cache", share(now.kv_usage),
+             f"{now.preemptions:.0f} preempted" if now.preemptions else "",
+             [r.kv_usage for r in self._history], 1.0),
+            ("prefix hits", share(now.prefix_share), "",
+             [r.prefix_share for r in self._history], 1.0),
+            ("roofline", share(now.roofline), "predicted / measured",
+             [r.roofline for r in self._history], 1.0),
+            ("device busy", share(now.busy),
+             f"{seconds(now.step_seconds)} a step" if now.step_seconds else "",
+             [r.busy for r in self._history], 1.0),
+        ):  # fmt: skip
+            table.add_row(name, Text(value, style="bold"), more, bars(series, space, top))
+        return table
+
+
+def _requests(now: Reading, lines: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("request", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("age", "prompt", "cached", "generated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in now.requests[: lines - 1]:
+        most = f"/{one['max_tokens']}" if one.get("max_tokens") else ""
+        table.add_row(
+            str(one["id"])[:32], "generating" if one["state"] == "decode" else "prompt",
+            seconds(one["age"]), str(one["prompt_tokens"]), str(one["cached_tokens"]),
+            f"{one['generated_tokens']}{most}",
+        )  # fmt: skip
+    return table
+
+
+def line(reading: Reading) -> str:
+    """A reading as one line, for a pipe."""
+    gap = latency(reading.token_gap)
+    first = latency(reading.first_token)
+    return (
+        f"generated {rate(reading.output_rate)}  prompt {rate(reading.prompt_rate)}  "
+        f"running {count(reading.running)}  waiting {count(reading.waiting)}  "
+        f"kv {share(reading.kv_usage)}  prefix {share(reading.prefix_share)}  "
+        f"ttft {first[0]}  itl {gap[0]}  roofline {share(reading.roofline)}"
+    )
+
+
+def bars(values: list[float | None], space: int, top: float | None = None) -> str:
+    """A sparkline of the newest `space` values; a gap where one is unknown."""
+    shown = values[-space:] if space else []
+    highest = top or max((value for value in shown if value is not None), default=0.0)
+    if not highest:
+        return ""
+    last = len(BARS) - 1
+    return "".join(
+        " " if value is None else BARS[min(last, max(0, round(value / highest * last)))]
+        for value in shown
+    )
+
+
+def count(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}"
+
+
+def rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.{0 if value >= 100 else 1}f}/s"
+
+
+def share(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value * 100:.{0 if value >= 0.1 else 1}f} %"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1000:.{0 if value >= 0.1 else 1}f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def latency(values: dict[str, float] | None) -> tuple[str, str]:
+    """(the median, the tail)."""
+    if not values:
+        return UNKNOWN, ""
+    return seconds(values["p50"]), f"p90 {seconds(values['p90'])}  p99 {seconds(values['p99'])}"
