@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -32,9 +33,8 @@ def impatient(*, most: int = 4096, delay: float = 0.0) -> list[str]:
     code = fake_server(delay=delay)
     code[-1] = code[-1].replace(
         "options =",
-        "import headrace.server.connections as connections\n"
-        f"connections.MAX_CONNECTIONS = {most}\n"
-        "bounds = connections.BoundedProtocol\n"
+        "from headrace.server.protocol import BoundedProtocol as bounds\n"
+        f"bounds.max_connections = {most}\n"
         "bounds.head_seconds, bounds.body_seconds, bounds.stall_seconds = 1.0, 1.0, 1.0\n"
         "options =",
     )
@@ -80,10 +80,8 @@ def read(raw: socket.socket) -> bytes:
 
 def exchange(server: Running, data: bytes) -> bytes:
     with connect(server) as raw:
-        try:
+        with suppress(ConnectionError):
             raw.sendall(data)
-        except ConnectionError:
-            pass
         return read(raw)
 
 
@@ -227,11 +225,11 @@ def test_a_body_that_trickles(server: Running) -> None:
     begin = time.monotonic()
     with connect(server) as raw:
         raw.sendall(HEAD + b"content-length: 500000\r\n\r\n")
-        with pytest.raises(ConnectionError):
+        with suppress(ConnectionError):
             while time.monotonic() - begin < 8:
                 raw.sendall(b" ")
                 time.sleep(0.05)
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 6, "it waited for the trickle"
     idle(server)
 
 
@@ -256,7 +254,7 @@ def test_a_reader_of_one_byte_a_time_gets_its_answer(server: Running) -> None:
         while time.monotonic() - begin < 2:
             reply += raw.recv(1)
             time.sleep(0.05)
-            served(server)
+        served(server)
         reply += read(raw)
     assert b"data: [DONE]" in reply
 
@@ -320,9 +318,9 @@ BODIES = {
     "deep objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
     "a deep field": b'{"messages":' + b"[" * 500 + b"]" * 500 + b"}",
     "not UTF-8": b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
-    "half a surrogate": rb'{"messages": [{"role": "user", "content": "\ud800"}], "prompt": "\ud800", "input": "\ud800", "max_tokens": 1}',
+    "half a surrogate": rb'{"messages": [{"role": "user", "content": "\ud800"}], "max_tokens": 1}',
     "a huge integer": b'{"max_tokens": ' + b"9" * 100_000 + b"}",
-    "an integer over 64 bits": b'{"messages": [{"role":"user","content":"a"}], "seed": 1' + b"0" * 30 + b"}",
+    "an integer over 64 bits": JSON[:-1] + b', "seed": 1' + b"0" * 30 + b"}",
     "a huge exponent": b'{"temperature": 1e999999999}',
     "NaN": b'{"temperature": NaN}',
     "Infinity": b'{"temperature": -Infinity}',

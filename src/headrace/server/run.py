@@ -23,6 +23,7 @@ from ..base.config import ServerOptions
 from ..base.errors import OptionError
 from .accounts import Accounts
 from .app import Application, create_app, create_operator_app
+from .protocol import BoundedProtocol, most_connections
 from .service import Service
 from .tls import Tls
 
@@ -226,8 +227,11 @@ class ServerProcess:
 
 
 def _server(app: Application, tls: Tls | None) -> _Uvicorn:
+    class Bounded(BoundedProtocol):
+        max_connections = min(BoundedProtocol.max_connections, most_connections())
+
     config = uvicorn.Config(
-        app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None,
+        app, loop="none", http=Bounded, ws="none", lifespan="off", log_config=None,
         access_log=False, server_header=False, timeout_keep_alive=75,
         timeout_graceful_shutdown=int(LAST_WORDS), backlog=BACKLOG,
     )  # fmt: skip

@@ -1,0 +1,246 @@
+"""Connections that hold nothing for long: bounds on heads, on silence and on their number.
+
+uvicorn's protocol takes a head of any size, and waits for ever for a client that sends nothing,
+half a head, half a body, or does not read its answer (ADR 0130). This one ends each of these, and
+answers what is no HTTP in the shape of every other error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ..base.errors import HeadraceError, InvalidRequest, Overloaded
+from .errors import error_body, error_headers
+from .wire import encode
+
+log = logging.getLogger("headrace.server")
+
+MAX_HEAD = 64 * 1024
+"""Bytes of a request's line and headers, and of what surrounds its chunks."""
+HEAD_SECONDS = 15.0
+"""Within which a head has to be complete, from the connection or from its first byte."""
+BODY_SECONDS = 30.0
+"""Within which a body has to be complete, and a second more for each `BODY_RATE` bytes of it."""
+BODY_RATE = 16 * 1024
+STALL_SECONDS = 60.0
+"""After which a client that takes no byte of its answer is left."""
+MAX_CONNECTIONS = 8192
+SPARE_FILES = 128
+"""Files that connections leave free for everything else."""
+
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large",
+            503: b"Service Unavailable"}  # fmt: skip
+
+
+class MalformedRequest(InvalidRequest):
+    code = "malformed_http"
+
+
+class HeadTooLarge(InvalidRequest):
+    status = 431
+    code = "head_too_large"
+
+
+class RequestTimeout(HeadraceError):
+    """The client did not finish its request in time."""
+
+    status = 408
+    type = "timeout_error"
+    code = "request_timeout"
+
+
+def most_connections() -> int:
+    """As many as this process may have files open, which is raised as far as it is allowed."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return MAX_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    want = MAX_CONNECTIONS + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < want:
+        new = want if hard == resource.RLIM_INFINITY else min(want, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new, hard))
+            soft = new
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(16, min(MAX_CONNECTIONS, soft - SPARE_FILES))
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. The bounds are attributes of the class, so that tests can lower them."""
+
+    head_seconds = HEAD_SECONDS
+    body_seconds = BODY_SECONDS
+    stall_seconds = STALL_SECONDS
+    max_connections = MAX_CONNECTIONS
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._fed = 0
+        """Bytes since the message began; what came in one piece with its begin is not counted."""
+        self._body = 0
+        self._deadline = 0.0
+        self._began = False
+        self._whole = True
+        """No message is half received."""
+        self._refusal: HeadraceError | None = None
+        self._cycles: list[RequestResponseCycle] = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        most = self.max_connections
+        if len(self.connections) > most:
+            self._refuse(Overloaded(f"{most} connections are open, which is the limit"))
+            return
+        self._arm(self.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unstall()
+        # uvicorn tells only the newest of several requests on one connection.
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._arm(self.head_seconds)
+        self._began = False
+        super().data_received(data)
+        self._fed = 0 if self._began else self._fed + len(data)
+        if not self._whole and self._fed > MAX_HEAD + 16 * self._body:
+            self._refuse(_head_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._began, self._whole, self._body = True, False, 0
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > MAX_HEAD:
+            self._refusal = _head_too_large()
+            raise ValueError("the head is too large")
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        self._deadline = self.loop.time() + self.body_seconds
+        self._arm(self.body_seconds)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._whole = True
+        self._disarm()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn where the bytes are no HTTP request."""
+        self._refuse(self._refusal or MalformedRequest("this is no valid HTTP/1.1 request"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unstall()
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self.stall_seconds, self._stalled)
+
+    def resume_writing(self) -> None:
+        self._unstall()
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        self._disarm()
+        super().shutdown()
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _unstall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _late(self) -> None:
+        """The time for the head, or for the body so far, is over."""
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        in_body = self._in_body()
+        if in_body:
+            left = self._deadline + self._body / BODY_RATE - self.loop.time()
+            if left > 0:
+                self._arm(left)
+                return
+        if self._whole:  # It sent nothing: nothing to answer.
+            self.transport.close()
+            return
+        if in_body and self.cycle.response_complete:  # Answered early, with a refusal.
+            self.transport.close()
+            return
+        what = "body" if in_body else "head"
+        self._refuse(RequestTimeout(f"the request's {what} was not complete in time"))
+
+    def _stalled(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self._unsent = unsent
+            self._stall = self.loop.call_later(self.stall_seconds, self._stalled)
+            return
+        log.info("a client that reads nothing was left", extra={"unsent": unsent})
+        self.transport.abort()
+
+    def _in_body(self) -> bool:
+        """Is there a request whose body is not complete?"""
+        return not self._whole and self.cycle is not None and self.cycle.more_body
+
+    def _refuse(self, error: HeadraceError) -> None:
+        """Answer, unless that would get in the way of an earlier request's answer; then close."""
+        if self.transport.is_closing():
+            return
+        own: RequestResponseCycle | None = self.cycle if self._in_body() else None
+        busy = any(
+            not cycle.response_complete and (cycle is not own or cycle.response_started)
+            for cycle in self._cycles
+        )
+        if not busy:
+            body = encode(error_body(error))
+            head = [b"HTTP/1.1 %d %b" % (error.status, _REASONS[error.status])]
+            head += [
+                f"{name}: {value}".encode()
+                for name, value in {
+                    "content-type": "application/json",
+                    "content-length": str(len(body)),
+                    "connection": "close",
+                    **error_headers(error),
+                }.items()
+            ]
+            self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
+        self.transport.close()
+
+
+def _head_too_large() -> HeadTooLarge:
+    return HeadTooLarge(f"the request's head is larger than {MAX_HEAD} bytes")
+
+
+__all__ = ["BoundedProtocol", "most_connections"]
