@@ -41,6 +41,7 @@ def test_help_is_quick_and_imports_no_command(run: Any) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_every_command_has_help_and_every_option_is_a_flag(run: Any) -> None:
     from dataclasses import fields
 
@@ -63,6 +64,7 @@ def test_version(run: Any) -> None:
     assert run("--version").stdout.strip() == f"headrace {__version__}"
 
 
+@pytest.mark.slow
 def test_generate_streams_to_stdout(run: Any, model: Path) -> None:
     first = run("generate", str(model), "the water", "--max-tokens", "8", "--temperature", "0",
                 *SMALL)  # fmt: skip
@@ -171,6 +173,7 @@ def test_debug_shows_the_traceback(run: Any) -> None:
     assert "Traceback" in run("explain", "none", HEADRACE_DEBUG="1").stderr
 
 
+@pytest.mark.slow
 def test_completion_knows_commands_and_flags(run: Any) -> None:
     def complete(words: str, count: int) -> str:
         return str(run(_HEADRACE_COMPLETE="complete_bash", COMP_WORDS=words,
@@ -181,6 +184,7 @@ def test_completion_knows_commands_and_flags(run: Any) -> None:
     assert "priority" in complete("headrace serve --policy p", 3)
 
 
+@pytest.mark.slow
 def test_chat_answers_piped_lines(run: Any, model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
     lines = ["/system Be brief.", "hello", "/params temperature 0", "/params", "again",
@@ -242,6 +246,7 @@ def drain(ours: int) -> None:
             return
 
 
+@pytest.mark.slow
 def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headrace", "chat", str(model), *SMALL]
     process, ours = terminal(command, tmp_path)
@@ -269,6 +274,7 @@ def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_exits_130_while_an_answer_comes(model: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headrace", "generate", str(model), "water",
                "--max-tokens", "480", *SMALL]  # fmt: skip
@@ -286,6 +292,7 @@ def test_ctrl_c_exits_130_while_an_answer_comes(model: Path, tmp_path: Path) -> 
         os.close(ours)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_model_loads(run: Any, model: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace", "serve", str(model), "--port", "0"],

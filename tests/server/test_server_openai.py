@@ -13,6 +13,8 @@ import pytest
 from processes import Running, headrace, running
 from served_model import VOCAB, make_tiny_model
 
+pytestmark = pytest.mark.slow
+
 MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 
 

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from processes import Running, fake_server, headrace, running
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 
 
