@@ -1,0 +1,157 @@
+"""The same workload against several servers, interleaved, and the ratio table.
+
+    python benchmarks/peers/run.py benchmarks/peers/peers.toml --model FILE.gguf --out DIR
+
+Each peer is a command in an environment of its own (see peers.toml). Every round starts one server
+after the other, measures, and stops it, in an order that turns with the rounds, so that a slow
+minute of a shared machine hits no peer alone. Ratios are to the first peer that runs, within a round. What
+cannot be started is named as absent, never left out silently.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.base.errors import HeadraceError
+from headrace.bench.options import RunOptions
+from headrace.bench.run import run_bench
+from headrace.bench.statistics import ratio_interval
+
+FIGURES = (
+    ("output tok/s", "figures", "output_throughput", None),
+    ("TTFT p50 ms", "samples", "ttft", "p50"),
+    ("ITL p50 ms", "samples", "itl", "p50"),
+)
+
+
+def value(result: dict[str, Any], kind: str, name: str, percentile: str | None) -> float:
+    found = result[kind][name]
+    return float(found["value"] if percentile is None else found["percentiles"][percentile] * 1e3)
+
+
+def measure(peer: dict[str, Any], options: RunOptions, model: str, log: Path) -> dict[str, Any]:
+    """Start, wait until ready, run, stop."""
+    command = [
+        os.path.expandvars(part.format(model=model, port=peer["port"]))
+        for part in shlex.split(peer["command"])
+    ]
+    if shutil.which(command[0]) is None:
+        raise HeadraceError(f"{command[0]} is not installed here")
+    with log.open("ab") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        own = replace(
+            options, url=f"http://127.0.0.1:{peer['port']}", model=peer.get("model"),
+            wait=peer.get("wait", 300.0), extra=peer.get("extra", {}),
+        )  # fmt: skip
+        wait_for(own, server)
+        return run_bench(own).result
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def wait_for(options: RunOptions, server: subprocess.Popen[bytes]) -> None:
+    """Until the port answers; an ended process is an absent peer."""
+    import asyncio
+    import time
+
+    from headrace.bench.http import ConnectionLost, fetch, parse_url
+
+    end = time.monotonic() + options.wait
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise HeadraceError(f"the server ended with exit code {server.returncode}")
+        try:
+            status, _ = asyncio.run(fetch(parse_url(options.url), "GET", "/v1/models", timeout=5))
+            if status == 200:
+                return
+        except ConnectionLost:
+            pass
+        time.sleep(0.5)
+    raise HeadraceError(f"not ready after {options.wait:g} s")
+
+
+def table(results: dict[str, list[dict[str, Any]]], absent: dict[str, str]) -> str:
+    names = [name for name, found in results.items() if found]
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "--:|" * len(names)]
+    for title, kind, name, percentile in FIGURES:
+        cells = []
+        for peer in names:
+            pairs = [
+                (value(first, kind, name, percentile), value(other, kind, name, percentile))
+                for first, other in zip(results[names[0]], results[peer], strict=False)
+            ]
+            pairs = [pair for pair in pairs if pair[0] > 0 and pair[1] > 0]
+            if not pairs:
+                cells.append("–")
+                continue
+            middle = sorted(pair[1] for pair in pairs)[len(pairs) // 2]
+            ratio, low, high = ratio_interval(pairs)
+            interval = f" ({low:.2f}–{high:.2f})" if len(pairs) > 1 and peer != names[0] else ""
+            cells.append(f"{middle:.1f}, ×{ratio:.2f}{interval}")
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    lines += [f"absent: {name}: {reason}" for name, reason in absent.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("peers", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--out", type=Path, default=Path("peers-results"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--input", default="128")
+    parser.add_argument("--output", default="128")
+    parser.add_argument("--tokenizer")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    peers: dict[str, dict[str, Any]] = tomllib.loads(arguments.peers.read_text())
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
+    absent: dict[str, str] = {}
+    for round_ in range(arguments.rounds):
+        order = list(peers)[round_ % len(peers) :] + list(peers)[: round_ % len(peers)]
+        for name in order:
+            if name in absent:
+                continue
+            options = RunOptions(
+                requests=arguments.requests, concurrency=arguments.concurrency,
+                input=arguments.input, output=arguments.output, seed=1000 + round_,
+                tokenizer=arguments.tokenizer,
+            )  # fmt: skip
+            try:
+                found = measure(
+                    peers[name], options, arguments.model, arguments.out / f"{name}.log"
+                )
+            except HeadraceError as error:
+                absent[name] = error.message
+                print(f"{name} is absent: {error.message}", flush=True)
+                continue
+            results[name].append(found)
+            (arguments.out / f"{name}-{round_}.json").write_text(json.dumps(found))
+            verdict = "" if found["valid"] else " INVALID"
+            print(f"round {round_} {name}: {value(found, *FIGURES[0][1:]):.1f} tok/s{verdict}",
+                  flush=True)  # fmt: skip
+    text = table(results, absent)
+    (arguments.out / "table.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
