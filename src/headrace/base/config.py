@@ -69,6 +69,14 @@ class EngineOptions:
     policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
     depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
+    max_adapters: int = option(
+        0, "LoRA adapters that can run at the same time; 0: none are served.", low=0, high=256
+    )
+    adapter_rank: int = option(16, "Largest rank of an adapter.", low=1, high=512)
+    adapter_roots: str | None = option(
+        None,
+        "Folders below which adapters may be loaded over HTTP, as in PATH; none: none may.",
+    )
     executor: str = option(
         "inline",
         "Where the worker runs: in the engine's process or in one of its own.",

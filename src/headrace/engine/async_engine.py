@@ -31,11 +31,13 @@ from ..base.modelfiles import ModelFiles
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, SequenceDelta, StepStats
 from ..base.sampling import SamplingParams
 from ..loader import open_model
+from ..loader.adapters import open_adapter, within
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
 from ..obs.trace import CURRENT
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 from . import messages
+from .adapters import AdapterBook
 from .face import Health, Prompt
 from .input import InputProcessor
 from .output import Answer, RequestOutputs
@@ -97,6 +99,9 @@ class AsyncEngine:
         self._subscribers: list[Callable[[StepStats], None]] = []
         self.on_end: Callable[[str, RequestLife], None] | None = None
         self._reports: list[asyncio.Future[messages.Report]] = []
+        self.adapters = AdapterBook()
+        self._adapter_work: dict[str, asyncio.Future[None]] = {}
+        """Adapters of which the engine has not said yet that it loaded or unloaded them."""
         self._own_phases: dict[str, float] = {}
 
     @classmethod
@@ -208,7 +213,7 @@ class AsyncEngine:
                 request_id=request_id,
                 priority=priority,
                 cache_salt=cache_salt,
-                adapter=adapter,
+                adapter=None if adapter is None else self.adapters.find(adapter).id,
                 grammar=grammar,
                 keep_ids=keep_ids,
                 pooling=pooling,
@@ -352,6 +357,8 @@ class AsyncEngine:
                     work.stream.fail(typed)
             case messages.Ready():
                 self._ready(message)
+            case messages.AdapterDone():
+                self._adapter_done(message)
             case messages.Report():
                 for waiting in self._reports:
                     if not waiting.done():
@@ -441,6 +448,9 @@ class AsyncEngine:
         self.metrics.up = 1.0
         if self._supervisor.restarts:
             self.metrics.restarted()
+        for adapter in self.adapters:
+            # A new engine process: it gets them before any request.
+            self._supervisor.send(messages.LoadAdapter(adapter.id, adapter.path))
         self._note_phases()
 
     def _note_phases(self) -> None:
@@ -467,6 +477,67 @@ class AsyncEngine:
             if not waiting.done():
                 waiting.set_exception(error)
         self._reports.clear()
+        for adapter in self._adapter_work.values():
+            if not adapter.done():
+                adapter.set_exception(error)
+        self._adapter_work.clear()
+
+    # Adapters
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load the LoRA adapter in a folder below one of `adapter_roots`.
+
+        From then on requests can have it by its name. Raises `InvalidRequest` (no adapters are
+        served, the name is in use), `Forbidden` (the folder), `ModelFileError` and
+        `UnsupportedModel` (what lies in it).
+        """
+        if "adapter" not in self.features:
+            raise InvalidRequest(
+                "this engine serves no adapters (option max_adapters)", param="lora_name"
+            )
+        roots = [root for root in (self.options.adapter_roots or "").split(os.pathsep) if root]
+        folder = within(path, roots)
+        self.adapters.new(name, str(folder), self.model_name)
+        rank = self.options.adapter_rank
+        await asyncio.to_thread(open_adapter, folder, self.files.arch, max_rank=rank)
+        adapter = self.adapters.new(name, str(folder), self.model_name)
+        await self._about_adapter(messages.LoadAdapter(adapter.id, adapter.path))
+        try:
+            self.adapters.new(name, adapter.path, self.model_name)
+        except InvalidRequest:
+            # Another call loaded one of this name meanwhile: that one stays.
+            await self._about_adapter(messages.UnloadAdapter(adapter.id))
+            raise
+        self.adapters.add(adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """New requests cannot have it any more; those that have it end as ever. `NotFound`."""
+        adapter = self.adapters.remove(name)
+        await self._about_adapter(messages.UnloadAdapter(adapter.id))
+
+    async def _about_adapter(self, message: messages.LoadAdapter | messages.UnloadAdapter) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._supervisor.send(message)
+        self._adapter_work[message.name] = waiting
+        await waiting
+
+    def _adapter_done(self, done: messages.AdapterDone) -> None:
+        waiting = self._adapter_work.pop(done.name, None)
+        error = None if done.error is None else done.error.error()
+        if waiting is not None and not waiting.done():
+            if error is None:
+                waiting.set_result(None)
+            else:
+                waiting.set_exception(error)
+        elif waiting is not None and error is None:
+            # Who asked has left, so nobody knows the adapter.
+            self._supervisor.send(messages.UnloadAdapter(done.name))
+        elif error is not None:
+            # After a restart: the files are not what they were.
+            log.error("an adapter could not be loaded again: %s", error)
+            for adapter in self.adapters:
+                if adapter.id == done.name:
+                    self.adapters.remove(adapter.name)
 
     # The engine as a whole
 

@@ -21,6 +21,7 @@ from ..roofline.memory import MemoryPlan
 from ..sched import Limits, Scheduler
 from ..sched.limits import Policy
 from ..sched.resource import Resource
+from .adapters import AdapterSlots
 from .core import EngineCore
 from .executor import Executor, Facts, InlineExecutor
 from .grammar import GrammarGate
@@ -136,12 +137,16 @@ def _core(
     resources: list[Resource] = []
     if "grammar" in facts.features:
         resources.append(GrammarGate(executor.prepare_grammar))
+    adapters = AdapterSlots(options.max_adapters) if "adapter" in facts.features else None
+    if adapters is not None:
+        resources.append(adapters)
     return EngineCore(
         Scheduler(limits, kv, resources),
         executor,
         depth=options.depth,
         flight=flight,
         check=environment.check_plans(),
+        adapters=adapters,
     )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ..base.errors import EngineDead
+from ..base.errors import EngineDead, InvalidRequest
 from ..base.request import FinishReason, Request, SequenceDelta, StepStats
 from ..base.step import StepPlan, StepResult
 from ..obs.flight import FlightRecorder
+from .adapters import AdapterSlots
 from .executor import Executor, StepFuture
 
 FAILED_STEPS = 3
@@ -33,6 +34,7 @@ class Planner(Protocol):
     def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]: ...
     def stats(self) -> StepStats: ...
     def check_integrity(self) -> None: ...
+    def requests(self) -> Iterable[Request]: ...
     @property
     def has_work(self) -> bool: ...
     @property
@@ -52,6 +54,7 @@ class EngineCore:
         depth: int = 1,
         flight: FlightRecorder | None = None,
         check: bool = False,
+        adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`check`: verify every plan, and the control plane whenever it is idle."""
@@ -70,6 +73,9 @@ class EngineCore:
         """When the device last ran out of steps while there was work; None: it has one."""
         self._failures = 0
         self._dead: EngineDead | None = None
+        self._adapters = adapters
+        self._unloading: set[str] = set()
+        """Adapters that no new request can have, until the last that has one has ended."""
 
     @property
     def has_work(self) -> bool:
@@ -95,6 +101,28 @@ class EngineCore:
         """End one choice of a request, whose reader has seen a stop string."""
         self._emitted += self.scheduler.abort_choice(request_id, choice)
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Raises `InvalidRequest` where none are served, and what is wrong with the files."""
+        if self._adapters is None:
+            raise InvalidRequest(
+                "this engine serves no adapters (option max_adapters)", param="lora_name"
+            )
+        self.executor.load_adapter(name, path)
+        self._adapters.known.add(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """New requests cannot have it from now on; those that have it end as ever."""
+        if self._adapters is not None and name in self._adapters.known:
+            self._adapters.known.discard(name)
+            self._unloading.add(name)
+            self._unload()
+
+    def _unload(self) -> None:
+        needed = {request.adapter for request in self.scheduler.requests()}
+        for name in self._unloading - needed:
+            self._unloading.discard(name)
+            self.executor.unload_adapter(name)
+
     def turn(self) -> list[SequenceDelta]:
         """One turn of the loop: fill the pipeline, take the oldest result, say what is new.
 
@@ -117,6 +145,8 @@ class EngineCore:
             if not self._flying:
                 self._device_free_at = self._clock()
             self._update(plan, result)
+        if self._unloading and not self._flying:
+            self._unload()
         if self._check and not self._flying and not self.scheduler.has_work:
             self.scheduler.check_integrity()
         emitted, self._emitted = self._emitted, []

@@ -50,6 +50,12 @@ class Executor(Protocol):
     def prepare_grammar(self, source: str) -> bool:
         """Begin to compile a grammar unless that was begun; is it done?"""
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Read an adapter, after the steps in flight. Raises what is wrong with it."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that no sequence has."""
+
     def close(self) -> None:
         """Give everything back; steps in flight are lost. May be called twice."""
 
@@ -62,6 +68,11 @@ class LoadedWorker(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
     def prepare_grammar(self, source: str) -> bool:
         """May be called from any thread; only where "grammar" is among the features."""
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Only where "adapter" is among the features, as the next."""
+
+    def unload_adapter(self, name: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -101,6 +112,12 @@ class InlineExecutor:
 
     def prepare_grammar(self, source: str) -> bool:
         return self._loaded.prepare_grammar(source)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        self._call(lambda: self._loaded.load_adapter(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        self._call(lambda: self._loaded.unload_adapter(name))
 
     def close(self) -> None:
         if self._thread is not None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.config import Decision, EngineOptions
 from ..base.modelfiles import ModelFiles
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
+from .adapters import AdapterBook
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -70,6 +72,8 @@ class ServingEngine(Protocol):
     features: frozenset[str]
     """What the worker can do beyond text: "grammar", "adapter", "pooling" (vectors);
     "score": what it makes of a pair is a score. A request that asks for another is refused."""
+    adapters: AdapterBook
+    """The LoRA adapters that requests can have by name."""
     decisions: list[Decision]
     """What the options became and why: `headrace explain`."""
     phases: dict[str, float]
@@ -144,6 +148,12 @@ class ServingEngine(Protocol):
 
     def abort(self, request_id: str) -> bool:
         """End a request; its stream ends with finish reason "abort". False: there is none."""
+
+    async def load_adapter(self, name: str, path: str | Path) -> None:
+        """See `AsyncEngine.load_adapter`."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `AsyncEngine.unload_adapter`."""
 
     def health(self) -> Health: ...
 

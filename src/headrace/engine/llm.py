@@ -19,6 +19,7 @@ from ..base.sampling import SamplingParams
 from ..loader import open_model
 from ..obs.progress import TokenProgress
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
+from .adapters import AdapterBook
 from .build import Built, build
 from .core import EngineCore
 from .input import InputProcessor, default_sampling
@@ -76,6 +77,7 @@ class LLM:
         )
         self.phases["total"] = time.monotonic() - begin
         self._ids = itertools.count()
+        self.adapters = AdapterBook()
         self._lock = threading.Lock()
 
     @property
@@ -105,13 +107,15 @@ class LLM:
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
         grammar: str | Sequence[str | None] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt.
 
         One `SamplingParams` for all or one for each. `use_tqdm` shows a progress bar (the name
         is that of vLLM). `grammar`, one for all or one for each, is what an answer must match, as
-        `text.grammar` makes it from a schema, a pattern or choices. `on_delta` is called with
+        `text.grammar` makes it from a schema, a pattern or choices; `adapter` likewise the name of
+        a loaded adapter. `on_delta` is called with
         every delta as it comes.
         """
         listed = _listed(prompts)
@@ -126,6 +130,12 @@ class LLM:
             raise InvalidRequest(
                 f"{len(grammar)} grammars for {len(listed)} prompts", param="grammar"
             )
+        if adapter is None or isinstance(adapter, str):
+            adapter = [adapter] * len(listed)
+        if len(adapter) != len(listed):
+            raise InvalidRequest(
+                f"{len(adapter)} adapters for {len(listed)} prompts", param="adapter"
+            )
         requests = []
         with self._lock:
             for place, (prompt, sampling) in enumerate(zip(listed, params, strict=True)):
@@ -137,6 +147,7 @@ class LLM:
                         request_id=str(next(self._ids)),
                         priority=priority[place] if priority is not None else 0,
                         grammar=grammar[place],
+                        adapter=self._adapter_id(adapter[place]),
                     )
                 except HeadraceError as error:
                     if len(listed) > 1:
@@ -179,6 +190,21 @@ class LLM:
         return self.generate(
             prompts, sampling_params, use_tqdm=use_tqdm, grammar=grammar, on_delta=on_delta
         )
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load the LoRA adapter in a folder (with `max_adapters` above 0)."""
+        with self._lock:
+            adapter = self.adapters.new(name, str(path), self.options.model)
+            self._engine.core.load_adapter(adapter.id, adapter.path)
+            self.adapters.add(adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises `NotFound`."""
+        with self._lock:
+            self._engine.core.unload_adapter(self.adapters.remove(name).id)
+
+    def _adapter_id(self, name: str | None) -> str | None:
+        return None if name is None else self.adapters.find(name).id
 
     def close(self) -> None:
         """Give everything back. May be called twice."""

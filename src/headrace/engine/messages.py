@@ -124,6 +124,24 @@ class AbortChoice(_Message):
     choice: int
 
 
+class LoadAdapter(_Message):
+    """Also engine process → worker process. Answered by `AdapterDone`."""
+
+    name: str
+    path: str
+
+
+class UnloadAdapter(_Message):
+    """As `LoadAdapter`; the worker forgets it when the last request that has it has ended."""
+
+    name: str
+
+
+class AdapterDone(_Message):
+    name: str
+    error: WireError | None = None
+
+
 class Inspect(_Message):
     """Ask for a `Report`: is everything given back when nobody is served?"""
 
@@ -169,8 +187,8 @@ class Report(_Message):
     """What `check_integrity` found wrong; empty: nothing."""
 
 
-ToEngine = Configure | Submit | Abort | AbortChoice | Inspect | Stop
-FromEngine = Hello | Phase | Failed | Ready | News | Refused | Beat | Report
+ToEngine = Configure | Submit | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Inspect | Stop
+FromEngine = Hello | Phase | Failed | Ready | News | Refused | Beat | Report | AdapterDone
 
 
 # Engine process → worker process.
@@ -224,5 +242,5 @@ class Prepared(_Message):
     done: bool
 
 
-ToWorker = Load | Allocate | WarmUp | Execute | Prepare | Stop
-FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared
+ToWorker = Load | Allocate | WarmUp | Execute | Prepare | LoadAdapter | UnloadAdapter | Stop
+FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared | AdapterDone

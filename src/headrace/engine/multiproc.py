@@ -107,6 +107,23 @@ class MultiprocExecutor:
             raise self._death()
         return name in self._prepared
 
+    def load_adapter(self, name: str, path: str) -> None:
+        self._about_adapter(messages.LoadAdapter(name, path))
+
+    def unload_adapter(self, name: str) -> None:
+        self._about_adapter(messages.UnloadAdapter(name))
+
+    def _about_adapter(self, message: messages.LoadAdapter | messages.UnloadAdapter) -> None:
+        while self._waiting:
+            self.pump()  # Results come in order, and so does the answer.
+        try:
+            self._channel.send(message)
+        except PeerGone:
+            raise self._death() from None
+        done = self._expect(messages.AdapterDone)
+        if done.error is not None:
+            raise done.error.error()
+
     def _hear(self, answer: messages.Prepared) -> None:
         name = self._asked.popleft()
         if answer.done:

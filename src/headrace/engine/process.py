@@ -12,10 +12,11 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from ..base.errors import EngineFault, HeadraceError
+from ..base.errors import EngineDead, EngineFault, HeadraceError
 from ..base.request import SequenceDelta
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
@@ -154,8 +155,22 @@ def accept(channel: Channel, core: EngineCore, message: object) -> None:
             core.abort(request_id)
         case messages.AbortChoice(request_id, choice):
             core.abort_choice(request_id, choice)
+        case messages.LoadAdapter(name, path):
+            channel.send(_about_adapter(name, lambda: core.load_adapter(name, path)))
+        case messages.UnloadAdapter(name):
+            channel.send(_about_adapter(name, lambda: core.unload_adapter(name)))
         case messages.Inspect():
             channel.send(inspect(core))
+
+
+def _about_adapter(name: str, work: Callable[[], None]) -> messages.AdapterDone:
+    try:
+        work()
+    except EngineDead:
+        raise
+    except HeadraceError as error:
+        return messages.AdapterDone(name, WireError.of(error))
+    return messages.AdapterDone(name)
 
 
 def inspect(core: EngineCore) -> messages.Report:

@@ -38,6 +38,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         decisions.append(Decision(name, str(value), reason))
         return value
 
+    if options.max_adapters and files.arch.encoder is not None:
+        raise OptionError("an encoder takes no adapters", param="max_adapters")
     device, why = _device(options.device, hardware)
     decide("device", device, why)
     dtype = options.dtype
@@ -144,6 +146,8 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "rows": memory.rows,
         "step_tokens": memory.step_tokens,
         "max_context": memory.max_context,
+        "adapters": options.max_adapters,
+        "adapter_rank": options.adapter_rank,
     }
 
 

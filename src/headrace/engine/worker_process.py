@@ -45,6 +45,13 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                 case messages.Execute(plan):
                     assert worker is not None
                     channel.send(messages.Executed(execute(worker, plan)))
+                case messages.LoadAdapter(name, path):
+                    assert worker is not None
+                    channel.send(_load_adapter(worker, name, path))
+                case messages.UnloadAdapter(name):
+                    assert worker is not None
+                    worker.unload_adapter(name)
+                    channel.send(messages.AdapterDone(name))
                 case messages.Prepare(grammar):
                     assert worker is not None
                     channel.send(messages.Prepared(worker.prepare_grammar(grammar)))
@@ -81,6 +88,15 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
             raise
     if worker is not None:
         worker.close()
+
+
+def _load_adapter(worker: LoadedWorker, name: str, path: str) -> messages.AdapterDone:
+    """What is wrong with an adapter is no reason to end."""
+    try:
+        worker.load_adapter(name, path)
+    except HeadraceError as error:
+        return messages.AdapterDone(name, WireError.of(error))
+    return messages.AdapterDone(name)
 
 
 if __name__ == "__main__":

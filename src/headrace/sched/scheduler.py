@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.base.environment import check_plans
@@ -102,6 +102,10 @@ class Scheduler:
     def has_work(self) -> bool:
         """Is there anyone who still has to get an answer, or a result to come?"""
         return bool(self._requests or self._flights)
+
+    def requests(self) -> Iterator[Request]:
+        """All that have not ended."""
+        return (sequences[0].request for sequences in self._requests.values())
 
     def stats(self) -> StepStats:
         """Counts after the latest update; the engine's loop fills in the times."""
