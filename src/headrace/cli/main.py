@@ -38,6 +38,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.roofline:command",
         "What the hardware allows for a model, operator by operator.",
     ),
+    "plan": (
+        "headrace.cli.plan:command",
+        "The cheapest layout that keeps an SLO, checked by the simulator.",
+    ),
+    "simulate": (
+        "headrace.cli.simulate:command",
+        "A workload on engines that do not exist yet.",
+    ),
+    "profile": (
+        "headrace.cli.profile:command",
+        "Where the time of a model's steps goes, next to its prediction.",
+    ),
 }
 """Name → (module:name of a function or a Typer application, one line of help)."""
 
