@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import Decision, EngineOptions
-from ..base.errors import EngineDead, HeadraceError, InvalidRequest
-from ..base.request import OutputDelta, Request, RequestOutput, StepStats
+from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest
+from ..base.request import (
+    EmbeddingOutput,
+    OutputDelta,
+    Request,
+    RequestOutput,
+    ScoreOutput,
+    StepStats,
+)
 from ..base.sampling import SamplingParams
 from ..loader import open_model
 from ..obs.progress import TokenProgress
@@ -24,6 +31,7 @@ from .build import Built, build
 from .core import EngineCore
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
+from .pairs import cut_limit, pairs_of, score_inputs
 from .real import REAL_WORKER
 
 TextOrIds = str | Sequence[int] | Mapping[str, Any]
@@ -191,6 +199,47 @@ class LLM:
             prompts, sampling_params, use_tqdm=use_tqdm, grammar=grammar, on_delta=on_delta
         )
 
+    def embed(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[EmbeddingOutput]:
+        """The vector of each prompt: of an embedding model its own pooling, of a model that
+        generates its last token's (`ModelFiles.pooling`).
+
+        `truncate_prompt_tokens` cuts texts and ids at their end to so many tokens (-1: to what
+        fits); else one that is too long raises `ContextOverflow`.
+        """
+        if "score" in self._engine.facts.features:
+            raise InvalidRequest("this model scores pairs of texts; use score()", param="model")
+        limit = cut_limit(truncate_prompt_tokens, self.max_context)
+        inputs = []
+        for prompt in _listed(prompts):
+            text, ids = _prompt(prompt)
+            if ids is None:
+                ids = self.tokenizer.encode_whole(text or "", limit=limit) if text else []
+            inputs.append((ids[:limit], 0))
+        return self._vectors(inputs, use_tqdm)
+
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[ScoreOutput]:
+        """How well pairs of texts fit: one with each of the others, or each with its own."""
+        pairs = pairs_of(first, second)
+        limit = cut_limit(truncate_prompt_tokens, self.max_context)
+        inputs = score_inputs(
+            self.tokenizer, pairs, cross="score" in self._engine.facts.features, limit=limit
+        )
+        outputs = self._vectors(inputs.inputs, use_tqdm)
+        return inputs.scores([output.vector for output in outputs])
+
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder (with `max_adapters` above 0)."""
         with self._lock:
@@ -243,6 +292,37 @@ class LLM:
                 f"{len(given)} sampling_params for {count} prompts", param="sampling_params"
             )
         return list(given)
+
+    def _vectors(self, inputs: list[tuple[list[int], int]], show: bool) -> list[EmbeddingOutput]:
+        """Of (ids, where the second text begins) each."""
+        requests: list[Request] = []
+        with self._lock:
+            for place, (ids, second_at) in enumerate(inputs):
+                try:
+                    request = self._input.request(
+                        ids,
+                        SamplingParams(),
+                        request_id=str(next(self._ids)),
+                        pooling=True,
+                        second_at=second_at,
+                    )
+                except HeadraceError as error:
+                    if len(inputs) > 1:
+                        error.message = f"prompts[{place}]: {error.message}"
+                        error.args = (error.message,)
+                    raise
+                requests.append(request)
+            vectors: dict[str, list[float]] = {}
+
+            def keep(delta: OutputDelta) -> None:
+                if delta.vector is not None:
+                    vectors[delta.request_id] = delta.vector
+
+            answers = self._run([(request, None) for request in requests], show, keep)
+        for answer in answers:
+            if answer.request_id not in vectors:
+                raise EngineFault(answer.outputs[0].error or "a request ended without a vector")
+        return [EmbeddingOutput(r.id, r.prompt, vectors[r.id]) for r in requests]
 
     def _run(
         self,

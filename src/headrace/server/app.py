@@ -24,6 +24,7 @@ from .openapi import document
 from .page.route import router as page
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
+from .routes.embeddings.route import router as embeddings
 from .routes.health.route import router as health
 from .routes.invocations.route import router as invocations
 from .routes.kserve.route import router as kserve
@@ -32,8 +33,10 @@ from .routes.metrics.route import router as metrics
 from .routes.models.route import router as models
 from .routes.nim.route import router as nim
 from .routes.operate.route import router as operate
+from .routes.rerank.route import router as rerank
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
+from .routes.score.route import router as score
 from .routes.stats.route import router as stats
 from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
 ROUTERS = (
-    chat, completions, responses, messages, models, tokenize,
+    chat, completions, embeddings, responses, messages, models, tokenize, rerank, score,
     health, metrics, version, nim, kserve, invocations, stats, page,
 )  # fmt: skip
 OPERATOR_ROUTERS = (operate, health, metrics, version, stats)

@@ -100,6 +100,17 @@ class Service:
                 "unsupported_parameter",
             )
 
+    def check_generates(self) -> None:
+        """Raise `InvalidRequest` where the model makes vectors only."""
+        if self.engine.files.arch.encoder is not None:
+            raise coded(
+                InvalidRequest(
+                    "this model does not generate; use /v1/embeddings, /rerank or /score",
+                    param="model",
+                ),
+                "unsupported_model",
+            )
+
     @property
     def vocab_size(self) -> int:
         return self.engine.files.arch.vocab_size

@@ -149,7 +149,7 @@ class Tokenizer:
         before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
         ids = self.encode(text)
         if limit is not None:
-            ids = ids[: max(limit - len(before) - len(after), 0)]
+            ids = ids[: _room(limit, len(before) + len(after))]
         return [*before, *ids, *after]
 
     def encode_pair(
@@ -163,7 +163,7 @@ class Tokenizer:
         head = [*before, *self.encode(first), *after]
         ids = self.encode(second)
         if limit is not None:
-            ids = ids[: max(limit - len(head) - len(after), 0)]
+            ids = ids[: _room(limit, len(head) + len(after))]
         return [*head, *ids, *after], len(head)
 
     def _encode_split(self, text: str, *, special: bool) -> list[int]:
@@ -215,3 +215,13 @@ class Tokenizer:
         """The tokenizer as a `tokenizer.json`, where a library object holds it."""
         to_json = getattr(self._encoder, "to_json", None)
         return to_json() if to_json is not None else None
+
+
+def _room(limit: int, taken: int) -> int:
+    """Ids of a text that may be cut, where others take some of `limit`."""
+    if taken >= limit:
+        raise InvalidRequest(
+            f"a cut to {limit} tokens leaves no room: {taken} are taken by what is not cut",
+            param="truncate_prompt_tokens",
+        )
+    return limit - taken

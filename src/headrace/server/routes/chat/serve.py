@@ -62,6 +62,7 @@ class Chat:
     async def tokenise(self) -> None:
         """Render the messages and fill `prompt`."""
         body = self.body
+        self.service.check_generates()
         template = self.service.engine.template
         if template is None:
             raise coded(

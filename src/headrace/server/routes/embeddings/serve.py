@@ -1,0 +1,109 @@
+"""An embeddings request: inputs → ids → vectors → one JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import struct
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import InvalidRequest
+from ....engine.pairs import Input, cut_limit
+from ...connection import while_connected
+from ...generation import Usage
+from ...vectors import check_vectors, vectors
+from ...wire import json_response
+from .schema import EmbeddingBody
+
+if TYPE_CHECKING:
+    from ...service import Service
+
+
+async def serve(service: Service, request: Request, body: EmbeddingBody) -> Response:
+    service.check_model(body.model)
+    check_vectors(service, pairs=False)
+    size = _dimensions(service, body.dimensions)
+    limit = cut_limit(body.truncate_prompt_tokens, service.engine.max_context)
+    # In a thread: a long list would hold up the streams.
+    inputs = await asyncio.to_thread(_inputs, service, body, limit)
+    usage = Usage()
+    request.scope["headrace.usage"] = usage
+    request_id = f"embd-{body.request_id or request.scope['headrace.request_id']}"
+
+    async def whole() -> Response:
+        found = await vectors(
+            service, inputs, request_id=request_id, priority=body.priority or 0,
+            usage=usage, param="input",
+        )  # fmt: skip
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _encoded(_shortened(vector, size), body.encoding_format),
+            }
+            for index, vector in enumerate(found)
+        ]
+        counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
+        return json_response(
+            {"object": "list", "data": data, "model": service.name, "usage": counted}
+        )
+
+    return await while_connected(request.receive, whole())
+
+
+def _dimensions(service: Service, wish: int | None) -> int | None:
+    files = service.engine.files
+    hidden = files.arch.hidden
+    if wish is None or wish == hidden:
+        return None
+    if not files.pooling.shortens:
+        raise InvalidRequest(
+            f"dimensions must be {hidden}: this model was not made for shorter vectors",
+            param="dimensions",
+        )
+    if not 1 <= wish <= hidden:
+        raise InvalidRequest(
+            f"dimensions must be from 1 to {hidden}, not {wish}", param="dimensions"
+        )
+    return wish
+
+
+def _inputs(service: Service, body: EmbeddingBody, limit: int | None) -> list[Input]:
+    given: Any = body.input
+    one = isinstance(given, str) or (given and isinstance(given[0], int))
+    return [
+        (_ids(service, item, limit, "input" if one else f"input.{place}"), 0)
+        for place, item in enumerate([given] if one else given)
+    ]
+
+
+def _ids(service: Service, item: str | list[int], limit: int | None, where: str) -> list[int]:
+    if isinstance(item, str):
+        if not item:
+            raise InvalidRequest("an input is empty", param=where)
+        ids: list[int] = service.engine.tokenizer.encode_whole(item, limit=limit)
+        return ids
+    size = service.vocab_size
+    wrong = next((token for token in item if not 0 <= token < size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"token ids must be from 0 to {size - 1}, not {wrong}", param=where)
+    return item[:limit]
+
+
+def _shortened(vector: list[float], size: int | None) -> list[float]:
+    """The first `size` of it, at length one again."""
+    if size is None:
+        return vector
+    cut = vector[:size]
+    norm = math.sqrt(sum(value * value for value in cut)) or 1.0
+    return [value / norm for value in cut]
+
+
+def _encoded(vector: list[float], form: str | None) -> list[float] | str:
+    if form != "base64":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

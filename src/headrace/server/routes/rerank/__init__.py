@@ -1,0 +1,1 @@
+"""`/rerank`, `/v1/rerank`, `/v2/rerank`."""

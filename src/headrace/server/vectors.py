@@ -1,0 +1,108 @@
+"""Many inputs → their vectors, for the routes of embeddings, rerank and score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
+from ..base.sampling import SamplingParams
+from .errors import coded
+from .generation import Aborted, Usage
+
+if TYPE_CHECKING:
+    from ..engine.face import ServingEngine
+    from ..engine.pairs import Input
+    from .service import Service
+
+MAX_INPUTS = 2048
+"""Inputs of one request."""
+IN_WORK = 128
+"""Inputs of one request that the engine has at a time: others get their turn between them."""
+
+
+def check_vectors(service: Service, *, pairs: bool) -> bool:
+    """Does the model score pairs? Raises `InvalidRequest` where it makes no vectors, or where
+    the vectors of single texts are wanted and it scores pairs (`pairs` False)."""
+    features: frozenset[str] = getattr(service.engine, "features", frozenset())
+    if "pooling" not in features:
+        problem = "this engine makes no vectors"
+    elif "score" in features and not pairs:
+        problem = "this model scores pairs of texts; use /rerank or /score"
+    else:
+        return "score" in features
+    raise coded(InvalidRequest(problem, param="model"), "unsupported_model")
+
+
+async def vectors(
+    service: Service,
+    inputs: Sequence[Input],
+    *,
+    request_id: str,
+    priority: int,
+    usage: Usage,
+    param: str,
+) -> list[list[float]]:
+    """The vector of each input, in their order.
+
+    All are checked before the first is sent. The first error ends them all.
+    """
+    engine = service.engine
+    _check(engine, inputs, param)
+    for place, (ids, _) in enumerate(inputs):
+        usage.known_prompt(place, len(ids))
+    gate = asyncio.Semaphore(IN_WORK)
+
+    async def one(place: int, ids: list[int], second_at: int) -> list[float]:
+        async with gate:
+            stream = engine.submit(
+                ids,
+                SamplingParams(),
+                request_id=f"{request_id}-{place}",
+                priority=priority,
+                pooling=True,
+                second_at=second_at,
+            )
+            try:
+                async for delta in stream:
+                    if delta.finish_reason == "abort":
+                        raise Aborted(
+                            "the server ended this request before it was complete", retry_after=1.0
+                        )
+                    if delta.vector is not None:
+                        return delta.vector
+            finally:
+                stream.cancel()
+        raise EngineFault("an input ended without a vector")
+
+    tasks = [
+        asyncio.ensure_future(one(place, ids, second_at))
+        for place, (ids, second_at) in enumerate(inputs)
+    ]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _check(engine: ServingEngine, inputs: Sequence[Input], param: str) -> None:
+    if not inputs:
+        raise InvalidRequest(f"{param} must not be empty", param=param)
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"{param} has {len(inputs)} inputs; at most {MAX_INPUTS} are allowed", param=param
+        )
+    most = engine.max_context
+    for place, (ids, _) in enumerate(inputs):
+        where = f"{param}.{place}" if len(inputs) > 1 else param
+        if not ids:
+            raise InvalidRequest("an input is empty", param=where)
+        if len(ids) > most:
+            raise ContextOverflow(
+                f"the input has {len(ids)} tokens; at most {most} are allowed "
+                "(truncate_prompt_tokens cuts it)",
+                param=where,
+            )
