@@ -4,8 +4,8 @@
 
 Each peer is a command in an environment of its own (see peers.toml). Every round starts one server
 after the other, measures, and stops it, in an order that turns with the rounds, so that a slow
-minute of a shared machine hits no peer alone. Ratios are to the first peer that runs, within a round. What
-cannot be started is named as absent, never left out silently.
+minute of a shared machine hits no peer alone. Ratios are to the first peer that runs, within a
+round. What cannot be started is named as absent, never left out silently.
 """
 
 from __future__ import annotations

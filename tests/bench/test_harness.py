@@ -24,6 +24,15 @@ def bench(behaviour: Behaviour, folder: Path | None = None, **changes: Any) -> O
         return run_bench(RunOptions(url=server.url, **{**values, **changes}), folder)
 
 
+def quiet_bench(behaviour: Behaviour, **changes: Any) -> Outcome:
+    """A run that the bench itself calls valid: on a starved machine there is nothing to time."""
+    for _ in range(3):
+        outcome = bench(behaviour, **changes)
+        if outcome.result["valid"]:
+            return outcome
+    pytest.skip("this machine is too busy: the bench found its own client late three times")
+
+
 def codes(outcome: Outcome) -> set[str]:
     return {finding["code"] for finding in outcome.result["findings"]}
 
@@ -34,7 +43,7 @@ def p50(outcome: Outcome, name: str) -> float:
 
 @pytest.mark.parametrize("arrivals", [None, "poisson:20"])
 def test_latencies_are_found(arrivals: str | None) -> None:
-    outcome = bench(Behaviour(ttft=0.12, itl=0.03), arrivals=arrivals)
+    outcome = quiet_bench(Behaviour(ttft=0.12, itl=0.03), arrivals=arrivals)
     assert p50(outcome, "ttft") == pytest.approx(0.12, abs=0.025)
     assert p50(outcome, "itl") == pytest.approx(0.03, abs=0.006)
     assert p50(outcome, "tpot") == pytest.approx(0.03, rel=0.1)
@@ -117,7 +126,7 @@ def test_a_timeout_is_a_failure() -> None:
     ],
 )
 def test_a_lying_server_is_found(behaviour: Behaviour, code: str) -> None:
-    honest = bench(Behaviour(itl=0.002), warmup=0)
+    honest = quiet_bench(Behaviour(itl=0.002), warmup=0)
     assert code not in codes(honest)
     assert code in codes(bench(behaviour, warmup=0))
 
@@ -151,7 +160,7 @@ def test_a_slow_client_makes_the_run_invalid(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 def test_a_queue_before_the_server_counts() -> None:
     # Two at a time, each 0.2 s, but one arrives every 0.05 s: waiting time belongs to TTFT.
-    outcome = bench(
+    outcome = quiet_bench(
         Behaviour(ttft=0.1, itl=0.006, slots=2), arrivals="constant:20", requests=40, warmup=0
     )
     ttft = outcome.result["samples"]["ttft"]
@@ -162,7 +171,7 @@ def test_a_queue_before_the_server_counts() -> None:
 @pytest.mark.slow
 def test_requests_are_sent_on_time_while_the_server_stands_still() -> None:
     # Coordinated omission: a server that answers late must not slow the arrivals down.
-    outcome = bench(
+    outcome = quiet_bench(
         Behaviour(ttft=1.0, itl=0), arrivals="constant:50", requests=50, warmup=0, output="2"
     )
     records = outcome.run.records
@@ -225,7 +234,7 @@ def test_several_processes_share_the_work() -> None:
 
 @pytest.mark.slow
 def test_duration_ends_a_run() -> None:
-    outcome = bench(Behaviour(ttft=0.05, itl=0.001), requests=10_000, duration=1.0, warmup=0)
+    outcome = quiet_bench(Behaviour(ttft=0.05, itl=0.001), requests=10_000, duration=1.0, warmup=0)
     assert 0.9 < outcome.result["seconds"] < 1.6
     assert len(outcome.run.records) < 200
 

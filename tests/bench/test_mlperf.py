@@ -49,8 +49,7 @@ def test_scenarios(tmp_path: Path, scenario: str, line: str) -> None:
     assert found.summary["Result is"] == ("VALID" if found.valid else "INVALID")
     if scenario == "SingleStream":
         # 20 ms to the first token and 11 pauses of 2 ms.
-        p90 = float(found.summary["90.0th percentile latency (ns)"]) / 1e6
-        assert 42 <= p90 < 60
+        assert 42 <= float(found.summary["Min latency (ns)"]) / 1e6 < 80
 
 
 @pytest.mark.slow
