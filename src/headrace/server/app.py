@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, InvalidRequest, NotFound
@@ -18,7 +20,7 @@ from ..base.version import VERSION
 from .accounts import Accounts
 from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
-from .gate import Gate
+from .gate import Gate, is_open
 from .meter import HttpMeter
 from .openapi import document
 from .page.route import router as page
@@ -45,7 +47,7 @@ from .store import ResponseStore
 from .traced import traced
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Scope
 
     from ..engine.face import ServingEngine
 
@@ -73,7 +75,18 @@ class Application(FastAPI):
         self.add_exception_handler(Exception, _bug)
 
     def openapi(self) -> dict[str, Any]:
-        return document(self, self._routers)
+        closed = (lambda path: not is_open(path)) if self.state.accounts is not None else None
+        return document(self, self._routers, closed)
+
+    def methods_of(self, scope: Scope) -> set[str]:
+        """Of every route with the scope's path; Starlette's own `Allow` knows the first alone."""
+        return {
+            method
+            for router in self._routers
+            for route in router.routes
+            if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
 
     def guard(self, service: Service, meter: HttpMeter, gate: Callable[[ASGIApp], Gate]) -> None:
         """Put the border and the gate outermost, around Starlette's own handler of last resort."""
@@ -138,6 +151,8 @@ async def _http(request: Request, error: Exception) -> Response:
         refused = InvalidRequest(str(error.detail))
     response = error_response(refused)
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(sorted(request.app.methods_of(request.scope)))
     return response
 
 

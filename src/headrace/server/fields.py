@@ -31,7 +31,7 @@ def unsupported(*neutral: Any) -> Any:
     return Field(
         None,
         description=f"Not supported: only {shown} is accepted.",
-        json_schema_extra={"x-headrace-neutral": [None, *neutral]},
+        json_schema_extra={"x-headrace-neutral": [None, *neutral], "enum": [None, *neutral]},
     )
 
 

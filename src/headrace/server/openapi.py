@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from ..base.version import VERSION
@@ -28,8 +27,8 @@ class ErrorReply(TypedDict):
     error: ErrorDetail
 
 
-def takes(model: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
-    """Mark an endpoint: its JSON body is a `model`."""
+def takes(model: Any) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint: its JSON body is a `model`, or one of several (a union)."""
 
     def mark(endpoint: Endpoint) -> Endpoint:
         endpoint.__headrace_body__ = model  # type: ignore[attr-defined]
@@ -38,31 +37,79 @@ def takes(model: type[BaseModel]) -> Callable[[Endpoint], Endpoint]:
     return mark
 
 
+class AnthropicDetail(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    """The same, on the routes for Anthropic's clients."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+
+
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
     404: "The model, or the object, does not exist here.",
     413: "The body is larger than allowed.",
     415: "The body is not JSON.",
     429: "A limit of this caller is reached.",
+    500: "The step that computed it failed, or a bug; the log has the details.",
     503: "Full, loading or shutting down; see Retry-After.",
 }
 
 
-def replies(reply: Any, *, stream: bool = False, errors: bool = True) -> dict[int | str, Any]:
-    """The `responses` of a route: its answer, as a stream too, and the errors."""
+READ_ERRORS = (404, 503)
+"""What a route without a body may answer."""
+
+
+def replies(
+    reply: Any, *, stream: bool = False, errors: bool = True, body: bool = True,
+    error: Any = ErrorReply,
+) -> dict[int | str, Any]:  # fmt: skip
+    """The `responses` of a route: its answer, as a stream too, and the errors.
+
+    `body`: whether it takes one, which may be wrong in more ways. `error`: the shape of errors.
+    """
     success: dict[str, Any] = {"model": reply}
     if stream:
-        success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        success["content"] = {"text/event-stream": {}}
         success["description"] = "The answer, or with stream: true its events."
     found: dict[int | str, Any] = {200: success}
     if errors:
         for status, words in ERRORS.items():
-            found[status] = {"model": ErrorReply, "description": words}
+            if body or status in READ_ERRORS:
+                found[status] = {"model": error, "description": words}
     return found
 
 
-def document(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
-    """The OpenAPI document of the application's routers, made once."""
+def health(*also: int) -> dict[int | str, Any]:
+    """The `responses` of a probe: an object, whatever the status."""
+    unready = {"description": "Not now.", "model": dict[str, Any]}
+    found: dict[int | str, Any] = {200: {"model": dict[str, Any]}, 503: unready}
+    for status in also:
+        found[status] = {"model": ErrorReply, "description": ERRORS[status]}
+    return found
+
+
+def raw(*kinds: str, also: Sequence[int] = ()) -> dict[int | str, Any]:
+    """The `responses` of a route whose answer is no JSON: its media types, and errors."""
+    found: dict[int | str, Any] = {
+        200: {"description": "The content.", "content": {kind: {} for kind in kinds}}
+    }
+    for status in also:
+        found[status] = {"model": ErrorReply, "description": ERRORS[status]}
+    return found
+
+
+def document(
+    app: FastAPI, routers: Sequence[APIRouter], secured: Callable[[str], bool] | None = None
+) -> dict[str, Any]:
+    """The OpenAPI document of the application's routers, made once.
+
+    `secured`, where there are keys, tells which paths need one.
+    """
     if app.openapi_schema is not None:
         return app.openapi_schema
     schema = get_openapi(
@@ -72,19 +119,52 @@ def document(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
         routes=app.routes,
     )
     definitions = schema.setdefault("components", {}).setdefault("schemas", {})
+    for operation in (each for path in schema["paths"].values() for each in path.values()):
+        _exact(operation)
+    for name in ("HTTPValidationError", "ValidationError"):
+        definitions.pop(name, None)
     for route in (route for router in routers for route in router.routes):
         model = getattr(getattr(route, "endpoint", None), "__headrace_body__", None)
         if model is None:
             continue
-        body = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        definitions.update(body.pop("$defs", {}))
-        definitions[model.__name__] = body
-        reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+        references = []
+        for member in get_args(model) or (model,):
+            body = member.model_json_schema(ref_template="#/components/schemas/{model}")
+            definitions.update(body.pop("$defs", {}))
+            definitions[member.__name__] = body
+            references.append({"$ref": f"#/components/schemas/{member.__name__}"})
+        reference = references[0] if len(references) == 1 else {"anyOf": references}
         for method in getattr(route, "methods", ()):
             operation = schema["paths"][getattr(route, "path", "")][method.lower()]
             operation["requestBody"] = {
                 "required": True,
                 "content": {"application/json": {"schema": reference}},
             }
+    if secured:
+        _secure(schema, secured)
     app.openapi_schema = schema
     return schema
+
+
+def _exact(operation: dict[str, Any]) -> None:
+    """Take out what the framework adds by itself: its 422, and JSON where the answer is none."""
+    found = operation["responses"]
+    found.pop("422", None)
+    content = found.get("200", {}).get("content", {})
+    if len(content) > 1 and content.get("application/json") == {"schema": {}}:
+        del content["application/json"]
+
+
+def _secure(schema: dict[str, Any], closed: Callable[[str], bool]) -> None:
+    """With keys: what every closed route needs and answers without it."""
+    schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    reference = {"schema": {"$ref": "#/components/schemas/ErrorReply"}}
+    for path, operations in schema["paths"].items():
+        if not closed(path):
+            continue
+        shape = {"schema": {"$ref": "#/components/schemas/AnthropicError"}}
+        content = {"application/json": shape if path.startswith("/v1/messages") else reference}
+        for operation in operations.values():
+            operation["security"] = [{"key": []}]
+            for status, words in ((401, "No key, or an unknown one."), (403, "Not for this key.")):
+                operation["responses"][str(status)] = {"description": words, "content": content}

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...openapi import health as probe
 from ...service import Service, of
 from ...wire import json_response
 
@@ -25,19 +26,19 @@ def ready(service: Service) -> Response:
     )
 
 
-@router.get("/health")
+@router.get("/health", responses=probe())
 async def health(request: Request) -> Response:
     """200 where a request would be served, else 503 with the reason."""
     return ready(of(request))
 
 
-@router.get("/v1/health/ready")
+@router.get("/v1/health/ready", responses=probe())
 async def health_ready(request: Request) -> Response:
     """200 where a request would be served, else 503 with the reason."""
     return ready(of(request))
 
 
-@router.get("/v1/health/live")
+@router.get("/v1/health/live", responses=probe())
 async def health_live(request: Request) -> Response:
     """200 while the engine makes progress (or starts); 503 asks to be restarted."""
     _, alive, reason, _ = of(request).health()

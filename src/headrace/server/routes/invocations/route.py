@@ -9,10 +9,12 @@ from starlette.responses import Response
 
 from ....base.errors import InvalidRequest
 from ...body import parse, read_json
+from ...openapi import health as probe
+from ...openapi import replies, takes
 from ...service import of
-from ..chat.schema import ChatBody
+from ..chat.schema import ChatBody, ChatReply
 from ..chat.serve import serve as serve_chat
-from ..completions.schema import CompletionBody
+from ..completions.schema import CompletionBody, CompletionReply
 from ..completions.serve import serve as serve_completion
 from ..health.route import ready
 
@@ -27,13 +29,14 @@ class _Kind(msgspec.Struct):
 _kind = msgspec.json.Decoder(_Kind)
 
 
-@router.get("/ping")
+@router.get("/ping", responses=probe())
 async def ping(request: Request) -> Response:
     """200 where a request would be served."""
     return ready(of(request))
 
 
-@router.post("/invocations")
+@router.post("/invocations", responses=replies(ChatReply | CompletionReply, stream=True))
+@takes(ChatBody | CompletionBody)
 async def invocations(request: Request) -> Response:
     """A chat or a completion, by what the body holds."""
     service = of(request)

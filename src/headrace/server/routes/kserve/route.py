@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.version import VERSION
+from ...openapi import health, replies
 from ...service import of
 from ...wire import json_response
 
@@ -19,14 +22,14 @@ async def server(request: Request) -> Response:
     return json_response({"name": "headrace", "version": VERSION, "extensions": []})
 
 
-@router.get("/v2/health/live")
+@router.get("/v2/health/live", responses=health())
 async def live(request: Request) -> Response:
     """200 while the engine makes progress."""
     alive = of(request).health()[1]
     return json_response({"live": alive}, status=200 if alive else 503)
 
 
-@router.get("/v2/health/ready")
+@router.get("/v2/health/ready", responses=health())
 async def ready(request: Request) -> Response:
     """200 where a request would be served."""
     is_ready, alive, _, _ = of(request).health()
@@ -34,7 +37,7 @@ async def ready(request: Request) -> Response:
     return json_response({"ready": good}, status=200 if good else 503)
 
 
-@router.get("/v2/models/{model}")
+@router.get("/v2/models/{model}", responses=replies(dict[str, Any], body=False))
 async def model(request: Request, model: str) -> Response:
     """Metadata of the served model."""
     service = of(request)
@@ -50,7 +53,7 @@ async def model(request: Request, model: str) -> Response:
     )
 
 
-@router.get("/v2/models/{model}/ready")
+@router.get("/v2/models/{model}/ready", responses=health(404))
 async def model_ready(request: Request, model: str) -> Response:
     """200 where a request to this model would be served."""
     service = of(request)

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...body import read_model
-from ...openapi import replies, takes
+from ...openapi import AnthropicError, replies, takes
 from ...service import of
 from ...wire import json_response
 from ..chat.serve import Chat
@@ -16,7 +16,7 @@ from .serve import error_reply, serve
 router = APIRouter(tags=["Anthropic"])
 
 
-@router.post("/v1/messages", responses=replies(MessageReply, stream=True))
+@router.post("/v1/messages", responses=replies(MessageReply, stream=True, error=AnthropicError))
 @takes(MessagesBody)
 async def messages(request: Request) -> Response:
     """Answer a conversation, in Anthropic's shapes."""
@@ -27,7 +27,7 @@ async def messages(request: Request) -> Response:
     return await serve(service, request, body)
 
 
-@router.post("/v1/messages/count_tokens", responses=replies(CountReply))
+@router.post("/v1/messages/count_tokens", responses=replies(CountReply, error=AnthropicError))
 @takes(CountBody)
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, without answering it."""

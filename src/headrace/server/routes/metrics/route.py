@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...meter import HttpMeter
+from ...openapi import raw
 from ...service import of
 
 router = APIRouter(tags=["operation"])
@@ -24,7 +25,7 @@ def render(request: Request) -> Response:
     return Response(b"".join(parts), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-@router.get("/metrics")
+@router.get("/metrics", responses=raw("text/plain"))
 async def metrics(request: Request) -> Response:
     """All metrics."""
     return render(request)

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.version import VERSION
+from ...openapi import raw, replies
 from ...service import Service, of
 from ...wire import json_response
 from ..metrics.route import render
@@ -22,7 +23,7 @@ async def version(request: Request) -> Response:
     return json_response({"release": VERSION, "api": "1"})
 
 
-@router.get("/v1/metadata")
+@router.get("/v1/metadata", responses=replies(dict[str, Any], body=False))
 async def metadata(request: Request) -> Response:
     """The model, its licence, and how it runs."""
     service = of(request)
@@ -39,7 +40,7 @@ async def metadata(request: Request) -> Response:
     )
 
 
-@router.get("/v1/manifest")
+@router.get("/v1/manifest", responses=replies(dict[str, Any], body=False))
 async def manifest(request: Request) -> Response:
     """The files and the resolved profile that are served."""
     service = of(request)
@@ -53,7 +54,7 @@ async def manifest(request: Request) -> Response:
     )
 
 
-@router.get("/v1/license")
+@router.get("/v1/license", responses=replies(dict[str, Any], body=False))
 async def licence(request: Request) -> Response:
     """The licences of the model and of the server."""
     files = of(request).engine.files
@@ -67,7 +68,7 @@ async def licence(request: Request) -> Response:
     )
 
 
-@router.get("/v1/metrics")
+@router.get("/v1/metrics", responses=raw("text/plain"))
 async def metrics(request: Request) -> Response:
     """The same as `/metrics`."""
     return render(request)

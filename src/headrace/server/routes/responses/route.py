@@ -35,14 +35,14 @@ async def create(request: Request) -> Response:
     return await _responses(request).serve(request, body)
 
 
-@router.get("/v1/responses/{response_id}", responses=replies(ResponseReply))
+@router.get("/v1/responses/{response_id}", responses=replies(ResponseReply, body=False))
 async def retrieve(request: Request, response_id: str) -> Response:
     """A stored response, also one that is still being made."""
     stored = await _responses(request).find(response_id, _owner(request))
     return json_response(stored.response)
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=replies(ItemList))
+@router.get("/v1/responses/{response_id}/input_items", responses=replies(ItemList, body=False))
 async def input_items(request: Request, response_id: str) -> Response:
     """What was asked in the turn of a stored response."""
     items = (await _responses(request).find(response_id, _owner(request))).input
@@ -63,7 +63,7 @@ async def cancel(request: Request, response_id: str) -> Response:
     return json_response(await _responses(request).cancel(response_id, _owner(request)))
 
 
-@router.delete("/v1/responses/{response_id}", responses=replies(DeletedReply))
+@router.delete("/v1/responses/{response_id}", responses=replies(DeletedReply, body=False))
 async def delete(request: Request, response_id: str) -> Response:
     """Forget a stored response."""
     if not await _responses(request).store.delete(response_id, _owner(request)):

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...connection import EventStream
-from ...openapi import replies
+from ...openapi import raw, replies
 from ...service import of
 from ...wire import json_response
 from .schema import StatsReply
@@ -16,13 +16,13 @@ from .serve import watchers
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/v1/stats", responses=replies(StatsReply))
+@router.get("/v1/stats", responses=replies(StatsReply, body=False))
 async def stats(request: Request) -> Response:
     """The last two minutes, one point a second, and the requests in work."""
     return json_response(watchers(request.app).snapshot())
 
 
-@router.get("/v1/stats/stream", responses={200: {"content": {"text/event-stream": {}}}})
+@router.get("/v1/stats/stream", responses=raw("text/event-stream", also=(503,)))
 async def stats_stream(request: Request) -> Response:
     """Events: `snapshot` at once (as `/v1/stats`), then a `point` each second."""
     frames = watchers(request.app).events()

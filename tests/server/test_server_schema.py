@@ -1,0 +1,50 @@
+"""The API's document against the server: every operation, every check of schemathesis.
+
+`HEADRACE_SCHEMA_EXAMPLES=500 pytest tests/server/test_server_schema.py` looks for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import fake_server, running
+
+EXAMPLES = int(os.environ.get("HEADRACE_SCHEMA_EXAMPLES", "3"))
+PHASES = "examples,coverage,fuzzing" + (",stateful" if EXAMPLES > 20 else "")
+SETTINGS = """
+[checks]
+# What a schema cannot say: ids of this vocabulary, the name of this model, a field that needs
+# another, a context that is full. Such a refusal is a 400 that names the field.
+positive_data_acceptance.expected-statuses = ["2xx", "400", "404", "503"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + EXAMPLES * 60)
+def test_every_operation_keeps_to_the_document(tmp_path: Path) -> None:
+    command = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("schemathesis is not installed")
+    settings = tmp_path / "schemathesis.toml"
+    settings.write_text(SETTINGS)
+    with running(fake_server()) as server:
+        done = subprocess.run(
+            [
+                command, "--config-file", str(settings), "run", server.url + "/openapi.json",
+                "--max-examples", str(EXAMPLES), "--phases", PHASES, "--checks", "all",
+                "--request-timeout", "20", "--generation-database", "none", "--seed", "1",
+                "--continue-on-failure", "--workers", "2",
+                "--exclude-path", "/v1/stats/stream",  # It never ends by itself.
+            ],
+            capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-20_000:]
+        text = httpx.get(server.url + "/metrics").text
+    assert "headrace_http_requests_in_work 0.0" in text
+    assert not [line for line in text.splitlines() if 'status="500"' in line]
