@@ -24,6 +24,7 @@ from .gate import Gate, is_open
 from .meter import HttpMeter
 from .openapi import document
 from .page.route import router as page
+from .routes.adapters.route import router as adapters
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
 from .routes.embeddings.route import router as embeddings
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
 
 ROUTERS = (
     chat, completions, embeddings, responses, messages, models, tokenize, rerank, score,
-    health, metrics, version, nim, kserve, invocations, stats, page,
+    health, metrics, version, nim, kserve, invocations, stats, adapters, page,
 )  # fmt: skip
-OPERATOR_ROUTERS = (operate, health, metrics, version, stats)
+OPERATOR_ROUTERS = (operate, adapters, health, metrics, version, stats)
 
 
 class Application(FastAPI):

@@ -22,7 +22,12 @@ OPEN = frozenset(
 )  # fmt: skip
 """What a probe asks, without a secret: whether, never who or what; and the page's own files."""
 PAGE = "/page/"
-OPERATOR = frozenset({"/metrics", "/v1/metrics", "/v1/stats", "/v1/stats/stream"})
+OPERATOR = frozenset(
+    {
+        "/metrics", "/v1/metrics", "/v1/stats", "/v1/stats/stream",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
+    }
+)  # fmt: skip
 """Routes of the public port that only an operator's key opens."""
 
 

@@ -115,9 +115,20 @@ class Service:
     def vocab_size(self) -> int:
         return self.engine.files.arch.vocab_size
 
-    def check_model(self, name: str | None) -> None:
-        """Raise `ModelNotFound` unless `name` is the served model's (or absent)."""
-        if name and name != self.name:
+    def adapter(self, name: str | None) -> str | None:
+        """The name, where it is that of a loaded adapter and not of the model."""
+        loaded = getattr(getattr(self.engine, "adapters", None), "loaded", {})
+        return name if name and name != self.name and name in loaded else None
+
+    def check_new_name(self, name: str) -> None:
+        """Raise `InvalidRequest` where an adapter is to have the name of the model."""
+        if name == self.name:
+            raise InvalidRequest(f"the name {name[:200]!r} is the model's", param="lora_name")
+
+    def check_model(self, name: str | None, *, adapters: bool = False) -> None:
+        """Raise `ModelNotFound` unless `name` is the served model's (or absent), or where
+        `adapters` are served too, that of one."""
+        if name and name != self.name and not (adapters and self.adapter(name)):
             raise ModelNotFound(
                 f"the model {name[:200]!r} is not served here; this server has {self.name!r}",
                 param="model",

@@ -35,7 +35,8 @@ class Chat:
         self.body = body
         self.id = f"chatcmpl-{body.request_id or request_id}"
         self.created = int(time.time())
-        self.model = service.name
+        self.adapter = service.adapter(body.model)
+        self.model = self.adapter or service.name
         self.n = 1 if body.n is None else body.n
         self.top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self.prompt: list[int] = []
@@ -131,6 +132,7 @@ class Chat:
             request_id=self.id,
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
+            adapter=self.adapter,
             grammar=self.grammar,
             # Marks that are special tokens must reach the router, which keeps them from the user.
             keep_ids=self.service.speech.ids(self.hidden),
@@ -184,7 +186,7 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
 
 async def begin(service: Service, body: ChatBody, request_id: str) -> tuple[Chat, OutputStream]:
     """Everything up to the first token: check, render, tokenise, submit."""
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=True)
     chat = Chat(service, body, request_id)
     sampling = chat.sampling()
     await chat.tokenise()

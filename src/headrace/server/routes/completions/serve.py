@@ -36,7 +36,8 @@ class Completion:
         self.body = body
         self.id = f"cmpl-{body.request_id or request_id}"
         self.created = int(time.time())
-        self.model = service.name
+        self.adapter = service.adapter(body.model)
+        self.model = self.adapter or service.name
         self.n = 1 if body.n is None else body.n
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0
@@ -110,6 +111,7 @@ class Completion:
                         request_id=f"{self.id}-{index}",
                         priority=self.body.priority or 0,
                         cache_salt=self.body.cache_salt or "",
+                        adapter=self.adapter,
                         grammar=self.grammar,
                     )
                 )
@@ -175,7 +177,7 @@ class ChoiceState:
 
 
 async def serve(service: Service, request: Request, body: CompletionBody) -> Response:
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=True)
     work = Completion(service, body, request.scope["headrace.request_id"])
     sampling = work.sampling()
     await work.tokenise()

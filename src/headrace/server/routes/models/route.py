@@ -29,27 +29,31 @@ class ModelList(TypedDict):
     data: list[ModelReply]
 
 
-def describe(service: Service) -> ModelReply:
+def describe(service: Service, adapter: str | None = None) -> ModelReply:
+    """The model, or one of its adapters."""
     return {
-        "id": service.name,
+        "id": adapter or service.name,
         "object": "model",
         "created": int(service.started),
         "owned_by": "headrace",
         "root": service.engine.files.name,
-        "parent": None,
+        "parent": service.name if adapter else None,
         "max_model_len": service.engine.max_context,
     }
 
 
 @router.get("/v1/models", responses=replies(ModelList, errors=False))
 async def models(request: Request) -> Response:
-    """The models that are served."""
-    return json_response({"object": "list", "data": [describe(of(request))]})
+    """The model and its adapters."""
+    service = of(request)
+    adapters = [adapter.name for adapter in getattr(service.engine, "adapters", ())]
+    listed = [describe(service), *(describe(service, name) for name in sorted(adapters))]
+    return json_response({"object": "list", "data": listed})
 
 
 @router.get("/v1/models/{model:path}", responses=replies(ModelReply))
 async def model(request: Request, model: str) -> Response:
     """One model."""
     service = of(request)
-    service.check_model(model)
-    return json_response(describe(service))
+    service.check_model(model, adapters=True)
+    return json_response(describe(service, service.adapter(model)))
