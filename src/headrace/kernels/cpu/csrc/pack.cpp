@@ -49,8 +49,23 @@ void take_nibbles(const uint8_t* q, uint8_t* codes) {
   }
 }
 
+// Eight bits spread over the fifth bits of eight bytes.
+struct Spread {
+  uint64_t of[256] = {};
+  constexpr Spread() {
+    for (uint64_t byte = 0; byte < 256; ++byte)
+      for (uint64_t bit = 0; bit < 8; ++bit) of[byte] |= ((byte >> bit) & 1) << (8 * bit + 4);
+  }
+};
+constexpr Spread kSpread;
+
 void take_fifth(uint32_t bits, uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>(((bits >> i) & 1) << 4);
+  for (int i = 0; i < 4; ++i) {
+    uint64_t eight;
+    memcpy(&eight, codes + 8 * i, 8);
+    eight |= kSpread.of[(bits >> (8 * i)) & 255];
+    memcpy(codes + 8 * i, &eight, 8);
+  }
 }
 
 void take_apart(int kind, const uint8_t* b, Parts* p) {
@@ -144,7 +159,7 @@ void place_unit(const Format& f, const uint8_t* codes, int o, uint8_t* unit) {
 
 void pack_block(const Format& f, const uint8_t* const* rows, int count, int64_t offset,
                 uint8_t* out) {
-  memset(out, 0, static_cast<size_t>(f.block_bytes()));
+  if (count < HR_PANEL) memset(out, 0, static_cast<size_t>(f.block_bytes()));
   Parts p;
   for (int o = 0; o < count; ++o) {
     take_apart(f.kind, rows[o] + offset, &p);
