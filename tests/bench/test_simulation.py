@@ -212,3 +212,12 @@ def test_the_share_of_the_roofline() -> None:
     assert result["figures"]["roofline_share"]["value"] == found.share
     names = [series.name for series in limit_chart(CASE, DEVICES["H200"], found).series]
     assert "decode step, measured" in names
+
+
+def test_a_capped_pool_still_holds_one_sequence() -> None:
+    small = ReplicaSpec(CASE, DEVICES["H200"], 64, max_context=8192, kv_tokens=100)
+    (group,) = small.memory().pool.groups
+    assert group.blocks == 1 + 8192 // 16
+    result = simulate(Cluster(small, 1), requests=30, input="3000", output="64")
+    assert result["succeeded"] == 30
+    assert result["simulation"]["preemptions"] >= 0

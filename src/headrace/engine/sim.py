@@ -14,7 +14,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ..base.errors import HeadraceError
@@ -61,6 +61,9 @@ class ReplicaSpec:
     depth: int = 1
     prefix_cache: bool = True
     max_waiting: int = 1 << 20
+    kv_tokens: int | None = None
+    """Cap of the KV pool, below what memory holds: the simulator keeps an object per block, which
+    counts where hundreds of replicas never fill theirs."""
     gateway_seconds: float = 1e-3
     """HTTP, template and tokens, before a request reaches the engine."""
 
@@ -84,7 +87,13 @@ class ReplicaSpec:
             kv_share=share,
         )
         plan.verify()
-        return plan
+        if self.kv_tokens is None:
+            return plan
+        most = 1 + max(
+            -(-plan.max_context // self.block_size), -(-self.kv_tokens // self.block_size)
+        )
+        groups = tuple(group._replace(blocks=min(group.blocks, most)) for group in plan.pool.groups)
+        return replace(plan, pool=replace(plan.pool, groups=groups))
 
 
 @dataclass(slots=True)
