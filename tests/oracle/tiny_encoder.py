@@ -10,10 +10,42 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-WORDS = (
-    "the water wheel turns a river carries stone and light over under mill race head old new "
-    "what is where runs fast slow deep cold blue green one two three four five six seven"
-).split()  # noqa: SIM905
+WORDS = [
+    "the",
+    "water",
+    "wheel",
+    "turns",
+    "a",
+    "river",
+    "carries",
+    "stone",
+    "and",
+    "light",
+    "over",
+    "under",
+    "mill",
+    "race",
+    "head",
+    "old",
+    "new",
+    "what",
+    "is",
+    "where",
+    "runs",
+    "fast",
+    "slow",
+    "deep",
+    "cold",
+    "blue",
+    "green",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?水é"
 VOCABULARY = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *WORDS]
