@@ -1,6 +1,6 @@
 """A simulated study: three routings, 8 to 1,024 H200, shared-prefix requests, 8B and 70B in FP8.
 
-`python benchmarks/roofline/cluster.py OUT.json OUT.png [SIZES]` prints the table of
+`python benchmarks/roofline/cluster.py OUT.json OUT.png` prints the table of
 docs/cluster-study.md and draws its plots.
 """
 
@@ -21,20 +21,27 @@ from headrace.roofline.operators import Case, Layout
 from headrace.roofline.plot import Chart, Series, write_png
 from headrace.roofline.weights import WeightBytes
 
-MODELS = {"llama-3.1-8b": (1, 20.0), "llama-3.1-70b": (4, 9.0)}
-"""Model → (devices of a replica, requests a second offered to each replica)."""
+MODELS = {
+    "llama-3.1-8b": (1, 20.0, (8, 64, 256)),
+    "llama-3.1-70b": (4, 9.0, (32, 256, 1024)),
+}
+"""Model → (devices of a replica, requests a second offered to each replica, cluster sizes)."""
 PER_REPLICA = 30
+KV_TOKENS = 200_000
+"""More than 30 requests can fill: the simulator's own memory is what this saves."""
 PREFIXES_PER_REPLICA = 4
 
 
 def study(model: str, devices: int, routing: str) -> dict[str, Any]:
-    tp, rate = MODELS[model]
+    tp, rate, _ = MODELS[model]
     replicas = devices // tp
     case = Case(
         KNOWN[model], WeightBytes("fp8", head_format="bfloat16"), kv_dtype="fp8",
         layout=Layout(tp),
     )  # fmt: skip
-    spec = ReplicaSpec(case, DEVICES["H200"], rows=256, max_context=8192, depth=2)
+    spec = ReplicaSpec(
+        case, DEVICES["H200"], rows=256, max_context=8192, depth=2, kv_tokens=KV_TOKENS
+    )
     options = RunOptions(
         url="simulated", workload="shared-prefix", requests=PER_REPLICA * replicas,
         groups=PREFIXES_PER_REPLICA * replicas, prefix_tokens=2048, zipf=0.6,
@@ -100,7 +107,7 @@ def main() -> None:
     rows = [
         study(model, devices, routing)
         for model in MODELS
-        for devices in sizes
+        for devices in MODELS[model][2]
         for routing in ROUTERS
     ]
     Path(sys.argv[1]).write_text(json.dumps(rows, indent=1))
