@@ -1,0 +1,251 @@
+"""Random traffic for a long time against a real server: is the memory flat, is everything free?
+
+    python benchmarks/soak.py --minutes 30 [--clients 16] [--json FILE] [--plot FILE]
+
+A server process with its engine process on a tiny model (random weights, a real tokenizer), and
+clients that draw at random: chats, completions, responses and messages, streamed or not, several
+choices, demanded forms, clients that leave in the middle, and wrong requests of many kinds. Each
+second the memory of both processes is noted. It fails (exit 1) where memory grows from the second
+quarter to the last by more than `--growth` MiB, an answer has status 500, a block is not free at
+the end, or a request is still in work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "server"))
+
+from processes import headrace, running
+from served_model import VOCAB, make_tiny_model
+
+WORDS = (
+    "water",
+    "turbine",
+    "carries",
+    "work",
+    "bridge",
+    "list",
+    "code",
+    "naïve",
+    "水",
+    "🙂",
+    "one",
+)
+WRONG: list[tuple[str, Any]] = [
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "top_p": 7}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "raise"}]}),
+    ("/v1/chat/completions", {"model": "other", "messages": [{"role": "user", "content": "x"}]}),
+    ("/v1/completions", {"prompt": "water " * 3000}),
+    ("/v1/completions", {"prompt": [VOCAB + 1]}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": -1}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}),
+    ("/v1/responses", {"input": "x", "previous_response_id": "resp_none"}),
+    ("/tokenize", {}),
+    ("/v1/nothing", {}),
+]
+
+
+def an_ask(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    text = " ".join(draw.choices(WORDS, k=draw.randrange(1, 60)))
+    if draw.random() < 0.4:
+        text = "The headrace carries water to the turbine. " * 6 + text
+    common: dict[str, Any] = {"stream": draw.random() < 0.6}
+    tokens = draw.randrange(1, 60)
+    messages = [{"role": "user", "content": text}]
+    kind = draw.random()
+    if kind < 0.45:
+        body = {**common, "messages": messages, "max_tokens": tokens, "n": draw.choice([1, 1, 3])}
+        if draw.random() < 0.2:
+            body |= {"logprobs": True, "top_logprobs": 3}
+        if draw.random() < 0.2:
+            body["response_format"] = {"type": "json_object"}
+        return "/v1/chat/completions", body
+    if kind < 0.75:
+        return "/v1/completions", {
+            **common, "prompt": [text, text[:20]], "max_tokens": tokens,
+            "temperature": draw.random() * 2, "seed": draw.randrange(99),
+        }  # fmt: skip
+    if kind < 0.88:
+        return "/v1/messages", {**common, "messages": messages, "max_tokens": tokens}
+    return "/v1/responses", {**common, "input": text, "max_output_tokens": tokens}
+
+
+class Soak:
+    def __init__(self, url: str, seconds: float, seed: int) -> None:
+        self.url = url
+        self.end = time.monotonic() + seconds
+        self.draw = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.faults: list[str] = []
+
+    async def client(self, seed: int) -> None:
+        draw = random.Random(seed)
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
+            while time.monotonic() < self.end:
+                kind = draw.random()
+                if kind < 0.2:
+                    await self.wrong(client, draw)
+                elif kind < 0.22:
+                    client = await self.silent(client)
+                else:
+                    await self.ask(client, draw, leaves=kind < 0.45)
+
+    async def wrong(self, client: httpx.AsyncClient, draw: random.Random) -> None:
+        path, body = draw.choice(WRONG)
+        reply = await client.post(path, json=body)
+        self.note(path, reply.status_code)
+        if not 400 <= reply.status_code < 500 and reply.status_code != 503:
+            self.faults.append(f"{path} {json.dumps(body)[:100]} gave {reply.status_code}")
+        self.counts["refused"] += 1
+
+    async def silent(self, client: httpx.AsyncClient) -> httpx.AsyncClient:
+        host, port = self.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-le")
+        await asyncio.sleep(0.01)
+        writer.close()
+        self.counts["half a head"] += 1
+        return client
+
+    async def ask(self, client: httpx.AsyncClient, draw: random.Random, leaves: bool) -> None:
+        path, body = an_ask(draw)
+        async with client.stream("POST", path, json=body) as reply:
+            self.note(path, reply.status_code)
+            parts = draw.randrange(1, 6) if leaves else 1 << 30
+            data = b""
+            async for part in reply.aiter_raw():
+                data = data[-4096:] + part
+                parts -= 1
+                if not parts:
+                    self.counts["left"] += 1
+                    return
+        if reply.status_code == 200 and b'"error":{' in data:
+            self.faults.append(f"{path} ended with {data[-300:]!r}")
+        self.counts["answered" if reply.status_code == 200 else "not served"] += 1
+
+    def note(self, path: str, status: int) -> None:
+        self.counts[f"status {status}"] += 1
+        if status == 500:
+            self.faults.append(f"{path} gave 500")
+
+
+def metric(text: str, name: str) -> float:
+    found = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+    assert found, f"there is no metric {name}"
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def mebibytes(process: psutil.Process) -> float:
+    return float(process.memory_info().rss) / 2**20
+
+
+async def watch(server: psutil.Process, soak: Soak) -> list[tuple[float, float, float]]:
+    """(seconds, MiB of the API process, MiB of the engine process), each second."""
+    begin, seen = time.monotonic(), []
+    while time.monotonic() < soak.end:
+        engine = max(server.children(recursive=True), key=mebibytes)
+        seen.append((time.monotonic() - begin, mebibytes(server), mebibytes(engine)))
+        await asyncio.sleep(1.0)
+    return seen
+
+
+async def drive(url: str, pid: int, given: argparse.Namespace) -> dict[str, Any]:
+    soak = Soak(url, given.minutes * 60, given.seed)
+    watcher = asyncio.create_task(watch(psutil.Process(pid), soak))
+    await asyncio.gather(*(soak.client(given.seed + place) for place in range(given.clients)))
+    memory = await watcher
+    async with httpx.AsyncClient(base_url=url) as client:
+        for _ in range(100):
+            text = (await client.get("/metrics")).text
+            left = {
+                "in work": metric(text, "headrace_http_requests_in_work"),
+                "running": metric(text, "vllm:num_requests_running"),
+                "waiting": metric(text, "vllm:num_requests_waiting"),
+                "blocks used": metric(text, "vllm:kv_cache_usage_perc"),
+            }
+            if not any(left.values()):
+                break
+            await asyncio.sleep(0.1)
+    quarter = len(memory) // 4
+    growth = {
+        name: round(
+            statistics.median(row[column] for row in memory[-quarter:])
+            - statistics.median(row[column] for row in memory[quarter : 2 * quarter]),
+            2,
+        )
+        for name, column in (("api", 1), ("engine", 2))
+    }
+    return {
+        "minutes": given.minutes, "clients": given.clients, "seed": given.seed,
+        "machine": platform.platform(), "cores": os.cpu_count(),
+        "counts": dict(soak.counts.most_common()), "faults": soak.faults[:20],
+        "left": left, "growth_mib": growth,
+        "memory": [[round(value, 2) for value in row] for row in memory],
+    }  # fmt: skip
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 3.2))
+    minutes = [row[0] / 60 for row in record["memory"]]
+    axes.plot(minutes, [row[1] for row in record["memory"]], label="API process")
+    axes.plot(minutes, [row[2] for row in record["memory"]], label="engine process")
+    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
+    asked = sum(n for name, n in record["counts"].items() if name.startswith("status"))
+    axes.set_title(f"{asked} exchanges, {record['clients']} clients", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--minutes", type=float, default=30)
+    arguments.add_argument("--clients", type=int, default=16)
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--growth", type=float, default=16.0, help="MiB that are allowed")
+    arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--plot", type=Path)
+    given = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder) / "tiny")
+        command = headrace(
+            "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "16",
+            "--kv-memory", "2MiB", "--store", str(Path(folder) / "store.db"),
+            "--log-level", "error",
+        )  # fmt: skip
+        with running(command) as server:
+            record = asyncio.run(drive(server.url, server.process.pid, given))
+    if given.json:
+        given.json.write_text(json.dumps(record) + "\n")
+    if given.plot:
+        plot(record, given.plot)
+    print(json.dumps({name: value for name, value in record.items() if name != "memory"}, indent=1))
+    grown = max(record["growth_mib"].values()) > given.growth
+    return int(bool(record["faults"] or any(record["left"].values()) or grown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
