@@ -98,9 +98,6 @@ def plots(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    sizes = (
-        [int(size) for size in sys.argv[3].split(",")] if len(sys.argv) > 3 else [8, 64, 256, 1024]
-    )
     print("| model | devices | routing | TTFT p50 ms | TTFT p99 ms | ITL p99 ms | prefix hits | "
           "good req/s per device | busy | run took s |")  # fmt: skip
     print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|")
