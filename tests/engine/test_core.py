@@ -111,6 +111,7 @@ def test_aborts_are_told_with_the_next_turn() -> None:
     core.abort("a")
     assert core.has_work, "the end of a request is still to be told"
     assert [(d.request_id, d.finish) for d in run(core)] == [("a", "abort")]
+    assert (core.stats.running, core.stats.waiting, core.stats.kv_usage) == (0, 0, 0.0)
 
 
 def test_times_of_a_step() -> None:

@@ -424,8 +424,13 @@ class AsyncEngine:
                 self._idle.set()
 
     def _observe(self, stats: StepStats) -> None:
+        # News of an abort may come without a step: what runs has changed, nothing was computed.
+        stepped = stats.step != self.stats.step
         self.stats = stats
-        self.metrics.step(stats)
+        if stepped:
+            self.metrics.step(stats)
+        else:
+            self.metrics.stats = stats
         for callback in self._subscribers:
             try:
                 callback(stats)
@@ -468,7 +473,7 @@ class AsyncEngine:
 
     def _end_all(self, error: EngineDead) -> None:
         self.metrics.up = 0.0
-        self.stats = StepStats(step=self.stats.step)
+        self.stats = StepStats()
         self.metrics.stats = self.stats
         for work in list(self._in_work.values()):
             self._end(work, "error")

@@ -145,6 +145,9 @@ class EngineCore:
             if not self._flying:
                 self._device_free_at = self._clock()
             self._update(plan, result)
+        elif self._emitted:
+            # An abort changed what runs, and no step follows to say so.
+            self.stats = self.scheduler.stats()
         if self._unloading and not self._flying:
             self._unload()
         if self._check and not self._flying and not self.scheduler.has_work:
