@@ -69,8 +69,8 @@ def test_penalties_count_prompt_and_output_as_defined(worker: Worker) -> None:
     runner, seen = worker._runner, []
     inner = runner.run
 
-    def run(batch):
-        hidden, logits = inner(batch)
+    def run(batch, *rest):
+        hidden, logits = inner(batch, *rest)
         seen.append(logits[-1].tolist())
         return hidden, logits
 

@@ -94,11 +94,11 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
         driver.step()
     inner, calls = worker._runner.run, []
 
-    def run(batch):
+    def run(batch, *rest):
         calls.append(batch)
         if len(calls) == 1:
             raise RuntimeError("no\nluck")
-        return inner(batch)
+        return inner(batch, *rest)
 
     monkeypatch.setattr(worker._runner, "run", run)
     driver.step()

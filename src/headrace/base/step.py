@@ -149,6 +149,8 @@ class StepResult:
     """Per entry: the embedding of a pooling sequence whose last chunk this was."""
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""
+    gap: float = 0.0
+    """Seconds that the device waited for this step after the one before; 0 where not measured."""
     error: str | None = None
     """Set when the step failed: every sequence in it ends with an `EngineFault`."""
     failures: dict[int, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from ..base.config import Decision
 from ..base.step import PoolShape, StepPlan, StepResult
@@ -77,6 +77,13 @@ class LoadedWorker(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class LaunchingWorker(Protocol):
+    """A worker that can start a step before the result of the one before was taken."""
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
+
+
 T = TypeVar("T")
 LoadWorker = Callable[[], tuple[LoadedWorker, Facts]]
 
@@ -105,7 +112,7 @@ class InlineExecutor:
 
     def submit(self, plan: StepPlan) -> StepFuture:
         if self._thread is not None:
-            return self._thread.submit(execute, self._loaded, plan)
+            return _Launched(plan, self._thread.submit(launch, self._loaded, plan))
         done: Future[StepResult] = Future()
         done.set_result(execute(self._loaded, plan))
         return done
@@ -135,10 +142,33 @@ class InlineExecutor:
         return work() if self._thread is None else self._thread.submit(work).result()
 
 
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that the worker's thread launches: the next one need not wait for its result."""
+
+    plan: StepPlan
+    finish: Future[Callable[[], StepResult]]
+
+    def result(self) -> StepResult:
+        return _guarded(self.plan, lambda: self.finish.result()())
+
+
+def launch(worker: LoadedWorker, plan: StepPlan) -> Callable[[], StepResult]:
+    """Start a step where the worker can; a worker that cannot has done it when this returns."""
+    if isinstance(worker, LaunchingWorker):
+        return worker.launch(plan)
+    result = execute(worker, plan)
+    return lambda: result
+
+
 def execute(worker: LoadedWorker, plan: StepPlan) -> StepResult:
     """One step; what a worker raises becomes the error of the step. A named border."""
+    return _guarded(plan, lambda: worker.execute(plan))
+
+
+def _guarded(plan: StepPlan, work: Callable[[], StepResult]) -> StepResult:
     try:
-        return worker.execute(plan)
+        return work()
     except Exception as fault:  # noqa: BLE001 - the border between the planes
         message = f"{type(fault).__name__}: {fault}"
         return StepResult(plan.number, [[] for _ in plan.rows], error=message[:2000])

@@ -12,6 +12,7 @@ position: the text of a seeded request is a function of its prompt and parameter
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,22 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
             else _draw_all(scaled[rows], *shared)
         )
     return tokens
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Who turns logits into tokens: the reference, or a backend's own kernels."""
+
+    draw: Callable[[torch.Tensor, DrawParameters], torch.Tensor]
+    argmax: Callable[[torch.Tensor], torch.Tensor]
+    """logits [R, V] → the most likely token [R]; of equals the smallest id."""
+
+
+REFERENCE = Drawing(draw, _argmax)
 
 
 def _candidates(parameters: DrawParameters, vocabulary: int) -> int:

@@ -17,6 +17,7 @@ from .backend import Backend, Question
 from .cpu.backend import CpuBackend
 from .operators import Dequantise, Forward, KvCache, Operators, Program, Role, StepLimits
 from .reference import ReferenceBackend
+from .sampling import REFERENCE, Drawing
 from .triton.backend import TritonBackend
 from .weights import Weight
 
@@ -109,6 +110,17 @@ def choose(
             f"kernels {wish!r} can serve nothing here: {decisions[0].reason}", param="kernels"
         )
     return cast(Operators, ComposedOperators(providers)), decisions
+
+
+def drawing_of(operators: Operators) -> Drawing:
+    """Who draws tokens from the logits that `operators` make: the same backend, if it can."""
+    provider = operators
+    if isinstance(operators, ComposedOperators):
+        # An encoder has no logits, and nobody draws from it.
+        provider = operators.providers.get("logits", provider)
+    found = getattr(provider, "drawing", REFERENCE)
+    assert isinstance(found, Drawing)
+    return found
 
 
 def known_backends() -> list[Backend]:

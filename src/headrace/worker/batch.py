@@ -8,6 +8,7 @@ import torch
 from ..base.step import PoolShape, StepPlan
 from ..kernels.operators import GroupBatch, StepBatch
 from .rows import BlockTables, Rows
+from .transfer import to_device
 
 
 def make_batch(
@@ -27,22 +28,22 @@ def make_batch(
     starts = np.asarray(plan.starts, np.int64)
     lengths = starts + counts
     bounds = np.concatenate([[0], counts.cumsum()])
-    row_of_token = torch.from_numpy(np.repeat(np.asarray(plan.rows, np.int64), counts)).to(device)
-    positions = torch.from_numpy(
-        np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
-    ).to(device)
+    row_of_token = to_device(np.repeat(np.asarray(plan.rows, np.int64), counts), device)
+    positions = to_device(
+        np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts), device
+    )  # fmt: skip
     columns = rows.columns[plan.rows]
     sampled = bounds[1:][np.asarray(plan.samples, np.bool_) & ~columns["pooling"]] - 1
     types = None
     if token_types:
         second = np.repeat(columns["second_at"], counts)
         place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
-        types = torch.from_numpy(((second > 0) & (place >= second)).astype(np.int64)).to(device)
+        types = to_device(((second > 0) & (place >= second)).astype(np.int64), device)
     max_length = int(lengths.max())
     size = pool.block_size
     block = torch.div(positions, size, rounding_mode="floor")
     offset = positions - block * size
-    entries = torch.tensor(plan.rows, device=device)
+    entries = to_device(np.asarray(plan.rows, np.int64), device)
     used = -(-max_length // size)
     groups = [
         GroupBatch(
@@ -55,10 +56,10 @@ def make_batch(
     return StepBatch(
         tokens=rows.tokens[row_of_token, positions].long(),
         positions=positions,
-        query_starts=torch.from_numpy(bounds.astype(np.int32)).to(device),
-        lengths=torch.from_numpy(lengths.astype(np.int32)).to(device),
+        query_starts=to_device(bounds.astype(np.int32), device),
+        lengths=to_device(lengths.astype(np.int32), device),
         groups=groups,
-        sample_rows=torch.from_numpy(sampled).to(device),
+        sample_rows=to_device(sampled, device),
         max_count=int(counts.max()),
         max_length=max_length,
         types=types,

@@ -15,6 +15,7 @@ import torch
 
 from ..base.errors import EngineFault
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
+from .transfer import to_device
 
 _ROW = np.dtype(
     [
@@ -71,7 +72,7 @@ class Rows:
         if len(admission.tokens) > self.tokens.shape[1]:
             raise EngineFault(f"{len(admission.tokens)} tokens do not fit into a row")
         ids = np.asarray(admission.tokens, np.int32)
-        self.tokens[row, : len(ids)] = torch.from_numpy(ids).to(self.tokens.device)
+        self.tokens[row, : len(ids)] = to_device(ids, self.tokens.device)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         self.columns[row] = (
             admission.prompt_length,
@@ -137,11 +138,11 @@ class BlockTables:
                 keep = len(places) - 1 - last
                 places, blocks = places[keep], blocks[keep]
             device = table.device
-            table.view(-1)[torch.from_numpy(places).to(device)] = torch.from_numpy(blocks).to(
-                device
-            )
+            table.view(-1)[to_device(places, device)] = to_device(blocks, device)
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             for table in self.tables:
-                table[list(rows)] = NULL_BLOCK
+                table.index_fill_(
+                    0, to_device(np.asarray(rows, np.int64), table.device), NULL_BLOCK
+                )

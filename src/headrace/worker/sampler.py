@@ -16,6 +16,7 @@ import torch
 from ..base.step import TokenLogprobs
 from ..kernels import sampling
 from .rows import Rows
+from .transfer import to_device
 
 
 class LogitMask(Protocol):
@@ -27,9 +28,15 @@ class LogitMask(Protocol):
 
 
 class Sampler:
-    def __init__(self, rows: Rows, masks: Sequence[LogitMask] = ()) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        masks: Sequence[LogitMask] = (),
+        drawing: sampling.Drawing = sampling.REFERENCE,
+    ) -> None:
         self._rows = rows
         self._masks = masks
+        self._drawing = drawing
 
     def sample(
         self, logits: torch.Tensor, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
@@ -69,7 +76,7 @@ class Sampler:
         pairs = [(place, token) for place in early for token in self._rows.stop_ids[rows[place]]]
         if not pairs:
             return
-        index = torch.tensor(pairs, device=logits.device)
+        index = to_device(np.asarray(pairs, np.int64), logits.device)
         kept = logits[index[:, 0], index[:, 1]] if self._masks else None
         logits[index[:, 0], index[:, 1]] = float("-inf")
         if kept is not None:
@@ -86,10 +93,10 @@ class Sampler:
         if biases:
             places, tokens, values = zip(*biases, strict=True)
             index = (
-                torch.tensor(places, device=logits.device),
-                torch.tensor(tokens, device=logits.device),
+                to_device(np.asarray(places, np.int64), logits.device),
+                to_device(np.asarray(tokens, np.int64), logits.device),
             )
-            logits[index] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+            logits[index] += to_device(np.asarray(values, np.float32), logits.device)
 
     def _penalise(
         self,
@@ -123,7 +130,7 @@ class Sampler:
     ) -> torch.Tensor:
         some = np.flatnonzero(~columns["greedy"])
         if not len(some):
-            return logits.argmax(-1)
+            return self._drawing.argmax(logits)
         chosen = columns[some]
         uniform = sampling.uniforms(chosen["seed"], chosen["choice"], places[some])
         parameters = sampling.DrawParameters(
@@ -134,10 +141,10 @@ class Sampler:
             uniform=_column(uniform, logits),
         )
         if len(some) == len(columns):
-            return sampling.draw(logits, parameters)
-        tokens = logits.argmax(-1)
+            return self._drawing.draw(logits, parameters)
+        tokens = self._drawing.argmax(logits)
         index = _index(some, logits)
-        tokens[index] = sampling.draw(logits[index], parameters)
+        tokens[index] = self._drawing.draw(logits[index], parameters)
         return tokens
 
 
@@ -155,9 +162,9 @@ def log_probabilities(
 
 
 def _index(values: npt.NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
+    return to_device(values, like.device)
 
 
 def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
     # A copy, since a field of a single row counts as contiguous whatever its stride.
-    return torch.from_numpy(values.copy()).to(like.device)
+    return to_device(values.copy(), like.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
 from ..kernels.backend import Question
 from ..kernels.operators import StepBatch, StepLimits
-from ..kernels.select import choose
+from ..kernels.select import choose, drawing_of
 from ..layers.build import Builder
 from ..layers.source import WeightSource
 from ..loader.adapters import open_adapter
@@ -31,6 +32,7 @@ from .prompt_scores import PromptScores
 from .rows import BlockTables, Rows
 from .runner import Runner
 from .sampler import Sampler
+from .transfer import Stopwatch, to_device, to_host
 
 
 class Worker:
@@ -129,7 +131,9 @@ class Worker:
                 self._masks.close()
             if self._grammars is not None:
                 self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, device)
-            self._sampler = Sampler(self._rows, () if self._masks is None else (self._masks,))
+            masks = () if self._masks is None else (self._masks,)
+            self._sampler = Sampler(self._rows, masks, drawing_of(self._operators))
+            self._stopwatch = Stopwatch() if device.type == "cuda" else None
             self._prompt_scores = PromptScores(self._rows)
             encoder = self.arch.encoder
             self._pooler = Pooler(
@@ -156,19 +160,43 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
+        return self.launch(plan)()
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Start a step; the function that comes back waits for its result.
+
+        On a GPU the next step may be launched before this one's result is taken: tokens stay on
+        the device, where the next step finds them, and only a copy of them comes to the host. The
+        function may be called in any thread, once; launches stay in their own.
+        """
         begin = time.perf_counter()
-        try:
+
+        def guarded(work: Callable[[], StepResult]) -> StepResult:
+            # The border of the data plane: whatever went wrong in a step ends that step's
+            # sequences and no others.
+            try:
+                return work()
+            except Exception as error:  # noqa: BLE001
+                return StepResult(
+                    plan.number,
+                    tokens=[[] for _ in plan.rows],
+                    seconds=time.perf_counter() - begin,
+                    error=f"{type(error).__name__}: {' '.join(str(error).split())}",
+                )
+
+        finish: Callable[[], StepResult] | None = None
+
+        def start() -> StepResult:
+            nonlocal finish
             with torch.inference_mode():
-                return self._execute(plan, begin)
-        # The border of the data plane: whatever went wrong in a step ends that step's sequences
-        # and no others.
-        except Exception as error:  # noqa: BLE001
-            return StepResult(
-                plan.number,
-                tokens=[[] for _ in plan.rows],
-                seconds=time.perf_counter() - begin,
-                error=f"{type(error).__name__}: {' '.join(str(error).split())}",
-            )
+                finish = self._launch(plan, begin)
+            return StepResult(plan.number, [])
+
+        started = guarded(start)
+        if finish is None:
+            return lambda: started
+        ready = finish
+        return lambda: guarded(ready)
 
     def prepare_grammar(self, source: str) -> bool:
         """Begin to compile a grammar that will come; is it done? May be called from any thread."""
@@ -204,7 +232,7 @@ class Worker:
         typed = self.arch.encoder is not None
         return make_batch(plan, self._rows, self._tables, self._pool, token_types=typed)
 
-    def _execute(self, plan: StepPlan, begin: float) -> StepResult:
+    def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         if check_plans():
             plan.verify(rows=self.options.rows)
         self._rows.release(plan.released)
@@ -229,12 +257,13 @@ class Worker:
             groups = self._adapters.groups(plan, self._resolved.device)
             if groups:
                 adapted = self._adapters.operators(self._operators, groups)
+        stop = None if self._stopwatch is None else self._stopwatch.start()
         hidden, logits = self._runner.run(batch, adapted)
         prompt_logprobs = self._prompt_scores.score(plan, self._runner, hidden)
 
-        tokens: list[list[int]] = [[] for _ in plan.rows]
         logprobs: list[list[TokenLogprobs]] | None = None
         failures: dict[int, str] = {}
+        arrived: Callable[[], torch.Tensor] | None = None
         vectors = self._pooler.collect(plan, hidden)
         pooled = self._rows.columns[plan.rows]["pooling"]
         entries = np.flatnonzero(np.asarray(plan.samples, np.bool_) & ~pooled)
@@ -243,29 +272,36 @@ class Worker:
             places = (np.asarray(plan.starts) + np.asarray(plan.counts))[entries]
             sampled, found = self._sampler.sample(logits, rows, places)
             device = sampled.device
-            self._rows.append(
-                torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device), sampled
-            )
-            chosen = sampled.tolist()
-            for entry, token in zip(entries, chosen, strict=True):
-                tokens[entry] = [token]
+            self._rows.append(to_device(rows, device), to_device(places, device), sampled)
+            arrived = to_host(sampled)
             if found is not None:
                 logprobs = [[] for _ in plan.rows]
                 for entry, one in zip(entries, found, strict=True):
                     logprobs[entry] = [] if one is None else [one]
             if self._masks is not None:
-                for place, fault in self._masks.advance(rows, chosen).items():
-                    tokens[entries[place]] = []
+                # The next step's masks follow from these tokens: this one is waited for.
+                for place, fault in self._masks.advance(rows, arrived().tolist()).items():
                     failures[int(entries[place])] = f"the demanded form cannot be kept: {fault}"
-        return StepResult(
-            plan.number,
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            vectors=vectors,
-            seconds=time.perf_counter() - begin,
-            failures=failures,
-        )
+        read = None if stop is None else stop()
+
+        def finish() -> StepResult:
+            tokens: list[list[int]] = [[] for _ in plan.rows]
+            if arrived is not None:
+                for entry, token in zip(entries, arrived().tolist(), strict=True):
+                    tokens[entry] = [] if int(entry) in failures else [token]
+            seconds, gap = (time.perf_counter() - begin, 0.0) if read is None else read()
+            return StepResult(
+                plan.number,
+                tokens=tokens,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                vectors=vectors,
+                seconds=seconds,
+                gap=gap,
+                failures=failures,
+            )
+
+        return finish
 
 
 def _free_memory(device: torch.device) -> int:

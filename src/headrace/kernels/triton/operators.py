@@ -22,6 +22,7 @@ from ..operators import (
     StepLimits,
 )
 from ..reference import unpack_rows
+from ..sampling import Drawing
 from ..weights import (
     BlockWeight,
     DenseWeight,
@@ -31,7 +32,7 @@ from ..weights import (
     TiledWeight,
     Weight,
 )
-from . import gated, moe, norm, rope_cache
+from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .packed import merge_tiled, tile_weight
@@ -50,6 +51,8 @@ class TritonOperators:
     """See `Operators` for the meaning and the shapes of each method."""
 
     name = "triton"
+    drawing = Drawing(sampling.draw, sampling.argmax)
+    """Without a sort, and without asking the device anything: the host never waits."""
 
     def __init__(
         self,

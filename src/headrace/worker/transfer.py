@@ -1,0 +1,69 @@
+"""Small arrays from the host to the device and back, without making the host wait.
+
+A plain `.to(device)` waits until everything launched before it is done: the host could never
+prepare a step while the device computes another. Copies go through pinned memory instead, which
+torch keeps until the device has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor on the device; on the CPU it may share the array's memory."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to copy a tensor to the host; the function waits for the copy and gives it."""
+    if tensor.device.type == "cpu":
+        return lambda: tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+
+    def wait() -> torch.Tensor:
+        arrived.synchronize()
+        return pinned
+
+    return wait
+
+
+class Stopwatch:
+    """Time of steps on a GPU, and how long it had nothing to do between two of them."""
+
+    def __init__(self) -> None:
+        self._previous: torch.cuda.Event | None = None
+
+    def start(self) -> Callable[[], Callable[[], tuple[float, float]]]:
+        """Call at a step's first launch. → call at its last launch → call once it is done:
+        (seconds of the step, seconds that the device waited before it)."""
+        before, begin = self._previous, _event()
+
+        def stop() -> Callable[[], tuple[float, float]]:
+            end = self._previous = _event()
+
+            def read() -> tuple[float, float]:
+                end.synchronize()
+                gap = 0.0 if before is None else before.elapsed_time(begin) / 1e3
+                return begin.elapsed_time(end) / 1e3, gap
+
+            return read
+
+        return stop
+
+
+def _event() -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
