@@ -16,8 +16,9 @@ from headrace.sched import Limits, Scheduler, Sequence, State
 def driver(
     *groups: tuple[int | None, int], rows: int = 8, step_tokens: int = 64, max_context: int = 64,
     max_waiting: int = 100, policy: str = "fcfs", depth: int = 1, drafts: int = 0,
+    whole: bool = False,
 ) -> Driver:  # fmt: skip
-    limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts)  # type: ignore[arg-type]
+    limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts, whole)  # type: ignore[arg-type]
     return Driver(limits, pool_of(*(groups or ((None, 64),))))
 
 
@@ -482,6 +483,19 @@ def test_a_pooling_request_ends_with_its_vector() -> None:
     assert d.finish[("a", 0)].vector == [20.0]
     assert d.finish[("a", 0)].finish == "stop"
     assert d.out[("a", 0)] == []
+    d.check_answers()
+
+
+def test_whole_inputs_are_never_split() -> None:
+    d = driver(step_tokens=16, whole=True)
+    assert d.scheduler.max_context == 16, "the budget bounds an input"
+    for name, size in (("a", 9), ("b", 9), ("c", 7), ("d", 16), ("e", 1)):
+        d.add(request_of(name, [1] * size, pooling=True))
+    with pytest.raises(ContextOverflow):
+        d.add(request_of("f", [1] * 17, pooling=True))
+    d.run()
+    assert [plan.counts for plan in d.plans] == [[9], [9, 7], [16], [1]]
+    assert all(plan.starts == [0] * len(plan.counts) for plan in d.plans)
     d.check_answers()
 
 

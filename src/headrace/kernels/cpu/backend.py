@@ -31,12 +31,12 @@ class CpuBackend:
             return f"has no {operator}"
         if question.device != "cpu":
             return "the device is not the CPU"
+        if question.encoder:
+            return "no kernels for encoders"
         try:
             load()
         except LibraryAbsent as absent:
             return str(absent)
-        if question.encoder:
-            return "no kernels for encoders"
         if question.quantise != "auto":
             return f"does not quantise weights to {question.quantise}"
         if question.dtype != torch.float32:
