@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from typing import IO
 
 HERE = Path(__file__).parent
 FAKE = """
@@ -61,9 +62,12 @@ class Running:
 
 
 @contextmanager
-def running(command: list[str], *, ready: bool = True) -> Iterator[Running]:
+def running(
+    command: list[str], *, ready: bool = True, log: IO[bytes] | None = None
+) -> Iterator[Running]:
+    """`log`: where its standard error goes, instead of to `lines`."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+        command, stdout=subprocess.PIPE, stderr=log or subprocess.STDOUT, text=True, bufsize=1
     )
     server = Running(process)
     assert process.stdout is not None

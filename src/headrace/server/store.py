@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..base.errors import OptionError
+from ..base.errors import OptionError, Overloaded
 from .accounts import Totals
 
 log = logging.getLogger("headrace.server.store")
@@ -33,6 +33,12 @@ create index if not exists responses_by_age on responses (created);
 """
 
 Result = TypeVar("Result")
+
+
+class StoreFailed(Overloaded):
+    """The store could not be read or written: a full or broken disk."""
+
+    code = "store_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,8 @@ class ResponseStore:
         return await self._run(write)
 
     async def get(self, response_id: str, owner: str) -> Stored | None:
+        """Raises `StoreFailed`, as `delete` does."""
+
         def read() -> Stored | None:
             row = self._base.execute(
                 "select id, previous, input, response from responses where id = ? and owner = ?",
@@ -139,7 +147,11 @@ class ResponseStore:
         return await self._run(write)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            log.error("the store failed", extra={"reason": str(error)})
+            raise StoreFailed("the store cannot be used now", retry_after=10.0) from None
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
