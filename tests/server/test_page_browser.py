@@ -312,6 +312,16 @@ def test_a_phone_has_no_sideways_scroll(page: Callable[..., Any], hash_: str) ->
             tab.fill("[name=temperature]", "0.5")
             tab.tap("#close-settings")
             assert not tab.is_visible("[name=temperature]")
+            tab.tap("#open-settings")
+            tab.check("[name=logprobs]")
+            tab.fill("[name=max_completion_tokens]", "8")
+            tab.tap("#close-settings")
+            tab.fill("#message", PROMPT)
+            tab.tap("#send")
+            tab.wait_for_selector(".assistant .acts")
+            tab.locator(".tok").nth(2).tap()
+            tab.wait_for_timeout(200)
+            assert tab.is_visible(".pop"), "a touch shows the rivals, and they stay"
 
     page(work, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
 

@@ -166,8 +166,9 @@ class Answer {
       nodes.push(make("span", { class: valid ? "badge" : "badge no" }, valid ? "valid JSON" : "not complete JSON"));
     }
     if (this.finish === "length") nodes.push(make("span", {}, "cut at the token limit"));
-    if (problem) nodes.push(make("span", { class: problem === "stopped" ? "" : "failed" }, problem));
+    // A frame that was asked for earlier draws the foot once more: the problem is kept for it.
     this.problem = problem ?? this.problem;
+    if (this.problem) nodes.push(make("span", { class: this.problem === "stopped" ? "" : "failed" }, this.problem));
     if (!running) nodes.push(this.acts());
     this.foot.replaceChildren(...nodes);
   }
@@ -215,7 +216,7 @@ function setRunning(controller) {
   running = controller;
   send.textContent = controller ? "Stop" : "Send";
   send.classList.toggle("stop", Boolean(controller));
-  for (const { answer } of history) answer?.drawFoot(answer.problem);
+  for (const { answer } of history) answer?.drawFoot();
 }
 
 export function body() {

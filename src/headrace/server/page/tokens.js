@@ -16,11 +16,12 @@ export class TokenView {
       class: "tokens", tabindex: "0", role: "group",
       "aria-label": "Tokens, coloured by probability. Arrow keys move from one to the next.",
     }, this.pop);
-    this.element.onpointerover = (event) => {
+    this.element.onpointerover = this.element.onclick = (event) => {
       const place = event.target.dataset?.place;
       if (place !== undefined) this.show(Number(place));
     };
-    this.element.onpointerleave = () => this.hide();
+    // A finger leaves as it lifts; what it touched stays until the focus goes.
+    this.element.onpointerleave = (event) => event.pointerType === "mouse" && this.hide();
     this.element.onblur = () => this.hide();
     this.element.onkeydown = (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
