@@ -28,6 +28,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+from processes import headrace, running
+from served_model import make_tiny_model
 from server_fake import FakeEngine
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -162,6 +164,32 @@ async def test_a_refused_request_has_its_status_and_no_request_span(
     assert _values(exchange)["http.response.status_code"] == 400
     assert not exchange.parent_span_id, "without traceparent it is a root"
     assert len(sink.spans) == 1
+
+
+@pytest.mark.slow
+def test_a_real_server_sends_the_true_times(sink: Sink, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny")
+    endpoint = f"http://127.0.0.1:{sink.server_port}"
+    command = headrace("serve", str(model), "--port", "0", "--otlp-endpoint", endpoint)
+    with running([*command, "--threads", "1"]) as server:
+        begin = time.time()
+        body = {"prompt": "water", "max_tokens": 12, "ignore_eos": True, "temperature": 0}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        took = time.time() - begin
+        assert reply.status_code == 200
+        server.signal()
+        assert server.wait() == 0
+    request = sink.one("text_completion tiny")
+    told = _values(request)
+    assert told["gen_ai.usage.output_tokens"] == 12
+    assert told["gen_ai.usage.input_tokens"] == reply.json()["usage"]["prompt_tokens"]
+    spent = [
+        (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+        for span in (sink.one(name) for name in ("queue", "prefill", "decode"))
+    ]
+    assert all(seconds >= 0 for seconds in spent)
+    assert 0 < sum(spent) <= took
+    assert begin - 0.01 <= request.start_time_unix_nano / 1e9 <= begin + took
 
 
 def test_a_request_that_never_ran_was_only_in_the_queue() -> None:
