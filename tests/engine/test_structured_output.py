@@ -20,7 +20,7 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.request import OutputDelta
 from headrace.engine.async_engine import AsyncEngine
 from headrace.text.grammar import from_choice, from_lark, from_regex, from_schema
-from headrace.worker.grammar import LIMITS
+from headrace.worker.grammar import LIMITS, SHARED_FROM
 
 WILD: dict[str, Any] = {
     "temperature": 1.5,
@@ -157,6 +157,14 @@ def test_every_executor_and_depth(roomy: Path, llm: LLM, executor: str, depth: i
     assert len({output.text for output in wanted[5].outputs}) > 1, "choices differ"
     for output in wanted[2].outputs + wanted[5].outputs:
         assert re.fullmatch(r"[a-z]{3,9}(\.[0-9]+)?x", output.text)
+
+
+def test_many_rows_share_the_threads(llm: LLM) -> None:
+    count = SHARED_FROM + 4
+    grammars = [from_regex(f"[a-c]{{{1 + i % 7}}}{i}", "regex") for i in range(count)]
+    outputs = llm.generate(["x"] * count, SamplingParams(**WILD, max_tokens=20), grammar=grammars)
+    for place, output in enumerate(outputs):
+        assert re.fullmatch(f"[a-c]{{{1 + place % 7}}}{place}", output.outputs[0].text)
 
 
 def test_the_end_of_a_form(llm: LLM) -> None:

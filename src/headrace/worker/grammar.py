@@ -34,6 +34,9 @@ LIMITS: Mapping[str, int] = {"max_lexer_states": 50_000}
 two kilobytes, so a row stays below 100 MB."""
 
 
+SHARED_FROM = 12
+"""Rows from which the matchers of a step are shared among llguidance's threads. One takes about
+0.1 ms, so few of them are done before the threads are awake, above all on busy cores."""
 _MINUS_INFINITY = np.float32(-np.inf).view(np.int32)
 
 
@@ -212,8 +215,9 @@ class GrammarMasks:
         forms = [form for form, _ in moving]
 
         def work() -> None:
-            if len(moving) == 1:
-                moving[0][0].matcher.consume_token(moving[0][1])
+            if len(moving) < SHARED_FROM:
+                for form, token in moving:
+                    form.matcher.consume_token(token)
             else:
                 pairs = [(form.matcher, token) for form, token in moving]
                 self._parallel().consume_token_par(pairs)
@@ -224,8 +228,9 @@ class GrammarMasks:
     def _mask(self, forms: list[Form]) -> None:
         words = np.empty((len(forms), self._compiler.words), np.int32)
         address, width = words.ctypes.data, words.shape[1] * words.itemsize
-        if len(forms) == 1:
-            forms[0].matcher.unsafe_compute_mask_ptr(address, width)
+        if len(forms) < SHARED_FROM:
+            for place, form in enumerate(forms):
+                form.matcher.unsafe_compute_mask_ptr(address + place * width, width)
         else:
             jobs = [(form.matcher, place) for place, form in enumerate(forms)]
             self._parallel().unsafe_compute_mask_ptr(jobs, address, width, len(forms))
