@@ -41,6 +41,15 @@ check: $(VENV)/.tested
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not slow and not model and not gpu"
 
+# Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
+gpu-dry: $(VENV)/.tested
+	$(BIN)/python -m pytest -q tests/kernels_triton tests/kernels/test_cuda_graphs.py
+	$(BIN)/python benchmarks/gpu_dry.py --json benchmarks/results/gpu_dry.json --table docs/gpu.md
+
+# With one: needs torch, triton and transformers in $(PYTHON), nothing installed by us.
+gpu-bench:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_bench.py --json benchmarks/results/gpu_bench.json
+
 lint: $(VENV)/.tested
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks

@@ -173,9 +173,9 @@ def product_packed(
     )  # fmt: skip
     if splits > 1:
         elements = rows * outs
-        _sum_kernel[(triton.cdiv(elements, 1024),)](
+        _sum_kernel[(triton.cdiv(elements, 512),)](
             target, x if bias is None else bias, y, elements, outs, y.stride(0),
-            SPLITS=splits, BIAS=bias is not None, TILE=1024, num_warps=4,
+            SPLITS=splits, BIAS=bias is not None, TILE=512, num_warps=4,
         )  # fmt: skip
     return y
 

@@ -88,7 +88,7 @@ def _draw_kernel(
     floor = _ordered(peak + tl.log(tl.load(min_ps + row).to(tl.float32)))
     top_k = tl.load(top_ks + row)
     if (top_k > 0) & (top_k < width):
-        code = _threshold(logits, width, factor, peak, floor * 0, top_k.to(tl.float32), False, TILE)
+        code = _threshold(logits, width, factor, peak, floor * 0, top_k.to(tl.float32), False, 1024)
         floor = tl.maximum(floor, code)
     top_p = tl.load(top_ps + row).to(tl.float32)
     if top_p < 1.0:
@@ -98,7 +98,7 @@ def _draw_kernel(
             value = tl.load(logits + columns, mask=columns < width, other=float("-inf")) * factor
             kept = (columns < width) & (_ordered(value) >= floor)
             mass += tl.sum(tl.where(kept, tl.exp(value - peak), 0.0), 0)
-        code = _threshold(logits, width, factor, peak, floor, top_p * mass, True, TILE)
+        code = _threshold(logits, width, factor, peak, floor, top_p * mass, True, 1024)
         floor = tl.maximum(floor, code)
 
     mass = 0.0
@@ -135,7 +135,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _draw_kernel[(rows,)](
         logits, parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p,
-        parameters.uniform, tokens, width, logits.stride(0), TILE=TILE, num_warps=16,
+        parameters.uniform, tokens, width, logits.stride(0), TILE=TILE, num_warps=16, maxnreg=128,
     )  # fmt: skip
     return tokens
 

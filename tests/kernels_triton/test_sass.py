@@ -1,0 +1,35 @@
+"""Reading machine code, and what follows from its figures. No kernel is compiled here."""
+
+from __future__ import annotations
+
+from headrace.kernels.triton.sass import count_instructions, resident_blocks
+
+LISTING = """
+.text._kernel:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/               @P1 LDGSTS.E.BYPASS.128 [R7], desc[UR6][R2.64] ;
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24 ;
+        /*0040*/              @UP0 UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8] ;
+        /*0050*/                   STL.64 [R1], R2 ;
+        /*0060*/                   LDL R2, [R1+0x4] ;
+        /*0070*/                   HMMA.16816.F32.BF16 R4, R8, R10, R4 ;
+        /*0080*/                   BRA `(.L_x_1) ;
+.L_x_1:
+"""
+
+
+def test_instructions_are_counted_by_kind() -> None:
+    found = count_instructions(LISTING)
+    assert found["all"] == 9
+    assert found["spill"] == 2
+    assert found["warpgroup"] == found["tensor memory"] == found["HMMA"] == 1
+    assert found["asynchronous copy"] == found["global load"] == 1
+
+
+def test_resident_blocks_by_what_is_scarce() -> None:
+    assert resident_blocks("sm_90", 32, 4, 0) == 16  # warps
+    assert resident_blocks("sm_90", 255, 8, 0) == 1  # registers
+    assert resident_blocks("sm_90", 96, 4, 39_168) == 5  # both
+    assert resident_blocks("sm_80", 64, 4, 80 * 1024) == 2  # shared memory
+    assert resident_blocks("sm_90", 64, 4, 240 * 1024) == 0
