@@ -1,0 +1,208 @@
+"""Writes a row of `table.json`, on the GPU that it is for.
+
+    python -m headrace.kernels.triton.tune [--write]
+
+For every bucket of every kernel each candidate is run on the shapes of an 8B model and the fastest
+is kept. Candidates that do not start (shared memory, registers) drop out. Serving never tunes: the
+table is part of the package, and its cuts are part of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..operators import GroupBatch, KvLayer, StepBatch
+from ..weights import PackedWeight
+from .attention_decode import DecodeConfig, attention_decode
+from .attention_prefill import PrefillConfig, attention_prefill
+from .packed import tile_weight
+from .product_packed import ProductConfig, product_packed
+from .table import PATH, Table, architecture, load_table
+
+Measure = Callable[[Callable[[], object]], float]
+"""Seconds of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What is tuned on."""
+
+    out: int = 28_672
+    width: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    context: int = 4096
+    entries: int = 32
+    chunk: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One bucket: its place in the table, the candidates, and how one is run."""
+
+    kernel: str
+    up_to: int | None
+    candidates: list[Any]
+    run: Callable[[Any], object]
+
+
+def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
+    """Every bucket that is tuned; the configuration in use is always among its candidates."""
+    weight = _weight(shapes, device)
+    for bucket in load_table()[table.architecture]["product_packed"]:
+        if bucket.get("library"):
+            continue
+        rows = bucket["up_to"]
+        x = torch.randn(rows, shapes.width, device=device).to(dtype)
+        now = table.packed(rows)
+        tried = [
+            replace(now, rows=r, outs=o, warps=w, stages=s, programs=p)
+            for r, o, w, s, p in product(
+                {now.rows, max(16, now.rows // 2)}, (32, 64, 128), (4, 8), (3, 4),
+                {now.programs, 2 * now.programs},
+            )
+        ]  # fmt: skip
+
+        def run(config: ProductConfig, x: torch.Tensor = x) -> object:
+            return product_packed(x, weight, None, config)
+
+        yield Problem("product_packed", rows, _with(now, tried), run)
+    for width, up_to in ((64, 64), (128, 128), (256, None)):
+        yield from _attention(table, shapes, width, up_to, device, dtype)
+
+
+def _attention(
+    table: Table, shapes: Shapes, width: int, up_to: int | None, device: str, dtype: torch.dtype
+) -> Iterator[Problem]:
+    single, kv = _batch(shapes, [(shapes.context - 1, 1)] * shapes.entries, width, device, dtype)
+    chunk, chunk_kv = _batch(shapes, [(0, shapes.chunk)], width, device, dtype)
+
+    def query(batch: StepBatch) -> torch.Tensor:
+        return torch.randn(len(batch.tokens), shapes.heads, width, device=device).to(dtype)
+
+    if up_to != 64:  # The table's first bucket of decode attention reaches to 128.
+        q = query(single)
+
+        def decode(config: DecodeConfig) -> object:
+            out = torch.empty_like(q)
+            attention_decode(q, kv, single, single.groups[0], out, 0.1, None, config)
+            return out
+
+        now = table.decode(width)
+        tried = [
+            DecodeConfig(s, t, w, g) for s, t, w, g in product((256, 512, 1024), (32, 64, 128),
+                                                              (4, 8), (2, 3, 4))
+        ]  # fmt: skip
+        yield Problem("attention_decode", up_to, _with(now, tried), decode)
+    many = query(chunk)
+
+    def prefill(config: PrefillConfig) -> object:
+        out = torch.empty_like(many)
+        attention_prefill(many, chunk_kv, chunk, chunk.groups[0], out, 0.1, None, config)
+        return out
+
+    cuts = [
+        PrefillConfig(r, t, w, s) for r, t, w, s in product((64, 128), (32, 64, 128), (4, 8),
+                                                           (2, 3))
+    ]  # fmt: skip
+    yield Problem("attention_prefill", up_to, _with(table.prefill(width), cuts), prefill)
+
+
+def tune(found: Iterator[Problem], measure: Measure) -> dict[str, list[dict[str, Any]]]:
+    """Kernel → its tuned buckets."""
+    best: dict[str, list[dict[str, Any]]] = {}
+    for problem in found:
+        times = {}
+        for config in problem.candidates:
+            try:
+                times[config] = measure(lambda p=problem, c=config: p.run(c))  # type: ignore[misc]
+            except Exception as fault:  # noqa: BLE001 - a candidate that does not start drops out
+                print(f"{problem.kernel} {config}: {type(fault).__name__}")
+        assert times, f"no candidate of {problem.kernel} ran"
+        winner = min(times, key=lambda config: times[config])
+        now = times.get(problem.candidates[0])
+        print(f"{problem.kernel} up to {problem.up_to}: {winner} {times[winner]:.2e} s, was {now}")
+        best.setdefault(problem.kernel, []).append({"up_to": problem.up_to, **asdict(winner)})
+    return best
+
+
+def merge(table: dict[str, Any], architecture: str, best: dict[str, list[dict[str, Any]]]) -> None:
+    """Put tuned buckets in the place of those with the same bound; the others stay."""
+    for kernel, buckets in best.items():
+        tuned = {bucket["up_to"]: bucket for bucket in buckets}
+        row = table[architecture][kernel]
+        unknown = set(tuned) - {bucket["up_to"] for bucket in row}
+        assert not unknown, f"{kernel} has no bucket up to {unknown}"
+        table[architecture][kernel] = [tuned.get(b["up_to"], b) for b in row]
+
+
+def _with(now: Any, tried: list[Any]) -> list[Any]:
+    return [now, *(config for config in dict.fromkeys(tried) if config != now)]
+
+
+def _weight(shapes: Shapes, device: str) -> Any:
+    size, group = (shapes.out, shapes.width), 32
+    codes = torch.randint(0, 16, size, dtype=torch.uint8, device=device)
+    scales = torch.rand(shapes.out, shapes.width // group, device=device)
+    return tile_weight(PackedWeight(codes, scales, -8 * scales, 4, group, size))
+
+
+def _batch(
+    shapes: Shapes, entries: list[tuple[int, int]], width: int, device: str, dtype: torch.dtype
+) -> tuple[StepBatch, KvLayer]:
+    block = 16
+    lengths = torch.tensor([start + count for start, count in entries], dtype=torch.int32)
+    counts = torch.tensor([count for _, count in entries])
+    used = -(-int(lengths.max()) // block)
+    tables = 1 + torch.arange(len(entries) * used, dtype=torch.int32).view(-1, used)
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    empty = torch.zeros(int(bounds[-1]), dtype=torch.int64, device=device)
+    batch = StepBatch(
+        empty, empty, bounds.to(torch.int32).to(device), lengths.to(device),
+        [GroupBatch(tables.to(device), empty, None)], bounds[1:].to(device) - 1,
+        int(counts.max()), int(lengths.max()),
+    )  # fmt: skip
+    shape = (len(entries) * used + 1, shapes.kv_heads, block, width)
+    k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
+    return batch, KvLayer(k, v)
+
+
+def on_gpu(run: Callable[[], object]) -> float:
+    """Median of twenty runs, the second-level cache swept before each."""
+    run()
+    sweep = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")
+    pairs = []
+    for _ in range(20):
+        sweep.zero_()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        first.record()
+        run()
+        last.record()
+        pairs.append((first, last))
+    torch.cuda.synchronize()
+    return sorted(first.elapsed_time(last) for first, last in pairs)[10] / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tune the table's row of this GPU.")
+    parser.add_argument("--write", action="store_true", help="write table.json")
+    arguments = parser.parse_args()
+    name = architecture(torch.device("cuda"))
+    with torch.inference_mode():
+        best = tune(problems(Table(name), Shapes(), "cuda", torch.bfloat16), on_gpu)
+    table = json.loads(Path(PATH).read_text())
+    merge(table, name, best)
+    if arguments.write:
+        Path(PATH).write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
