@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -119,7 +122,10 @@ def main() -> int:
     if arguments.model is not None:
         models = MODELS[arguments.model : arguments.model + 1]
     wanted = (arguments.architecture,) if arguments.architecture else ARCHITECTURES
-    rows = [row for architecture in wanted for row in compile_all(architecture, models)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1), context) as pool:
+        parts = pool.map(compile_list, wanted, [models] * len(wanted))
+        rows = [row for part in parts for row in part]
     predicted = list(predict(models))
     text = f"{kernel_table(rows)}\n\n{prediction_table(predicted)}\n"
     print(text)
@@ -137,6 +143,12 @@ def main() -> int:
     print(f"{len(rows)} kernels compiled in {time.perf_counter() - begin:.0f} s")
     print("\n".join(faults) if faults else "no faults")
     return 1 if faults else 0
+
+
+def compile_list(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> list[Row]:
+    """In a process of its own."""
+    torch.set_num_threads(1)
+    return list(compile_all(architecture, models))
 
 
 def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[Row]:
