@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
@@ -15,6 +16,7 @@ from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
 from headrace.engine.core import FAILED_STEPS, EngineCore
 from headrace.engine.executor import Facts, InlineExecutor, StepFuture
 from headrace.kv import KvManager
+from headrace.roofline.step import Estimate
 from headrace.sched import Limits, Scheduler
 
 POOL = PoolShape(8, (GroupShape("full", (0,), None, 60),))
@@ -55,12 +57,15 @@ class LateExecutor(InlineExecutor):
         return Late()
 
 
-def make(depth: int = 1, **limits: int) -> tuple[EngineCore, LateExecutor, Clock]:
+def make(
+    depth: int = 1, predict: Callable[[StepPlan], Estimate] | None = None, **limits: int
+) -> tuple[EngineCore, LateExecutor, Clock]:
     clock = Clock()
     bounds = {"rows": 8, "step_tokens": 32, "max_context": 200, "max_waiting": 100} | limits
     scheduler = Scheduler(Limits(**bounds, depth=depth), KvManager(POOL), clock=clock)  # type: ignore[arg-type]
     executor = LateExecutor(FakeWorker(), clock)
-    return EngineCore(scheduler, executor, depth=depth, check=True, clock=clock), executor, clock
+    core = EngineCore(scheduler, executor, depth=depth, check=True, predict=predict, clock=clock)
+    return core, executor, clock
 
 
 def request(name: str, prompt: list[int], tokens: int, n: int = 1) -> Request:
@@ -112,6 +117,13 @@ def test_aborts_are_told_with_the_next_turn() -> None:
     assert core.has_work, "the end of a request is still to be told"
     assert [(d.request_id, d.finish) for d in run(core)] == [("a", "abort")]
     assert (core.stats.running, core.stats.waiting, core.stats.kv_usage) == (0, 0, 0.0)
+
+
+def test_a_step_carries_its_prediction() -> None:
+    core, _, _ = make(predict=lambda plan: Estimate(0.5, 10.0 * plan.tokens, 7.0))
+    core.add(request("a", [1, 2, 3], 2))
+    core.turn()
+    assert (core.stats.predicted_seconds, core.stats.flops, core.stats.bytes) == (0.5, 30.0, 7.0)
 
 
 def test_times_of_a_step() -> None:

@@ -102,8 +102,6 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Rows given back before this step's admissions take theirs."""
-    predicted: float = 0.0
-    """Seconds that the roofline expects of this step; 0 where nobody asked it."""
 
     @property
     def tokens(self) -> int:

@@ -26,6 +26,7 @@ from .core import EngineCore
 from .executor import Executor, Facts, InlineExecutor
 from .grammar import GrammarGate
 from .multiproc import MultiprocExecutor
+from .prediction import step_predictor
 from .real import REAL_WORKER, worker_loader
 from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_settings
 
@@ -92,7 +93,7 @@ def build(
         memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
         with phase("kv_pool"):
             executor.allocate(memory.pool)
-            core = _core(resolved, memory, executor, flight, facts, encoder=encoder)
+            core = _core(resolved, memory, executor, flight, facts, files)
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
@@ -120,10 +121,15 @@ def _core(
     executor: Executor,
     flight: FlightRecorder | None,
     facts: Facts,
-    *,
-    encoder: bool,
+    files: ModelFiles,
 ) -> EngineCore:
     options = resolved.options
+    encoder = files.arch.encoder is not None
+    predict = None
+    if not encoder:
+        predict = step_predictor(
+            files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
+        )
     limits = Limits(
         rows=memory.rows,
         step_tokens=memory.step_tokens,
@@ -147,6 +153,7 @@ def _core(
         flight=flight,
         check=environment.check_plans(),
         adapters=adapters,
+        predict=predict,
     )
 
 

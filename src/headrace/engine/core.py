@@ -16,6 +16,7 @@ from ..base.errors import EngineDead, InvalidRequest
 from ..base.request import FinishReason, Request, SequenceDelta, StepStats
 from ..base.step import StepPlan, StepResult
 from ..obs.flight import FlightRecorder
+from ..roofline.step import Estimate
 from .adapters import AdapterSlots
 from .executor import Executor, StepFuture
 
@@ -55,9 +56,13 @@ class EngineCore:
         flight: FlightRecorder | None = None,
         check: bool = False,
         adapters: AdapterSlots | None = None,
+        predict: Callable[[StepPlan], Estimate] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`check`: verify every plan, and the control plane whenever it is idle."""
+        """`check`: verify every plan, and the control plane whenever it is idle.
+
+        `predict`: what the roofline expects of a plan, shown next to what was measured.
+        """
         self.scheduler = scheduler
         self.executor = executor
         self.stats = StepStats()
@@ -65,6 +70,7 @@ class EngineCore:
         self._flight = flight or FlightRecorder(slots=32)
         self._check = check
         self._clock = clock
+        self._predict = predict
         self._flying: deque[tuple[StepPlan, StepFuture]] = deque()
         self._emitted: list[SequenceDelta] = []
         self._schedule_seconds = 0.0
@@ -182,7 +188,8 @@ class EngineCore:
             self._emitted += self.scheduler.fail(plan, result.error)
         stats = self.scheduler.stats()
         stats.seconds = result.seconds
-        stats.predicted_seconds = plan.predicted
+        if self._predict is not None:
+            stats.predicted_seconds, stats.flops, stats.bytes = self._predict(plan)
         stats.schedule_seconds = self._schedule_seconds
         stats.idle_seconds = self._idle_seconds
         self.stats = stats

@@ -16,7 +16,7 @@ from ..roofline.composition import compose_plan
 from ..roofline.formats import WEIGHT_BITS
 from ..roofline.machine import this_hardware
 from ..roofline.operators import Case, Layout
-from ..roofline.step import StepModel
+from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import from_tensors
 
 _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8",
@@ -57,8 +57,8 @@ def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | No
 
 def step_predictor(
     files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
-) -> Callable[[StepPlan], float] | None:
-    """Seconds that the roofline expects of a plan; None where the hardware is not known.
+) -> Callable[[StepPlan], Estimate] | None:
+    """What the roofline expects of a plan; None where the hardware is not known.
 
     Costs tens of microseconds per step. `headrace roofline --calibrate` makes a CPU known, and
     `--measure` fits it to real steps.
@@ -67,4 +67,4 @@ def step_predictor(
     if hardware is None:
         return None
     model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), hardware)
-    return lambda plan: model.seconds(compose_plan(files.arch, plan))
+    return lambda plan: model.estimate(compose_plan(files.arch, plan))

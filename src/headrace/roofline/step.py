@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .composition import Composition
 from .hardware import PERFECT, Efficiency, Hardware
@@ -25,6 +26,15 @@ class OperatorTime:
     limit_seconds: float
     bound: str
     """compute, memory, network or launch: what the predicted time is made of mostly."""
+
+
+class Estimate(NamedTuple):
+    """A step in three numbers."""
+
+    seconds: float
+    flops: float
+    bytes: float
+    """Read and written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +145,19 @@ class StepModel:
     def __init__(self, case: Case, hardware: Hardware) -> None:
         self.case = case
         self.hardware = hardware
-        self._rest: dict[tuple[int, int], float] = {}
+        self._rest: dict[tuple[int, int], Estimate] = {}
 
     def time(self, step: Composition) -> StepTime:
         return step_time(self.case, self.hardware, step)
 
     def seconds(self, step: Composition) -> float:
-        """The predicted time alone.
+        """The predicted time alone; see `estimate`."""
+        return self.estimate(step).seconds
 
+    def estimate(self, step: Composition) -> Estimate:
+        """Time and work of a step, cheaply enough to ask for each one that runs.
+
+        All but attention depends only on how many tokens and samples there are, and is kept.
         With pipeline stages: a micro-batch passes every stage in turn, so its latency is the whole
         sum; `pp` of them in flight each take it, which the executor overlaps.
         """
@@ -150,13 +165,17 @@ class StepModel:
         rest = self._rest.get(key)
         if rest is None:
             counts = [c for c in count_step(self.case, step) if c.kind != "attention"]
-            rest = self.hardware.efficiency.step_seconds + self._sum(counts)
+            rest = self._sum(counts, self.hardware.efficiency.step_seconds)
             self._rest[key] = rest
-        return rest + self._sum(attention_counts(self.case, step))
+        attention = self._sum(attention_counts(self.case, step), 0.0)
+        return Estimate(*(mine + more for mine, more in zip(rest, attention, strict=True)))
 
-    def _sum(self, counts: Iterable[Count]) -> float:
+    def _sum(self, counts: Iterable[Count], seconds: float) -> Estimate:
         case, hardware = self.case, self.hardware
-        return sum(
-            count.calls * call_seconds(case, hardware, hardware.efficiency, count)[0]
-            for count in counts
-        )
+        flops = moved = 0.0
+        for count in counts:
+            calls = count.calls
+            seconds += calls * call_seconds(case, hardware, hardware.efficiency, count)[0]
+            flops += calls * count.flops
+            moved += calls * count.bytes
+        return Estimate(seconds, flops, moved)
