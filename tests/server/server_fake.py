@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.base.arch import ModelArch
 from headrace.base.config import Decision, EngineOptions
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, InvalidRequest, NotFound
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import OutputDelta, StepStats
 from headrace.base.sampling import SamplingParams
@@ -154,6 +154,12 @@ class FakeEngine:
         self._cancel(request_id)
         self.streams[request_id].push(OutputDelta(request_id, 0, finish_reason="abort"))
         return True
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        raise InvalidRequest("this engine serves no adapters", param="lora_name")
+
+    async def unload_adapter(self, name: str) -> None:
+        raise NotFound(f"there is no adapter {name[:200]!r}", param="lora_name")
 
     def health(self) -> Health:
         return self.state

@@ -42,7 +42,7 @@ def describe(service: Service, adapter: str | None = None) -> ModelReply:
     }
 
 
-@router.get("/v1/models", responses=replies(ModelList, errors=False))
+@router.get("/v1/models", responses=replies(ModelList, body=False))
 async def models(request: Request) -> Response:
     """The model and its adapters."""
     service = of(request)
@@ -51,7 +51,7 @@ async def models(request: Request) -> Response:
     return json_response({"object": "list", "data": listed})
 
 
-@router.get("/v1/models/{model:path}", responses=replies(ModelReply))
+@router.get("/v1/models/{model:path}", responses=replies(ModelReply, body=False))
 async def model(request: Request, model: str) -> Response:
     """One model."""
     service = of(request)
