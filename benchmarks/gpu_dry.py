@@ -223,7 +223,13 @@ def kernel_table(rows: list[Row]) -> str:
         "| blocks/SM | matrix instructions | async copies |",
         "|---|---|---|---:|---:|---:|---|---:|---|---:|",
     ]
+    shown: set[tuple[object, ...]] = set()
     for row in rows:
+        figures = (row.kernel, row.architecture, row.registers, row.spills, row.shared, row.warps,
+                   row.stages, row.matrix)  # fmt: skip
+        if figures in shown:
+            continue  # Another specialisation, the same code to the eye; the JSON has both.
+        shown.add(figures)
         matrix = row.matrix
         if matrix != "none":
             matrix = f"{matrix} ({row.instructions[matrix]})"
