@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= qwen2.5-coder-0.5b
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -33,13 +34,13 @@ run: $(VENV)/.installed
 	$(BIN)/headrace serve $(MODEL) --port $(PORT)
 
 test: $(VENV)/.tested check
-	$(BIN)/python -m pytest -q -m "slow or model"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "(slow or model) and not gpu"
 
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow and not model and not gpu"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow and not model and not gpu"
 
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
 gpu-dry: $(VENV)/.tested

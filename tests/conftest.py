@@ -3,6 +3,48 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("HEADRACE_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+HERE = Path(__file__).parent
+WHOLE = (
+    "bench/test_harness.py",
+    "bench/test_questions.py",
+    "cli",
+    "deploy",
+    "engine/test_adapters_in_engine.py",
+    "engine/test_async_engine.py",
+    "engine/test_embeddings.py",
+    "engine/test_llm.py",
+    "engine/test_soak.py",
+    "engine/test_structured_output.py",
+    "engine/test_supervision.py",
+    "kernels/test_row_invariance.py",
+    "kernels_cpu/test_program.py",
+    "kernels_triton",
+    "loader/test_download.py",
+    "models",
+    "obs/test_spans.py",
+    "server/test_page_browser.py",
+    "server/test_server_adapters.py",
+    "server/test_server_embeddings.py",
+    "server/test_server_hostile.py",
+    "server/test_server_messages.py",
+    "server/test_server_openai.py",
+    "server/test_server_process.py",
+    "server/test_server_responses.py",
+    "server/test_server_structured.py",
+    "worker",
+)
+"""Tests of whole things (processes, browsers, models, Triton's interpreter): slow, each of them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.path.relative_to(HERE)
+        if any(path.is_relative_to(whole) for whole in WHOLE):
+            item.add_marker(pytest.mark.slow)

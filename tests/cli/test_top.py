@@ -81,11 +81,11 @@ async def test_any_server_with_the_known_names_is_read(prefix: str) -> None:
         return httpx.Response(200, text=_metrics(prefix, time.monotonic() - began + 1))
 
     async with _client(handler) as client:
-        found = readings(client, 0.05)
+        found = readings(client, 1.0)
         reading = await anext(found)
         await found.aclose()
     assert (reading.model, reading.running, reading.waiting) == ("other", 2, None)
-    assert reading.output_rate == pytest.approx(10, rel=0.3)
+    assert reading.output_rate == pytest.approx(10, rel=0.5)
     assert reading.first_token is not None
     assert reading.first_token["p50"] == pytest.approx(0.15)
     assert top_view.UNKNOWN in _drawn(reading)

@@ -100,6 +100,6 @@ def test_unknown_family() -> None:
         **{name: getattr(ARCH, name) for name in ModelArch.__dataclass_fields__}
         | {"family": "mamba"}
     )
-    with pytest.raises(UnsupportedModel, match=r"'mamba' .*supported are: gemma3") as raised:
+    with pytest.raises(UnsupportedModel, match=r"'mamba' .*supported are: bert, gemma3") as raised:
         build_model(builder(weights(), arch))
     assert all(family in raised.value.message for family in FAMILIES)

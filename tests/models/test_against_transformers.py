@@ -53,8 +53,8 @@ def logits_of(worker: Worker, tokens: list[int]) -> torch.Tensor:
     runner, seen = worker._runner, []
     inner = runner.run
 
-    def run(batch):
-        hidden, logits = inner(batch)
+    def run(batch, operators=None):
+        hidden, logits = inner(batch, operators)
         seen.append(runner.logits(hidden, torch.arange(len(hidden))))
         return hidden, logits
 
