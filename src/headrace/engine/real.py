@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from ..base.config import Decision
 from ..base.modelfiles import ModelFiles
 from .executor import Facts, LoadedWorker
 from .grammar import tokenizer_for_grammars
@@ -46,3 +47,11 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
         phases={"import_torch": imported, **facts.phases},
         features=tuple(getattr(facts, "features", ())),
     )
+
+
+def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
+    """Which kernels would serve, operator by operator; loads no weight, but imports torch."""
+    from ..worker.options import WorkerOptions  # Local, as above.
+    from ..worker.worker import kernel_decisions as decide
+
+    return decide(files, WorkerOptions(**settings))

@@ -10,6 +10,7 @@ from ..base.errors import OptionError
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
 from ..roofline.memory import MemoryPlan, plan_memory
+from .real import kernel_decisions
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: on a device large enough for full speed of the matrix products, and small
@@ -154,7 +155,11 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
 def explain(
     options: EngineOptions, files: ModelFiles, hardware: Hardware
 ) -> tuple[list[Decision], MemoryPlan]:
-    """What a start would decide, without loading weights (their size is that of their files)."""
+    """What a start would decide, without loading weights (their size is that of their files).
+
+    Imports torch: which kernels serve is asked of the kernels themselves.
+    """
     resolved = resolve(options, files, hardware)
     memory = plan(resolved, files, weight_bytes_on_disk(files))
-    return [*resolved.decisions, *memory.decisions], memory
+    kernels = kernel_decisions(files, worker_settings(resolved, memory))
+    return [*resolved.decisions, *memory.decisions, *kernels], memory

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from ..base import hardware
+from ..base.config import Decision
 from ..base.environment import check_plans
 from ..base.errors import EngineFault
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
 from ..kernels.backend import Question
-from ..kernels.operators import StepBatch, StepLimits
+from ..kernels.operators import Operators, StepBatch, StepLimits
 from ..kernels.select import choose, drawing_of
 from ..layers.build import Builder
 from ..layers.source import WeightSource
@@ -26,13 +27,38 @@ from .adapters import Adapters
 from .batch import make_batch
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .kv_tensors import allocate_kv, clear_null_blocks, copy_blocks
-from .options import WorkerFacts, WorkerOptions, resolve
+from .options import Resolved, WorkerFacts, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .rows import BlockTables, Rows
 from .runner import Runner
 from .sampler import Sampler
 from .transfer import Stopwatch, to_device, to_host
+
+
+def choose_operators(
+    files: ModelFiles, options: WorkerOptions, resolved: Resolved, source: WeightSource
+) -> tuple[Operators, list[Decision]]:
+    """The kernels that serve this model here, operator by operator, with reasons."""
+    question = Question(
+        device=resolved.device.type,
+        dtype=resolved.dtype,
+        kv_dtype=resolved.kv_dtype,
+        head_dim=files.arch.head_dim,
+        weights=source.kinds(),
+        threads=options.threads or hardware.cpu().cores,
+        deterministic=options.deterministic,
+        quantise=options.quantise,
+        encoder=files.arch.encoder is not None,
+    )
+    return choose(question, options.kernels)
+
+
+def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
+    """What a worker would choose, without loading a weight. Raises as `Worker` does."""
+    resolved = resolve(options)
+    source = WeightSource(load_weights(files))
+    return choose_operators(files, options, resolved, source)[1]
 
 
 class Worker:
@@ -67,20 +93,7 @@ class Worker:
         with torch.inference_mode():
             source = WeightSource(load_weights(files))
             phases["open_weights"] = time.perf_counter() - begin
-            self._operators, decisions = choose(
-                Question(
-                    device=device.type,
-                    dtype=dtype,
-                    kv_dtype=self._resolved.kv_dtype,
-                    head_dim=files.arch.head_dim,
-                    weights=source.kinds(),
-                    threads=threads,
-                    deterministic=options.deterministic,
-                    quantise=options.quantise,
-                    encoder=files.arch.encoder is not None,
-                ),
-                options.kernels,
-            )
+            self._operators, decisions = choose_operators(files, options, self._resolved, source)
             begin = time.perf_counter()
             builder = Builder(
                 files.arch,
