@@ -51,6 +51,10 @@ gpu-dry: $(VENV)/.tested
 gpu-bench:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_bench.py --json benchmarks/results/gpu_bench.json
 
+# The peers in benchmarks/cpu_peers.py's variables; one that is not there is named as absent.
+bench-cpu: $(VENV)/.installed
+	$(BIN)/python benchmarks/cpu_peers.py --json benchmarks/results/cpu_peers.json
+
 lint: $(VENV)/.tested
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
