@@ -11,12 +11,14 @@ BIN := $(VENV)/bin
 # version of which a CPU wheel may be at hand.
 TORCH ?= torch==2.13.0
 
-.PHONY: help run test check lint bench-smoke bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check lint bench-cpu gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
 	@echo "make check      format, lint, types, ranks, unit and property tests (under a minute)"
+	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
+	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
 
 $(VENV)/.installed: pyproject.toml CMakeLists.txt
