@@ -1,7 +1,9 @@
 """Finds and loads the shared library; says clearly why it is absent.
 
 It lies beside this file: put there by the package build, or in a source checkout by
-`python -m headrace.kernels.cpu.build`. ctypes releases the GIL for every call.
+`python -m headrace.kernels.cpu.build`. An editable install leaves this file in the checkout and
+puts the library into the environment, at the same place below site-packages. ctypes releases the
+GIL for every call.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import sysconfig
 import weakref
 from ctypes import c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -21,6 +24,8 @@ from .records import MIRRORED, HrStep
 VERSION = 1
 """Of the C ABI and of the layout of panels: `hr_version`."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
+INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
+"""Where an editable install put it."""
 LEVELS = ("avx2", "avx512", "vnni")
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -49,23 +54,24 @@ def load() -> ctypes.CDLL:
     """The library, checked against this file. Raises `LibraryAbsent`."""
     if platform.machine() not in ("x86_64", "AMD64"):
         raise LibraryAbsent(f"the CPU kernels are for x86-64 only, this is {platform.machine()}")
-    if not FILE.exists():
+    file = FILE if FILE.exists() else INSTALLED
+    if not file.exists():
         raise LibraryAbsent(
             "the CPU kernels were not built (no C++ compiler at install time?); "
             "`python -m headrace.kernels.cpu.build` builds them in place"
         )
     try:
-        library = ctypes.CDLL(str(FILE))
+        library = ctypes.CDLL(str(file))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise LibraryAbsent(f"{FILE.name} cannot be loaded: {error}") from error
+        raise LibraryAbsent(f"{file} cannot be loaded: {error}") from error
     if library.hr_version() != VERSION or any(
         library.hr_sizeof(index) != ctypes.sizeof(mirror) for index, mirror in enumerate(MIRRORED)
     ):
         raise LibraryAbsent(
-            f"{FILE.name} belongs to another version of Headrace; "
+            f"{file} belongs to another version of Headrace; "
             "`python -m headrace.kernels.cpu.build` builds it anew"
         )
     if library.hr_level(None) is None:
