@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
-	@echo "make check      format, lint, types, ranks, unit and property tests (under a minute)"
+	@echo "make check      format, lint, types, ranks, unit and property tests (about a minute)"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
@@ -35,8 +35,10 @@ $(VENV)/.tested: $(VENV)/.installed
 run: $(VENV)/.installed
 	$(BIN)/headrace serve $(MODEL) --port $(PORT)
 
+# Whole processes on shared cores: what fails is tried once more, and the summary says so.
 test: $(VENV)/.tested check
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "(slow or model) and not gpu"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --reruns 1 \
+	    -m "(slow or model) and not gpu"
 
 check: $(VENV)/.tested
 	$(BIN)/ruff format --check src tests benchmarks
