@@ -224,6 +224,19 @@ class ServerProcess:
         for address in addresses[1:]:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
+        self._announce(f"try: {_example(addresses[0], engine)}")
+
+
+def _example(address: str, engine: ServingEngine) -> str:
+    """A line for the shell that gets an answer from this model."""
+    if engine.files.arch.encoder is not None:
+        path, body = "embeddings", '{"input": "a river"}'
+    elif engine.files.chat_template is None:
+        path, body = "completions", '{"prompt": "A river is", "max_tokens": 30}'
+    else:
+        path = "chat/completions"
+        body = '{"messages": [{"role": "user", "content": "Write a haiku about rivers."}]}'
+    return f"curl {address}/v1/{path} -H 'content-type: application/json' -d '{body}'"
 
 
 def _server(app: Application, tls: Tls | None) -> _Uvicorn:
