@@ -11,12 +11,13 @@ BIN := $(VENV)/bin
 # version of which a CPU wheel may be at hand.
 TORCH ?= torch==2.13.0
 
-.PHONY: help run test check lint bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check explore lint bench-cpu gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
 	@echo "make check      format, lint, types, ranks, unit and property tests (about a minute)"
+	@echo "make explore    the property tests with examples that were never tried"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
@@ -45,6 +46,11 @@ check: $(VENV)/.tested
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow and not model and not gpu"
+
+# What it finds becomes a test of its own: the other targets try the same examples every time.
+explore: $(VENV)/.tested
+	HEADRACE_EXAMPLES=explore $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
+	    -m "not model and not gpu" -k "$(K)"
 
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
 gpu-dry: $(VENV)/.tested

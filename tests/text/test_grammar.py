@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.text import DIALECTS, StreamRouter, Tokenizer
 from headrace.text.events import ToolCallArguments
-from headrace.text.grammar import after_reasoning, from_guided, from_response_format
+from headrace.text.grammar import MAX_NUMBER, after_reasoning, from_guided, from_response_format
 from headrace.text.lltokenizer import grammar_tokenizer
 from headrace.text.reasoning import THINK, ReasoningMarks
 from headrace.text.toolgrammar import tool_grammar
@@ -153,6 +153,29 @@ def test_bounds() -> None:
     ):
         with pytest.raises(TooLarge):
             from_guided(**arguments)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53},
+        {"enum": [1, -(2**53) - 1]},
+        {"const": {"a": [2**64]}},
+        {"type": "integer", "minimum": 2**53 + 1},
+        {"items": {"multipleOf": 1e300}},
+        '{"exclusiveMaximum": Infinity}',
+    ],
+)
+def test_a_number_that_a_double_does_not_hold_is_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match="demands a number beyond"):
+        from_guided(json_schema=schema)
+
+
+def test_the_largest_numbers_are_exact(admits: Admits) -> None:
+    source = from_guided(json_schema={"enum": [MAX_NUMBER, -MAX_NUMBER], "default": 2**60})
+    assert admits(source, str(MAX_NUMBER))
+    assert admits(source, str(-MAX_NUMBER))
+    assert not admits(source, str(MAX_NUMBER - 1))
 
 
 def test_after_reasoning(admits: Admits, byte_level: Tokenizer) -> None:

@@ -23,6 +23,12 @@ MAX_DEPTH = 64
 """Nesting of a schema."""
 MAX_NODES = 20_000
 """Values inside a schema."""
+MAX_NUMBER = 2**53 - 1
+"""Numbers that a schema may demand: llguidance holds each as a double, in which larger whole
+numbers are no longer told apart (RFC 8259, section 6)."""
+_DEMANDING = frozenset(
+    ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+)
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 _NO_SPECIAL: Mapping[str, int] = {}
@@ -93,7 +99,7 @@ def from_guided(
 
 def from_schema(schema: Any, where: str) -> str:
     """A JSON schema, as an object or as its text."""
-    return verified(grammar(json_value(_schema(schema, where))), where)
+    return verified(grammar(json_value(checked_schema(schema, where))), where)
 
 
 def from_regex(pattern: Any, where: str) -> str:
@@ -148,7 +154,7 @@ def from_structural_tag(
         )
         if trigger is None:
             raise InvalidRequest(f"{here}.begin starts with none of the triggers", param=here)
-        value = json_value(_schema(structure.get("schema") or {}, f"{here}.schema"))
+        value = json_value(checked_schema(structure.get("schema") or {}, f"{here}.schema"))
         names.append(f"tag_{index}")
         rules += triggered(
             names[-1], trigger, begin, f"{value} {literal(end or '', special)}", special
@@ -210,20 +216,32 @@ def verified(source: str, where: str) -> str:
     return source
 
 
-def _schema(schema: Any, where: str) -> Mapping[str, Any]:
+def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
+    """A JSON schema within the bounds above; raises `TooLarge` or `InvalidRequest`."""
     schema = _parsed(schema, where)
-    count, pending = 0, [(schema, 0)]
+    count = 0
+    # A value, its depth, and the keyword that demands the numbers in it, if one does.
+    pending: list[tuple[Any, int, str | None]] = [(schema, 0, None)]
     while pending:
-        value, depth = pending.pop()
+        value, depth, demand = pending.pop()
         count += 1
         if depth > MAX_DEPTH:
             raise TooLarge(f"{where} is nested more than {MAX_DEPTH} deep", param=where)
         if count > MAX_NODES:
             raise TooLarge(f"{where} has more than {MAX_NODES} values", param=where)
         if isinstance(value, Mapping):
-            pending += [(inner, depth + 1) for inner in value.values()]
+            pending += [
+                (inner, depth + 1, demand or (key if key in _DEMANDING else None))
+                for key, inner in value.items()
+            ]
         elif isinstance(value, list):
-            pending += [(inner, depth + 1) for inner in value]
+            pending += [(inner, depth + 1, demand) for inner in value]
+        elif demand and isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+            raise InvalidRequest(
+                f"{where} demands a number beyond ±(2^53 - 1) with {demand}: "
+                "such numbers cannot be enforced exactly",
+                param=where,
+            )
     if len(json.dumps(schema)) > MAX_SOURCE:
         raise TooLarge(f"{where} is larger than {MAX_SOURCE} characters", param=where)
     return {key: value for key, value in schema.items() if key != "x-guidance"}

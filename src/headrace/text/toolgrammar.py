@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace.base.errors import InvalidRequest
 
 from .dialects import Dialect
-from .grammar import triggered, verified
+from .grammar import checked_schema, triggered, verified
 from .lark import TEXT, grammar, json_value, literal
 from .tools import Tool, ToolChoice
 
@@ -37,7 +37,9 @@ def tool_grammar(
         return None
     for index, tool in enumerate(tools):
         if tool.strict:
-            verified(grammar(_arguments(tool)), f"tools[{index}].function.parameters")
+            where = f"tools[{index}].function.parameters"
+            checked_schema(tool.parameters, where)
+            verified(grammar(_arguments(tool)), where)
     source = (
         _free(dialect, tools, parallel, special)
         if choice.kind == "auto"
