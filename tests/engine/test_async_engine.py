@@ -48,8 +48,8 @@ async def quiet(engine: AsyncEngine) -> None:
             break
         await asyncio.sleep(0.02)
     assert (report.running, report.waiting, report.kv_usage) == (0, 0, 0.0)
-    assert not engine._in_work
-    assert engine._sequences == 0
+    assert not engine.in_work()
+    assert engine._work.sequences == 0
 
 
 async def test_streams_what_the_worker_says(engine: AsyncEngine) -> None:
@@ -154,7 +154,7 @@ async def test_bad_input_is_named_before_any_work(
     with pytest.raises(error) as caught:
         engine.submit(prompt, SamplingParams(**fields))
     assert caught.value.param == param  # type: ignore[attr-defined]
-    assert not engine._in_work
+    assert not engine.in_work()
 
 
 async def test_what_the_worker_cannot_do_is_refused_at_the_door(engine: AsyncEngine) -> None:

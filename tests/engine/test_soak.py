@@ -86,5 +86,5 @@ async def test_soak(options: dict[str, Any], supervision: Supervision) -> None:
         report = await engine.inspect()
         assert (report.running, report.waiting, report.kv_usage) == (0, 0, 0.0)
         assert report.integrity == ""
-        assert not engine._in_work
+        assert not engine.in_work()
         print(done, early, late, engine.health().restarts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -19,28 +18,19 @@ from typing import Any
 
 from ..base import environment
 from ..base.config import Decision, EngineOptions
-from ..base.errors import (
-    ContextOverflow,
-    EngineDead,
-    EngineFault,
-    HeadraceError,
-    InvalidRequest,
-    Overloaded,
-)
-from ..base.modelfiles import ModelFiles
-from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, SequenceDelta, StepStats
+from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
+from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
-from ..loader import open_model
-from ..loader.adapters import open_adapter, within
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
-from ..obs.trace import CURRENT
-from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 from . import messages
+from .adapter_loads import AdapterLoads
 from .adapters import AdapterBook
 from .face import Health, Prompt
+from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
-from .output import Answer, RequestOutputs
+from .opening import OpenModel, open_for_serving
+from .output import Answer
 from .real import REAL_WORKER
 from .stream import Stream
 from .supervisor import State, Supervision, Supervisor
@@ -48,35 +38,16 @@ from .supervisor import State, Supervision, Supervisor
 log = logging.getLogger("headrace.engine")
 
 
-class _InWork:
-    """A request that has not ended: its reader, its text, its times."""
-
-    __slots__ = ("latest", "life", "outputs", "stream")
-
-    def __init__(self, stream: Stream, outputs: RequestOutputs, life: RequestLife) -> None:
-        self.stream = stream
-        self.outputs = outputs
-        self.life = life
-        self.latest = [0.0] * life.choices
-        """Per choice: when its latest tokens came."""
-
-
 class AsyncEngine:
     """See `face.ServingEngine`, which this is, for the meaning of the public names."""
 
-    def __init__(
-        self,
-        options: EngineOptions,
-        files: ModelFiles,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        supervisor: Supervisor,
-    ) -> None:
+    def __init__(self, options: EngineOptions, model: OpenModel, supervisor: Supervisor) -> None:
         """Use `start`."""
+        files = model.files
         self.options = options
         self.files = files
-        self.tokenizer = tokenizer
-        self.template = template
+        self.tokenizer = model.tokenizer
+        self.template = model.template
         local = Path(options.model).expanduser()
         self.model_name = local.resolve().name if local.exists() else options.model
         self.max_context = options.max_context or files.arch.max_context
@@ -88,21 +59,15 @@ class AsyncEngine:
         self.registry = self.metrics.registry
         self.metrics.heartbeat = lambda: supervisor.heartbeat_age
         self._supervisor = supervisor
-        self._input = InputProcessor(files, tokenizer, self.max_context)
-        self._in_work: dict[str, _InWork] = {}
-        self._sequences = 0
-        """Choices of the requests in work."""
+        self._input = InputProcessor(files, self.tokenizer, self.max_context)
+        self._work = RequestsInWork(self.tokenizer, self.metrics, supervisor.send)
         self._most = options.max_sequences + options.max_waiting
         self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._subscribers: list[Callable[[StepStats], None]] = []
-        self.on_end: Callable[[str, RequestLife], None] | None = None
         self._reports: list[asyncio.Future[messages.Report]] = []
         self.adapters = AdapterBook()
-        self._adapter_work: dict[str, asyncio.Future[None]] = {}
-        """Adapters of which the engine has not said yet that it loaded or unloaded them."""
-        self._own_phases: dict[str, float] = {}
+        self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
+        self._own_phases = model.phases
 
     @classmethod
     async def start(
@@ -146,26 +111,9 @@ class AsyncEngine:
         supervisor = Supervisor(
             options, supervision, worker=worker, on_message=on_message, on_down=on_down
         )
-        own: dict[str, float] = {}
         try:
-            files = await asyncio.to_thread(
-                open_model,
-                options.model,
-                cache_dir=Path(options.cache_dir) if options.cache_dir else None,
-                offline=options.offline,
-                progress=progress,
-            )
-            own["open_files"] = time.monotonic() - begin
-            supervisor.configure(files)
-            _read_ahead(files)
-            opened = time.monotonic()
-            tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
-            own["tokenizer"] = time.monotonic() - opened
-            template = (
-                chat_template(files.chat_template, files.special) if files.chat_template else None
-            )
-            engine = cls(options, files, tokenizer, template, supervisor)
-            engine._own_phases = own
+            model = await open_for_serving(options, progress, supervisor.configure)
+            engine = cls(options, model, supervisor)
             handlers.append(engine)
             for message in early:
                 engine._receive(message)
@@ -174,7 +122,7 @@ class AsyncEngine:
         except BaseException:
             await supervisor.close()
             raise
-        own["total"] = time.monotonic() - begin
+        engine._own_phases["total"] = time.monotonic() - begin
         engine._note_phases()
         return engine
 
@@ -203,7 +151,7 @@ class AsyncEngine:
         request_id = request_id or uuid.uuid4().hex
         try:
             self._check_open(sampling)
-            if request_id in self._in_work:
+            if request_id in self._work:
                 raise InvalidRequest(
                     f"a request with id {request_id!r:.80} is in work", param="request_id"
                 )
@@ -221,24 +169,9 @@ class AsyncEngine:
             )
             self._supervisor.send(messages.Submit(request))
         except HeadraceError as error:
-            self.metrics.refused(_refusal(error))
+            self.metrics.refused(refusal(error))
             raise
-        choices = request.sampling.n
-        stream = Stream(request.id, request.prompt, choices, self._cancel)
-        life = RequestLife(
-            request.arrival,
-            len(request.prompt),
-            choices=choices,
-            max_tokens=request.sampling.max_tokens or 0,
-            adapter=adapter,
-            trace=CURRENT.get(),
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-        )
-        self._in_work[request.id] = _InWork(stream, RequestOutputs(request, self.tokenizer), life)
-        self._sequences += choices
-        self._idle.clear()
-        return stream
+        return self._work.open(request, adapter)
 
     def _check_open(self, sampling: SamplingParams) -> None:
         if self._draining:
@@ -246,9 +179,9 @@ class AsyncEngine:
         if self._supervisor.state is not State.READY:
             raise self._supervisor.dead()
         wanted = sampling.n if type(sampling.n) is int else 1
-        if self._sequences + wanted > self._most:
+        if self._work.sequences + wanted > self._most:
             raise Overloaded(
-                f"{self._sequences} sequences are in work or wait, of at most {self._most}",
+                f"{self._work.sequences} sequences are in work or wait, of at most {self._most}",
                 retry_after=1.0,
             )
 
@@ -302,8 +235,8 @@ class AsyncEngine:
             grammar=grammar,
             keep_ids=keep_ids,
         )
-        work = self._in_work[stream.request_id]
-        answer = Answer(work.outputs.request, prompt if isinstance(prompt, str) else None)
+        request = self._work.request(stream.request_id)
+        answer = Answer(request, prompt if isinstance(prompt, str) else None)
         try:
             async for delta in stream:
                 answer.add(delta)
@@ -326,18 +259,7 @@ class AsyncEngine:
         raise EngineFault("the request ended without a vector")
 
     def abort(self, request_id: str) -> bool:
-        if request_id not in self._in_work:
-            return False
-        with contextlib.suppress(EngineDead):
-            self._supervisor.send(messages.Abort(request_id))
-        return True
-
-    def _cancel(self, request_id: str) -> None:
-        """The reader has left: stop the work and forget it at once."""
-        work = self._in_work.get(request_id)
-        if work is not None:
-            self.abort(request_id)
-            self._end(work, "abort")
+        return self._work.abort(request_id)
 
     # What the engine process says
 
@@ -346,82 +268,19 @@ class AsyncEngine:
             case messages.News(deltas, stats):
                 now = time.monotonic()
                 for delta in deltas:
-                    self._deliver(delta, now)
+                    self._work.deliver(delta, now)
                 self._observe(stats)
             case messages.Refused(request_id, error):
-                work = self._in_work.get(request_id)
-                if work is not None:
-                    typed = error.error()
-                    self.metrics.refused(_refusal(typed))
-                    self._forget(work)
-                    work.stream.fail(typed)
+                self._work.refuse(request_id, error.error())
             case messages.Ready():
                 self._ready(message)
             case messages.AdapterDone():
-                self._adapter_done(message)
+                self._loads.done(message)
             case messages.Report():
                 for waiting in self._reports:
                     if not waiting.done():
                         waiting.set_result(message)
                 self._reports.clear()
-
-    def _deliver(self, delta: SequenceDelta, now: float) -> None:
-        work = self._in_work.get(delta.request_id)
-        if work is None:
-            return  # Its reader has left.
-        life = work.life
-        if delta.tokens:
-            if not life.generated:
-                life.scheduled, life.cached = delta.scheduled, delta.cached
-            latest = work.latest[delta.choice]
-            if latest:
-                self.metrics.between_tokens(now - latest, len(delta.tokens))
-            work.latest[delta.choice] = now
-            self.metrics.tokens(life, len(delta.tokens), now)
-        elif delta.vector is not None:
-            life.scheduled = delta.scheduled
-        life.preemptions = max(life.preemptions, delta.preemptions)
-        if delta.finish == "error":
-            self._fail(work, delta)
-            return
-        out = work.outputs.feed(delta)
-        if out is None:
-            return
-        if out.finish_reason is not None and delta.finish is None:
-            with contextlib.suppress(EngineDead):
-                self._supervisor.send(messages.AbortChoice(delta.request_id, delta.choice))
-        work.stream.push(out)
-        if work.outputs.finished:
-            self._end(work, out.finish_reason or "stop")
-
-    def _fail(self, work: _InWork, delta: SequenceDelta) -> None:
-        """One choice ended with an error: so does the request."""
-        self.metrics.failed("step")
-        if not work.outputs.finished:
-            with contextlib.suppress(EngineDead):
-                self._supervisor.send(messages.Abort(delta.request_id))
-        message = delta.error or "the step failed"
-        kind = InvalidRequest if delta.error_status == 400 else EngineFault
-        self._end(work, "error")
-        work.stream.fail(kind(message))
-
-    def _end(self, work: _InWork, reason: str) -> None:
-        work.life.longest = work.outputs.longest
-        work.life.ended = time.monotonic()
-        self.metrics.ended(work.life, reason, work.life.ended)
-        self._forget(work)
-        if self.on_end is not None:
-            try:
-                self.on_end(work.stream.request_id, work.life)
-            except Exception:  # observing must not disturb: a named border
-                self.metrics.failed("observer")
-                log.exception("the observer of ended requests failed")
-
-    def _forget(self, work: _InWork) -> None:
-        if self._in_work.pop(work.stream.request_id, None) is not None:
-            self._sequences -= work.life.choices
-            if not self._in_work:
-                self._idle.set()
 
     def _observe(self, stats: StepStats) -> None:
         # News of an abort may come without a step: what runs has changed, nothing was computed.
@@ -453,9 +312,7 @@ class AsyncEngine:
         self.metrics.up = 1.0
         if self._supervisor.restarts:
             self.metrics.restarted()
-        for adapter in self.adapters:
-            # A new engine process: it gets them before any request.
-            self._supervisor.send(messages.LoadAdapter(adapter.id, adapter.path))
+        self._loads.again()
         self._note_phases()
 
     def _note_phases(self) -> None:
@@ -475,17 +332,12 @@ class AsyncEngine:
         self.metrics.up = 0.0
         self.stats = StepStats()
         self.metrics.stats = self.stats
-        for work in list(self._in_work.values()):
-            self._end(work, "error")
-            work.stream.fail(error)
+        self._work.end_all(error)
         for waiting in self._reports:
             if not waiting.done():
                 waiting.set_exception(error)
         self._reports.clear()
-        for adapter in self._adapter_work.values():
-            if not adapter.done():
-                adapter.set_exception(error)
-        self._adapter_work.clear()
+        self._loads.fail(error)
 
     # Adapters
 
@@ -500,49 +352,11 @@ class AsyncEngine:
             raise InvalidRequest(
                 "this engine serves no adapters (option max_adapters)", param="lora_name"
             )
-        roots = [root for root in (self.options.adapter_roots or "").split(os.pathsep) if root]
-        folder = within(path, roots)
-        self.adapters.new(name, str(folder), self.model_name)
-        rank = self.options.adapter_rank
-        await asyncio.to_thread(open_adapter, folder, self.files.arch, max_rank=rank)
-        adapter = self.adapters.new(name, str(folder), self.model_name)
-        await self._about_adapter(messages.LoadAdapter(adapter.id, adapter.path))
-        try:
-            self.adapters.new(name, adapter.path, self.model_name)
-        except InvalidRequest:
-            # Another call loaded one of this name meanwhile: that one stays.
-            await self._about_adapter(messages.UnloadAdapter(adapter.id))
-            raise
-        self.adapters.add(adapter)
+        await self._loads.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
         """New requests cannot have it any more; those that have it end as ever. `NotFound`."""
-        adapter = self.adapters.remove(name)
-        await self._about_adapter(messages.UnloadAdapter(adapter.id))
-
-    async def _about_adapter(self, message: messages.LoadAdapter | messages.UnloadAdapter) -> None:
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._supervisor.send(message)
-        self._adapter_work[message.name] = waiting
-        await waiting
-
-    def _adapter_done(self, done: messages.AdapterDone) -> None:
-        waiting = self._adapter_work.pop(done.name, None)
-        error = None if done.error is None else done.error.error()
-        if waiting is not None and not waiting.done():
-            if error is None:
-                waiting.set_result(None)
-            else:
-                waiting.set_exception(error)
-        elif waiting is not None and error is None:
-            # Who asked has left, so nobody knows the adapter.
-            self._supervisor.send(messages.UnloadAdapter(done.name))
-        elif error is not None:
-            # After a restart: the files are not what they were.
-            log.error("an adapter could not be loaded again: %s", error)
-            for adapter in self.adapters:
-                if adapter.id == done.name:
-                    self.adapters.remove(adapter.name)
+        await self._loads.unload(name)
 
     # The engine as a whole
 
@@ -574,7 +388,16 @@ class AsyncEngine:
 
     def in_work(self) -> list[tuple[str, RequestLife]]:
         """(id, life so far) of every request that has not ended, oldest first."""
-        return [(name, work.life) for name, work in self._in_work.items()]
+        return self._work.lives()
+
+    @property
+    def on_end(self) -> Callable[[str, RequestLife], None] | None:
+        """Called with id and life when a request has ended, for traces."""
+        return self._work.on_end
+
+    @on_end.setter
+    def on_end(self, callback: Callable[[str, RequestLife], None] | None) -> None:
+        self._work.on_end = callback
 
     async def inspect(self) -> messages.Report:
         """Ask the engine how much it holds and whether its books are right."""
@@ -596,28 +419,10 @@ class AsyncEngine:
         self._draining = True
         with contextlib.suppress(TimeoutError):
             if drain_seconds > 0:
-                await asyncio.wait_for(self._idle.wait(), drain_seconds)
-        for request_id in list(self._in_work):
-            self.abort(request_id)
-        if self._in_work:
+                await asyncio.wait_for(self._work.idle.wait(), drain_seconds)
+        self._work.abort_all()
+        if len(self._work):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), 1.0)
+                await asyncio.wait_for(self._work.idle.wait(), 1.0)
         await self._supervisor.close()
         self._end_all(EngineDead("the engine was closed", retry_after=2.0))
-
-
-def _read_ahead(files: ModelFiles) -> None:
-    """Have the system read the weights while the engine process still imports."""
-    if hasattr(os, "posix_fadvise"):
-        for path in files.weights:
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-
-
-def _refusal(error: HeadraceError) -> str:
-    """The label under which a refusal is counted."""
-    if isinstance(error, EngineDead):
-        return "unavailable"
-    if isinstance(error, Overloaded):
-        return "overloaded"
-    return "context" if isinstance(error, ContextOverflow) else "invalid"

@@ -1,0 +1,201 @@
+"""The requests that have not ended: from what the engine says of each to its reader and its life.
+
+Belongs to one event loop; imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..base.errors import (
+    ContextOverflow,
+    EngineDead,
+    EngineFault,
+    HeadraceError,
+    InvalidRequest,
+    Overloaded,
+)
+from ..base.request import Request, SequenceDelta
+from ..obs.life import RequestLife
+from ..obs.metrics import EngineMetrics
+from ..obs.trace import CURRENT
+from ..text import Tokenizer
+from . import messages
+from .output import RequestOutputs
+from .stream import Stream
+
+log = logging.getLogger("headrace.engine")
+
+
+class InWork:
+    """A request that has not ended: its reader, its text, its times."""
+
+    __slots__ = ("latest", "life", "outputs", "stream")
+
+    def __init__(self, stream: Stream, outputs: RequestOutputs, life: RequestLife) -> None:
+        self.stream = stream
+        self.outputs = outputs
+        self.life = life
+        self.latest = [0.0] * life.choices
+        """Per choice: when its latest tokens came."""
+
+
+class RequestsInWork:
+    """All of one engine. Every request that was opened ends exactly once: by its last delta, an
+    error, its reader's leaving or the engine's death."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, metrics: EngineMetrics, send: Callable[[Any], None]
+    ) -> None:
+        """`send`: to the engine process; raises `EngineDead` where there is none."""
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._send = send
+        self._by_id: dict[str, InWork] = {}
+        self.sequences = 0
+        """Choices of all of them."""
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
+        self.on_end: Callable[[str, RequestLife], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._by_id
+
+    def request(self, request_id: str) -> Request:
+        """As it was sent. `KeyError` where it has ended."""
+        return self._by_id[request_id].outputs.request
+
+    def lives(self) -> list[tuple[str, RequestLife]]:
+        """(id, life so far), oldest first."""
+        return [(name, work.life) for name, work in self._by_id.items()]
+
+    def open(self, request: Request, adapter: str | None) -> Stream:
+        """The engine has it: from here on its reader gets whatever comes of it."""
+        sampling = request.sampling
+        stream = Stream(request.id, request.prompt, sampling.n, self._left)
+        life = RequestLife(
+            request.arrival,
+            len(request.prompt),
+            choices=sampling.n,
+            max_tokens=sampling.max_tokens or 0,
+            adapter=adapter,
+            trace=CURRENT.get(),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )
+        outputs = RequestOutputs(request, self._tokenizer)
+        self._by_id[request.id] = InWork(stream, outputs, life)
+        self.sequences += sampling.n
+        self.idle.clear()
+        return stream
+
+    def abort(self, request_id: str) -> bool:
+        """Ask the engine to end it. False: there is none of this id."""
+        if request_id not in self._by_id:
+            return False
+        self._tell(messages.Abort(request_id))
+        return True
+
+    def abort_all(self) -> None:
+        for request_id in list(self._by_id):
+            self.abort(request_id)
+
+    def deliver(self, delta: SequenceDelta, now: float) -> None:
+        """What a step brought for one choice, at `now` of the monotonic clock."""
+        work = self._by_id.get(delta.request_id)
+        if work is None:
+            return  # Its reader has left.
+        life = work.life
+        if delta.tokens:
+            if not life.generated:
+                life.scheduled, life.cached = delta.scheduled, delta.cached
+            latest = work.latest[delta.choice]
+            if latest:
+                self._metrics.between_tokens(now - latest, len(delta.tokens))
+            work.latest[delta.choice] = now
+            self._metrics.tokens(life, len(delta.tokens), now)
+        elif delta.vector is not None:
+            life.scheduled = delta.scheduled
+        life.preemptions = max(life.preemptions, delta.preemptions)
+        if delta.finish == "error":
+            self._fail(work, delta)
+            return
+        out = work.outputs.feed(delta)
+        if out is None:
+            return
+        if out.finish_reason is not None and delta.finish is None:
+            self._tell(messages.AbortChoice(delta.request_id, delta.choice))
+        work.stream.push(out)
+        if work.outputs.finished:
+            self._end(work, out.finish_reason or "stop")
+
+    def refuse(self, request_id: str, error: HeadraceError) -> None:
+        """The engine process would not take it."""
+        work = self._by_id.get(request_id)
+        if work is not None:
+            self._metrics.refused(refusal(error))
+            self._forget(work)
+            work.stream.fail(error)
+
+    def end_all(self, error: HeadraceError) -> None:
+        """The engine is gone and they with it."""
+        for work in list(self._by_id.values()):
+            self._end(work, "error")
+            work.stream.fail(error)
+
+    def _left(self, request_id: str) -> None:
+        """The reader has left: stop the work and forget it at once."""
+        work = self._by_id.get(request_id)
+        if work is not None:
+            self.abort(request_id)
+            self._end(work, "abort")
+
+    def _fail(self, work: InWork, delta: SequenceDelta) -> None:
+        """One choice ended with an error: so does the request."""
+        self._metrics.failed("step")
+        if not work.outputs.finished:
+            self._tell(messages.Abort(delta.request_id))
+        message = delta.error or "the step failed"
+        kind = InvalidRequest if delta.error_status == 400 else EngineFault
+        self._end(work, "error")
+        work.stream.fail(kind(message))
+
+    def _end(self, work: InWork, reason: str) -> None:
+        work.life.longest = work.outputs.longest
+        work.life.ended = time.monotonic()
+        self._metrics.ended(work.life, reason, work.life.ended)
+        self._forget(work)
+        if self.on_end is not None:
+            try:
+                self.on_end(work.stream.request_id, work.life)
+            except Exception:  # observing must not disturb: a named border
+                self._metrics.failed("observer")
+                log.exception("the observer of ended requests failed")
+
+    def _forget(self, work: InWork) -> None:
+        if self._by_id.pop(work.stream.request_id, None) is not None:
+            self.sequences -= work.life.choices
+            if not self._by_id:
+                self.idle.set()
+
+    def _tell(self, message: Any) -> None:
+        with contextlib.suppress(EngineDead):
+            self._send(message)
+
+
+def refusal(error: HeadraceError) -> str:
+    """The label under which a refusal is counted."""
+    if isinstance(error, EngineDead):
+        return "unavailable"
+    if isinstance(error, Overloaded):
+        return "overloaded"
+    return "context" if isinstance(error, ContextOverflow) else "invalid"

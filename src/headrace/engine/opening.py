@@ -1,0 +1,59 @@
+"""What the API process opens of a model before it can serve it: files, tokenizer, template."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.config import EngineOptions
+from ..base.modelfiles import ModelFiles
+from ..loader import open_model
+from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    files: ModelFiles
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    phases: dict[str, float]
+    """Seconds of each part."""
+
+
+async def open_for_serving(
+    options: EngineOptions, progress: Any, on_files: Callable[[ModelFiles], None]
+) -> OpenModel:
+    """`on_files` is called as soon as the files are open: the tokenizer takes its time.
+
+    Raises `ModelNotFound`, `DownloadError`, `ModelFileError`, `UnsupportedModel`.
+    """
+    begin = time.monotonic()
+    files = await asyncio.to_thread(
+        open_model,
+        options.model,
+        cache_dir=Path(options.cache_dir) if options.cache_dir else None,
+        offline=options.offline,
+        progress=progress,
+    )
+    opened = time.monotonic()
+    on_files(files)
+    _read_ahead(files)
+    read = time.monotonic()
+    tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
+    phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
+    template = chat_template(files.chat_template, files.special) if files.chat_template else None
+    return OpenModel(files, tokenizer, template, phases)
+
+
+def _read_ahead(files: ModelFiles) -> None:
+    """Have the system read the weights while the engine process still imports."""
+    if hasattr(os, "posix_fadvise"):
+        for path in files.weights:
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
