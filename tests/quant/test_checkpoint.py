@@ -211,12 +211,12 @@ def test_activation_order_is_refused_only_where_it_matters() -> None:
     ("config", "says"),
     [
         ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; supported: awq"),
-        ({"quant_method": "fp8"}, "quant_method is 'fp8'"),
+        ({"quant_method": "fbgemm_fp8"}, "quant_method is 'fbgemm_fp8'"),
         ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),
         ({"quant_method": "awq", "bits": 3, "group_size": 128}, "bits is 3"),
         ({"quant_method": "gptq", "bits": 6, "group_size": 128}, "bits is 6"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 100}, "group_size is 100"),
-        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "float-quantized"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups"),
     ],
 )

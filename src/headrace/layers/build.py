@@ -109,6 +109,8 @@ class Builder:
                 scales=weight.scales.to(self.device),
                 offsets=None if offsets is None else offsets.to(self.device),
             )
+        if isinstance(weight, Fp8Weight):
+            return Fp8Weight(weight.data.to(self.device), weight.scales.to(self.device))
         return replace(weight, data=weight.data.to(self.device))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 
 from ..base.errors import ModelFileError
-from ..kernels.weights import BlockWeight, DenseWeight, PackedWeight
+from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
 
-Named = torch.Tensor | BlockWeight | PackedWeight
-Matrix = DenseWeight | BlockWeight | PackedWeight
+Named = torch.Tensor | BlockWeight | PackedWeight | Fp8Weight
+Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 
 
 class WeightSource:
@@ -78,6 +78,8 @@ def _kind(weight: Named) -> str:
         return weight.kind
     if isinstance(weight, PackedWeight):
         return f"packed{weight.bits}"
+    if isinstance(weight, Fp8Weight):
+        return "fp8"
     return str(weight.dtype).removeprefix("torch.")
 
 

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from ..base.arch import ModelArch
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
-from ..kernels.weights import BlockWeight, PackedWeight
-from ..quant.checkpoint import LAYOUTS, pack, shape_of
+from ..kernels.weights import BlockWeight, Fp8Weight, PackedWeight
+from ..quant.checkpoint import LAYOUTS, load, shape_of
 from ..quant.ggml_types import DENSE, SUPPORTED
 from ..quant.schemes import Scheme, scheme_of
 from .gguf import GgufFile, TensorInfo
@@ -27,7 +27,16 @@ from .jsonfile import read_json
 from .names import Shapes, check, expected, from_gguf_name, from_hf_name
 from .shards import StoredTensor, read_headers
 
-Loaded = torch.Tensor | BlockWeight | PackedWeight
+CODES = {
+    "awq": ("I32",),
+    "gptq": ("I32",),
+    "packed": ("I32",),
+    "int8": ("I8",),
+    "fp8": ("F8_E4M3",),
+}
+"""Layout → how safetensors names the type of its codes."""
+
+Loaded = torch.Tensor | BlockWeight | PackedWeight | Fp8Weight
 
 
 def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
@@ -90,7 +99,7 @@ def _from_safetensors(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
                     suffix: opened[stored[member].shard].get_tensor(member)
                     for suffix, member in parts.items()
                 }
-                yield names[name], pack(scheme, tensors, packed[name])
+                yield names[name], load(scheme, tensors, packed[name])
 
 
 def quantised_matrices(
@@ -101,8 +110,8 @@ def quantised_matrices(
     matrices = {}
     for name, header in stored.items():
         module, _, suffix = name.rpartition(".")
-        # In the plain int8 layout a dense weight has the same suffix but not the same type.
-        if suffix == layout.main and header.dtype in ("I8", "I32"):
+        # In the plain layouts a dense weight has the same suffix but not the same type.
+        if suffix == layout.main and header.dtype in CODES[scheme.layout]:
             members = {each: f"{module}.{each}" for each in (layout.main, *layout.others)}
             matrices[module] = {each: full for each, full in members.items() if full in stored}
     return matrices

@@ -1,4 +1,5 @@
-"""Loads the quantised matrices of safetensors checkpoints into `PackedWeight`s of layout "rows".
+"""Loads the quantised matrices of safetensors checkpoints: `PackedWeight`s of layout "rows", and
+`Fp8Weight`s (`quant.fp8`).
 
 A layout knows the tensors that make one matrix, the matrix's shape from theirs, and how to
 decode them. The result is lossless: codes as stored, w = code · scale - zero · scale in fp32,
@@ -13,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 from ..base.errors import ModelFileError, UnsupportedModel
-from ..kernels.weights import PackedWeight
+from ..kernels.weights import Fp8Weight, PackedWeight
+from .fp8 import SCALES, fp8_weight
 from .schemes import Scheme
 
 Tensors = Mapping[str, torch.Tensor]
@@ -39,8 +41,15 @@ class Layout(NamedTuple):
     """Are scales stored [groups, out]?"""
 
 
-def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
+def load(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight | Fp8Weight:
     """The matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit together."""
+    if scheme.layout == "fp8":
+        return fp8_weight(tensors, scheme.strategy, name)
+    return pack(scheme, tensors, name)
+
+
+def pack(scheme: Scheme, tensors: Tensors, name: str) -> PackedWeight:
+    """The packed matrix that `tensors` (by suffix) hold; `ModelFileError` if they do not fit."""
     layout = LAYOUTS[scheme.layout]
     out, width = shape_of(scheme, {key: tuple(value.shape) for key, value in tensors.items()}, name)
     group = scheme.group or width
@@ -159,7 +168,7 @@ def _packed(
     return codes, _nibbles(zeros.t().contiguous(), scheme.bits).t().to(torch.float32)
 
 
-def _int8_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
+def _plain_shape(scheme: Scheme, shapes: Shapes) -> tuple[int, int]:
     out, width = shapes["weight"]
     return out, width
 
@@ -176,6 +185,10 @@ def _int8(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Ten
             raise ModelFileError(f"weight_zero_point is of shape {list(stored.shape)}")
         zeros = zeros + (stored.reshape(shape[0], -1) if stored.numel() > 1 else stored)
     return codes, zeros
+
+
+def _never(scheme: Scheme, t: Tensors, shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    raise AssertionError("fp8 has no codes with zero points: see `load`")
 
 
 def _zeros(t: Tensors, suffix: str, shape: tuple[int, int]) -> torch.Tensor:
@@ -198,6 +211,7 @@ LAYOUTS: Mapping[str, Layout] = {
         False,
     ),
     "int8": Layout(
-        "weight", ("weight_scale", "weight_zero_point"), _int8_shape, _int8, "weight_scale", False
+        "weight", ("weight_scale", "weight_zero_point"), _plain_shape, _int8, "weight_scale", False
     ),
+    "fp8": Layout("weight", (*SCALES, "input_scale"), _plain_shape, _never, "weight_scale", False),
 }

@@ -2,7 +2,8 @@
 
 Torch-free: `loader.open` refuses here what `quant.checkpoint` cannot load. What is understood:
 AWQ (4 bits, "gemm" order), GPTQ (4 and 8 bits, without activation order), compressed-tensors
-INT4 and INT8 (packed or plain).
+INT4 and INT8 (packed or plain) and FP8, and the plain FP8 of Hugging Face (by tensor, or in
+blocks of 128 x 128).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
 
 GROUPS = (16, 32, 64, 128, 256, 512, 1024)
+FP8_BLOCK = 128
+"""Side of a block that shares a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,14 @@ class Scheme:
     """How the quantised matrices of a checkpoint are stored."""
 
     layout: str
-    """Key of `quant.checkpoint.LAYOUTS`: "awq", "gptq", "packed" or "int8"."""
+    """Key of `quant.checkpoint.LAYOUTS`: "awq", "gptq", "packed", "int8" or "fp8"."""
     bits: int
     group: int | None
     """Inputs that share a scale; None: all of a row."""
     zero_shift: int = 0
     """Added to a stored zero point (GPTQ's first format stores it less one)."""
+    strategy: str = ""
+    """What shares an fp8 scale: "tensor", "channel" (an output row) or "block" (128 x 128)."""
 
 
 def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
@@ -62,7 +67,7 @@ def _gptq(fields: Fields) -> Scheme:
 
 
 def _compressed(fields: Fields) -> Scheme:
-    layout = fields.word("format", ("pack-quantized", "int-quantized"))
+    layout = fields.word("format", ("pack-quantized", "int-quantized", "float-quantized"))
     groups = fields.mapping("config_groups")
     if not groups or len(groups) != 1:
         raise UnsupportedModel(
@@ -77,10 +82,12 @@ def _compressed(fields: Fields) -> Scheme:
     if weights is None:
         raise ModelFileError("config.json: config_groups lacks weights", param="weights")
     activations = inner.mapping("input_activations")
-    if activations is not None:
+    if activations is not None and layout != "float-quantized":
         # Activations quantised on the fly are the kernels' own affair; stored scales are not read.
         Fields(activations, "config.json input_activations").expect("dynamic", True)
     fields = Fields(weights, "config.json weights")
+    if layout == "float-quantized":
+        return _compressed_fp8(fields, activations)
     fields.word("type", ("int",))
     bits = fields.integer("num_bits", 4, 8)
     fields.expect("dynamic", False)
@@ -93,6 +100,29 @@ def _compressed(fields: Fields) -> Scheme:
         )
     size = _group(fields, "group_size") if strategy == "group" else None
     return Scheme("packed" if layout == "pack-quantized" else "int8", bits, size)
+
+
+def _compressed_fp8(fields: Fields, activations: Mapping[str, Any] | None) -> Scheme:
+    fields.word("type", ("float",))
+    fields.integer("num_bits", 8, 8)
+    fields.expect("dynamic", False)
+    fields.expect("symmetric", True)
+    strategy = fields.word("strategy", ("tensor", "channel", "block"))
+    if strategy == "block":
+        fields.expect("block_structure", [FP8_BLOCK, FP8_BLOCK], "128x128")
+    if activations is not None:
+        # By row or block on the fly, or by one stored scale: either way kernels measure each row.
+        Fields(activations, "config.json input_activations").word("type", ("float",))
+    return Scheme("fp8", 8, None, strategy=strategy)
+
+
+def _fp8(fields: Fields) -> Scheme:
+    """Hugging Face's "fp8": blocks where `weight_block_size` is given, else one scale."""
+    fields.expect("fmt", "e4m3", "float8_e4m3fn")
+    fields.word("activation_scheme", ("dynamic", "static"), "dynamic")
+    fields.expect("weight_block_size", [FP8_BLOCK, FP8_BLOCK])
+    blocked = fields.raw("weight_block_size") is not None
+    return Scheme("fp8", 8, None, strategy="block" if blocked else "tensor")
 
 
 def _group(fields: Fields, key: str) -> int | None:
@@ -109,4 +139,5 @@ _METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,
+    "fp8": _fp8,
 }

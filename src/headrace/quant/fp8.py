@@ -1,0 +1,48 @@
+"""Loads the fp8 matrices of safetensors checkpoints into `Fp8Weight`s, as they are stored.
+
+w = data · scale, with e4m3 `data`. Three granularities, told apart by the scale's own shape, which
+must be the one that the config promised: one for the tensor, one per output row, one per block of
+128 x 128 (DeepSeek-V3, 2024). The block's scale is called `weight_scale_inv` there; it multiplies
+all the same. Stored scales of activations (`input_scale`) are not read: kernels measure each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..base.errors import ModelFileError
+from ..kernels.weights import Fp8Weight
+
+BLOCK = 128
+SCALES = ("weight_scale", "weight_scale_inv")
+
+
+def fp8_weight(tensors: Mapping[str, torch.Tensor], strategy: str, name: str) -> Fp8Weight:
+    """The matrix that `tensors` (by suffix) hold, scales fp32 [1, 1], [out, 1] or by block.
+
+    `strategy`: "tensor", "channel" or "block". Raises `ModelFileError`.
+    """
+    data = tensors["weight"]
+    if data.dtype != torch.float8_e4m3fn:
+        raise ModelFileError(f"{name}: weight must be float8_e4m3fn, not {data.dtype}")
+    found = [suffix for suffix in SCALES if suffix in tensors]
+    if len(found) != 1:
+        raise ModelFileError(f"{name}: needs one of {' and '.join(SCALES)}, has {len(found)}")
+    stored = tensors[found[0]]
+    out, width = data.shape
+    shapes = {
+        "tensor": (1, 1), "channel": (out, 1), "block": (-(-out // BLOCK), -(-width // BLOCK)),
+    }  # fmt: skip
+    wanted = shapes[strategy]
+    # A scalar, [1] and [out] are written too.
+    if stored.numel() != wanted[0] * wanted[1] or (stored.dim() == 2 and stored.shape != wanted):
+        raise ModelFileError(
+            f"{name}: {found[0]} has shape {list(stored.shape)}; {list(wanted)} is needed for "
+            f"{out} x {width} by {strategy}"
+        )
+    scales = stored.to(torch.float32).reshape(wanted).contiguous()
+    if not torch.isfinite(scales).all():
+        raise ModelFileError(f"{name}: {found[0]} holds numbers that are not finite")
+    return Fp8Weight(data, scales)
