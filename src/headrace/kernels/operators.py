@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -130,6 +130,23 @@ Program = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor]]
 """A `Forward` bound to its operators and cache. Results are valid until the next call."""
 
 
+@runtime_checkable
+class GreedyProgram(Protocol):
+    """A `Program` that can also choose the tokens itself, without writing logits."""
+
+    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """→ hidden [N, D], the most likely token [R] int64 of each of `sample_rows`.
+
+        Of equal logits the smallest id, as `argmax` over the logits of a call gives; a row whose
+        logits are not numbers gets any token of the vocabulary. None, and nothing was computed,
+        where this batch cannot go that way.
+        """
+        ...
+
+
+
 class Operators(Protocol):
     """What a backend implements. x and results are in the model's dtype unless said otherwise."""
 
@@ -242,6 +259,57 @@ class Operators(Protocol):
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         """x [R, D] → fp32 logits [R, V]."""
         ...
+
+
+@dataclass(slots=True)
+class Coded:
+    """Activations [N, D] as 8-bit codes, made by the operator before a product that takes such."""
+
+    codes: torch.Tensor
+    """[N, D] e4m3."""
+    scales: torch.Tensor
+    """fp32 [N, 1], or [N, ceil(D / 128)] where the product's weight has a scale per block."""
+    dtype: torch.dtype
+    """Of the values that they stand for, and of the product's result."""
+
+
+class CodedOperators(Operators, Protocol):
+    """What a backend may offer beside: norms and gates that write the codes of the next product,
+    which saves it reading and writing its input once more. Ask `takes_codes` before each."""
+
+    def takes_codes(self, consumer: Weight) -> bool:
+        """Does `linear` of this weight, as `prepare` made it, quantise its input?"""
+        ...
+
+    def rms_norm_codes(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
+    ) -> Coded:
+        """`rms_norm`, as input of `consumer`."""
+        ...
+
+    def add_rms_norm_codes(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float,
+        consumer: Weight,
+    ) -> tuple[Coded, torch.Tensor]:
+        """`add_rms_norm`, as input of `consumer`."""
+        ...
+
+    def gated_codes(self, gate_up: torch.Tensor, activation: str, consumer: Weight) -> Coded:
+        """`gated`, as input of `consumer`."""
+        ...
+
+    def linear_codes(self, x: Coded, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        """`linear` of what one of the others gave."""
+        ...
+
+
+CODED = ("takes_codes", "rms_norm_codes", "add_rms_norm_codes", "gated_codes", "linear_codes")
+"""The names that `CodedOperators` adds."""
 
 
 class EncoderOperators(Operators, Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.operators import KvCache, Operators, StepBatch, StepLimits
+from ..kernels.operators import GreedyProgram, KvCache, Operators, StepBatch, StepLimits
 from ..models.registry import Model
 
 
@@ -31,6 +31,12 @@ class Runner:
         if self._program is not None:
             return self._program(batch)
         return self._model.forward(self._operators, batch, self._cache)
+
+    def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As `GreedyProgram.greedy`; None also where the program only gives logits."""
+        if isinstance(self._program, GreedyProgram):
+            return self._program.greedy(batch)
+        return None
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """fp32 logits of further rows of the last step."""
