@@ -45,8 +45,8 @@ from headrace.kernels.triton.aot import Compiled, compiling, triton_version
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.sass import SHARED_LIMIT
 from headrace.roofline.composition import compose
+from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.operators import Case
 from headrace.roofline.step import step_time
 from headrace.roofline.weights import WeightBytes
 

@@ -15,9 +15,9 @@ from typing import Any
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
 from headrace.engine.sim import ROUTERS, Cluster, ReplicaSpec
+from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
-from headrace.roofline.operators import Case, Layout
 from headrace.roofline.plot import Chart, Series, write_png
 from headrace.roofline.weights import WeightBytes
 

@@ -15,9 +15,9 @@ from statistics import median
 from headrace.bench.options import RunOptions
 from headrace.bench.virtual import Simulation
 from headrace.engine.sim import Cluster, ReplicaSpec
+from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
-from headrace.roofline.operators import Case, Layout
 from headrace.roofline.weights import WeightBytes
 
 ROWS = [

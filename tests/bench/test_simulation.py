@@ -22,9 +22,9 @@ from headrace.engine.sim import (
     SimRequest,
 )
 from headrace.roofline.composition import decode_step, prefill_step
+from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
-from headrace.roofline.operators import Case, Layout
 from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes
 

@@ -20,7 +20,8 @@ from headrace.layers.source import WeightSource
 from headrace.loader.names import expected
 from headrace.models.registry import build_model
 from headrace.roofline.composition import compose_plan
-from headrace.roofline.operators import Case, Count, count_step
+from headrace.roofline.counts import Case, Count
+from headrace.roofline.operators import count_step
 from headrace.roofline.weights import WeightBytes
 from headrace.worker.batch import make_batch
 from headrace.worker.kv_tensors import allocate_kv

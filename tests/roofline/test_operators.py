@@ -14,7 +14,8 @@ from headrace.roofline.composition import (
     visible_pairs,
     visible_tokens,
 )
-from headrace.roofline.operators import Case, Count, Layout, count_step
+from headrace.roofline.counts import Case, Count, Layout
+from headrace.roofline.operators import count_step
 from headrace.roofline.weights import WeightBytes, from_tensors, parameters, total_bytes
 
 from .archs import ALL, DEEPSEEK_LITE, GEMMA_270M, LLAMA_8B, QWEN_05B, QWEN_30B_A3B

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.roofline.composition import decode_step
+from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.operators import Case
 from headrace.roofline.plot import Chart, Series, short, svg, ticks, write_png
 from headrace.roofline.report import COLUMNS, digits, html_page, roofline_chart, rows, share_chart
 from headrace.roofline.step import step_time

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.base.errors import InvalidRequest, NotFound, OptionError
 from headrace.roofline.composition import compose, decode_step, prefill_step
+from headrace.roofline.counts import Case, Layout
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
 from headrace.roofline.hardware import (
     DEVICES,
@@ -20,7 +21,6 @@ from headrace.roofline.hardware import (
     load_hardware,
     save_hardware,
 )
-from headrace.roofline.operators import Case, Layout
 from headrace.roofline.step import StepModel, step_time
 from headrace.roofline.weights import WeightBytes
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult
 from headrace.engine.recording import RecordingExecutor, compositions, step_lines, timeline
+from headrace.roofline.counts import Case
 from headrace.roofline.fit import read_records
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.operators import Case
 from headrace.roofline.step import StepModel
 
 from .archs import QWEN_05B

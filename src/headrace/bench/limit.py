@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..roofline.composition import decode_step, prefill_step
+from ..roofline.counts import Case
 from ..roofline.hardware import Hardware
-from ..roofline.operators import Case
 from ..roofline.plot import Chart, Series
 from ..roofline.report import roofline_chart
 from ..roofline.step import StepTime, step_time

@@ -30,9 +30,9 @@ from ..bench.result import read_result
 from ..bench.run import Outcome, run_bench
 from ..bench.store import read_records, records_csv
 from ..bench.sweep import COLUMNS, Point, Sweeper, rows, sweep_page
+from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
-from ..roofline.operators import Layout
 from ..roofline.page import charts, page
 from ..roofline.plot import Chart, write_png
 from .bench_flags import (

@@ -16,11 +16,11 @@ from ..bench.calibrate import calibrate, measure_steps
 from ..engine.prediction import case_of
 from ..loader import open_model
 from ..roofline.composition import Composition, compose, decode_step, prefill_step
+from ..roofline.counts import Case, Layout
 from ..roofline.fit import fit_efficiency, prediction_errors, read_records
 from ..roofline.hardware import Hardware, find_hardware, save_hardware
 from ..roofline.known import KNOWN
 from ..roofline.machine import calibration_path
-from ..roofline.operators import Case, Layout
 from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
 from ..roofline.step import StepModel, StepTime, step_time

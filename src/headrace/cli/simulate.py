@@ -16,9 +16,9 @@ from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..bench.virtual import Simulation
 from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
+from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
-from ..roofline.operators import Layout
 from .roofline import make_case
 
 

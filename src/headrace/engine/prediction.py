@@ -13,9 +13,9 @@ from ..loader.gguf import GgufFile
 from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
 from ..roofline.composition import compose_plan
+from ..roofline.counts import Case, Layout
 from ..roofline.formats import WEIGHT_BITS
 from ..roofline.machine import this_hardware
-from ..roofline.operators import Case, Layout
 from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import from_tensors
 

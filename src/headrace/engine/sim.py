@@ -23,10 +23,10 @@ from ..base.sampling import SamplingParams
 from ..base.step import StepPlan, StepResult
 from ..kv import KvManager
 from ..roofline.composition import compose
+from ..roofline.counts import Case
 from ..roofline.formats import kv_token_bytes
 from ..roofline.hardware import Hardware
 from ..roofline.memory import MemoryPlan, plan_memory
-from ..roofline.operators import Case
 from ..roofline.step import StepModel
 from ..roofline.weights import total_bytes
 from ..sched import Limits, Scheduler

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ..base.errors import InvalidRequest
 from .composition import compose
+from .counts import Case
 from .hardware import Efficiency, Hardware
-from .operators import Case, count_step
+from .operators import count_step
 from .step import compute_seconds, memory_seconds
 
 FITTED = (
@@ -97,6 +98,7 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
     fitted = replace(
         hardware.efficiency,
         **dict(zip(FITTED, map(float, values), strict=True)),
+        curves={},
         source=f"fitted on {len(records)} steps, median error {np.median(errors):.1%}",
     )
     return Fit(fitted, len(records), float(np.median(errors)), float(errors.max()))
@@ -117,7 +119,7 @@ class _Table:
 
     def __init__(self, case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> None:
         rows: list[tuple[int, int, float, float, int]] = []
-        kinds = {"product": 0, "attention": 1, "vector": 2}
+        kinds = {"product": 0, "experts": 0, "attention": 1, "vector": 2}
         for number, record in enumerate(records):
             step = compose(case.arch, record.starts, record.counts, record.samples)
             for count in count_step(case, step):

@@ -11,6 +11,24 @@ from ..base.errors import NotFound, OptionError
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """How near one class of operators comes to the ceilings, by the size of a call.
+
+    A call takes floor + depth · depth_seconds / 1000 + max(compute, memory) + (1 - overlap) ·
+    min(compute, memory), each at its share of the ceiling: small calls are mostly floor and depth,
+    so their share of a ceiling rises with their size as a real kernel's does.
+    """
+
+    compute: float
+    memory: float
+    overlap: float = 1.0
+    floor_seconds: float = 0.0
+    """What a call takes that has next to nothing to do."""
+    depth_seconds: float = 0.0
+    """Per 1,000 of `Count.depth`: what a unit sums up one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
 class Efficiency:
     """Shares of a ceiling that kernels reach, and what every launch and step costs beside them.
 
@@ -32,6 +50,24 @@ class Efficiency:
     step_seconds: float = 0.5e-3
     """Per step: inputs, sampling, and what of scheduling is not overlapped."""
     source: str = "assumed"
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """By class of operator (`step.curve_names`): fitted on measured operators of every size. A
+    class without one has the shares above."""
+
+    def curve(self, kind: str, names: tuple[str, ...] = ()) -> Curve:
+        """The first of these classes that has a curve of its own, else the kind's shares."""
+        for name in names:
+            if name in self.curves:
+                return self.curves[name]
+        if kind in ("product", "experts"):
+            shares = self.product_compute, self.product_memory
+        elif kind == "attention":
+            shares = self.attention_compute, self.attention_memory
+        elif kind == "network":
+            return Curve(1.0, self.network)
+        else:
+            shares = 1.0, self.vector_memory
+        return Curve(*shares, self.overlap, self.launch_seconds)
 
 
 PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
@@ -54,6 +90,10 @@ class Hardware:
     """One direction, to the other devices of a node."""
     link_latency: float = 5e-6
     """Of one collective."""
+    node_devices: int = 8
+    """That the links connect; beyond them it is the fabric."""
+    fabric_bandwidth: float = 0.0
+    """One direction per device, to other nodes; 0: unknown, taken as the link's."""
     tile_rows: int = 1
     """Rows of a product are computed in multiples of this."""
     kind: str = "cuda"
@@ -178,7 +218,9 @@ def load_hardware(path: Path) -> Hardware:
     try:
         data: dict[str, Any] = json.loads(path.read_text())
         known = {spec.name for spec in fields(Hardware)}
-        efficiency = Efficiency(**data.pop("efficiency", {}))
+        shares = data.pop("efficiency", {})
+        curves = {name: Curve(**values) for name, values in shares.pop("curves", {}).items()}
+        efficiency = Efficiency(**shares, curves=curves)
         return Hardware(
             **{key: value for key, value in data.items() if key in known}, efficiency=efficiency
         )

@@ -23,9 +23,9 @@ from pathlib import Path
 from ..base.arch import ModelArch
 from ..base.errors import DoesNotFit, InvalidRequest
 from .composition import decode_step, prefill_step
+from .counts import Case, Layout
 from .hardware import DEVICES, Hardware
 from .memory import plan_memory
-from .operators import Case, Layout
 from .step import StepModel
 from .weights import WeightBytes, total_bytes
 

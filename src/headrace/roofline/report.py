@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .counts import Case
 from .hardware import Hardware
-from .operators import Case
 from .page import charts, page, table
 from .plot import Chart, Series
 from .step import StepTime

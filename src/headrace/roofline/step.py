@@ -8,13 +8,19 @@ the limit that the hardware sets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .collectives import collective_seconds
 from .composition import Composition
+from .counts import Case, Count
 from .hardware import PERFECT, Efficiency, Hardware
-from .operators import Case, Count, attention_counts, count_step
+from .operators import attention_counts, count_step
+
+QUERY_TILE = 128
+"""Queries that a prefill's attention kernel works on at a time on a GPU (FlashAttention 2 and 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +92,67 @@ def call_seconds(
     case: Case, hardware: Hardware, efficiency: Efficiency, count: Count
 ) -> tuple[float, str]:
     """(seconds of one call, what binds it)."""
+    exact = efficiency is PERFECT
+    curve = efficiency.curve(count.kind, curve_names(case, hardware, count))
     if count.kind == "network":
-        ranks = case.layout.tp
-        # A ring moves 2 · (ranks - 1) / ranks of the data over each link.
-        moved = 2 * (ranks - 1) / ranks * count.read_bytes
-        link = hardware.link_bandwidth or hardware.bandwidth
-        exact = efficiency is PERFECT
-        wait = 0.0 if exact else hardware.link_latency
-        return moved / (link * efficiency.network) + wait, "network"
-    compute = compute_seconds(case, hardware, count, padded=efficiency is not PERFECT)
-    memory = memory_seconds(hardware, count)
-    if count.kind == "product":
-        compute /= efficiency.product_compute
-        memory /= efficiency.product_memory
-    elif count.kind == "attention":
-        compute /= efficiency.attention_compute
-        memory /= efficiency.attention_memory
-    else:
-        memory /= efficiency.vector_memory
-    work = max(compute, memory) + (1 - efficiency.overlap) * min(compute, memory)
-    if efficiency.launch_seconds > work:
-        return work + efficiency.launch_seconds, "launch"
-    return work + efficiency.launch_seconds, "compute" if compute > memory else "memory"
+        return collective_seconds(hardware, count, curve, exact=exact), "network"
+    compute = compute_seconds(case, hardware, count, padded=not exact) / curve.compute
+    memory = memory_seconds(hardware, count) / curve.memory
+    start = curve.floor_seconds + count.depth * curve.depth_seconds / 1e3
+    work = max(compute, memory) + (1 - curve.overlap) * min(compute, memory)
+    if start > work:
+        return work + start, "launch"
+    return work + start, "compute" if compute > memory else "memory"
+
+
+def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]:
+    """Classes of `Efficiency.curves` that an operator may belong to, the narrowest first.
+
+    product/fp8, experts/bfloat16: by the type that it computes in; attention/decode and
+    attention/prefill (latent/… for MLA): by whether entries have one query each; all_reduce.
+    """
+    if count.kind in ("product", "experts"):
+        return (f"{count.kind}/{product_type(case, hardware, count)}",)
+    if count.kind == "attention":
+        kind = "latent" if count.label == "latent" else "attention"
+        return (f"{kind}/{'decode' if count.rows <= count.entries else 'prefill'}",)
+    return (count.operator,)
+
+
+def product_type(case: Case, hardware: Hardware, count: Count) -> str:
+    """The type that a product runs in; embedding and head may be stored wider than the rest."""
+    format = case.weights.format
+    if count.label in ("head", "embed") and case.weights.head_format:
+        format = case.weights.head_format
+    return hardware.compute_type(format, case.dtype)
 
 
 def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: bool) -> float:
-    """FLOPs at the full rate of the type; `padded` rounds a product's rows up to whole tiles."""
-    if count.kind == "product":
-        format = case.weights.format
-        if count.label in ("head", "embed") and case.weights.head_format:
-            format = case.weights.head_format
-        rate = hardware.rate(hardware.compute_type(format, case.dtype))
+    """FLOPs at the full rate of the type; `padded` rounds up to whole tiles what is cut into them.
+
+    A product's rows; and the queries of a prefill, whose last tile also computes what the causal
+    mask then hides: half a tile per query.
+    """
+    if count.kind in ("product", "experts"):
+        rate = hardware.rate(product_type(case, hardware, count))
         if padded and count.rows:
             tile = hardware.tile_rows
             return count.flops / rate * (-(-count.rows // tile) * tile / count.rows)
         return count.flops / rate
     if count.kind == "attention":
-        return count.flops / hardware.rate(case.dtype)
+        flops = count.flops
+        if padded and hardware.tile_rows > 1 and count.rows > count.entries:
+            flops *= _tiled(count)
+        return flops / hardware.rate(case.dtype)
     return count.flops / hardware.rate("float32")
+
+
+def _tiled(count: Count) -> float:
+    """Work of a prefill in whole tiles of queries, over its work."""
+    length = count.rows / count.entries
+    tiles = math.ceil(length / QUERY_TILE) * QUERY_TILE / length
+    seen = max(1.0, count.depth - length / 2)
+    return tiles * (seen + QUERY_TILE / 2) / seen
 
 
 def memory_seconds(hardware: Hardware, count: Count) -> float:

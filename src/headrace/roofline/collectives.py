@@ -1,0 +1,57 @@
+"""What ranks exchange in a step, and how long a collective takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .counts import Case, Count
+from .formats import dtype_bytes
+from .hardware import Curve, Hardware
+
+
+def collectives(case: Case, tokens: int) -> Iterator[Count]:
+    """All-reduces of tensor parallelism, the experts' exchange, sends between stages.
+
+    After attention and after each feed-forward tp ranks add up N · D · b. With data-parallel
+    attention a token goes to the ranks of its experts and back: of k active experts on R ranks it
+    is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b. A stage sends N · D · b.
+    """
+    arch, layout = case.arch, case.layout
+    size = tokens * arch.hidden * dtype_bytes(case.dtype)
+    sparse = 0 if arch.moe is None else arch.layers - arch.moe.dense_layers
+    exchanged = sparse if layout.dp > 1 else 0
+    if layout.tp > 1:
+        yield Count(
+            "all_reduce", "ranks", 2 * arch.layers - exchanged, "network", flops=0,
+            read_bytes=size, ranks=layout.tp,
+        )  # fmt: skip
+    if exchanged:
+        assert arch.moe is not None
+        ranks = layout.ranks
+        places = ranks * (1 - (1 - 1 / ranks) ** arch.moe.active)
+        # The tp ranks of a group hold the same tokens: each sends its share of them.
+        yield Count(
+            "all_to_all", "experts", 2 * sparse, "network", flops=0,
+            read_bytes=size * places / layout.tp, ranks=ranks,
+        )  # fmt: skip
+    if layout.pp > 1:
+        yield Count(
+            "send", "stages", layout.pp - 1, "network", flops=0, read_bytes=size / layout.tp,
+            ranks=layout.devices,
+        )  # fmt: skip
+
+
+def moved_bytes(count: Count) -> float:
+    """Over each link of a rank: a ring's all-reduce moves its data 2 · (R - 1) / R times."""
+    away = (count.ranks - 1) / count.ranks
+    times = {"all_reduce": 2 * away, "all_to_all": away, "send": 1.0}[count.operator]
+    return times * count.read_bytes
+
+
+def collective_seconds(hardware: Hardware, count: Count, curve: Curve, *, exact: bool) -> float:
+    """Time of one collective; beyond a node's devices at the fabric's bandwidth."""
+    link = hardware.link_bandwidth or hardware.bandwidth
+    if count.ranks > hardware.node_devices and hardware.fabric_bandwidth:
+        link = hardware.fabric_bandwidth
+    work = moved_bytes(count) / (link * curve.memory)
+    return work if exact else work + (curve.floor_seconds or hardware.link_latency)

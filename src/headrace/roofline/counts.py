@@ -1,0 +1,160 @@
+"""One operator's work as numbers, and what it depends on: the words of all counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..base.arch import ModelArch
+from ..base.errors import OptionError
+from .formats import dtype_bytes
+from .weights import WeightBytes
+
+Kind = Literal["product", "experts", "attention", "vector", "network"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one copy of a model is spread over devices.
+
+    `tp` ranks share every layer, `pp` stages share the layers. `dp` groups of `tp` ranks each have
+    the attention of their own sequences, and share the experts (DeepSeek-V3, section 3.4). With
+    `ep` the experts are whole and spread over all tp · dp ranks of a stage; without it each rank
+    has a slice of every expert.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: bool = False
+    dp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one stage, among which the experts are shared."""
+        return self.tp * self.dp
+
+    @property
+    def devices(self) -> int:
+        return self.ranks * self.pp
+
+    @property
+    def engines(self) -> int:
+        """Batches in work at a time: one per data-parallel group and pipeline stage."""
+        return self.dp * self.pp
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name}{size}"
+            for name, size in (("TP", self.tp), ("PP", self.pp), ("DP", self.dp))
+            if size > 1
+        ]
+        if self.ep:
+            parts.append(f"EP{self.ranks}")
+        return "·".join(parts) or "1"
+
+    def refusal(self, arch: ModelArch) -> str | None:
+        """Why this model cannot be spread so; None: it can."""
+        if arch.heads % self.tp:
+            return f"{arch.heads} heads cannot be shared by {self.tp} ranks"
+        if arch.layers < self.pp:
+            return f"{arch.layers} layers cannot make {self.pp} stages"
+        if arch.moe is None and (self.ep or self.dp > 1):
+            return "a dense model has no experts to spread"
+        if arch.moe is not None:
+            if self.dp > 1 and not self.ep:
+                return "data-parallel attention needs the experts to be spread (EP)"
+            if self.ep and arch.moe.experts % self.ranks:
+                return f"{arch.moe.experts} experts cannot be shared by {self.ranks} ranks"
+            if not self.ep and arch.moe.intermediate // self.tp < 64:
+                return f"experts of {arch.moe.intermediate} are too narrow for {self.tp} slices"
+        return None
+
+    def verify(self, arch: ModelArch) -> None:
+        reason = self.refusal(arch)
+        if reason is not None:
+            raise OptionError(f"layout {self}: {reason}", param="tp")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the counts depend on beside the step: model, number formats, layout."""
+
+    arch: ModelArch
+    weights: WeightBytes = field(default_factory=WeightBytes)
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    layout: Layout = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One operator of a step, for one call on one device."""
+
+    operator: str
+    """The method of `kernels.operators.Operators`; "sample", "pool" and the collectives
+    ("all_reduce", "all_to_all", "send") come beside it."""
+    label: str
+    """What the call is for: qkv, gate_up, head …"""
+    calls: int
+    """Equal calls in the step."""
+    kind: Kind
+    """Which efficiency applies."""
+    flops: float
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    read_bytes: float = 0.0
+    """Activations read; of a collective: what one rank holds before it."""
+    write_bytes: float = 0.0
+    rows: int = 0
+    """Rows of a product: what tiles are cut from."""
+    shape: tuple[int, int] | None = None
+    """(out, in) of the weight, before it is shared among ranks."""
+    depth: float = 0.0
+    """Numbers that one result is summed over: what a unit does one after the other."""
+    entries: int = 0
+    """Sequences of an attention."""
+    ranks: int = 1
+    """That take part in a collective."""
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_bytes + self.read_bytes + self.write_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def linear(
+    case: Case, role: str, operator: str, out: int, inner: int, rows: int, calls: int,
+    layers: int, share: int = 1, *, out_bytes: int | None = None,
+    weight_bytes: float | None = None, split: Literal["out", "in"] = "out",
+) -> Count:  # fmt: skip
+    """2 · N · in · out FLOPs; in · out · bits / 8 of weights, N · in · b read, N · out · b written.
+
+    `share` ranks hold 1 / share of the weight each: of its outputs, or (`split` "in") of what is
+    summed, whose results a collective then adds up.
+    """
+    b = dtype_bytes(case.dtype)
+    if weight_bytes is None:
+        weight_bytes = case.weights.of(role, out * inner, layers)
+    touched = weight_bytes if rows else 0.0
+    outs, ins = (out / share, inner) if split == "out" else (out, inner / share)
+    return Count(
+        operator, role, calls, "product", flops=2.0 * rows * inner * out / share,
+        weight_bytes=touched / share, read_bytes=rows * ins * b,
+        write_bytes=rows * outs * (out_bytes or b), rows=rows, shape=(out, inner), depth=ins,
+    )  # fmt: skip
+
+
+def vector(
+    case: Case, operator: str, label: str, calls: int, size: float, flops: float, reads: int,
+    writes: int,
+) -> Count:  # fmt: skip
+    """`flops` per number of `size`, which are read and written so many times."""
+    b = dtype_bytes(case.dtype)
+    return Count(
+        operator, label, calls, "vector", flops=size * flops, read_bytes=size * reads * b,
+        write_bytes=size * writes * b,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""MLA (DeepSeek-V2, section 2.1): attention whose cache is one latent per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .composition import Composition
+from .counts import Case, Count, linear
+from .formats import dtype_bytes, kv_token_bytes
+
+
+def latent_layers(case: Case, step: Composition) -> Iterator[Count]:
+    """The projections of all layers around `latent_attention`."""
+    arch, tokens, tp, layers = case.arch, step.tokens, case.layout.tp, case.arch.layers
+    mla = arch.mla
+    assert mla is not None
+    each = _bytes_each(case)
+    for label, out, inner, share in _shapes(case):
+        yield linear(
+            case, label, "linear", out, inner, tokens, layers, layers, share,
+            weight_bytes=out * inner * each,
+        )  # fmt: skip
+    yield latent_attention(case, step)
+    yield linear(
+        case, "output", "linear", arch.hidden, arch.heads * mla.v_dim, tokens, layers, layers, tp,
+        split="in",
+    )  # fmt: skip
+
+
+def latent_attention(case: Case, step: Composition) -> Count:
+    """Attention over the latent, or over unpacked heads.
+
+    Absorbed (Wᵤₖ into the query, Wᵤᵥ into the result): per pair and head 2 · (r + p) for the score
+    and 2 · r for the sum, with rank r and rotary size p. Unpacked: the latents of the visible
+    tokens go through kv_b (2 · r · H · (n + v) each), then 2 · (n + p) + 2 · v per pair and head.
+    The cheaper one of the step is counted. Every rank keeps the whole latent: tp does not share it.
+    """
+    arch, tokens, tp = case.arch, step.tokens, case.layout.tp
+    mla = arch.mla
+    assert mla is not None
+    b = dtype_bytes(case.dtype)
+    head = mla.nope_dim + mla.rope_dim
+    out, inner = arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank
+    pairs, cached = step.attended[None]
+    scores = arch.heads * pairs
+    absorbed = scores * (2 * (mla.kv_rank + mla.rope_dim) + 2 * mla.kv_rank)
+    absorbed += 2 * tokens * out * inner
+    unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
+    return Count(
+        "attention", "latent", arch.layers, "attention",
+        flops=(min(absorbed, unpacked) + 5 * scores) / tp,
+        weight_bytes=out * inner * _bytes_each(case) / tp,
+        kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
+        read_bytes=tokens * arch.heads * head * b / tp,
+        write_bytes=tokens * arch.heads * mla.v_dim * b / tp, rows=tokens,
+        depth=cached / max(1, step.entries), entries=step.entries,
+    )  # fmt: skip
+
+
+def _shapes(case: Case) -> list[tuple[str, int, int, int]]:
+    """(label, out, in, ranks that share it) of the projections before the attention."""
+    arch, tp = case.arch, case.layout.tp
+    mla = arch.mla
+    assert mla is not None
+    queries = arch.heads * (mla.nope_dim + mla.rope_dim)
+    shapes = [("kv_a", mla.kv_rank + mla.rope_dim, arch.hidden, 1)]
+    if mla.q_rank is None:
+        return [*shapes, ("q", queries, arch.hidden, tp)]
+    return [*shapes, ("q_a", mla.q_rank, arch.hidden, 1), ("q_b", queries, mla.q_rank, tp)]
+
+
+def _bytes_each(case: Case) -> float:
+    """Bytes per weight of one layer's projections, kv_b included."""
+    arch = case.arch
+    mla = arch.mla
+    assert mla is not None
+    total = arch.heads * (mla.nope_dim + mla.v_dim) * mla.kv_rank
+    total += sum(out * inner for _, out, inner, _ in _shapes(case))
+    return case.weights.of("qkv", total, arch.layers) / total
