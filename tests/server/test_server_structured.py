@@ -121,6 +121,25 @@ def test_the_fields_of_vllm(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_the_form_of_a_completion(client: openai.OpenAI, seed: int) -> None:
+    given: Any = {
+        "model": "tiny", "prompt": ["x", "yy"], "max_tokens": 400, "temperature": 1.5,
+        "seed": seed, "extra_body": {"response_format": FORM},
+    }  # fmt: skip
+    whole = client.completions.create(**given)
+    for choice in whole.choices:
+        jsonschema.validate(json.loads(choice.text), SCHEMA)
+    texts = ["", ""]
+    for chunk in client.completions.create(**given, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices]
+    with pytest.raises(openai.BadRequestError, match="together"):
+        both = {"response_format": FORM, "guided_regex": "a"}
+        client.completions.create(**given | {"extra_body": both})
+
+
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_that_have_to_be_called(client: openai.OpenAI, seed: int, stream: bool) -> None:
     named = {"type": "function", "function": {"name": "flow"}}

@@ -118,6 +118,11 @@ class ServerOptions:
     tls_clients: str | None = option(
         None, "CA (PEM) that clients' certificates must come from: mutual TLS."
     )
+    cors_origins: str | None = option(
+        None,
+        "Origins whose web pages may use this server, as in https://a.example,https://b.example; "
+        "none: only its own page.",
+    )
     otlp_endpoint: str | None = option(
         None, "OpenTelemetry collector for traces, as in http://host:4318; none: no traces."
     )

@@ -87,8 +87,8 @@ class Account:
             rate = key.tokens_per_minute
             self._tokens = None if rate is None else Bucket(rate, self.clock)
 
-    def enter(self) -> None:
-        """One more request; raises `RateLimited` with the time after which it may come."""
+    def check(self) -> None:
+        """Raise `RateLimited` with the time after which one more request may come."""
         key = self.key
         if key.concurrent is not None and self.in_work >= key.concurrent:
             raise self._refuse(f"{key.concurrent} concurrent requests", 1.0)
@@ -97,6 +97,10 @@ class Account:
         # Tokens are known when they were used: the bucket is overdrawn and has to fill again.
         if self._tokens is not None and (wait := self._tokens.wait(1)):
             raise self._refuse(f"{key.tokens_per_minute} tokens per minute", wait)
+
+    def enter(self) -> None:
+        """One more request. Raises as `check` does."""
+        self.check()
         if self._requests is not None:
             self._requests.take(1)
         self.in_work += 1
@@ -120,6 +124,8 @@ class Accounts:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises `OptionError` where the file cannot be used."""
+        self.failed: Callable[[str], None] = lambda kind: None
+        """Told of each failure to read the file again."""
         self._path = path
         self._clock = clock
         self._accounts: dict[str, Account] = {}
@@ -142,6 +148,10 @@ class Accounts:
         """
         self._reload()
         return self._accounts.get(hash_of(secret))
+
+    def named(self, name: str) -> Account | None:
+        """The account of the key with this name, as the ledger knows it."""
+        return next((account for account in self if account.key.name == name), None)
 
     def _load(self) -> None:
         state = self._path.stat() if self._path.exists() else None
@@ -170,3 +180,4 @@ class Accounts:
         except (OSError, OptionError) as error:
             # The keys that were good stay good: a half-written file locks nobody out.
             log.error("the key file cannot be read", extra={"reason": str(error)})
+            self.failed("keys_read")

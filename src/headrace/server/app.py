@@ -23,6 +23,7 @@ from .errors import MethodNotAllowed, error_response, internal_error
 from .gate import Gate, is_open
 from .meter import HttpMeter
 from .openapi import document
+from .origin import Origins, read_origins
 from .page.route import router as page
 from .routes.adapters.route import router as adapters
 from .routes.chat.route import router as chat
@@ -89,11 +90,24 @@ class Application(FastAPI):
             for method in route.methods or ()
         }
 
-    def guard(self, service: Service, meter: HttpMeter, gate: Callable[[ASGIApp], Gate]) -> None:
-        """Put the border and the gate outermost, around Starlette's own handler of last resort."""
+    def guard(
+        self,
+        service: Service,
+        meter: HttpMeter,
+        gate: Callable[[ASGIApp], Gate],
+        origins: frozenset[str] = frozenset(),
+    ) -> None:
+        """Put the border and the gate outermost, around Starlette's own handler of last resort.
+
+        `origins`: whose pages may use this application, beside its own.
+        """
         inner = self.build_middleware_stack
         self.build_middleware_stack = (  # type: ignore[method-assign]
-            lambda: Border(traced(gate(inner()), service.spans), service, meter)
+            lambda: Border(
+                Origins(traced(gate(inner()), service.spans), origins, meter.refused),
+                service,
+                meter,
+            )
         )
 
 
@@ -108,16 +122,19 @@ def create_app(
     app = Application(ROUTERS)
     service = Service(options or ServerOptions(), engine)
     given = service.options
-    store = ResponseStore(Path(given.store) if given.store else None)
+    origins = read_origins(given.cors_origins)
     accounts = Accounts(Path(given.keys)) if given.keys else None
+    meter = HttpMeter(accounts)
+    store = ResponseStore(Path(given.store) if given.store else None, failed=meter.failed)
     if accounts is not None:
+        accounts.failed = meter.failed
         accounts.restore(store.ledger())
     app.state.service = service
-    app.state.meter = HttpMeter(accounts)
+    app.state.meter = meter
     app.state.store = store
     app.state.accounts = accounts
     app.state.responses = Responses(service, store)
-    app.guard(service, app.state.meter, lambda inner: Gate(inner, accounts))
+    app.guard(service, meter, lambda inner: Gate(inner, accounts, refused=meter.refused), origins)
     return app
 
 
@@ -126,9 +143,11 @@ def create_operator_app(public: Application) -> Application:
     app = Application(OPERATOR_ROUTERS)
     for name in ("service", "meter", "store", "accounts"):
         setattr(app.state, name, getattr(public.state, name))
-    accounts = public.state.accounts
+    accounts, meter = public.state.accounts, public.state.meter
     app.guard(
-        app.state.service, app.state.meter, lambda inner: Gate(inner, accounts, operator=True)
+        app.state.service,
+        meter,
+        lambda inner: Gate(inner, accounts, operator=True, refused=meter.refused),
     )
     return app
 
@@ -136,6 +155,7 @@ def create_operator_app(public: Application) -> Application:
 async def _typed(request: Request, error: Exception) -> Response:
     """In the shape of the route's interface, where that has one of its own."""
     assert isinstance(error, HeadraceError)
+    request.app.state.meter.refused(error)
     reply: Response = request.scope.get("headrace.error_reply", error_response)(error)
     return reply
 
@@ -150,6 +170,7 @@ async def _http(request: Request, error: Exception) -> Response:
         refused = NotFound(f"there is no {request.url.path[:200]}")
     else:
         refused = InvalidRequest(str(error.detail))
+    request.app.state.meter.refused(refused)
     response = error_response(refused)
     response.headers.update(error.headers or {})
     if error.status_code == 405:

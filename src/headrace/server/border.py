@@ -68,6 +68,7 @@ class Border:
             status = CLIENT_GONE
         except Exception:
             log.exception("unexpected error", extra={"request_id": name})
+            self._meter.failed("bug")
             if not status:
                 await error_response(internal_error())(scope, receive, numbered)
         finally:

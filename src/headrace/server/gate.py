@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
@@ -38,8 +39,16 @@ def is_open(path: str) -> bool:
 class Gate:
     """ASGI layer that finds the caller's account; without `accounts` everything is open."""
 
-    def __init__(self, app: ASGIApp, accounts: Accounts | None, *, operator: bool = False) -> None:
-        """`operator`: every route of this application is the operator's."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        accounts: Accounts | None,
+        *,
+        operator: bool = False,
+        refused: Callable[[HeadraceError], None] = lambda error: None,
+    ) -> None:
+        """`operator`: every route of this application is the operator's. `refused` counts."""
+        self._refused = refused
         self._app = app
         self._accounts = accounts
         self._operator = operator
@@ -49,6 +58,7 @@ class Gate:
             try:
                 account = self._caller(scope)
             except HeadraceError as error:
+                self._refused(error)
                 anthropic = scope["path"].startswith("/v1/messages")
                 reply = error_reply(error) if anthropic else error_response(error)
                 if isinstance(error, Unauthorised):

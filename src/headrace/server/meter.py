@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,30 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..base.errors import HeadraceError
+
 if TYPE_CHECKING:
     from .accounts import Account
 
 SECONDS = (
     0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0,
 )  # fmt: skip
+
+FAILURES = (
+    "store_write", "store_read", "ledger_write", "keys_read", "certificate_read", "file_write",
+    "file_read", "batch_write", "batch_failed", "reader_stalled", "bug",
+)  # fmt: skip
+"""What can go wrong on this side of the engine (docs/reliability.md says what happens then)."""
+
+
+class _Logs(Collector):
+    """Lines that could not be written, of this process's handlers (`obs.logs` counts them)."""
+
+    def collect(self) -> Iterator[Metric]:
+        lost = sum(getattr(handler, "lost", 0) for handler in logging.getLogger().handlers)
+        yield CounterMetricFamily(
+            "headrace_log_lines_lost", "Log lines that could not be written.", value=lost
+        )
 
 
 class _Keys(Collector):
@@ -57,6 +76,21 @@ class HttpMeter:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self._failures = Counter(
+            "headrace_server_failures",
+            "Failures of the HTTP side, by kind; those of the engine are headrace:failures.",
+            ["kind"],
+            registry=self.registry,
+        )
+        for kind in FAILURES:
+            self._failures.labels(kind)
+        self._refused = Counter(
+            "headrace_refused",
+            "Requests refused before they reached the engine, by the code that the client got.",
+            ["code"],
+            registry=self.registry,
+        )
+        self.registry.register(_Logs())
         self.in_work = Gauge(
             "headrace_http_requests_in_work",
             "Requests that hold, or wait for, the engine.",
@@ -70,3 +104,12 @@ class HttpMeter:
         known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"
         self._exchanges.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def failed(self, kind: str) -> None:
+        """One more failure; `kind` is one of `FAILURES`."""
+        assert kind in FAILURES, f"{kind} is no kind of failure"
+        self._failures.labels(kind).inc()
+
+    def refused(self, error: HeadraceError) -> None:
+        """One more request that got this error and no work. Codes are names in the source."""
+        self._refused.labels(getattr(error, "detail_code", None) or error.code or error.type).inc()

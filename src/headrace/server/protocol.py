@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..base.errors import HeadraceError, InvalidRequest, Overloaded
 from .errors import error_body, error_headers
 from .wire import encode
+
+if TYPE_CHECKING:
+    from .meter import HttpMeter
 
 log = logging.getLogger("headrace.server")
 
@@ -44,6 +47,10 @@ class MalformedRequest(InvalidRequest):
 class HeadTooLarge(InvalidRequest):
     status = 431
     code = "head_too_large"
+
+
+class TooManyConnections(Overloaded):
+    code = "too_many_connections"
 
 
 class RequestTimeout(HeadraceError):
@@ -79,6 +86,8 @@ class BoundedProtocol(HttpToolsProtocol):
     body_seconds = BODY_SECONDS
     stall_seconds = STALL_SECONDS
     max_connections = MAX_CONNECTIONS
+    meter: HttpMeter | None = None
+    """Counts what ends here."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -99,7 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         most = self.max_connections
         if len(self.connections) > most:
-            self._refuse(Overloaded(f"{most} connections are open, which is the limit"))
+            self._refuse(TooManyConnections(f"{most} connections are open, which is the limit"))
             return
         self._arm(self.head_seconds)
 
@@ -208,6 +217,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall = self.loop.call_later(self.stall_seconds, self._stalled)
             return
         log.info("a client that reads nothing was left", extra={"unsent": unsent})
+        if self.meter is not None:
+            self.meter.failed("reader_stalled")
         self.transport.abort()
 
     def _in_body(self) -> bool:
@@ -218,6 +229,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answer, unless that would get in the way of an earlier request's answer; then close."""
         if self.transport.is_closing():
             return
+        if self.meter is not None:
+            self.meter.refused(error)
         own: RequestResponseCycle | None = self.cycle if self._in_body() else None
         busy = any(
             not cycle.response_complete and (cycle is not own or cycle.response_started)

@@ -119,6 +119,8 @@ class ServerProcess:
         app = create_app(None, self._options)
         service: Service = app.state.service
         tls = Tls.of(self._options)
+        if tls is not None:
+            tls.failed = app.state.meter.failed
         servers = [_server(app, tls)]
         if len(sockets) > 1:
             servers.append(_server(create_operator_app(app), tls))
@@ -242,6 +244,7 @@ def _example(address: str, engine: ServingEngine) -> str:
 def _server(app: Application, tls: Tls | None) -> _Uvicorn:
     class Bounded(BoundedProtocol):
         max_connections = min(BoundedProtocol.max_connections, most_connections())
+        meter = app.state.meter
 
     config = uvicorn.Config(
         app, loop="none", http=Bounded, ws="none", lifespan="off", log_config=None,

@@ -143,12 +143,8 @@ class Service:
             return False, health.alive, "the server is shutting down", DRAIN_RETRY
         return health.ready, health.alive, health.reason, health.retry_after
 
-    def enter(self, scope: MutableMapping[str, Any]) -> None:
-        """Count the request of this scope as in work until its answer has been sent.
-
-        `Border` leaves for it, and charges what the route left in `headrace.usage`. Raises
-        `Overloaded` when the server drains or is full, `RateLimited` where the caller's key is.
-        """
+    def check_open(self, scope: MutableMapping[str, Any]) -> None:
+        """Raise what `enter` would raise now; takes nothing."""
         if self.draining:
             raise Overloaded("the server is shutting down", retry_after=DRAIN_RETRY)
         _ = self.engine
@@ -157,6 +153,18 @@ class Service:
                 f"{self.in_work} requests are in work, which is the limit (max_concurrent)",
                 retry_after=1.0,
             )
+        account = scope.get("headrace.account")
+        if account is not None:
+            account.check()
+
+    def enter(self, scope: MutableMapping[str, Any]) -> None:
+        """Count the request of this scope as in work until its answer has been sent.
+
+        `Border` leaves for it, and charges what the route left in `headrace.usage`. Raises
+        `Overloaded` when the server drains or is full, `RateLimited` where the caller's key is.
+        Not before the body is there: see `entry`.
+        """
+        self.check_open(scope)
         account = scope.get("headrace.account")
         if account is not None:
             account.enter()

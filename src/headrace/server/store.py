@@ -55,9 +55,19 @@ class Stored:
 class ResponseStore:
     """All calls run in one thread of their own: sqlite never holds up the event loop."""
 
-    def __init__(self, path: Path | None = None, *, most: int = MOST) -> None:
-        """Raises `OptionError` where the file cannot be used."""
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        most: int = MOST,
+        failed: Callable[[str], None] = lambda kind: None,
+    ) -> None:
+        """`failed` is told the kind of each failure (`meter.FAILURES`).
+
+        Raises `OptionError` where the file cannot be used.
+        """
         self._most = most
+        self._failed = failed
         self._writes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
@@ -98,7 +108,10 @@ class ResponseStore:
                 return False
             return True
 
-        return await self._run(write)
+        done = await self._run(write)
+        if not done:
+            self._failed("store_write")
+        return done
 
     async def get(self, response_id: str, owner: str) -> Stored | None:
         """Raises `StoreFailed`, as `delete` does."""
@@ -144,13 +157,17 @@ class ResponseStore:
                 return False
             return True
 
-        return await self._run(write)
+        done = await self._run(write)
+        if not done:
+            self._failed("ledger_write")
+        return done
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:
             log.error("the store failed", extra={"reason": str(error)})
+            self._failed("store_read")
             raise StoreFailed("the store cannot be used now", retry_after=10.0) from None
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from ..base.config import ServerOptions
@@ -20,6 +21,8 @@ class Tls:
 
     def __init__(self, cert: Path, key: Path, clients: Path | None) -> None:
         """Raises `OptionError` naming the file that cannot be used."""
+        self.failed: Callable[[str], None] = lambda kind: None
+        """Told of each failure to read the files again."""
         self._files = [cert, key] + ([clients] if clients else [])
         self._cert, self._key, self._clients = cert, key, clients
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -66,6 +69,7 @@ class Tls:
             self._load()
         except OptionError as error:
             log.error("the certificate stays", extra={"reason": error.message})
+            self.failed("certificate_read")
             return False
         log.info("the certificate was read again")
         return True

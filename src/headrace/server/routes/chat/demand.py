@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....base.errors import InvalidRequest
-from ....text.grammar import after_reasoning, from_response_format
+from ....text.grammar import after_reasoning
 from ....text.toolgrammar import tool_grammar
 from ....text.tools import Tool, ToolChoice, read_choice, read_tools
 from .schema import ChatBody, NamedTool
@@ -30,17 +30,7 @@ def grammar_of(
     body: ChatBody, speech: Speech, tools: list[Tool], choice: ToolChoice, prompt: str
 ) -> str | None:
     """One grammar for everything that is demanded, or None. Raises `InvalidRequest`."""
-    form = body.response_format
-    source = from_response_format(
-        None if form is None else form.model_dump(exclude_none=True, by_alias=True)
-    )
-    extra = body.demanded()
-    if source is not None and extra is not None:
-        raise InvalidRequest(
-            "response_format and structured_outputs cannot be set together",
-            param="structured_outputs",
-        )
-    source = source or extra
+    source = body.form()
     if tools and speech.dialect is not None:
         calls = tool_grammar(
             speech.dialect,

@@ -7,7 +7,8 @@ from typing import Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, SamplingFields, inert, unsupported
+from ...fields import Body, Integer, inert, unsupported
+from ...form import FormFields
 from ..completions.schema import UsageReply
 
 
@@ -68,21 +69,7 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-class JsonSchemaFormat(Body):
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: JsonSchemaFormat | None = None
-    structures: list[dict[str, Any]] | None = Field(None, description="Of a structural_tag.")
-    triggers: list[str] | None = Field(None, description="Of a structural_tag.")
-
-
-class ChatBody(SamplingFields):
+class ChatBody(FormFields):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Integer | None = Field(
         None, description="Absent: to the end of the context."
@@ -93,7 +80,6 @@ class ChatBody(SamplingFields):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="Given to the chat template."
     )

@@ -101,7 +101,7 @@ class Chat:
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
         body = self.body
-        if not (self.tools or body.response_format or body.structured_outputs or body.guided):
+        if not (self.tools or body.form_wanted):
             return
         self.grammar = await asyncio.to_thread(
             grammar_of, body, self.service.speech, self.tools, self.choice, self.text

@@ -7,10 +7,11 @@ from typing import Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Integer, SamplingFields, unsupported
+from ...fields import Integer, unsupported
+from ...form import FormFields
 
 
-class CompletionBody(SamplingFields):
+class CompletionBody(FormFields):
     prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
         description="Text, token ids, or a list of either."
     )
@@ -22,7 +23,6 @@ class CompletionBody(SamplingFields):
         None, description="false: do not put the model's begin-of-text before a text."
     )
     suffix: Any = unsupported("")
-    response_format: Any = unsupported({"type": "text"})
     return_tokens_as_token_ids: Any = unsupported(False)
 
 

@@ -87,8 +87,8 @@ class Completion:
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
-        if self.body.structured_outputs is not None or self.body.guided:
-            self.grammar = await asyncio.to_thread(self.body.demanded)
+        if self.body.form_wanted:
+            self.grammar = await asyncio.to_thread(self.body.form)
             self.service.check_grammar(self.grammar)
 
     def _check_ids(self, ids: list[int]) -> None:

@@ -4,9 +4,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...body import read_model
+from ...entry import entered
 from ...openapi import replies, takes
-from ...service import of
 from .schema import EmbeddingBody, EmbeddingReply
 from .serve import serve
 
@@ -17,7 +16,5 @@ router = APIRouter(tags=["OpenAI"])
 @takes(EmbeddingBody)
 async def embeddings(request: Request) -> Response:
     """The vectors of one or more inputs."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, EmbeddingBody, service.options.max_body)
+    service, body = await entered(request, EmbeddingBody)
     return await serve(service, request, body)

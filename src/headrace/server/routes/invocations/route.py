@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.errors import InvalidRequest
-from ...body import parse, read_json
+from ...body import parse
+from ...entry import entered_raw
 from ...openapi import health as probe
 from ...openapi import replies, takes
 from ...service import of
@@ -39,9 +40,7 @@ async def ping(request: Request) -> Response:
 @takes(ChatBody | CompletionBody)
 async def invocations(request: Request) -> Response:
     """A chat or a completion, by what the body holds."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_json(request, service.options.max_body)
+    service, body = await entered_raw(request)
     try:
         kind = _kind.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):

@@ -132,6 +132,6 @@ def _need(value: str | None, where: str) -> str:
 
 def _refused(block: Block, where: str) -> InvalidRequest:
     return coded(
-        InvalidRequest(f"a {block.type} block is not supported here", param=where),
+        InvalidRequest(f"this model takes no {block.type} block here; allowed: text", param=where),
         "unsupported_content",
     )

@@ -4,9 +4,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...body import read_model
+from ...entry import entered
 from ...openapi import AnthropicError, replies, takes
-from ...service import of
 from ...wire import json_response
 from ..chat.serve import Chat
 from .convert import to_chat
@@ -21,9 +20,7 @@ router = APIRouter(tags=["Anthropic"])
 async def messages(request: Request) -> Response:
     """Answer a conversation, in Anthropic's shapes."""
     request.scope["headrace.error_reply"] = error_reply
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, MessagesBody, service.options.max_body)
+    service, body = await entered(request, MessagesBody)
     return await serve(service, request, body)
 
 
@@ -32,9 +29,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """How many tokens a conversation has, without answering it."""
     request.scope["headrace.error_reply"] = error_reply
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, CountBody, service.options.max_body)
+    service, body = await entered(request, CountBody)
     service.check_model(body.model)
     chat = Chat(service, to_chat(body), "")
     await chat.tokenise()

@@ -4,9 +4,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...body import read_model
+from ...entry import entered
 from ...openapi import replies, takes
-from ...service import of
 from .schema import RerankBody, RerankReply
 from .serve import serve
 
@@ -19,8 +18,6 @@ router = APIRouter(tags=["rerank"])
 @takes(RerankBody)
 async def rerank(request: Request) -> Response:
     """Documents in the order in which they fit a query."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, RerankBody, service.options.max_body)
+    service, body = await entered(request, RerankBody)
     show = not request.url.path.startswith("/v2/")
     return await serve(service, request, body, show_documents=show)

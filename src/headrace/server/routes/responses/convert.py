@@ -92,7 +92,10 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
     for place, part in enumerate(content):
         if part.type in ("input_image", "input_file"):
             raise coded(
-                InvalidRequest(f"this model takes no {part.type} parts", param=f"{where}.{place}"),
+                InvalidRequest(
+                    f"this model takes no {part.type} parts; allowed: text",
+                    param=f"{where}.{place}",
+                ),
                 "unsupported_content",
             )
     return "".join(part.text or part.refusal or "" for part in content)

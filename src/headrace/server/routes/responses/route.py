@@ -5,9 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.errors import NotFound
-from ...body import read_model
+from ...entry import entered
 from ...openapi import replies, takes
-from ...service import of
 from ...wire import json_response
 from .schema import DeletedReply, ItemList, ResponseBody, ResponseReply
 from .serve import Responses
@@ -29,9 +28,7 @@ def _owner(request: Request) -> str:
 @takes(ResponseBody)
 async def create(request: Request) -> Response:
     """Answer, with stored conversations, events and background work."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, ResponseBody, service.options.max_body)
+    _, body = await entered(request, ResponseBody)
     return await _responses(request).serve(request, body)
 
 

@@ -4,9 +4,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...body import read_model
+from ...entry import entered
 from ...openapi import replies, takes
-from ...service import of
 from .schema import ScoreBody, ScoreReply
 from .serve import serve
 
@@ -18,7 +17,5 @@ router = APIRouter(tags=["rerank"])
 @takes(ScoreBody)
 async def score(request: Request) -> Response:
     """How well pairs of texts fit."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, ScoreBody, service.options.max_body)
+    service, body = await entered(request, ScoreBody)
     return await serve(service, request, body)

@@ -7,10 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ....base.errors import InvalidRequest
-from ...body import converted, read_model
+from ...body import converted
+from ...entry import entered
 from ...logprobs import token_text
 from ...openapi import replies, takes
-from ...service import Service, of
+from ...service import Service
 from ...wire import json_response
 from ..chat.schema import ChatBody
 from ..chat.serve import Chat
@@ -23,9 +24,7 @@ router = APIRouter(tags=["tokens"])
 @takes(TokenizeBody)
 async def tokenize(request: Request) -> Response:
     """The ids of a prompt, or of messages through the chat template."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, TokenizeBody, service.options.max_body)
+    service, body = await entered(request, TokenizeBody)
     service.check_model(body.model)
     tokens = await ids_of(service, body)
     tokenizer = service.engine.tokenizer
@@ -58,9 +57,7 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
 @takes(DetokenizeBody)
 async def detokenize(request: Request) -> Response:
     """The text of ids, special tokens included."""
-    service = of(request)
-    service.enter(request.scope)
-    body = await read_model(request, DetokenizeBody, service.options.max_body)
+    service, body = await entered(request, DetokenizeBody)
     service.check_model(body.model)
     size = service.vocab_size
     wrong = next((token for token in body.tokens if not 0 <= token < size), None)

@@ -1,0 +1,35 @@
+"""How a request comes in: refused early, its body read, and only then counted as in work.
+
+A body may take half a minute to arrive (`protocol.BODY_SECONDS`). Its sender holds a connection
+meanwhile, never one of the places of those who wait for the engine.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from .body import parse, read_json
+from .service import Service, of
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]:
+    """The service and the body, with the request in work (`Service.enter`).
+
+    Raises what `Service.check_open`, `body.read_model` and `Service.enter` raise.
+    """
+    service, body = await entered_raw(request)
+    return service, parse(body, model)
+
+
+async def entered_raw(request: Request) -> tuple[Service, bytes]:
+    """The same with the body as it came, for a route that tells by it what it is."""
+    service = of(request)
+    service.check_open(request.scope)
+    body = await read_json(request, service.options.max_body)
+    service.enter(request.scope)
+    return service, body
