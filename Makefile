@@ -49,7 +49,7 @@ check: $(VENV)/.tested
 
 # What it finds becomes a test of its own: the other targets try the same examples every time.
 explore: $(VENV)/.tested
-	HEADRACE_EXAMPLES=explore $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
 	    -m "not model and not gpu" -k "$(K)"
 
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.

@@ -15,7 +15,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The same examples every time, so that what was green stays green; `make explore` looks for new.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HEADRACE_EXAMPLES", "same"))
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 HERE = Path(__file__).parent
 WHOLE = (
