@@ -84,7 +84,8 @@ def _client(
                 )
             )  # fmt: skip
     gaps = [b - a for record in good for a, b in itertools.pairwise(record.chunk_ns)]
-    first = [r.chunk_ns[0] - r.planned_ns for r in good if r.chunk_ns]
+    # An embedding has no pieces: its first one is its end.
+    first = [(r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns for r in good]
     scale = float(np.median(gaps or first or [0])) / 1e9
     lags = [lag / 1e9 for audit in audits for lag in audit.lag_ns]
     bound = max(LAG_FLOOR, LAG_SHARE * scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from .http import ConnectionLost, Pool, Reply, parse_url, request_bytes
 from .job import Job, Target
 from .record import ClientAudit, RequestRecord
 from .sse import Lines, decode
-from .workload import ROLE_SYSTEM, Session, Turn
+from .workload import EMBEDDING, ROLE_SYSTEM, Session, Turn
 
 LAG_PERIOD = 0.01
 MAX_BODY = 16 * 2**20
@@ -252,6 +253,8 @@ def make_body(
     target: Target, turn: Turn, history: list[dict[str, str]], record: RequestRecord
 ) -> tuple[str, bytes]:
     """(path, JSON body) of a turn, and what the record knows of its prompt."""
+    if target.endpoint == EMBEDDING:
+        return _embedding_body(target, turn, record)
     body: dict[str, Any] = {
         "model": target.model,
         "max_tokens": turn.output_tokens,
@@ -266,6 +269,8 @@ def make_body(
         body["ignore_eos"] = True
     if target.endpoint == "chat":
         body["messages"] = history
+        # Without what the template puts around it, so never exact.
+        record.known_prompt_tokens = turn.prompt_tokens if len(history) == 1 else 0
         return "/v1/chat/completions", json.dumps(body).encode()
     if turn.ids is not None:
         body["prompt"] = turn.ids
@@ -276,6 +281,19 @@ def make_body(
     return "/v1/completions", json.dumps(body).encode()
 
 
+def _embedding_body(target: Target, turn: Turn, record: RequestRecord) -> tuple[str, bytes]:
+    record.known_prompt_tokens = turn.prompt_tokens
+    # Ids are taken as they are: nothing is put around them.
+    record.exact_prompt = turn.ids is not None
+    body = {
+        "model": target.model,
+        "input": turn.text if turn.ids is None else turn.ids,
+        **target.extra,
+        **turn.extra,
+    }
+    return "/v1/embeddings", json.dumps(body).encode()
+
+
 def judge(target: Target, stream: Stream, reply: Reply) -> None:
     """Turn status, error events and missing ends into the record's error."""
     record = stream.record
@@ -284,6 +302,9 @@ def judge(target: Target, stream: Stream, reply: Reply) -> None:
         kind = "server" if reply.status >= 500 else "refused"
         record.error_kind = "overload" if reply.status in (429, 503) else kind
         record.error = f"HTTP {reply.status}: {stream.raw.decode(errors='replace')[:300]}"
+        return
+    if target.endpoint == EMBEDDING:
+        _vector(stream)
         return
     if not target.stream:
         _whole_answer(stream, reply)
@@ -310,6 +331,21 @@ def _whole_answer(stream: Stream, reply: Reply) -> None:
         record.chunk_ns = [reply.end_ns]
     except (ValueError, KeyError, IndexError, TypeError) as error:
         record.error_kind, record.error = "protocol", f"the answer is not as expected: {error}"
+
+
+def _vector(stream: Stream) -> None:
+    """An embedding: one vector of finite numbers that are not all nought."""
+    record = stream.record
+    try:
+        data = json.loads(stream.raw)
+        (item,) = data["data"]
+        length = math.fsum(float(value) ** 2 for value in item["embedding"])
+        if not (math.isfinite(length) and length > 0):
+            raise ValueError(f"the vector's squared length is {length}")
+        record.output_tokens = 0
+        record.prompt_tokens = int(data["usage"]["prompt_tokens"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        record.error_kind, record.error = "protocol", f"the answer is not as expected: {error!r}"
 
 
 async def _sleep_until(when_ns: int) -> None:

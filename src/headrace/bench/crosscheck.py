@@ -73,11 +73,14 @@ def cross_check(
     server: dict[str, dict[str, float]], records: Sequence[RequestRecord]
 ) -> tuple[dict[str, Any], list[Finding]]:
     """({metric: {client, server}} of mean seconds, what disagrees)."""
-    good = [record for record in records if record.ok and record.chunk_ns]
+    good = [record for record in records if record.ok]
+    streamed = [record for record in good if record.chunk_ns]
     values = {
-        "ttft": [(r.chunk_ns[0] - r.sent_ns) / 1e9 for r in good],
+        "ttft": [(r.chunk_ns[0] - r.sent_ns) / 1e9 for r in streamed],
         "itl": [
-            (r.chunk_ns[-1] - r.chunk_ns[0]) / 1e9 / (r.tokens - 1) for r in good if r.tokens > 1
+            (r.chunk_ns[-1] - r.chunk_ns[0]) / 1e9 / (r.tokens - 1)
+            for r in streamed
+            if r.tokens > 1
         ],
         "e2e": [(r.end_ns - r.sent_ns) / 1e9 for r in good],
     }

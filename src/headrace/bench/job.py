@@ -15,7 +15,7 @@ class Target(msgspec.Struct):
     url: str
     model: str
     endpoint: str = "completions"
-    """completions or chat."""
+    """completions, chat or embeddings."""
     api_key: str | None = None
     ignore_eos: bool = True
     temperature: float = 0.0

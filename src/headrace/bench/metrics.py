@@ -30,6 +30,8 @@ class Run:
     price_per_hour: float | None = None
     """Of one device."""
     joules: float | None = None
+    queue_seconds: float | None = None
+    """Mean wait in the server's queue, as its own histogram tells."""
 
     @property
     def seconds(self) -> float:
@@ -124,6 +126,8 @@ class UserThroughput(Sample):
 
     @staticmethod
     def values(record: RequestRecord) -> list[float]:
+        if not record.asked_tokens:
+            return []  # An embedding.
         return [record.tokens / ((record.end_ns - record.planned_ns) / 1e9)]
 
 
@@ -147,7 +151,7 @@ class OutputTokens(Sample):
 
     @staticmethod
     def values(record: RequestRecord) -> list[float]:
-        return [float(record.tokens)]
+        return [float(record.tokens)] if record.asked_tokens else []
 
 
 SAMPLES: tuple[type[Sample], ...] = (
@@ -239,6 +243,21 @@ class Concurrency(Figure):
     def value(run: Run) -> float | None:
         busy = sum(record.end_ns - record.sent_ns for record in run.records)
         return busy / 1e9 / run.seconds
+
+
+class QueueTime(Figure):
+    """Mean of the server's own queue-time histogram over the run; absent where it has none.
+
+    A client cannot see where in the server its request waits: this is the server's word.
+    """
+
+    name = "queue_time"
+    unit = "s"
+    lower_is_better = True
+
+    @staticmethod
+    def value(run: Run) -> float | None:
+        return run.queue_seconds
 
 
 class Failures(Figure):
@@ -337,7 +356,7 @@ class CostPerMillion(Figure):
 
 FIGURES: tuple[type[Figure], ...] = (
     OutputThroughput, TotalThroughput, DeviceThroughput, RequestThroughput, Goodput, Concurrency,
-    Failures, Cancelled, PrefixHitRate, PossibleHitRate, TokensPerChunk, EnergyPerToken,
+    QueueTime, Failures, Cancelled, PrefixHitRate, PossibleHitRate, TokensPerChunk, EnergyPerToken,
     CostPerMillion,
 )  # fmt: skip
 

@@ -45,6 +45,10 @@ class Behaviour:
     prefix_cache: bool = False
     not_ready: float = 0.0
     """Answer 503 for so long after the start."""
+    zero_vectors: bool = False
+    """Embeddings of noughts."""
+    template: int = 0
+    """Tokens that a chat template puts around every prompt."""
     seed: int = 0
 
 
@@ -166,6 +170,9 @@ class MockServer:
         self, path: str, request: dict[str, Any], writer: asyncio.StreamWriter, begin: float
     ) -> bool:
         behaviour = self.behaviour
+        if path.endswith("/embeddings"):
+            await self._vector(request, writer, begin)
+            return True
         tokens = int(request.get("max_tokens", 16))
         prompt, cached = self._prompt(request)
         first = begin + behaviour.ttft + behaviour.ttft_per_token * (prompt - cached)
@@ -217,11 +224,24 @@ class MockServer:
         await writer.drain()
         return True
 
+    async def _vector(
+        self, request: dict[str, Any], writer: asyncio.StreamWriter, begin: float
+    ) -> None:
+        text = request["input"]
+        count = len(text if isinstance(text, list) else text.split())
+        await _until(begin + self.behaviour.ttft + self.behaviour.ttft_per_token * count)
+        values = [0.0 if self.behaviour.zero_vectors else 0.5] * 4
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        data = [{"object": "embedding", "index": 0, "embedding": values}]
+        _whole(writer, 200, {"object": "list", "data": data, "usage": usage})
+        await writer.drain()
+
     def _prompt(self, request: dict[str, Any]) -> tuple[int, int]:
         """(prompt tokens, of which cached): words, or ids; whole prefixes of 16 are cached."""
         prompt = request.get("prompt")
         if prompt is None:
             prompt = " ".join(str(part.get("content")) for part in request.get("messages", []))
+            prompt = "<> " * self.behaviour.template + prompt
         units = prompt if isinstance(prompt, list) else prompt.split()
         cached = 0
         if self.behaviour.prefix_cache:

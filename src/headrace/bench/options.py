@@ -12,7 +12,7 @@ from .arrivals import parse_arrivals
 from .lengths import parse_lengths
 from .slo import parse_slo
 from .traces import TRACES
-from .workload import CHAT_ONLY, WORKLOADS
+from .workload import CHAT_ONLY, EMBEDDING, WORKLOADS
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class RunOptions:
     model: str | None = None
     """Name in the requests; none: the first of /v1/models."""
     endpoint: str | None = None
-    """completions or chat; none: what the workload needs."""
+    """completions, chat or embeddings; none: what the workload needs."""
     workload: str = "fixed"
     trace: str | None = None
     """FORMAT:PATH in place of a workload."""
@@ -73,8 +73,11 @@ class RunOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InvalidRequest(f"{name} must be above 0, not {value}", param=name)
-        if self.endpoint not in (None, "completions", "chat"):
-            raise InvalidRequest("endpoint must be completions or chat", param="endpoint")
+        if self.endpoint not in (None, "completions", "chat", EMBEDDING):
+            raise InvalidRequest(
+                f"endpoint must be completions, chat or embeddings, not {self.endpoint!r}",
+                param="endpoint",
+            )
         if self.trace is None and self.workload not in WORKLOADS:
             raise InvalidRequest(
                 f"unknown workload {self.workload!r}; known: {', '.join(WORKLOADS)}",
@@ -97,6 +100,19 @@ class RunOptions:
             raise InvalidRequest(
                 f"the workload {self.workload} needs the chat endpoint", param="endpoint"
             )
+        embeds = self.trace is None and self.workload == EMBEDDING
+        if self.endpoint is not None and (self.endpoint == EMBEDDING) != embeds:
+            raise InvalidRequest(
+                "the embeddings endpoint and the embeddings workload go together, not "
+                f"{self.endpoint} with {'a trace' if self.trace else self.workload}",
+                param="endpoint",
+            )
+        if embeds and self.slo is not None:
+            for limit in parse_slo(self.slo).limits:
+                if limit.metric != "e2e":
+                    raise InvalidRequest(
+                        f"embeddings have no {limit.metric}: only e2e can be limited", param="slo"
+                    )
 
     @property
     def resolved_endpoint(self) -> str:
@@ -104,7 +120,14 @@ class RunOptions:
             return self.endpoint
         if self.trace is not None:
             return "chat" if self.trace.startswith("sharegpt") else "completions"
+        if self.workload == EMBEDDING:
+            return EMBEDDING
         return "chat" if self.workload in CHAT_ONLY else "completions"
+
+    @property
+    def streams(self) -> bool:
+        """Are answers streamed? Embeddings never are."""
+        return self.stream and self.resolved_endpoint != EMBEDDING
 
     def public(self) -> dict[str, Any]:
         """Without the key, and with only the file's name of a local tokenizer."""

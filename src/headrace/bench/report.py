@@ -27,6 +27,7 @@ FIGURES = {
     "request_throughput": "requests",
     "goodput": "goodput",
     "concurrency": "mean concurrency",
+    "queue_time": "queue (server's word)",
     "failure_rate": "failures",
     "prefix_hit_rate": "prefix hits",
     "possible_hit_rate": "possible hits",
@@ -62,11 +63,11 @@ def latency_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def figure_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = []
+    rows, samples = [], result["samples"]
     for name, title in FIGURES.items():
         found = result["figures"].get(name)
-        if found is None:
-            continue
+        if found is None or (name == "output_throughput" and "output_tokens" not in samples):
+            continue  # Embeddings have no output.
         if found["unit"] == "share":
             rows.append((title, f"{found['value']:.1%}"))
         else:

@@ -71,7 +71,7 @@ def run_bench(
     sessions, arrivals = make_sessions(options, material)
     target = Target(
         options.url, model, options.resolved_endpoint, options.api_key, options.ignore_eos,
-        options.temperature, options.stream, options.extra, options.timeout, options.stall,
+        options.temperature, options.streams, options.extra, options.timeout, options.stall,
     )  # fmt: skip
     offsets = None
     if arrivals is not None:
@@ -107,8 +107,10 @@ def run_bench(
 
         before, meter = read_metrics(parse_url(options.url)), EnergyMeter()
         finished = fleet.run(keep, lambda: watch(progress))
-        run = make_run(options, progress.records, fleet.start_ns, sessions, meter.joules())
+        joules = meter.joules()
         told = means(before, read_metrics(parse_url(options.url)))
+        waited = told.get("queue", {}).get("mean")
+        run = make_run(options, progress.records, fleet.start_ns, sessions, joules, waited)
         result = judge_run(options, run, server, fleet.audits, told, interrupted=not finished)
         progress.phase = "done"
         store.json("result.json", result)
@@ -119,7 +121,7 @@ def run_bench(
 
 def make_run(
     options: RunOptions, records: list[RequestRecord], start_ns: int, sessions: list[Session],
-    joules: float | None = None,
+    joules: float | None = None, queue_seconds: float | None = None,
 ) -> Run:  # fmt: skip
     end = max((record.end_ns for record in records), default=start_ns + 1)
     single = all(len(session.turns) == 1 for session in sessions)
@@ -128,7 +130,7 @@ def make_run(
         sorted(records, key=lambda record: record.planned_ns), start_ns, max(end, start_ns + 1),
         parse_slo(options.slo) if options.slo else None,
         shareable_tokens(sessions) if single and complete else None,
-        options.devices, options.price_per_hour, joules,
+        options.devices, options.price_per_hour, joules, queue_seconds,
     )  # fmt: skip
 
 
@@ -138,11 +140,11 @@ def judge_run(
 ) -> dict[str, Any]:  # fmt: skip
     findings = examine(
         run.records, audits, open_loop=options.arrivals is not None,
-        ignore_eos=options.ignore_eos and options.workload != "structured", stream=options.stream,
+        ignore_eos=options.ignore_eos and options.workload != "structured", stream=options.streams,
     )  # fmt: skip
     table, disagreements = cross_check(told, run.records)
     findings += disagreements
-    findings += stale_hits(run)
+    findings += stale_hits(run, template=options.resolved_endpoint == "chat")
     if interrupted:
         findings.append(Finding("warning", "interrupted", "the run was interrupted"))
     return document(
@@ -151,9 +153,17 @@ def judge_run(
     )  # fmt: skip
 
 
-def stale_hits(run: Run) -> list[Finding]:
-    """Did the server know prompts that this run sent for the first time?"""
+def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
+    """Did the server know prompts that this run sent for the first time?
+
+    With a `template` (chat) what it puts around every prompt is shared by all requests.
+    """
     possible, hit = PossibleHitRate.value(run), PrefixHitRate.value(run)
+    told = [r for r in run.good if r.prompt_tokens and r.known_prompt_tokens] if template else []
+    total = sum(r.prompt_tokens or 0 for r in told)
+    if total:
+        around = sum(max(0, (r.prompt_tokens or 0) - r.known_prompt_tokens) for r in told)
+        possible = (possible or 0.0) + around / total
     if run.shareable_tokens is None or hit is None or hit <= (possible or 0.0) + 0.05:
         return []
     return [
@@ -234,7 +244,7 @@ def make_wish(options: RunOptions, material: Material) -> Wish:
         input=parse_lengths(options.input, "input"),
         output=parse_lengths(options.output, "output"),
         material=material,
-        ids=options.resolved_endpoint == "completions" and bool(material.ids),
+        ids=options.resolved_endpoint != "chat" and bool(material.ids),
         groups=options.groups,
         prefix_tokens=options.prefix_tokens,
         zipf=options.zipf,

@@ -7,6 +7,7 @@ goes on where it stopped.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -175,9 +176,9 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
                 f"{point.value:g}",
                 number(point.figure("output_throughput")),
                 number(point.figure("request_throughput")),
-                number(point.interactivity),
+                _known(point.interactivity),
                 *(
-                    f"{number(point.percentile(name, p) * 1e3)} ms"
+                    _known(point.percentile(name, p) * 1e3, " ms")
                     for name in ("ttft", "itl")
                     for p in ("p50", "p99")
                 ),
@@ -187,6 +188,10 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
             ]
         )
     return made
+
+
+def _known(value: float, unit: str = "") -> str:
+    return "–" if math.isnan(value) else number(value) + unit
 
 
 def sweep_charts(points: Sequence[Point]) -> list[Chart]:

@@ -171,6 +171,17 @@ def structured(wish: Wish) -> list[Session]:
     return sessions
 
 
+def embeddings(wish: Wish) -> list[Session]:
+    """Single inputs to be embedded; nothing is generated."""
+    rng = random.Random(wish.seed)
+    sessions = []
+    for _ in range(wish.sessions):
+        turn = _turn(wish, rng)
+        turn.output_tokens = 0
+        sessions.append(Session([turn]))
+    return sessions
+
+
 WORKLOADS: dict[str, Callable[[Wish], list[Session]]] = {
     "fixed": fixed,
     "shared-prefix": shared_prefix,
@@ -178,8 +189,11 @@ WORKLOADS: dict[str, Callable[[Wish], list[Session]]] = {
     "agentic": agentic,
     "long-context": long_context,
     "structured": structured,
+    "embeddings": embeddings,
 }
 CHAT_ONLY = ("chat", "agentic", "structured")
+EMBEDDING = "embeddings"
+"""Name of the workload and of the endpoint that only it uses."""
 
 
 def make_workload(name: str, wish: Wish) -> list[Session]:

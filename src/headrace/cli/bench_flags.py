@@ -9,9 +9,12 @@ import typer
 
 Url = Annotated[str, typer.Option(help="Address of the server.")]
 Model = Annotated[str | None, typer.Option(help="Model name; none: the server's first.")]
-Endpoint = Annotated[str | None, typer.Option(help="completions or chat; none: as needed.")]
+Endpoint = Annotated[
+    str | None, typer.Option(help="completions, chat or embeddings; none: as needed.")
+]
 Workload = Annotated[
-    str, typer.Option(help="fixed, shared-prefix, chat, agentic, long-context, structured.")
+    str,
+    typer.Option(help="fixed, shared-prefix, chat, agentic, long-context, structured, embeddings."),
 ]
 Trace = Annotated[
     str | None, typer.Option(help="FORMAT:FILE; format sharegpt, mooncake, azure or burstgpt.")
