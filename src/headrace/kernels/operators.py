@@ -90,6 +90,8 @@ class StepBatch:
     """[N] int64: token type of each token, for encoders that have them."""
     adapters: torch.Tensor | None = None
     """[N] int32: LoRA slot of each token, -1 for none."""
+    fixed: bool = False
+    """May this very object come again, with other numbers in the same memory?"""
 
 
 @dataclass(slots=True)
@@ -144,7 +146,6 @@ class GreedyProgram(Protocol):
         where this batch cannot go that way.
         """
         ...
-
 
 
 class Operators(Protocol):

@@ -117,6 +117,9 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type == "cpu":
+        # Vectorised, where torch's is not; and no threads to be woken for a row.
+        return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
 

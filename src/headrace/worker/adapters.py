@@ -180,6 +180,10 @@ class _Adapted:
         self._base, self._weights, self._groups = base, weights, groups
         self._linear = base.linear
 
+    def takes_codes(self, consumer: Weight) -> bool:
+        """The additions read a product's input as values."""
+        return False
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._base, name)
 

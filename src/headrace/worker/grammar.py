@@ -174,8 +174,10 @@ class GrammarMasks:
             banned = expand(words.to(self._device))[:, : logits.shape[1]]
             logits[index] = logits[index].masked_fill_(banned, float("-inf"))
 
-    def advance(self, rows: npt.NDArray[np.int64], tokens: Sequence[int]) -> dict[int, str]:
-        """These rows got these tokens: begin to compute what may come after them.
+    def advance(
+        self, rows: npt.NDArray[np.int64], arrived: Callable[[], Sequence[int]]
+    ) -> dict[int, str]:
+        """These rows got the tokens that `arrived` waits for: begin to compute what may come next.
 
         → place among `rows` → why that row's token is void and its sequence has to end.
         """
@@ -183,7 +185,7 @@ class GrammarMasks:
         if not self._forms:
             return faults
         moving: list[tuple[Form, int]] = []
-        for place, (row, token) in enumerate(zip(rows.tolist(), tokens, strict=True)):
+        for place, (row, token) in enumerate(zip(rows.tolist(), arrived(), strict=True)):
             form = self._forms.get(row)
             if form is None:
                 continue

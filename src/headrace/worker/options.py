@@ -32,6 +32,8 @@ class WorkerOptions:
     """LoRA adapters that can run at the same time; 0: none are served."""
     adapter_rank: int = 16
     """The largest rank of an adapter."""
+    panels: str | None = None
+    """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 
 
 @dataclass(frozen=True, slots=True)

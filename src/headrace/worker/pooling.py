@@ -59,6 +59,8 @@ class Pooler:
 
     def collect(self, plan: StepPlan, hidden: torch.Tensor) -> list[list[float] | None] | None:
         """Per entry the vector where its input is complete; hidden [N, D]. None: no one asked."""
+        if not self._rows.pooling:
+            return None
         columns = self._rows.columns[plan.rows]
         pooled = np.flatnonzero(columns["pooling"])
         if not len(pooled):

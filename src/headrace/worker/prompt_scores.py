@@ -36,6 +36,8 @@ class PromptScores:
         Choice 0 scores for all choices of a request. A chunk that follows a prefix hit gets an
         empty list: what predicts its first token was not computed here.
         """
+        if not self._rows.scoring:
+            return None
         columns = self._rows.columns[plan.rows]
         wanted = (columns["prompt_logprobs"] >= 0) & (columns["choice"] == 0)
         wanted &= np.asarray(plan.starts) < columns["prompt_length"]

@@ -55,10 +55,17 @@ class Rows:
         self._features = features
         # One place more than the context: the last token may be sampled, it is never computed.
         self.tokens = torch.zeros(rows, max_context + 1, dtype=torch.int32, device=device)
+        self.host_tokens: npt.NDArray[np.int32] = _shared(self.tokens)
+        """The memory of `tokens` where that is the host's; else nothing."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.stop_ids: list[tuple[int, ...]] = [()] * rows
         self.logit_bias: list[dict[int, float]] = [{} for _ in range(rows)]
         self.held = np.zeros(rows, np.bool_)
+        self.choosing: set[int] = set()
+        """Held rows that ask for more than the most likely token."""
+        self.scoring: set[int] = set()
+        """Held rows that ask for log-probabilities of their prompt."""
+        self.pooling: set[int] = set()
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
@@ -98,13 +105,37 @@ class Rows:
         self.stop_ids[row] = admission.stop_ids
         self.logit_bias[row] = sampling.logit_bias
         self.held[row] = True
+        plain = (
+            sampling.greedy
+            and sampling.logprobs is None
+            and not sampling.logit_bias
+            and not sampling.min_tokens
+            and not self.columns["penalised"][row]
+            and admission.grammar is None
+        )
+        if not plain:
+            self.choosing.add(row)
+        if sampling.prompt_logprobs is not None:
+            self.scoring.add(row)
+        if admission.pooling:
+            self.pooling.add(row)
 
     def release(self, rows: Sequence[int]) -> None:
-        self.held[list(rows)] = False
+        if rows:
+            self.held[list(rows)] = False
+            for some in (self.choosing, self.scoring, self.pooling):
+                some.difference_update(rows)
 
-    def append(self, rows: torch.Tensor, places: torch.Tensor, tokens: torch.Tensor) -> None:
+    def append(
+        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], tokens: torch.Tensor
+    ) -> None:
         """Write each row's new token [R] to its place, on the device."""
-        self.tokens[rows, places] = tokens.to(torch.int32)
+        device = self.tokens.device
+        if device.type == "cpu":
+            self.host_tokens[rows, places] = tokens.numpy()
+        else:
+            index = to_device(rows, device), to_device(places, device)
+            self.tokens[index] = tokens.to(torch.int32)
 
 
 class BlockTables:
@@ -116,9 +147,21 @@ class BlockTables:
             torch.full((rows, self.width), NULL_BLOCK, dtype=torch.int32, device=device)
             for _ in pool.groups
         ]
+        self.host: list[npt.NDArray[np.int32]] = [_shared(table) for table in self.tables]
+        """The memory of `tables` where that is the host's; else nothing."""
+        self.version = 0
+        """Changes with every change of a table."""
 
     def write(self, writes: Sequence[BlockWrite]) -> None:
-        """Apply deltas: one scatter per group, however many rows changed."""
+        """Apply deltas: on a device one scatter per group, however many rows changed."""
+        if not writes:
+            return
+        self.version += 1
+        if self.tables[0].device.type == "cpu":
+            for row, group, first, appended in writes:
+                assert first + len(appended) <= self.width, "a table is too long"
+                self.host[group][row, first : first + len(appended)] = appended
+            return
         for group, table in enumerate(self.tables):
             mine = [write for write in writes if write.group == group]
             if not mine:
@@ -142,7 +185,13 @@ class BlockTables:
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
+            self.version += 1
             for table in self.tables:
                 table.index_fill_(
                     0, to_device(np.asarray(rows, np.int64), table.device), NULL_BLOCK
                 )
+
+
+def _shared(tensor: torch.Tensor) -> npt.NDArray[np.int32]:
+    """A tensor's own memory, where the host can reach it."""
+    return tensor.numpy() if tensor.device.type == "cpu" else np.zeros((0, 0), np.int32)

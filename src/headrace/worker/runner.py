@@ -18,6 +18,12 @@ class Runner:
         self._operators = operators
         self._cache = cache
         self._program = operators.compile(model.forward, cache, limits)
+        self._greedy = self._program if isinstance(self._program, GreedyProgram) else None
+
+    @property
+    def whole(self) -> bool:
+        """Does a step run as a program of the backend?"""
+        return self._program is not None
 
     def run(
         self, batch: StepBatch, operators: Operators | None = None
@@ -34,9 +40,7 @@ class Runner:
 
     def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As `GreedyProgram.greedy`; None also where the program only gives logits."""
-        if isinstance(self._program, GreedyProgram):
-            return self._program.greedy(batch)
-        return None
+        return None if self._greedy is None else self._greedy.greedy(batch)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """fp32 logits of further rows of the last step."""

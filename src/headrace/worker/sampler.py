@@ -64,6 +64,10 @@ class Sampler:
             result[place] = logprobs
         return tokens, result
 
+    def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
+        """As `sample`, of rows that ask for nothing else (none is in `Rows.choosing`)."""
+        return self._drawing.argmax(logits)
+
     def _mask_stops(
         self,
         logits: torch.Tensor,

@@ -23,18 +23,20 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def to_host(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begin to copy a tensor to the host; the function waits for the copy and gives it."""
+def to_host(tensor: torch.Tensor) -> Callable[[], list[Any]]:
+    """Begin to copy a vector to the host; the function waits for the copy and gives its values."""
     if tensor.device.type == "cpu":
-        return lambda: tensor
+        values: list[Any] = tensor.tolist()
+        return lambda: values
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
 
-    def wait() -> torch.Tensor:
+    def wait() -> list[Any]:
         arrived.synchronize()
-        return pinned
+        values: list[Any] = pinned.tolist()
+        return values
 
     return wait
 

@@ -4,40 +4,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..base import hardware
 from ..base.config import Decision
-from ..base.environment import check_plans
 from ..base.errors import EngineFault
 from ..base.modelfiles import ModelFiles
-from ..base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
-from ..kernels.backend import Question
+from ..base.step import PoolShape, StepPlan, StepResult
+from ..kernels.backend import Question, Shelf
 from ..kernels.operators import Operators, StepBatch, StepLimits
 from ..kernels.select import choose, drawing_of
 from ..layers.build import Builder
 from ..layers.source import WeightSource
 from ..loader.adapters import open_adapter
+from ..loader.panels import PanelShelf
 from ..loader.weights import load_weights
 from ..models.registry import build_model
 from .adapters import Adapters
 from .batch import make_batch
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
-from .kv_tensors import allocate_kv, clear_null_blocks, copy_blocks
+from .host_batch import HostBatches
+from .kv_tensors import allocate_kv, clear_null_blocks
 from .options import Resolved, WorkerFacts, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .rows import BlockTables, Rows
 from .runner import Runner
 from .sampler import Sampler
-from .transfer import Stopwatch, to_device, to_host
+from .step import Steps
+from .transfer import Stopwatch
 
 
 def choose_operators(
-    files: ModelFiles, options: WorkerOptions, resolved: Resolved, source: WeightSource
+    files: ModelFiles,
+    options: WorkerOptions,
+    resolved: Resolved,
+    source: WeightSource,
+    shelf: Shelf | None = None,
 ) -> tuple[Operators, list[Decision]]:
     """The kernels that serve this model here, operator by operator, with reasons."""
     question = Question(
@@ -50,6 +56,7 @@ def choose_operators(
         deterministic=options.deterministic,
         quantise=options.quantise,
         encoder=files.arch.encoder is not None,
+        shelf=shelf,
     )
     return choose(question, options.kernels)
 
@@ -74,9 +81,10 @@ class Worker:
         options: WorkerOptions,
         *,
         grammar_tokenizer: MakeTokenizer | None = None,
+        shelf: PanelShelf | None = None,
     ) -> None:
         """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
-        grammar comes; without it there are no grammars."""
+        grammar comes; without it there are no grammars. `shelf` keeps repacked weights."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
         self.options = options
@@ -93,7 +101,9 @@ class Worker:
         with torch.inference_mode():
             source = WeightSource(load_weights(files))
             phases["open_weights"] = time.perf_counter() - begin
-            self._operators, decisions = choose_operators(files, options, self._resolved, source)
+            self._operators, decisions = choose_operators(
+                files, options, self._resolved, source, shelf
+            )
             begin = time.perf_counter()
             builder = Builder(
                 files.arch,
@@ -115,6 +125,10 @@ class Worker:
                 )
                 builder.weight_bytes += self._adapters.nbytes
             phases["load_weights"] = time.perf_counter() - begin
+            begin = time.perf_counter()
+            if shelf is not None and shelf.finish():
+                decisions.append(Decision("packed_weights", shelf.outcome, shelf.reason))
+            phases["keep_weights"] = time.perf_counter() - begin
         self._phases = phases
         self.facts = WorkerFacts(
             weight_bytes=builder.weight_bytes,
@@ -146,17 +160,40 @@ class Worker:
                 self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, device)
             masks = () if self._masks is None else (self._masks,)
             self._sampler = Sampler(self._rows, masks, drawing_of(self._operators))
-            self._stopwatch = Stopwatch() if device.type == "cuda" else None
-            self._prompt_scores = PromptScores(self._rows)
             encoder = self.arch.encoder
-            self._pooler = Pooler(
-                self._rows, self._pooling, self._head if encoder and encoder.labels else None
-            )
             self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
             self._runner = Runner(self._model, self._operators, self._cache, limits)
+            self._batch = self._batches(pool, limits)
+            if device.type == "cpu" and self._runner.whole:
+                # What torch still does in a step is small, and to wake its threads costs more.
+                torch.set_num_threads(1)
+            self._steps = Steps(
+                operators=self._operators,
+                rows=self._rows,
+                tables=self._tables,
+                cache=self._cache,
+                runner=self._runner,
+                sampler=self._sampler,
+                batch=self._batch,
+                prompt_scores=PromptScores(self._rows),
+                pooler=Pooler(
+                    self._rows, self._pooling, self._head if encoder and encoder.labels else None
+                ),
+                masks=self._masks,
+                adapters=self._adapters,
+                device=device,
+                stopwatch=Stopwatch() if device.type == "cuda" else None,
+            )
         self._phases["allocate"] = time.perf_counter() - begin
+
+    def _batches(self, pool: PoolShape, limits: StepLimits) -> Callable[[StepPlan], StepBatch]:
+        """How the batch of a step is made here."""
+        rows, tables, typed = self._rows, self._tables, self.arch.encoder is not None
+        if self._resolved.device.type == "cpu":
+            return HostBatches(rows, tables, pool, limits, token_types=typed).make
+        return partial(make_batch, rows=rows, tables=tables, pool=pool, token_types=typed)
 
     def _head(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self._model.logits(self._operators, hidden, rows)
@@ -167,7 +204,9 @@ class Worker:
         with torch.inference_mode():
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
-                self._runner.run(self._batch(plan))
+                batch = self._batch(plan)
+                self._runner.run(batch)
+                self._runner.greedy(batch)
             clear_null_blocks(self._cache)
         self._phases["warm_up"] = time.perf_counter() - begin
 
@@ -202,7 +241,7 @@ class Worker:
         def start() -> StepResult:
             nonlocal finish
             with torch.inference_mode():
-                finish = self._launch(plan, begin)
+                finish = self._steps.launch(plan, begin)
             return StepResult(plan.number, [])
 
         started = guarded(start)
@@ -240,81 +279,6 @@ class Worker:
         for name in list(self.__dict__):
             if name not in ("options", "arch", "facts"):
                 del self.__dict__[name]
-
-    def _batch(self, plan: StepPlan) -> StepBatch:
-        typed = self.arch.encoder is not None
-        return make_batch(plan, self._rows, self._tables, self._pool, token_types=typed)
-
-    def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
-        if check_plans():
-            plan.verify(rows=self.options.rows)
-        self._rows.release(plan.released)
-        self._tables.release(plan.released)
-        self._prompt_scores.release(plan.released)
-        self._pooler.release(plan.released)
-        self._tables.write(plan.blocks)
-        if self._masks is not None:
-            self._masks.release(plan.released)
-        if self._adapters is not None:
-            self._adapters.release(plan.released)
-        for admission in plan.admitted:
-            self._rows.admit(admission)
-            if self._masks is not None and admission.grammar is not None:
-                self._masks.admit(admission)
-            if self._adapters is not None and admission.adapter is not None:
-                self._adapters.admit(admission.row, admission.adapter)
-        copy_blocks(self._cache, plan.copies)
-        batch = self._batch(plan)
-        adapted = None
-        if self._adapters is not None:
-            groups = self._adapters.groups(plan, self._resolved.device)
-            if groups:
-                adapted = self._adapters.operators(self._operators, groups)
-        stop = None if self._stopwatch is None else self._stopwatch.start()
-        hidden, logits = self._runner.run(batch, adapted)
-        prompt_logprobs = self._prompt_scores.score(plan, self._runner, hidden)
-
-        logprobs: list[list[TokenLogprobs]] | None = None
-        failures: dict[int, str] = {}
-        arrived: Callable[[], torch.Tensor] | None = None
-        vectors = self._pooler.collect(plan, hidden)
-        pooled = self._rows.columns[plan.rows]["pooling"]
-        entries = np.flatnonzero(np.asarray(plan.samples, np.bool_) & ~pooled)
-        if len(entries):
-            rows = np.asarray(plan.rows, np.int64)[entries]
-            places = (np.asarray(plan.starts) + np.asarray(plan.counts))[entries]
-            sampled, found = self._sampler.sample(logits, rows, places)
-            device = sampled.device
-            self._rows.append(to_device(rows, device), to_device(places, device), sampled)
-            arrived = to_host(sampled)
-            if found is not None:
-                logprobs = [[] for _ in plan.rows]
-                for entry, one in zip(entries, found, strict=True):
-                    logprobs[entry] = [] if one is None else [one]
-            if self._masks is not None:
-                # The next step's masks follow from these tokens: this one is waited for.
-                for place, fault in self._masks.advance(rows, arrived().tolist()).items():
-                    failures[int(entries[place])] = f"the demanded form cannot be kept: {fault}"
-        read = None if stop is None else stop()
-
-        def finish() -> StepResult:
-            tokens: list[list[int]] = [[] for _ in plan.rows]
-            if arrived is not None:
-                for entry, token in zip(entries, arrived().tolist(), strict=True):
-                    tokens[entry] = [] if int(entry) in failures else [token]
-            seconds, gap = (time.perf_counter() - begin, 0.0) if read is None else read()
-            return StepResult(
-                plan.number,
-                tokens=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                vectors=vectors,
-                seconds=seconds,
-                gap=gap,
-                failures=failures,
-            )
-
-        return finish
 
 
 def _free_memory(device: torch.device) -> int:

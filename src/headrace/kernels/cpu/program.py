@@ -118,20 +118,28 @@ class CpuProgram:
         self._hidden, self._logits = (lowering.floats[value] for value in results)
         self._records = emit.program(self._emitted)
         self._step = HrStep()
+        self._filled: StepBatch | None = None
+        """The batch that `_step` points to, where it may come again as it is."""
 
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, rows = batch.tokens.shape[0], batch.sample_rows.shape[0]
         limits = self._limits
         if tokens > limits.tokens or max(rows, batch.lengths.shape[0]) > limits.entries:
             return self._forward(self._operators, batch, self._cache)
-        self._operators.team.run(self._records, len(self._emitted), fill_step(self._step, batch))
+        self._operators.team.run(self._records, len(self._emitted), self._header(batch))
         return self._hidden[:tokens], self._logits[:rows]
+
+    def _header(self, batch: StepBatch) -> HrStep:
+        if batch is not self._filled:
+            fill_step(self._step, batch)
+            self._filled = batch if batch.fixed else None
+        return self._step
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Run a step; → (name, seconds) of every record."""
         count = len(self._emitted)
         seconds = (ctypes.c_double * count)()
-        self._operators.team.run(self._records, count, fill_step(self._step, batch), seconds)
+        self._operators.team.run(self._records, count, self._header(batch), seconds)
         return list(zip(self.names, seconds, strict=True))
 
 

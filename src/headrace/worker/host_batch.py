@@ -1,0 +1,154 @@
+"""The batch of a step on the CPU: static buffers, written in place.
+
+`batch.make_batch` makes new tensors for every step, which is what a device needs whose steps
+overlap. On the CPU a step is done before the next one is prepared, so its tensors are views of
+buffers that live as long as the worker; a step that decodes what the last one decoded gets the
+very same `StepBatch`, and only numbers change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..base.step import PoolShape, StepPlan
+from ..kernels.operators import GroupBatch, StepBatch, StepLimits
+from .batch import make_batch
+from .rows import BlockTables, Rows
+
+_TABLE_STEP = 8
+"""Tables are cut to a multiple of so many blocks, so that their view seldom changes."""
+
+
+class HostBatches:
+    """Makes what `make_batch` makes; a batch is valid until the next call."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        tables: BlockTables,
+        pool: PoolShape,
+        limits: StepLimits,
+        *,
+        token_types: bool = False,
+    ) -> None:
+        self._rows, self._tables, self._pool, self._limits = rows, tables, pool, limits
+        self._typed = token_types
+        self._tokens = np.zeros(limits.tokens, np.int64)
+        self._positions = np.zeros(limits.tokens, np.int64)
+        self._bounds = np.zeros(limits.entries + 1, np.int32)
+        self._lengths = np.zeros(limits.entries, np.int32)
+        self._sampled = np.zeros(limits.entries, np.int64)
+        self._slots = [np.zeros(limits.tokens, np.int64) for _ in pool.groups]
+        self._picked = [np.zeros((limits.entries, tables.width), np.int32) for _ in pool.groups]
+        self._each = np.arange(limits.tokens)
+        # Of decoding steps, entry i is token i and samples.
+        self._each_entry = torch.arange(limits.entries)
+        self._each_bound = torch.arange(limits.entries + 1, dtype=torch.int32)
+        self._decoding: StepBatch | None = None
+        self._decoded: list[int] = []
+        """The rows whose tables were picked last, and of which state and width."""
+        self._picked_version = self._picked_width = -1
+
+    def make(self, plan: StepPlan) -> StepBatch:
+        count = len(plan.rows)
+        total = sum(plan.counts)
+        if self._typed or total > self._limits.tokens or count > self._limits.entries:
+            return make_batch(plan, self._rows, self._tables, self._pool, token_types=self._typed)
+        if total == count and not self._rows.pooling and all(plan.samples):
+            return self._decode(plan, count)
+        return self._mixed(plan, count, total)
+
+    def _decode(self, plan: StepPlan, count: int) -> StepBatch:
+        """One token each, all of which sample."""
+        rows = np.array(plan.rows)
+        starts = self._positions[:count]
+        starts[:] = plan.starts
+        lengths = self._lengths[:count]
+        np.add(starts, 1, out=lengths, casting="unsafe")
+        self._tokens[:count] = self._rows.host_tokens[rows, starts]
+        self._place(rows, starts, count)
+        max_length = int(lengths.max())
+        width = self._pick(plan.rows, rows, max_length)
+        batch = self._decoding
+        if batch is None or len(batch.tokens) != count or batch.groups[0].tables.shape[1] != width:
+            batch = self._decoding = self._views(
+                count, count, width, self._each_bound, self._each_entry[:count]
+            )
+            batch.fixed = True
+        batch.max_length = max_length
+        return batch
+
+    def _mixed(self, plan: StepPlan, count: int, total: int) -> StepBatch:
+        rows, starts = np.array(plan.rows), np.array(plan.starts)
+        counts = np.array(plan.counts)
+        lengths = starts + counts
+        self._lengths[:count] = lengths
+        bounds = self._bounds[: count + 1]
+        np.cumsum(counts, out=bounds[1:])
+        row_of_token = np.repeat(rows, counts)
+        positions = self._positions[:total]
+        np.add(self._each[:total], np.repeat(starts - bounds[:-1], counts), out=positions)
+        self._tokens[:total] = self._rows.host_tokens[row_of_token, positions]
+        self._place(row_of_token, positions, total)
+        samples = np.array(plan.samples)
+        if self._rows.pooling:
+            samples &= ~self._rows.columns["pooling"][rows]
+        ends = bounds[1:][samples] - 1
+        self._sampled[: len(ends)] = ends
+        max_length = int(lengths.max())
+        width = self._pick(plan.rows, rows, max_length)
+        batch = self._views(
+            total,
+            count,
+            width,
+            torch.from_numpy(self._bounds),
+            torch.from_numpy(self._sampled[: len(ends)]),
+        )
+        batch.max_count, batch.max_length = int(counts.max()), max_length
+        return batch
+
+    def _place(self, rows: np.ndarray, positions: np.ndarray, total: int) -> None:
+        """Where the K and V of each token go."""
+        size = self._pool.block_size
+        block = positions // size
+        offset = positions - block * size
+        for table, slots in zip(self._tables.host, self._slots, strict=True):
+            np.multiply(table[rows, block], size, out=slots[:total], casting="unsafe")
+            slots[:total] += offset
+
+    def _pick(self, listed: list[int], rows: np.ndarray, max_length: int) -> int:
+        """Copy the tables of these rows; → the width of what was copied."""
+        used = -(-max_length // self._pool.block_size)
+        width = min(-(-used // _TABLE_STEP) * _TABLE_STEP, self._tables.width)
+        same = self._picked_version == self._tables.version and self._picked_width == width
+        if not same or self._decoded != listed:
+            for table, picked in zip(self._tables.host, self._picked, strict=True):
+                picked[: len(rows), :width] = table[rows, :width]
+            self._picked_version, self._picked_width = self._tables.version, width
+            self._decoded = listed
+        return width
+
+    def _views(
+        self, total: int, count: int, width: int, bounds: torch.Tensor, sampled: torch.Tensor
+    ) -> StepBatch:
+        groups = [
+            GroupBatch(
+                torch.from_numpy(picked)[:count, :width],
+                torch.from_numpy(slots)[:total],
+                group.window,
+            )
+            for picked, slots, group in zip(
+                self._picked, self._slots, self._pool.groups, strict=True
+            )
+        ]
+        return StepBatch(
+            tokens=torch.from_numpy(self._tokens)[:total],
+            positions=torch.from_numpy(self._positions)[:total],
+            query_starts=bounds[: count + 1],
+            lengths=torch.from_numpy(self._lengths)[:count],
+            groups=groups,
+            sample_rows=sampled,
+            max_count=1,
+            max_length=0,
+        )

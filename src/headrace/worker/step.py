@@ -1,0 +1,150 @@
+"""One step of a worker, from its plan to its result.
+
+Order: releases, admissions, block tables, copies, forward, sampling. What a step pays for beside
+the forward pass is what some row of it asks: a step of rows that take the most likely token is a
+few writes into static arrays around one call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..base.environment import check_plans
+from ..base.step import StepPlan, StepResult, TokenLogprobs
+from ..kernels.operators import KvCache, Operators, StepBatch
+from .adapters import Adapters
+from .grammar import GrammarMasks
+from .kv_tensors import copy_blocks
+from .pooling import Pooler
+from .prompt_scores import PromptScores
+from .rows import BlockTables, Rows
+from .runner import Runner
+from .sampler import Sampler
+from .transfer import Stopwatch, to_host
+
+
+@dataclass(slots=True)
+class Steps:
+    """What all steps of an allocated worker share."""
+
+    operators: Operators
+    rows: Rows
+    tables: BlockTables
+    cache: KvCache
+    runner: Runner
+    sampler: Sampler
+    batch: Callable[[StepPlan], StepBatch]
+    prompt_scores: PromptScores
+    pooler: Pooler
+    masks: GrammarMasks | None
+    adapters: Adapters | None
+    device: torch.device
+    stopwatch: Stopwatch | None
+
+    def launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
+        """Start a step that began at `begin`; the function that comes back waits for it."""
+        if check_plans():
+            plan.verify(rows=len(self.rows.held))
+        self._prepare(plan)
+        batch = self.batch(plan)
+        adapted = None
+        if self.adapters is not None:
+            groups = self.adapters.groups(plan, self.device)
+            if groups:
+                adapted = self.adapters.operators(self.operators, groups)
+        stop = None if self.stopwatch is None else self.stopwatch.start()
+        plain = self.rows.choosing.isdisjoint(plan.rows)
+        chosen = self.runner.greedy(batch) if plain and adapted is None else None
+        logits: torch.Tensor | None = None
+        sampled: torch.Tensor | None = None
+        if chosen is None:
+            hidden, logits = self.runner.run(batch, adapted)
+        else:
+            hidden, sampled = chosen
+        prompt_logprobs = self.prompt_scores.score(plan, self.runner, hidden)
+        vectors = self.pooler.collect(plan, hidden)
+
+        logprobs: list[list[TokenLogprobs]] | None = None
+        failures: dict[int, str] = {}
+        arrived: Callable[[], list[int]] | None = None
+        rows = np.array(plan.rows)
+        entries = self._sampling(plan, rows)
+        if len(entries):
+            rows = rows[entries]
+            places = (np.array(plan.starts) + np.array(plan.counts))[entries]
+            found: list[TokenLogprobs | None] | None = None
+            if sampled is None:
+                assert logits is not None
+                if plain:
+                    sampled = self.sampler.most_likely(logits)
+                else:
+                    sampled, found = self.sampler.sample(logits, rows, places)
+            self.rows.append(rows, places, sampled)
+            arrived = to_host(sampled)
+            if found is not None:
+                logprobs = [[] for _ in plan.rows]
+                for entry, one in zip(entries, found, strict=True):
+                    logprobs[entry] = [] if one is None else [one]
+            if self.masks is not None:
+                # The next step's masks follow from these tokens: this one is waited for.
+                for place, fault in self.masks.advance(rows, arrived).items():
+                    failures[int(entries[place])] = f"the demanded form cannot be kept: {fault}"
+        read = None if stop is None else stop()
+
+        def finish() -> StepResult:
+            tokens: list[list[int]] = []
+            if arrived is not None and len(entries) == len(plan.rows) and not failures:
+                tokens = [[token] for token in arrived()]
+            else:
+                tokens = [[] for _ in plan.rows]
+                if arrived is not None:
+                    for entry, token in zip(entries.tolist(), arrived(), strict=True):
+                        tokens[entry] = [] if entry in failures else [token]
+            seconds, gap = (time.perf_counter() - begin, 0.0) if read is None else read()
+            return StepResult(
+                plan.number,
+                tokens=tokens,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                vectors=vectors,
+                seconds=seconds,
+                gap=gap,
+                failures=failures,
+            )
+
+        return finish
+
+    def _prepare(self, plan: StepPlan) -> None:
+        """Bring the tables to what the plan takes for granted."""
+        released = plan.released
+        if released:
+            self.rows.release(released)
+            self.tables.release(released)
+            self.prompt_scores.release(released)
+            self.pooler.release(released)
+        self.tables.write(plan.blocks)
+        if released and self.masks is not None:
+            self.masks.release(released)
+        if released and self.adapters is not None:
+            self.adapters.release(released)
+        for admission in plan.admitted:
+            self.rows.admit(admission)
+            if self.masks is not None and admission.grammar is not None:
+                self.masks.admit(admission)
+            if self.adapters is not None and admission.adapter is not None:
+                self.adapters.admit(admission.row, admission.adapter)
+        if plan.copies:
+            copy_blocks(self.cache, plan.copies)
+
+    def _sampling(self, plan: StepPlan, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The entries that get a token: those that sample and want no vector."""
+        samples = np.array(plan.samples)
+        if self.rows.pooling:
+            samples &= ~self.rows.columns["pooling"][rows]
+        return samples.nonzero()[0]
