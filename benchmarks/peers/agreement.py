@@ -7,13 +7,18 @@
 A round runs every client once, in an order that turns with `--number`; start the server anew before
 each, so that no client finds the prompts of another round in its prefix cache. `table` compares
 each client with ours by the ratios within a round and holds the difference against what our own
-rounds differ by. A client that is not given is named as absent. Each lives in an environment of its
-own; `--tokenizer` is a Hugging Face folder of the served model, since theirs read nothing else.
+rounds differ by. On a machine that others use that is a weak test, so each client is also held
+against the server's own histograms over exactly its run: same requests, same minute. No client
+warms up (that would be in the histograms); the round does it once before the first.
+
+A client that is not given is named as absent. Each lives in an environment of its own;
+`--tokenizer` is a Hugging Face folder of the served model, since theirs read nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import os
@@ -23,6 +28,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from headrace.bench.crosscheck import means, read_metrics
+from headrace.bench.http import fetch, parse_url
 
 METRICS = (
     ("ttft", "TTFT mean, ms"),
@@ -35,6 +43,8 @@ METRICS = (
 )
 PLACES = ("url", "tokenizer")
 """Of this machine, left out of what is kept."""
+SERVER = {"ttft": "ttft", "tpot": "itl", "e2e": "e2e"}
+"""Our name → the server's histogram; its mean ITL over all tokens is our mean TPOT."""
 INVALID = 4
 """Our exit code where our own client was late: kept, and said below the table."""
 Figures = dict[str, float | None]
@@ -60,7 +70,7 @@ def headrace(_program: str, load: Load, place: Path) -> Figures:
             sys.executable, "-m", "headrace", "bench", "run", "--url", load.url, "--no-history",
             "--tokenizer", load.tokenizer, "-c", str(load.concurrency), "--requests",
             str(load.requests), "--input", str(load.input), "--output", str(load.output),
-            "--seed", str(load.seed), "-o", str(place),
+            "--seed", str(load.seed), "--warmup", "0", "-o", str(place),
         ],
         place,
         (0, INVALID),
@@ -84,7 +94,7 @@ def aiperf(program: str, load: Load, place: Path) -> Figures:
             str(load.concurrency), "--request-count", str(load.requests), "--isl", str(load.input),
             "--osl", str(load.output), "--extra-inputs", "ignore_eos:true", "--extra-inputs",
             "temperature:0", "--use-legacy-max-tokens", "--use-server-token-count",
-            "--warmup-request-count", "2", "--random-seed", str(load.seed), "--ui", "none",
+            "--random-seed", str(load.seed), "--ui", "none",
             "--artifact-dir", str(place),
         ],
         place,
@@ -135,8 +145,9 @@ def vllm(program: str, load: Load, place: Path) -> Figures:
             "--dataset-name", "random", "--random-input-len", str(load.input),
             "--random-output-len", str(load.output), "--num-prompts", str(load.requests),
             "--max-concurrency", str(load.concurrency), "--ignore-eos", "--seed", str(load.seed),
-            "--temperature", "0", "--save-result", "--result-dir", str(place), "--result-filename",
-            "result.json", "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm",
+            "--temperature", "0", "--ready-check-timeout-sec", "0", "--save-result", "--result-dir",
+            str(place), "--result-filename", "result.json", "--percentile-metrics",
+            "ttft,tpot,itl,e2el", "--disable-tqdm",
         ],
         place,
     )  # fmt: skip
@@ -180,8 +191,16 @@ def play_round(arguments: argparse.Namespace) -> None:
     turn = arguments.number % len(names)
     folder: Path = arguments.out / f"round-{arguments.number}"
     found: dict[str, Figures] = {}
+    address = parse_url(load.url)
+    body = {"model": load.model, "prompt": "warm up", "max_tokens": 16, "ignore_eos": True}
+    asyncio.run(fetch(address, "POST", "/v1/completions", json.dumps(body).encode()))
     for name in names[turn:] + names[:turn]:
+        before = read_metrics(address)
         found[name] = CLIENTS[name](programs[name], load, folder / name)
+        told = means(before, read_metrics(address))
+        for ours, theirs in SERVER.items():
+            found[name][f"server_{ours}"] = told[theirs]["mean"] * 1e3 if theirs in told else None
+        found[name]["server_requests"] = told["e2e"]["count"] if "e2e" in told else None
         print(name, {k: v and round(v, 1) for k, v in found[name].items()}, flush=True)
     what = {name: value for name, value in asdict(load).items() if name not in PLACES}
     document = {"order": names[turn:] + names[:turn], "load": what, "found": found}
@@ -224,8 +243,16 @@ def compare(rounds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 "high": max(b / a for a, b in pairs),
                 "spread": spread(theirs),
                 "agrees": abs(ratio - 1) <= max(noise, 0.005),
+                "to_server": to_server(inside, name, metric),
             }
     return made
+
+
+def to_server(inside: list[dict[str, Figures]], name: str, metric: str) -> list[float] | None:
+    """Client's mean / server's mean of every round."""
+    pairs = [(found[name][metric], found[name].get(f"server_{metric}")) for found in inside]
+    ratios = [client / server for client, server in pairs if client and server]
+    return ratios or None
 
 
 def table(made: dict[str, dict[str, Any]]) -> str:
@@ -245,6 +272,16 @@ def table(made: dict[str, dict[str, Any]]) -> str:
                     f"({cell['low']:.3f}–{cell['high']:.3f}){word}"
                 )
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    for metric in SERVER:
+        cells = []
+        for found in made.values():
+            ratios = found[metric] and found[metric]["to_server"]
+            if not ratios:
+                cells.append("–")
+                continue
+            middle = sorted(ratios)[len(ratios) // 2]
+            cells.append(f"{middle:.3f} ({min(ratios):.3f}–{max(ratios):.3f})")
+        lines.append(f"| {metric} / server's own mean | " + " | ".join(cells) + " |")
     lines += [f"absent: {name}" for name in CLIENTS if name not in made]
     return "\n".join(lines)
 

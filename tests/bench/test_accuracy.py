@@ -1,28 +1,17 @@
-"""Perplexity and agreement: figures that can be worked out by hand."""
+"""Perplexity: figures that can be worked out by hand."""
 
 from __future__ import annotations
 
 import json
 import math
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
 from headrace.base.errors import HeadraceError, InvalidRequest
-from headrace.bench.accuracy import (
-    Agreement,
-    agreement,
-    answers_of,
-    default_prompts,
-    load_reference,
-    perplexity,
-    save_reference,
-    stdlib_corpus,
-    windows,
-)
+from headrace.bench.accuracy import default_prompts, perplexity, stdlib_corpus, windows
 from headrace.bench.job import Target
 
 
@@ -73,33 +62,9 @@ def test_perplexity(target: Target) -> None:
         perplexity(target, " ", "test")
 
 
-def test_answers(target: Target) -> None:
-    assert answers_of(target, ["x y"], 2) == [["a", " b"]]
-
-
-def test_agreement() -> None:
-    reference = [["a", "b", "c", "d"], ["e", "f"], ["g"]]
-    assert agreement(reference, reference) == Agreement(3, 3, 1.0, None)
-    found = agreement([["a", "b", "X", "d"], ["e", "f"], ["h"]], reference)
-    assert found.equal == 1
-    assert found.token_match == pytest.approx((0.5 + 1 + 0) / 3)
-    assert found.first_difference == 2
-    with pytest.raises(InvalidRequest):
-        agreement([], reference)
-
-
 def test_the_corpus_is_there_and_always_the_same() -> None:
     text, name = stdlib_corpus()
     assert len(text) > 40_000
     assert "Python" in name
     assert stdlib_corpus()[0] == text
     assert len(default_prompts(8)) == 8
-
-
-def test_references_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "reference.json"
-    save_reference(path, ["p"], [["a"]])
-    assert load_reference(path) == (["p"], [["a"]])
-    path.write_text("{}")
-    with pytest.raises(InvalidRequest, match="no reference"):
-        load_reference(path)

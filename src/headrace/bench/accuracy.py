@@ -1,7 +1,7 @@
-"""Is the output right? Perplexity on a text, and agreement of greedy answers with a reference.
+"""Is the output right? Perplexity on a text, asked over HTTP of any server that echoes prompts.
 
-Both over HTTP, so any server can be measured and any other can be the reference. What the
-completions interface tells of log-probabilities is all that is used.
+`reference.py` holds answers against another run's, `tasks.py` has questions with known answers,
+`gate.py` says whether all of it is good enough.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError, InvalidRequest
@@ -27,8 +26,6 @@ CORPUS_MODULES = (
     "pathlib", "pickle", "random", "shelve", "socket", "statistics", "string", "subprocess",
     "tarfile", "textwrap", "threading", "trace", "zipfile",
 )  # fmt: skip
-GATES = (0.99, 0.999)
-"""Shares of the reference that MLPerf asks of an optimised model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +36,6 @@ class Perplexity:
     tokens: int
     windows: int
     corpus: str
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Greedy answers against those of a reference."""
-
-    prompts: int
-    equal: int
-    """Answers that are the same to the last character."""
-    token_match: float
-    """Mean share of a reference answer's pieces that come before the first difference."""
-    first_difference: float | None
-    """Median place of the first difference, in pieces, where there is one."""
 
 
 def stdlib_corpus() -> tuple[str, str]:
@@ -114,69 +98,11 @@ def perplexity(
     return Perplexity(math.exp(-total / tokens), tokens, len(pieces), corpus)
 
 
-def answers_of(
-    target: Target, prompts: Sequence[str], tokens: int, concurrency: int = 4
-) -> list[list[str]]:
-    """Greedy answers as their tokens' texts."""
-    bodies = [
-        {"model": target.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0,
-         "logprobs": 0, "seed": 0}
-        for prompt in prompts
-    ]  # fmt: skip
-    found = []
-    for answer in asyncio.run(ask_all(target, "/v1/completions", bodies, concurrency)):
-        choice = answer["choices"][0]
-        pieces = (choice.get("logprobs") or {}).get("tokens")
-        found.append(list(pieces) if pieces else choice["text"].split(" "))
-    return found
-
-
-def agreement(answers: Sequence[list[str]], reference: Sequence[list[str]]) -> Agreement:
-    """Compare answer by answer."""
-    if len(answers) != len(reference):
-        raise InvalidRequest(
-            f"{len(answers)} answers cannot be held against {len(reference)}", param="reference"
-        )
-    equal, shares, places = 0, [], []
-    for ours, theirs in zip(answers, reference, strict=True):
-        length = next(
-            (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-            min(len(ours), len(theirs)),
-        )
-        if ours == theirs:
-            equal += 1
-        else:
-            places.append(length)
-        shares.append(length / len(theirs) if theirs else float(not ours))
-    places.sort()
-    return Agreement(
-        len(answers), equal, sum(shares) / len(shares) if shares else 0.0,
-        float(places[len(places) // 2]) if places else None,
-    )  # fmt: skip
-
-
 def default_prompts(count: int = 32) -> list[str]:
     """Beginnings of documentation to be continued."""
     text, _ = stdlib_corpus()
     pieces = windows(text, 400, count)
     return [piece[: int(len(piece) * 0.6)] for piece in pieces]
-
-
-def save_reference(path: Path, prompts: list[str], answers: list[list[str]]) -> None:
-    path.write_text(json.dumps({"prompts": prompts, "answers": answers}))
-
-
-def load_reference(path: Path) -> tuple[list[str], list[list[str]]]:
-    """What `save_reference` wrote; `InvalidRequest` says what is wrong with it."""
-    try:
-        data = json.loads(path.read_text())
-        return list(data["prompts"]), [list(answer) for answer in data["answers"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{path} is no reference: {error}", param="reference") from None
-
-
-def as_json(value: Perplexity | Agreement) -> dict[str, Any]:
-    return asdict(value)
 
 
 async def ask_all(

@@ -129,6 +129,11 @@ class RunOptions:
         """Are answers streamed? Embeddings never are."""
         return self.stream and self.resolved_endpoint != EMBEDDING
 
+    @property
+    def ignores_eos(self) -> bool:
+        """Is every answer as long as was asked? A form (structured) ends by itself."""
+        return self.ignore_eos and (self.trace is not None or self.workload != "structured")
+
     def public(self) -> dict[str, Any]:
         """Without the key, and with only the file's name of a local tokenizer."""
         values = asdict(self)

@@ -97,7 +97,8 @@ def run_bench(
                 concurrency=None if offsets is not None else options.concurrency,
                 offsets=offsets,
                 duration=options.duration,
-                tokenizer=options.tokenizer,
+                # Past the end an answer's text proves no count, so nothing is recounted.
+                tokenizer=None if options.ignores_eos else options.tokenizer,
             )
         )
 
@@ -140,7 +141,7 @@ def judge_run(
 ) -> dict[str, Any]:  # fmt: skip
     findings = examine(
         run.records, audits, open_loop=options.arrivals is not None,
-        ignore_eos=options.ignore_eos and options.workload != "structured", stream=options.streams,
+        ignore_eos=options.ignores_eos, stream=options.streams,
     )  # fmt: skip
     table, disagreements = cross_check(told, run.records)
     findings += disagreements

@@ -34,7 +34,13 @@ def recounter(model: str | None) -> Recount | None:
     from ..text import load_tokenizer
 
     tokenizer = load_tokenizer(open_model(model).tokenizer)
-    return lambda text: len(tokenizer.encode(text, special=False))
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, special=False))
+
+    # The first call makes tables for most of a second: in the run the loop would stand still.
+    count("warm")
+    return count
 
 
 def new_loop() -> Callable[[], asyncio.AbstractEventLoop]:

