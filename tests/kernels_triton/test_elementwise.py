@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -41,18 +43,30 @@ def test_norm(dtype: torch.dtype, rows: int, width: int, offset: float) -> None:
     close(out, expected, dtype)
 
 
+def spread(scales: torch.Tensor, group: int, width: int) -> torch.Tensor:
+    """Scales [N, groups] for every column."""
+    return scales.repeat_interleave(group, 1)[:, :width] if group else scales
+
+
 @pytest.mark.parametrize("codes", ["fp8", "int8"])
-def test_norm_codes(codes: str) -> None:
+@pytest.mark.parametrize(("group", "width"), [(0, 384), (128, 384), (128, 64), (128, 300)])
+@pytest.mark.parametrize("added", [False, True])
+def test_norm_codes(codes: str, group: int, width: int, added: bool) -> None:
     torch.manual_seed(1)
-    x, residual = torch.randn(2, 3, 384)
+    x, residual = torch.randn(2, 3, width)
     x[1] = 0.0
     residual[1] = 0.0
-    weight = torch.randn(384)
-    out, scales, _ = rms_norm_codes(x, residual, weight, 1e-6, 0.0, codes)
-    expected, _ = ReferenceOperators(torch.float32).add_rms_norm(x, residual, weight, 1e-6, 0.0)
-    step = scales.unsqueeze(1) * ERROR[codes]
-    assert ((out.float() * scales.unsqueeze(1) - expected).abs() <= step * 1.01 + 1e-9).all()
+    weight = torch.randn(width)
+    more = residual if added else None
+    out, scales, total = rms_norm_codes(x, more, weight, 1e-6, 0.0, codes, group)
+    expected, wanted = ReferenceOperators(torch.float32).add_rms_norm(
+        x, residual.clone() if added else torch.zeros_like(x), weight, 1e-6, 0.0
+    )
+    assert scales.shape == (3, -(-width // group) if group else 1)
+    step = spread(scales, group, width)
+    assert ((out.float() * step - expected).abs() <= step * ERROR[codes] * 1.01 + 1e-9).all()
     assert not out[1].float().any()
+    assert torch.equal(total, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,10 +77,11 @@ def test_gated(dtype: torch.dtype, activation: str) -> None:
     x[0, 0], x[0, 1], x[0, 2] = 90.0, -90.0, 0.0
     ref = ReferenceOperators(dtype)
     close(gated(x, activation), ref.gated(x.float(), activation), dtype)
-    for codes, share in ERROR.items():
-        out, scales = gated_codes(x, activation, codes)
-        error = out.float() * scales.unsqueeze(1) - ref.gated(x.float(), activation)
-        assert (error.abs() <= scales.unsqueeze(1) * share * 1.01).all()
+    for (codes, share), group in product(ERROR.items(), (0, 128)):
+        out, scales = gated_codes(x, activation, codes, group)
+        step = spread(scales, group, 1300)
+        error = out.float() * step - ref.gated(x.float(), activation)
+        assert (error.abs() <= step * share * 1.01).all()
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "fp8"])

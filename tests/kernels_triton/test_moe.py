@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.reference import ReferenceOperators
-from headrace.kernels.triton.moe import MoeConfig, addresses, moe, place, route
+from headrace.kernels.reference import ReferenceOperators, unpack_rows
+from headrace.kernels.triton.moe import moe, place, route
+from headrace.kernels.triton.moe_products import MoeConfig, expert_table
+from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.packed import tile_weight
 from headrace.kernels.triton.product_dense import DenseConfig, product_dense
-from headrace.kernels.weights import DenseWeight, Weight
+from headrace.kernels.triton.product_fp8 import quantise_weight
+from headrace.kernels.weights import DenseWeight, Fp8Weight, StackedWeight, TiledWeight, Weight
+
+from .test_product_packed import random_weight
 
 
 @pytest.mark.parametrize(("tokens", "experts", "active"), [(1, 4, 2), (37, 6, 3), (5, 40, 8)])
@@ -25,10 +31,79 @@ def test_equals_reference(tokens: int, experts: int, active: int) -> None:
             x, router, *wrapped, active, normalise, "silu"
         )
         actual = moe(
-            x, router, addresses(gate_up), addresses(down), intermediate, active, normalise,
+            x, router, *(expert_table(part, x.dtype) for part in wrapped), active, normalise,
             "silu", MoeConfig(16, 32, 32),
         )  # fmt: skip
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+
+
+def dense_experts(count: int, out: int, width: int) -> list[torch.Tensor]:
+    torch.manual_seed(out)
+    return list(torch.randn(count, out, width) * 0.1)
+
+
+def quantised(kind: str, matrix: torch.Tensor) -> tuple[Weight, torch.Tensor]:
+    """→ (as `prepare` makes it, the values that it stands for)."""
+    out, width = matrix.shape
+    if kind == "fp8":
+        weight = quantise_weight(matrix)
+        return weight, weight.values()
+    if kind == "blocks":
+        scales = torch.full((-(-out // 128), -(-width // 128)), 0.001)
+        scales[-1, -1] = 0.002
+        wide = scales.repeat_interleave(128, 0)[:out].repeat_interleave(128, 1)[:, :width]
+        block = Fp8Weight((matrix / wide).to(torch.float8_e4m3fn), scales)
+        return block, block.values()
+    bits = int(kind)
+    packed = random_weight(bits, 16 if bits == 6 else 32, out, width, offsets=bits != 8)
+    return tile_weight(packed), unpack_rows(packed)
+
+
+@pytest.mark.parametrize("kind", ["4", "5", "6", "8", "fp8", "blocks"])
+@pytest.mark.parametrize("tokens", [1, 21])
+def test_quantised_experts(kind: str, tokens: int) -> None:
+    experts, active, width, inner = 5, 2, 160, 192
+    torch.manual_seed(3)
+    x, router = torch.randn(tokens, width), torch.randn(tokens, experts)
+    parts = [
+        [quantised(kind, matrix) for matrix in dense_experts(experts, *shape)]
+        for shape in ((2 * inner, width), (width, inner))
+    ]
+    wrapped: list[list[Weight]] = [[DenseWeight(values) for _, values in part] for part in parts]
+    expected = ReferenceOperators(torch.float32).moe(x, router, *wrapped, active, True, "silu")
+    ops = TritonOperators(torch.float32)
+    actual = ops.moe(x, router, *([w for w, _ in part] for part in parts), active, True, "silu")
+    error = (actual - expected).norm() / expected.norm()
+    # Activations in e4m3 are wrong by a few percent; packed weights are exact.
+    assert error < (0.06 if kind in ("fp8", "blocks") else 2e-5)
+    alone = ops.moe(
+        x[-1:], router[-1:], *([w for w, _ in part] for part in parts), active, True, "silu"
+    )
+    torch.testing.assert_close(alone[0], actual[-1], atol=1e-4, rtol=1e-4)
+
+
+def test_experts_of_mixed_formats_become_dense() -> None:
+    matrices = dense_experts(3, 256, 64)
+    mixed: list[Weight] = [
+        DenseWeight(matrices[0]), quantise_weight(matrices[1]), quantised("4", matrices[2])[0]
+    ]  # fmt: skip
+    table = expert_table(mixed, torch.float32)
+    assert table.blocked is None
+    assert table.bits == 0
+    assert len(table.kept) == 3
+    kept = [weight.data for weight in table.kept if isinstance(weight, DenseWeight)]
+    assert torch.equal(kept[1], quantise_weight(matrices[1]).values())
+
+
+def test_experts_stay_as_the_file_has_them() -> None:
+    ops = TritonOperators(torch.float32)
+    packed = random_weight(4, 32, 48, 64, offsets=True)
+    assert isinstance(ops.prepare(packed, "moe", None), TiledWeight)  # type: ignore[arg-type]
+    pair = ops.prepare(StackedWeight((packed, packed)), "moe", None)  # type: ignore[arg-type]
+    assert isinstance(pair, TiledWeight)
+    assert pair.shape == (96, 64)
+    fp8 = quantise_weight(torch.randn(256, 64))
+    assert isinstance(ops.prepare(fp8, "moe", None), Fp8Weight)  # type: ignore[arg-type]
 
 
 def test_every_assignment_is_placed_once() -> None:

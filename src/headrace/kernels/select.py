@@ -15,7 +15,7 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from .backend import Backend, Question
 from .cpu.backend import CpuBackend
-from .operators import Dequantise, Forward, KvCache, Operators, Program, Role, StepLimits
+from .operators import CODED, Dequantise, Forward, KvCache, Operators, Program, Role, StepLimits
 from .reference import ReferenceBackend
 from .sampling import REFERENCE, Drawing
 from .triton.backend import TritonBackend
@@ -57,6 +57,12 @@ class ComposedOperators:
         self._single = next(iter(distinct.values())) if len(distinct) == 1 else None
         for operator, provider in providers.items():
             setattr(self, operator, getattr(provider, operator))
+        # Codes pass between four operators: only where one provider has them all.
+        ends = {id(providers.get(name)) for name in ("linear", "rms_norm", "add_rms_norm", "gated")}
+        if len(ends) == 1 and "linear" in providers:
+            for name in CODED:
+                if hasattr(providers["linear"], name):
+                    setattr(self, name, getattr(providers["linear"], name))
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         return self.providers[role].prepare(weight, role, dequantise)

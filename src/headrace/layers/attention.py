@@ -6,6 +6,7 @@ import torch
 
 from ..kernels.operators import KvCache, Operators, StepBatch
 from .build import Builder
+from .codes import Activations, product
 
 
 class Attention:
@@ -44,12 +45,12 @@ class Attention:
         )
 
     def __call__(
-        self, ops: Operators, x: torch.Tensor, batch: StepBatch, cache: KvCache
+        self, ops: Operators, x: Activations, batch: StepBatch, cache: KvCache
     ) -> torch.Tensor:
         """x [N, D] → [N, D]; writes the KV of the step's tokens."""
         kv, group = cache.layers[self.layer], cache.groups[self.layer]
         q = ops.rope_and_cache(
-            ops.linear(x, self.qkv, self.qkv_bias),
+            product(ops, x, self.qkv, self.qkv_bias),
             self.heads,
             self.kv_heads,
             self.q_norm,

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 
 from ..kernels.operators import Operators
+from ..kernels.weights import Weight
 from .build import Builder
+from .codes import Activations, coded, product
 
 
 class FeedForward:
     """`{prefix}{gate,up,down}_proj`."""
+
+    consumer: Weight
+    """The one matrix that takes the input."""
 
     def __init__(self, build: Builder, prefix: str) -> None:
         arch = build.arch
@@ -21,18 +26,27 @@ class FeedForward:
             width=arch.hidden,
             role="linear",
         )
+        self.consumer = self.gate_up
         self.down = build.matrix(
             f"{prefix}down_proj.weight", rows=[arch.hidden], width=arch.intermediate, role="linear"
         )
 
-    def __call__(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ops: Operators, x: Activations) -> torch.Tensor:
         """x [N, D] → [N, D]."""
-        inner = ops.gated(ops.linear(x, self.gate_up, None), self.activation)
-        return ops.linear(inner, self.down, None)
+        inner = product(ops, x, self.gate_up, None)
+        codes = coded(ops, self.down)
+        if codes is not None:
+            return codes.linear_codes(
+                codes.gated_codes(inner, self.activation, self.down), self.down, None
+            )
+        return ops.linear(ops.gated(inner, self.activation), self.down, None)
 
 
 class MixtureOfExperts:
     """`{prefix}gate` routes each token to `active` of `{prefix}experts.N.{gate,up,down}_proj`."""
+
+    consumer: None = None
+    """The router and the experts read the same values."""
 
     def __init__(self, build: Builder, prefix: str) -> None:
         arch, moe = build.arch, build.arch.moe
@@ -60,8 +74,9 @@ class MixtureOfExperts:
             for expert in experts
         ]
 
-    def __call__(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ops: Operators, x: Activations) -> torch.Tensor:
         """x [N, D] → [N, D]."""
+        assert isinstance(x, torch.Tensor), "the router and the experts read the same values"
         router = ops.linear(x, self.router, None)
         return ops.moe(
             x, router, self.gate_up, self.down, self.active, self.normalise, self.activation

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..kernels.operators import Operators
+from ..kernels.weights import Weight
 from .build import Builder
+from .codes import Activations, coded
 
 
 class Norm:
@@ -17,6 +19,23 @@ class Norm:
     def __call__(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
         """x [N, D] → normed."""
         return ops.rms_norm(x, self.weight, self.eps, self.offset)
+
+    def add_for(
+        self,
+        ops: Operators,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        consumer: Weight | None,
+    ) -> tuple[Activations, torch.Tensor]:
+        """As `add`; the norm in the form that its only reader, the product with `consumer`, wants.
+
+        None: it has other readers."""
+        codes = None if consumer is None else coded(ops, consumer)
+        if consumer is None or codes is None:
+            return self.add(ops, x, residual)
+        if residual is None:
+            return codes.rms_norm_codes(x, self.weight, self.eps, self.offset, consumer), x
+        return codes.add_rms_norm_codes(x, residual, self.weight, self.eps, self.offset, consumer)
 
     def add(
         self, ops: Operators, x: torch.Tensor, residual: torch.Tensor | None

@@ -47,10 +47,12 @@ class PreNormLayer:
         return MixtureOfExperts(build, prefix)
 
     def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
-        x, residual = self.attention_norm.add(ops, *stream)
-        x = self.attention(ops, x, batch, cache)
-        x, residual = self.feed_forward_norm.add(ops, x, residual)
-        return self.feed_forward(ops, x), residual
+        normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
+        x = self.attention(ops, normed, batch, cache)
+        normed, residual = self.feed_forward_norm.add_for(
+            ops, x, residual, self.feed_forward.consumer
+        )
+        return self.feed_forward(ops, normed), residual
 
 
 class Decoder:

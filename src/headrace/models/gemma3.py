@@ -23,10 +23,12 @@ class Gemma3Layer:
         self.after_feed_forward = Norm(build, f"{at}post_feedforward_layernorm")
 
     def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
-        x, residual = self.attention_norm.add(ops, *stream)
-        x = self.after_attention(ops, self.attention(ops, x, batch, cache))
-        x, residual = self.feed_forward_norm.add(ops, x, residual)
-        return self.after_feed_forward(ops, self.feed_forward(ops, x)), residual
+        normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
+        x = self.after_attention(ops, self.attention(ops, normed, batch, cache))
+        normed, residual = self.feed_forward_norm.add_for(
+            ops, x, residual, self.feed_forward.consumer
+        )
+        return self.after_feed_forward(ops, self.feed_forward(ops, normed)), residual
 
 
 class Gemma3(Decoder):

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .quantise import CODES, to_codes
+from .quantise import CODES, store_groups, to_codes
 from .support import INTERPRETED
 
 TILE = 1024
@@ -77,6 +77,23 @@ def _gated_codes_kernel(
         tl.store(codes + row * width + columns, coded, mask=mask)
 
 
+@triton.jit
+def _gated_groups_kernel(
+    gate_up, codes, scales, width, groups, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
+    GROUP: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """As `_gated_kernel`: a group's largest value lies in the tile, so nothing is read twice."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * TILE
+    columns = first + tl.arange(0, TILE)
+    mask = columns < width
+    at = gate_up + row * 2 * width + columns
+    gate = tl.load(at, mask=mask, other=0.0)
+    up = tl.load(at + width, mask=mask, other=0.0)
+    values = _gate(gate, up, ACTIVATION)
+    store_groups(codes, scales, row, first, values, width, groups, TILE, GROUP, HIGH, INTERPRET)
+
+
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu or gelu_tanh."""
     rows, double = gate_up.shape
@@ -89,14 +106,21 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def gated_codes(
-    gate_up: torch.Tensor, activation: str, codes: str
+    gate_up: torch.Tensor, activation: str, codes: str, group: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `gated`, → (codes [N, I] in fp8 or int8, scales [N] fp32)."""
+    """As `gated`, → (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
     rows, double = gate_up.shape
     width = double // 2
     dtype, high = CODES[codes]
     out = torch.empty(rows, width, dtype=dtype, device=gate_up.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=gate_up.device)
+    groups = triton.cdiv(width, group) if group else 1
+    scales = torch.empty(rows, groups, dtype=torch.float32, device=gate_up.device)
+    if group:
+        _gated_groups_kernel[(rows, triton.cdiv(width, TILE))](
+            gate_up, out, scales, width, groups, ACTIVATION=activation, TILE=TILE, GROUP=group,
+            HIGH=high, INTERPRET=INTERPRETED, num_warps=4,
+        )  # fmt: skip
+        return out, scales
     _gated_codes_kernel[(rows,)](
         gate_up,
         out,

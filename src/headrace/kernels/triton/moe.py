@@ -11,8 +11,8 @@ How it goes, all on the device, no sort and no host:
 2. `_count`: one program per expert counts its tokens.
 3. `_place`: one program per expert writes its tokens, in ascending order, to a list that starts at
    a multiple of the row tile; tiles know their expert.
-4. `_grouped`: a dense product per tile; rows are gathered by the list. The weights of all experts
-   are found through a table of addresses, so they need not lie in one tensor.
+4. `moe_products`: a product per tile; rows are gathered by the list, the weights of all experts are
+   found through a table of addresses. Dense, packed or fp8; for fp8 the gate writes codes.
 5. `_gather`: a token adds its experts' results in ascending order of expert.
 
 A row's values never depend on which other rows share its tile (row invariance).
@@ -21,25 +21,17 @@ Source of the idea: Gale et al., "MegaBlocks" (2022), without the sort.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from .gated import gated
-from .support import INTERPRETED, matrix_product
+from ..operators import Coded
+from .gated import gated, gated_codes
+from .moe_products import ExpertTable, MoeConfig, grouped_product
+from .product_fp8 import BLOCK, quantise_rows
 
-
-@dataclass(frozen=True, slots=True)
-class MoeConfig:
-    """How grouped products are cut."""
-
-    rows: int = 16
-    outs: int = 64
-    inner: int = 64
-    warps: int = 4
-    stages: int = 3
+TILE = 1024
+"""Assignments looked at in one turn: one number for all steps, so that none is compiled for."""
 
 
 @triton.jit
@@ -106,40 +98,6 @@ def _place_kernel(
 
 
 @triton.jit
-def _grouped_kernel(
-    x, addresses, listed, tile_expert, y, width, outs, x_stride,
-    SHARED: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
-):  # fmt: skip
-    """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile."""
-    tile = tl.program_id(0)
-    expert = tl.load(tile_expert + tile)
-    if expert < 0:
-        return
-    assignment = tl.load(listed + tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    real = assignment >= 0
-    row = tl.where(real, assignment, 0) // SHARED
-    out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    inner = tl.arange(0, INNER)
-    weight = tl.load(addresses + expert).to(tl.pointer_type(x.dtype.element_ty))
-    # A fresh allocation is aligned; unless it is told, the compiler loads element by element.
-    weight = tl.multiple_of(weight, 16)
-    x_at = x + row[:, None] * x_stride + inner[None, :]
-    weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
-    total = tl.zeros([ROWS, OUTS], tl.float32)
-    for at in range(0, width, INNER):
-        there = inner < width - at
-        a = tl.load(x_at, mask=real[:, None] & there[None, :], other=0.0)
-        b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
-        total = matrix_product(a, b, total, INTERPRET)
-        x_at += INNER
-        weight_at += INNER
-    y_at = y + assignment[:, None] * outs + out[None, :]
-    mask = real[:, None] & (out < outs)[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def _gather_kernel(parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -149,14 +107,6 @@ def _gather_kernel(parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.const
         at = (token * ACTIVE + place) * width + column
         total += share * tl.load(parts + at, mask=column < width, other=0.0).to(tl.float32)
     tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
-
-
-def addresses(weights: list[torch.Tensor]) -> torch.Tensor:
-    """Table of the experts' matrices, all of one shape and dtype: int64 [experts]."""
-    assert all(weight.is_contiguous() for weight in weights)
-    assert len({(weight.shape, weight.dtype) for weight in weights}) == 1
-    pointers = [weight.data_ptr() for weight in weights]
-    return torch.tensor(pointers, dtype=torch.int64, device=weights[0].device)
 
 
 def route(router: torch.Tensor, active: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,58 +131,40 @@ def place(chosen: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor, 
     counts = torch.empty(experts, dtype=torch.int32, device=device)
     listed = torch.full((tiles * rows,), -1, dtype=torch.int32, device=device)
     tile_expert = torch.full((tiles,), -1, dtype=torch.int32, device=device)
-    tile = min(1024, triton.next_power_of_2(assignments))
-    _count_kernel[(experts,)](chosen, counts, assignments, TILE=tile, num_warps=4)
+    _count_kernel[(experts,)](chosen, counts, assignments, TILE=TILE, num_warps=4)
     _place_kernel[(experts,)](
         chosen, counts, listed, tile_expert, assignments, experts,
-        EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=tile, num_warps=4,
+        EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=TILE, num_warps=4,
     )  # fmt: skip
     return listed, tile_expert
-
-
-def grouped_product(
-    x: torch.Tensor,
-    table: torch.Tensor,
-    outs: int,
-    listed: torch.Tensor,
-    tile_expert: torch.Tensor,
-    assignments: int,
-    shared: int,
-    config: MoeConfig,
-) -> torch.Tensor:
-    """x [assignments / shared, in] → [assignments, outs]; `table` is `addresses` of [outs, in]."""
-    y = torch.empty(assignments, outs, dtype=x.dtype, device=x.device)
-    grid = (tile_expert.shape[0], triton.cdiv(outs, config.outs))
-    _grouped_kernel[grid](
-        x, table, listed, tile_expert, y, x.shape[1], outs, x.stride(0), SHARED=shared,
-        ROWS=config.rows, OUTS=config.outs, INNER=config.inner, INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    return y
 
 
 def moe(
     x: torch.Tensor,
     router: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    intermediate: int,
+    gate_up: ExpertTable,
+    down: ExpertTable,
     active: int,
     normalise: bool,
     activation: str,
     config: MoeConfig,
 ) -> torch.Tensor:
-    """x [N, D], router logits [N, experts], address tables of [2I, D] and [D, I] → [N, D]."""
+    """x [N, D], router logits [N, experts], tables of [2I, D] and [D, I] → [N, D]."""
     tokens, width = x.shape
     chosen, shares = route(router, active, normalise)
     listed, tile_expert = place(chosen, router.shape[1], config.rows)
     assignments = tokens * active
-    inner = grouped_product(
-        x, gate_up, 2 * intermediate, listed, tile_expert, assignments, active, config
-    )
-    parts = grouped_product(
-        gated(inner, activation), down, width, listed, tile_expert, assignments, 1, config
-    )
+    x_in: torch.Tensor | Coded = x
+    if gate_up.blocked is not None:
+        x_in = Coded(*quantise_rows(x, blocked=gate_up.blocked), x.dtype)
+    inner = grouped_product(x_in, gate_up, listed, tile_expert, assignments, active, config)
+    acted: torch.Tensor | Coded
+    if down.blocked is None:
+        acted = gated(inner, activation)
+    else:
+        codes = gated_codes(inner, activation, "fp8", BLOCK if down.blocked else 0)
+        acted = Coded(*codes, x.dtype)
+    parts = grouped_product(acted, down, listed, tile_expert, assignments, 1, config)
     y = torch.empty_like(x)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
         parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4

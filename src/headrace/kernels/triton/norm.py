@@ -12,15 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from .quantise import CODES, store_row
+from .quantise import CODES, store_groups, store_row
 from .support import INTERPRETED
 
 
 @triton.jit
 def _norm_kernel(
-    x, residual, weight, out, total_out, scales, eps, offset, width,
-    COLUMNS: tl.constexpr, RESIDUAL: tl.constexpr, QUANTISED: tl.constexpr, HIGH: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    x, residual, weight, out, total_out, scales, eps, offset, width, groups,
+    COLUMNS: tl.constexpr, RESIDUAL: tl.constexpr, QUANTISED: tl.constexpr, GROUP: tl.constexpr,
+    HIGH: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
@@ -36,7 +36,11 @@ def _norm_kernel(
     factor = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
     gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32) + offset
     normed = wide * factor * gain
-    if QUANTISED:
+    if QUANTISED and GROUP > 0:
+        store_groups(
+            out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH, INTERPRET
+        )  # fmt: skip
+    elif QUANTISED:
         store_row(out, scales, row, columns, normed, mask, width, HIGH, INTERPRET)
     else:
         tl.store(out + at, normed.to(out.dtype.element_ty), mask=mask)
@@ -49,20 +53,22 @@ def _launch(
     eps: float,
     offset: float,
     codes: str | None,
+    group: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     rows, width = x.shape
+    groups = triton.cdiv(width, group) if group else 1
     assert x.is_contiguous()
     assert residual is None or residual.is_contiguous()
     dtype, high = CODES[codes] if codes else (x.dtype, 0.0)
     out = torch.empty_like(x, dtype=dtype)
     total = torch.empty_like(x) if residual is not None else x
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device) if codes else None
-    columns = triton.next_power_of_2(width)
+    scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device) if codes else None
+    columns = max(group, triton.next_power_of_2(width))
     _norm_kernel[(rows,)](
         x, x if residual is None else residual, weight, out, total,
-        out if scales is None else scales, eps, offset, width,
-        COLUMNS=columns, RESIDUAL=residual is not None, QUANTISED=codes is not None, HIGH=high,
-        INTERPRET=INTERPRETED,
+        out if scales is None else scales, eps, offset, width, groups,
+        COLUMNS=columns, RESIDUAL=residual is not None, QUANTISED=codes is not None, GROUP=group,
+        HIGH=high, INTERPRET=INTERPRETED,
         num_warps=max(1, min(16, columns // 512)),
     )  # fmt: skip
     return out, scales, total
@@ -88,8 +94,12 @@ def rms_norm_codes(
     eps: float,
     offset: float,
     codes: str,
+    group: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """→ (codes [N, D] in fp8 or int8, scales [N] fp32, residual + x)."""
-    out, scales, total = _launch(x, residual, weight, eps, offset, codes)
+    """→ (codes [N, D] in fp8 or int8, scales fp32, residual + x).
+
+    Scales are [N, 1], or [N, ceil(D / group)] for groups of so many columns (a power of two).
+    """
+    out, scales, total = _launch(x, residual, weight, eps, offset, codes, group)
     assert scales is not None
     return out, scales, total

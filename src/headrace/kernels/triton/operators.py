@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..operators import (
+    Coded,
     Dequantise,
     Forward,
     KvCache,
@@ -35,9 +36,10 @@ from ..weights import (
 from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
+from .moe_products import ExpertTable, expert_table
 from .packed import merge_tiled, tile_weight
 from .product_dense import product_dense
-from .product_fp8 import merge_fp8, product_fp8, quantise_weight
+from .product_fp8 import BLOCK, merge_fp8, product_codes, product_fp8, quantise_weight
 from .product_packed import product_packed
 from .table import Table, architecture
 
@@ -68,7 +70,7 @@ class TritonOperators:
         self._architecture = architecture
         self.deterministic = deterministic
         self._tables: dict[torch.device, Table] = {}
-        self._addresses: dict[int, torch.Tensor] = {}
+        self._experts: dict[int, ExpertTable] = {}
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Dense weights stay dense; packed ones are tiled; what is looked up is made dense."""
@@ -78,20 +80,21 @@ class TritonOperators:
                 return DenseWeight(torch.cat([_data(part) for part in parts]))
             return merge_tiled(parts) or merge_fp8(parts) or StackedWeight(tuple(parts))  # type: ignore[arg-type]
         if isinstance(weight, DenseWeight):
-            if self._quantise == "fp8" and role == "linear" and weight.shape[0] >= FP8_OUTS:
+            small = weight.shape[0] < FP8_OUTS
+            if self._quantise == "fp8" and role in ("linear", "moe") and not small:
                 return quantise_weight(weight.data)
             return DenseWeight(weight.data.to(self.dtype).contiguous())
         if isinstance(weight, Fp8Weight):
             old = self._table(weight.data.device).architecture == "sm_80"
-            if old or role != "linear":
+            if old or role not in ("linear", "moe"):
                 return DenseWeight(weight.values().to(self.dtype))
             return weight.per_row()
         if isinstance(weight, BlockWeight):
-            if role in ("linear", "logits"):
+            if role != "embed":
                 return tile_weight(dequantise.unpack(weight))
             return dequantise(weight, self.dtype)
         if isinstance(weight, PackedWeight):
-            if role in ("linear", "logits"):
+            if role != "embed":
                 return tile_weight(weight)
             return DenseWeight(unpack_rows(weight).to(self.dtype))
         return weight
@@ -125,6 +128,43 @@ class TritonOperators:
         offset: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return norm.add_rms_norm(x, residual, weight, eps, offset)
+
+    def takes_codes(self, consumer: Weight) -> bool:
+        return isinstance(consumer, Fp8Weight)
+
+    def rms_norm_codes(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
+    ) -> Coded:
+        codes, scales, _ = norm.rms_norm_codes(
+            x, None, weight, eps, offset, "fp8", _code_group(consumer)
+        )
+        return Coded(codes, scales, x.dtype)
+
+    def add_rms_norm_codes(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float,
+        consumer: Weight,
+    ) -> tuple[Coded, torch.Tensor]:
+        codes, scales, total = norm.rms_norm_codes(
+            x, residual, weight, eps, offset, "fp8", _code_group(consumer)
+        )
+        return Coded(codes, scales, x.dtype), total
+
+    def gated_codes(self, gate_up: torch.Tensor, activation: str, consumer: Weight) -> Coded:
+        codes, scales = gated.gated_codes(gate_up, activation, "fp8", _code_group(consumer))
+        return Coded(codes, scales, gate_up.dtype)
+
+    def linear_codes(self, x: Coded, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        assert isinstance(weight, Fp8Weight)
+        rows = 1 if self.deterministic else len(x.codes)
+        return product_codes(
+            x.codes, x.scales, weight, bias, self._table(x.codes.device).fp8(rows), x.dtype,
+            library=x.codes.is_cuda and not self.deterministic,
+        )  # fmt: skip
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + x
@@ -187,12 +227,11 @@ class TritonOperators:
         activation: str,
     ) -> torch.Tensor:
         experts = len(gate_up)
-        intermediate = down[0].shape[1]
         rows = 1 if self.deterministic else -(-len(x) * active // experts)
         config = self._table(x.device).moe(rows)
         return moe.moe(
-            x, router, self._address_table(gate_up), self._address_table(down), intermediate,
-            active, normalise, activation, config,
+            x, router, self._expert_table(gate_up), self._expert_table(down), active, normalise,
+            activation, config,
         )  # fmt: skip
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -243,12 +282,18 @@ class TritonOperators:
             self._tables[device] = Table(self._architecture or architecture(device))
         return self._tables[device]
 
-    def _address_table(self, experts: list[Weight]) -> torch.Tensor:
+    def _expert_table(self, experts: list[Weight]) -> ExpertTable:
         """Made once per list: a layer's lists live as long as the model."""
-        key = _data(experts[0]).data_ptr()
-        if key not in self._addresses:
-            self._addresses[key] = moe.addresses([_data(expert) for expert in experts])
-        return self._addresses[key]
+        key = id(experts[0])
+        if key not in self._experts:
+            self._experts[key] = expert_table(experts, self.dtype)
+        return self._experts[key]
+
+
+def _code_group(consumer: Weight) -> int:
+    """Columns that share a scale in the input of a product with `consumer`; 0: all of a row."""
+    assert isinstance(consumer, Fp8Weight), "see `takes_codes`"
+    return BLOCK if consumer.blocked else 0
 
 
 def _data(weight: Weight) -> torch.Tensor:

@@ -139,11 +139,29 @@ def product_fp8(
 
     `library`: by torch, where it can: a scale per row, sizes that are multiples of 16.
     """
-    rows, width = x.shape
-    outs = weight.shape[0]
-    dtype = dtype or x.dtype
-    assert weight.blocked or weight.scales.shape == (outs, 1), "see Fp8Weight.per_row"
     codes, x_scales = quantise_rows(x, blocked=weight.blocked)
+    return product_codes(
+        codes, x_scales, weight, bias, config, dtype or x.dtype, library=library
+    )  # fmt: skip
+
+
+def product_codes(
+    codes: torch.Tensor,
+    x_scales: torch.Tensor,
+    weight: Fp8Weight,
+    bias: torch.Tensor | None,
+    config: Fp8Config,
+    dtype: torch.dtype,
+    *,
+    library: bool = False,
+) -> torch.Tensor:
+    """As `product_fp8`, of codes [N, in] with scales as `quantise_rows` gives them."""
+    rows, width = codes.shape
+    outs = weight.shape[0]
+    assert weight.blocked or weight.scales.shape == (outs, 1), "see Fp8Weight.per_row"
+    assert codes.is_contiguous()
+    groups = weight.scales.shape[1]
+    assert x_scales.shape == (rows, groups), "scales of another granularity than the weight's"
     if library and not weight.blocked and width % 16 == 0 and outs % 16 == 0:
         y = torch._scaled_mm(
             codes, weight.data.t(), scale_a=x_scales, scale_b=weight.scales.view(1, outs),
@@ -152,10 +170,10 @@ def product_fp8(
         if bias is not None:
             y += bias
         return y.to(dtype)
-    y = torch.empty(rows, outs, dtype=dtype, device=x.device)
+    y = torch.empty(rows, outs, dtype=dtype, device=codes.device)
     grid = (triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs),)
     _product_kernel[grid](
-        codes, x_scales, weight.data, weight.scales, x if bias is None else bias, y,
+        codes, x_scales, weight.data, weight.scales, codes if bias is None else bias, y,
         rows, width, outs, triton.cdiv(width, BLOCK), y.stride(0),
         BLOCKED=weight.blocked, ROWS=config.rows, OUTS=config.outs, INNER=BLOCK, GROUPED=8,
         BIAS=bias is not None, INTERPRET=INTERPRETED, num_warps=config.warps,

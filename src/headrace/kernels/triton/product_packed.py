@@ -53,27 +53,20 @@ class ProductConfig:
         return -(-chunks // splits)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _product_kernel(
-    x, codes, scales, offsets, bias, y, rows, width, outs, chunks, chunks_per_split, x_stride,
-    y_stride,
+@triton.jit
+def sum_chunks(
+    x_at, row_mask, base, scales, offsets, out, out_mask, first, last, width, outs, total,
     BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, OFFSETS: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
-    SPLIT: tl.constexpr, INTERPRET: tl.constexpr,
+    STEP: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """A chunk is taken in steps of STEP values that share scale, byte columns and bit places."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
-    split = tl.program_id(2)
-    row_mask = (row < rows)[:, None]
-    out_mask = out < outs
+    """total [ROWS, OUTS] + the chunks `first` to `last` of x · wᵀ.
+
+    x_at [ROWS, STEP] points to the rows' first values, base [OUTS, STEP] to the codes of chunk
+    `first` of the outputs `out`. A chunk is taken in steps of STEP values that share scale, byte
+    columns and bit places.
+    """
     wide_mask = out_mask[:, None]
-    first = split * chunks_per_split
-    last = tl.minimum(first + chunks_per_split, chunks)
-    total = tl.zeros([ROWS, OUTS], tl.float32)
     place = tl.arange(0, STEP)
-    base = codes + first.to(tl.int64) * outs * BYTES + out[:, None] * BYTES + place[None, :]
-    x_at = x + row.to(tl.int64)[:, None] * x_stride + place[None, :]
     for chunk in range(first, last):
         if BITS == 5:
             plane = tl.load(base + 64, mask=wide_mask, other=0).to(tl.int32)
@@ -104,10 +97,34 @@ def _product_kernel(
                     value += offset[:, None]
                 there = row_mask & (place < width - inner)[None, :]
                 inputs = tl.load(x_at + inner, mask=there, other=0.0)
-                total = matrix_product(
-                    inputs, tl.trans(value.to(x.dtype.element_ty)), total, INTERPRET
-                )
+                total = matrix_product(inputs, tl.trans(value.to(inputs.dtype)), total, INTERPRET)
         base += outs * BYTES
+    return total
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product_kernel(
+    x, codes, scales, offsets, bias, y, rows, width, outs, chunks, chunks_per_split, x_stride,
+    y_stride,
+    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, OFFSETS: tl.constexpr,
+    BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
+    SPLIT: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
+    split = tl.program_id(2)
+    row_mask = (row < rows)[:, None]
+    out_mask = out < outs
+    first = split * chunks_per_split
+    last = tl.minimum(first + chunks_per_split, chunks)
+    total = tl.zeros([ROWS, OUTS], tl.float32)
+    place = tl.arange(0, STEP)
+    base = codes + first.to(tl.int64) * outs * BYTES + out[:, None] * BYTES + place[None, :]
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + place[None, :]
+    total = sum_chunks(
+        x_at, row_mask, base, scales, offsets, out, out_mask, first, last, width, outs, total,
+        BITS, BYTES, GROUP, OFFSETS, STEP, INTERPRET,
+    )  # fmt: skip
     mask = row_mask & out_mask[None, :]
     if SPLIT:
         at = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
@@ -168,8 +185,8 @@ def product_packed(
         x if bias is None else bias, target, rows, width, outs, chunks, per_split, x.stride(0),
         y.stride(0), BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
         OFFSETS=weight.offsets is not None, BIAS=bias is not None, ROWS=config.rows,
-        OUTS=config.outs, STEP=_step(weight), SPLIT=splits > 1, INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages,
+        OUTS=config.outs, STEP=step_of(weight.bits, weight.group), SPLIT=splits > 1,
+        INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if splits > 1:
         elements = rows * outs
@@ -229,7 +246,8 @@ def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> t
         weight.scales if weight.offsets is None else weight.offsets,
         dense, width, outs, first, count,
         BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
-        OFFSETS=weight.offsets is not None, OUTS=64, STEP=_step(weight), num_warps=4,
+        OFFSETS=weight.offsets is not None, OUTS=64, STEP=step_of(weight.bits, weight.group),
+        num_warps=4,
     )  # fmt: skip
     return dense
 
@@ -250,9 +268,9 @@ def _through_library(
     return y
 
 
-def _step(weight: TiledWeight) -> int:
+def step_of(bits: int, group: int) -> int:
     """Values that share a scale; with high bits in planes, also one bit place: 16."""
-    return 16 if weight.bits in (5, 6) else min(weight.group, 64)
+    return 16 if bits in (5, 6) else min(group, 64)
 
 
 assert CHUNK == 128, "the kernel's index arithmetic is written for chunks of two 64s"

@@ -41,3 +41,19 @@ def store_row(
     coded = to_codes(values / scale, codes.dtype.element_ty, HIGH, INTERPRET)
     tl.store(codes + row * width + columns, coded, mask=mask)
     tl.store(scales + row, scale)
+
+
+@triton.jit
+def store_groups(
+    codes, scales, row, first, values, width, groups,
+    COLUMNS: tl.constexpr, GROUP: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """values [COLUMNS] fp32 from column `first` on → codes and one scale per GROUP columns."""
+    group = first // GROUP + tl.arange(0, COLUMNS // GROUP)
+    columns = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    mask = columns < width
+    tiled = tl.where(mask, tl.reshape(values, [COLUMNS // GROUP, GROUP]), 0.0)
+    scale = tl.maximum(tl.max(tl.abs(tiled), 1) / HIGH, 1e-30)
+    coded = to_codes(tiled / scale[:, None], codes.dtype.element_ty, HIGH, INTERPRET)
+    tl.store(codes + row * width + columns, coded, mask=mask)
+    tl.store(scales + row * groups + group, scale, mask=group < groups)

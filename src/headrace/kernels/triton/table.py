@@ -18,7 +18,7 @@ import torch
 
 from .attention_decode import DecodeConfig
 from .attention_prefill import PrefillConfig
-from .moe import MoeConfig
+from .moe_products import MoeConfig
 from .product_dense import DenseConfig
 from .product_fp8 import Fp8Config
 from .product_packed import ProductConfig

@@ -1,0 +1,82 @@
+"""Whole models of fp8 checkpoints on the Triton path: near the dequantised oracle, and with norms
+and gates that hand their codes straight to the products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.kernels.operators import CodedOperators
+from headrace.kernels.triton import operators as triton_operators
+from headrace.kernels.triton import product_fp8
+from headrace.kernels.weights import Fp8Weight
+from headrace.layers.build import Builder
+from headrace.layers.codes import coded
+from headrace.layers.source import WeightSource
+from headrace.loader import open_model
+from headrace.loader.weights import load_weights
+from headrace.models.registry import build_model
+from headrace.worker.adapters import _Adapted
+from oracle import checkpoints
+
+CPU = torch.device("cpu")
+SMALL = {
+    "num_hidden_layers": 1, "hidden_size": 160, "intermediate_size": 256, "vocab_size": 320,
+    "num_attention_heads": 8, "num_key_value_heads": 8,
+}  # fmt: skip
+"""Parts of q, k and v of whole blocks: they become one matrix."""
+
+
+def step(arch, tokens: int):
+    """One prompt on a fresh cache."""
+    cache = checkpoints.cache_of(arch, blocks=4)
+    return checkpoints.prompt_step(tokens, cache), cache
+
+
+@pytest.mark.parametrize("form", ["hub-block", "channel"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3Moe"])
+def test_logits_are_near_the_oracle(
+    form: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+           "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+    checkpoints.fp8_folder(tmp_path, form, kind, **{**SMALL, **(moe if kind != "Llama" else {})})
+    files = open_model(str(tmp_path))
+    quantised: list[int] = []
+    rows = product_fp8.quantise_rows
+
+    def counted(x: torch.Tensor, *, blocked: bool):
+        quantised.append(x.shape[1])
+        return rows(x, blocked=blocked)
+
+    monkeypatch.setattr(product_fp8, "quantise_rows", counted)
+    answers = []
+    for name in ("ref", "triton"):
+        operators = checkpoints.operators(name)
+        model = build_model(
+            Builder(
+                files.arch, WeightSource(load_weights(files)), operators, device=CPU,
+                dtype=torch.float32, max_context=64,
+            )
+        )  # fmt: skip
+        batch, cache = step(files.arch, 17)
+        quantised.clear()
+        answers.append(model.forward(operators, batch, cache))
+    error = (answers[1][0] - answers[0][0]).norm() / answers[0][0].norm()
+    assert error < 0.1
+    # Only the attention's output has no operator before it that could write its codes; the
+    # experts' input is quantised in `moe`, through a name of its own.
+    assert quantised == [files.arch.heads * files.arch.head_dim]
+
+
+def test_a_step_with_adapters_keeps_values() -> None:
+    operators = triton_operators.TritonOperators(torch.float32)
+    weight = Fp8Weight(torch.zeros(8, 16).to(torch.float8_e4m3fn), torch.ones(8, 1))
+    assert coded(operators, weight) is not None
+    assert coded(_Adapted(operators, {}, []), weight) is None  # type: ignore[arg-type]
+    chosen = checkpoints.operators("triton")
+    codes: CodedOperators | None = coded(chosen, weight)
+    assert codes is not None
+    assert coded(checkpoints.operators("ref"), weight) is None
