@@ -39,8 +39,9 @@ from gpu_worker import Filled, Setup, block_bytes, make_worker, pool_of, run_loa
 from headrace.base.arch import ModelArch  # noqa: E402
 from headrace.base.step import StepPlan  # noqa: E402
 from headrace.roofline.composition import compose  # noqa: E402
-from headrace.roofline.hardware import DEVICES, PERFECT  # noqa: E402
-from headrace.roofline.operators import Case  # noqa: E402
+from headrace.roofline.counts import Case  # noqa: E402
+from headrace.roofline.efficiency import PERFECT  # noqa: E402
+from headrace.roofline.hardware import DEVICES  # noqa: E402
 from headrace.roofline.step import step_time  # noqa: E402
 from headrace.roofline.weights import WeightBytes  # noqa: E402
 from headrace.worker import Worker  # noqa: E402

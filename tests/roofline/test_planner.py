@@ -8,72 +8,153 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import InvalidRequest
+from headrace.base.errors import DoesNotFit, InvalidRequest
+from headrace.roofline.counts import Layout, device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
-from headrace.roofline.planner import (
-    PRICES,
-    Demand,
-    Goal,
-    batch_room,
-    best_batch,
-    frontier,
-    make_case,
-    read_prices,
-    search,
-)
+from headrace.roofline.planner import Found, frontier, layouts, make_case, search
+from headrace.roofline.prices import PRICES, read_prices
+from headrace.roofline.steady import Demand, Engine, Goal
 
 LLAMA, LARGE = KNOWN["llama-3.1-8b"], KNOWN["llama-3.1-70b"]
+QWEN_MOE, DEEPSEEK = KNOWN["qwen3-30b-a3b"], KNOWN["deepseek-v3"]
 DEMAND, GOAL = Demand(20.0, 1024, 256), Goal(1.0, 0.05)
 
 
+def few(arch: object = LLAMA, demand: Demand = DEMAND, goal: Goal = GOAL, **given: object) -> Found:
+    """A search over two devices and formats: quick, and nothing in it depends on how many."""
+    chosen = {"devices": ("H100", "L40S"), "formats": ("bfloat16", "fp8"), **given}
+    return search(arch, demand, goal, PRICES, **chosen)  # type: ignore[arg-type]
+
+
 def test_candidates_keep_the_goal_and_come_by_price() -> None:
-    found = search(LLAMA, DEMAND, GOAL, PRICES)
+    found = few().candidates
     assert found
     prices = [candidate.price_per_hour for candidate in found]
     assert prices == sorted(prices)
     for candidate in found:
-        assert candidate.ttft <= GOAL.ttft
-        assert candidate.tpot <= GOAL.tpot
-        assert candidate.replicas * candidate.replica_rate >= DEMAND.rate
+        assert GOAL.miss(candidate.ttft, candidate.tpot, candidate.itl) <= 1
+        for pool in candidate.pools:
+            engines = pool.replicas * pool.case.layout.engines
+            assert engines * pool.state.rate >= DEMAND.rate
         assert candidate.price_per_hour == pytest.approx(
             candidate.devices * PRICES[candidate.hardware.name]
         )
-        assert candidate.batch <= batch_room(candidate.case, candidate.hardware, DEMAND)
     front = frontier(found)
     assert front[0] is found[0]
     tpots = [candidate.tpot for candidate in front]
     assert tpots == sorted(tpots, reverse=True)
 
 
-def test_what_does_not_fit_is_not_proposed() -> None:
-    for candidate in search(LARGE, DEMAND, GOAL, PRICES):
-        assert candidate.hardware.memory * candidate.case.layout.tp > 35e9
-    assert batch_room(make_case(LARGE, "bfloat16", DEVICES["RTX4090"], 1), DEVICES["RTX4090"],
-                      DEMAND) == 0  # fmt: skip
-    long = replace(DEMAND, input_tokens=140_000)
-    assert search(LLAMA, long, GOAL, PRICES) == []
+def test_every_dimension_is_searched() -> None:
+    found = few(QWEN_MOE, goal=Goal(1.0, 0.05, 0.06))
+    whole = [one.pools[0] for one in found.candidates if len(one.pools) == 1]
+    assert {pool.case.layout.tp for pool in whole} >= {1, 2, 4, 8}
+    assert {pool.case.layout.pp for pool in whole} >= {1, 2}
+    assert {pool.case.layout.dp for pool in whole} >= {1, 2, 4, 8}
+    assert {pool.case.layout.ep for pool in whole} == {False, True}
+    assert {pool.case.weights.format for pool in whole} == {"bfloat16", "fp8"}
+    assert len({pool.state.batch for pool in whole}) > 1
+    roles = [tuple(pool.role for pool in one.pools) for one in found.candidates]
+    assert ("prefill", "decode") in roles
+    tight = few(goal=Goal(1.0, 0.05, 0.012), formats=("fp8",), devices=("H100",), pools=False)
+    budgets = {one.pools[0].state.step_tokens for one in tight.candidates}
+    assert 512 in budgets, "a tight ITL needs small chunks"
+    assert all(one.itl <= 0.012 for one in tight.candidates)
+
+
+def test_what_does_not_fit_is_named_with_the_reason() -> None:
+    found = few(LARGE, pools=False)
+    for one in found.candidates:
+        assert device_bytes(one.case) < one.hardware.memory
+    reasons = {
+        (one.device, one.format, str(one.layout)): one.reason
+        for one in found.rejected
+        if not one.fits
+    }
+    assert "141 GB of a device's 80 GB" in reasons["H100", "bfloat16", "1"]
+    assert "more than a node's 8" in reasons["L40S", "fp8", "TP4·PP4"]
+    everything = few(DEEPSEEK, devices=("H100", "THOR"), pools=False).rejected
+    assert any("no link" in one.reason for one in everything if one.device == "THOR")
+    assert not any("heads cannot" in one.reason for one in everything)
+    narrow = search(QWEN_MOE, DEMAND, GOAL, PRICES, devices=("H100",), formats=("nvfp4",))
+    assert {one.reason for one in narrow.rejected} == {"H100 does not compute in FP4"}
+
+
+def test_deepseek_needs_many_devices_and_gets_them() -> None:
+    found = few(DEEPSEEK, replace(DEMAND, rate=50.0), devices=("H200",), formats=("fp8",),
+                pools=False)  # fmt: skip
+    assert found.candidates
+    for one in found.candidates:
+        assert one.case.layout.devices >= 8, "671 GB of fp8 weights need at least five H200"
+    assert any(one.case.layout.dp > 1 for one in found.candidates)
+    refused = [one.reason for one in found.rejected if one.layout == Layout()]
+    assert any("GB of weights" in reason or "weights take" in reason for reason in refused)
+
+
+def test_memory_of_layouts() -> None:
+    """DeepSeek-V3: 671e9 parameters, of which 58 · 256 · 3 · 7168 · 2048 in routed experts."""
+    experts = 58 * 256 * 3 * 7168 * 2048
+    whole = device_bytes(make_case(DEEPSEEK, "fp8", DEVICES["H200"], Layout()))
+    assert whole == pytest.approx(671e9, rel=0.02)
+    spread = device_bytes(make_case(DEEPSEEK, "fp8", DEVICES["H200"], Layout(1, 1, True, 32)))
+    assert spread == pytest.approx(whole - experts + experts / 32, rel=1e-6)
+    sliced = device_bytes(make_case(DEEPSEEK, "fp8", DEVICES["H200"], Layout(8, 2)))
+    assert sliced == pytest.approx(whole / 16, rel=1e-6)
 
 
 def test_more_load_costs_more_and_a_tighter_goal_costs_more() -> None:
     def cheapest(demand: Demand, goal: Goal) -> float:
-        return search(LLAMA, demand, goal, PRICES)[0].price_per_hour
+        return few(demand=demand, goal=goal, pools=False).candidates[0].price_per_hour
 
     base = cheapest(DEMAND, GOAL)
     assert cheapest(replace(DEMAND, rate=200.0), GOAL) > base
-    assert cheapest(DEMAND, Goal(1.0, 0.008)) > base
+    assert cheapest(DEMAND, Goal(1.0, 0.006)) > base
     assert cheapest(replace(DEMAND, shared_tokens=900), GOAL) <= base
-    assert search(LLAMA, DEMAND, Goal(1e-4, 1e-4), PRICES) == []
 
 
-def test_a_larger_batch_serves_more_until_the_goal_binds() -> None:
-    case = make_case(LLAMA, "fp8", DEVICES["H200"], 1)
-    loose = best_batch(case, DEVICES["H200"], DEMAND, Goal(5, 0.2), 1.0)
-    tight = best_batch(case, DEVICES["H200"], DEMAND, Goal(5, 0.01), 1.0)
-    assert loose is not None
-    assert tight is not None
-    assert loose.batch > tight.batch
-    assert loose.replica_rate > tight.replica_rate
+def test_an_impossible_goal_has_a_nearest() -> None:
+    found = few(goal=Goal(1e-4, 1e-4))
+    assert found.candidates == []
+    assert found.nearest is not None
+    assert found.nearest.tpot > 1e-4
+    slow = [one for one in found.rejected if one.fits]
+    assert slow
+    assert all(one.reason.startswith("at best TTFT") for one in slow)
+    half = few(goal=Goal(found.nearest.ttft * 1.01, found.nearest.tpot * 1.01))
+    assert half.candidates, "limits at the nearest's are possible"
+
+
+def test_batch_room_and_settings() -> None:
+    engine = Engine(make_case(LLAMA, "fp8", DEVICES["H200"], Layout()), DEVICES["H200"], DEMAND)
+    assert engine.room() > 200
+    small, large = engine.together(8, 2048, 0.85), engine.together(128, 2048, 0.85)
+    assert small is not None
+    assert large is not None
+    assert large.rate > small.rate
+    assert large.tpot > small.tpot
+    assert engine.together(500, 512, 0.85) is None, "no chunk fits beside the batch"
+    lazy = engine.together(128, 2048, 0.35)
+    assert lazy is not None
+    assert lazy.ttft < large.ttft
+    chunks = engine.together(128, 512, 0.85)
+    assert chunks is not None
+    assert chunks.itl < large.itl
+    with pytest.raises(DoesNotFit, match="weights"):
+        Engine(
+            make_case(LARGE, "bfloat16", DEVICES["RTX4090"], Layout()), DEVICES["RTX4090"], DEMAND
+        ).room()
+
+
+def test_layouts_are_those_that_a_model_allows() -> None:
+    assert all(not one.ep and one.dp == 1 for one in layouts(LLAMA))
+    assert Layout(3).refusal(LLAMA) == "32 heads cannot be shared by 3 ranks"
+    assert "dense" in (Layout(2, ep=True).refusal(LLAMA) or "")
+    assert "EP" in (Layout(1, dp=2).refusal(QWEN_MOE) or "")
+    assert "too narrow" in (Layout(16).refusal(QWEN_MOE) or "")
+    assert Layout(2, 1, True, 4).refusal(QWEN_MOE) is None
+    assert str(Layout(2, 1, True, 4)) == "TP2·DP4·EP8"
+    assert max(one.devices for one in layouts(DEEPSEEK, 16)) == 16
 
 
 def test_prices(tmp_path: Path) -> None:
@@ -87,4 +168,6 @@ def test_prices(tmp_path: Path) -> None:
             read_prices(path)
         assert error.value.param == "prices"
     with pytest.raises(InvalidRequest, match="rate"):
-        search(LLAMA, replace(DEMAND, rate=0), GOAL, PRICES)
+        few(demand=replace(DEMAND, rate=0))
+    with pytest.raises(InvalidRequest, match="made for"):
+        few(demand=replace(DEMAND, input_tokens=140_000))

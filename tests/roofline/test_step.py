@@ -12,10 +12,10 @@ import pytest
 from headrace.base.errors import InvalidRequest, NotFound, OptionError
 from headrace.roofline.composition import compose, decode_step, prefill_step
 from headrace.roofline.counts import Case, Layout
+from headrace.roofline.efficiency import Efficiency
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
 from headrace.roofline.hardware import (
     DEVICES,
-    Efficiency,
     Hardware,
     find_hardware,
     load_hardware,

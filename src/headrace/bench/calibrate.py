@@ -10,8 +10,9 @@ from typing import Any
 
 from ..base.errors import HeadraceError
 from ..base.hardware import CpuFacts, cpu
+from ..roofline.efficiency import Efficiency
 from ..roofline.fit import StepRecord
-from ..roofline.hardware import Efficiency, Hardware, save_hardware
+from ..roofline.hardware import Hardware, save_hardware
 from ..roofline.machine import calibration_path
 
 CPU_EFFICIENCY = Efficiency(

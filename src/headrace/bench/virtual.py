@@ -86,8 +86,8 @@ class Simulation:
         run = make_run(self.options, self._records, 0, self._sessions)
         spec = self.cluster.spec
         server = {
-            "url": f"simulated: {len(self.cluster.replicas)} replicas of "
-            f"{spec.case.layout.tp} × {spec.hardware.name}",
+            "url": f"simulated: {len(self.cluster.replicas)} engines on "
+            f"{self.cluster.devices} × {spec.hardware.name}",
             "model": spec.case.arch.family,
             "version": None,
         }
@@ -103,7 +103,7 @@ class Simulation:
         queries = sum(replica.kv.prefix_queries for replica in replicas)
         return {
             "replicas": len(replicas),
-            "devices": sum(r.spec.case.layout.devices for r in replicas),
+            "devices": self.cluster.devices,
             "steps": sum(replica.steps for replica in replicas),
             "busy": [replica.busy / run.seconds for replica in replicas],
             "prefix_hit_rate": sum(r.kv.prefix_hits for r in replicas) / queries if queries else 0,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,28 +22,33 @@ from ..roofline.hardware import DEVICES, find_hardware
 from ..roofline.known import KNOWN
 from ..roofline.planner import (
     FORMATS,
+    MAX_DEVICES,
     Candidate,
-    Demand,
-    Goal,
+    Found,
+    Pool,
+    Rejected,
     frontier,
-    read_prices,
     search,
 )
+from ..roofline.prices import read_prices
+from ..roofline.steady import Demand, Goal
 
 TRIES = 6
 """Candidates that are simulated before giving up."""
 GROWTH = 4
 """Times that a candidate which misses gets 15 % more replicas."""
 MAX_SIMULATED = 8
-"""Replicas of a simulation; larger layouts are checked by a part with its share of the load."""
+"""Engines of a simulation; larger layouts are checked by a part with its share of the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
+    """A candidate after the simulator: with the replicas that it took, and the p99 in seconds."""
+
     candidate: Candidate
-    replicas: int
     ttft: float
     tpot: float
+    itl: float
     kept: bool
 
 
@@ -53,12 +60,16 @@ def plan(
     shared: Annotated[int, typer.Option(min=0, help="Prompt tokens from the prefix cache.")] = 0,
     ttft: Annotated[float, typer.Option(help="Limit of the p99 TTFT in ms.")] = 1000.0,
     tpot: Annotated[float, typer.Option(help="Limit of the p99 TPOT in ms.")] = 50.0,
+    itl: Annotated[float | None, typer.Option(help="Limit of the p99 ITL in ms.")] = None,
     hardware: Annotated[str, typer.Option(help="Devices to choose from, by commas.")] = "all",
     formats: Annotated[str, typer.Option(help="Weight formats to choose from.")] = ",".join(
         FORMATS
     ),
+    pools: Annotated[bool, typer.Option(help="Also try prefill and decode pools.")] = True,
+    max_devices: Annotated[int, typer.Option(min=1, help="Of one replica.")] = MAX_DEVICES,
     prices: Annotated[Path | None, typer.Option(help='JSON as in {"H200": 3.8}.')] = None,
     requests: Annotated[int, typer.Option(min=50, help="Requests of a simulation.")] = 400,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
     known = KNOWN.get(model.lower())
@@ -68,102 +79,226 @@ def plan(
     ]  # fmt: skip
     if shared >= input:
         raise InvalidRequest("shared must be less than input", param="shared")
-    demand, goal = Demand(rate, input, output, shared), Goal(ttft / 1e3, tpot / 1e3)
+    demand = Demand(rate, input, output, shared)
+    goal = Goal(ttft / 1e3, tpot / 1e3, None if itl is None else itl / 1e3)
     found = search(
-        arch, demand, goal, read_prices(prices), devices=names, formats=formats.split(",")
-    )
-    if not found:
-        raise HeadraceError(
-            f"no layout of {', '.join(names)} keeps TTFT {ttft:g} ms and TPOT {tpot:g} ms for "
-            f"{input} + {output} tokens: relax the limits or shorten the prompt",
-            param="ttft",
-        )
+        arch, demand, goal, read_prices(prices), devices=names, formats=formats.split(","),
+        pools=pools, max_devices=max_devices,
+    )  # fmt: skip
     console = Console()
     checked: list[Checked] = []
-    for candidate in found[:TRIES]:
+    for candidate in found.candidates[:TRIES]:
         checked.append(verify(candidate, demand, goal, requests))
         if checked[-1].kept:
             break
-    _show(console, demand, found, checked)
-    best = checked[-1]
-    if not best.kept:
-        raise HeadraceError(
-            f"the {len(checked)} cheapest layouts missed the limits in the simulator", param="ttft"
+    if as_json:
+        print(json.dumps(document(demand, found, checked)))
+    else:
+        _show(console, demand, found, checked)
+        _show_rejected(console, found)
+    best = checked[-1] if checked and checked[-1].kept else None
+    if best is None:
+        raise HeadraceError(impossible(found, checked, demand), param="ttft")
+    if not as_json:
+        _show_best(console, best, demand)
+
+
+def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
+    """Why nothing keeps the limits, and what comes nearest."""
+    if checked:
+        near = min(checked, key=lambda one: one.ttft + one.tpot)
+        return (
+            f"the {len(checked)} cheapest layouts missed the limits in the simulator; the nearest "
+            f"was {near.candidate}: p99 TTFT {near.ttft * 1e3:.0f} ms, TPOT {near.tpot * 1e3:.1f} "
+            f"ms, ITL {near.itl * 1e3:.1f} ms"
         )
-    c, devices = best.candidate, best.replicas * best.candidate.case.layout.tp
-    hourly = c.price_per_hour / c.replicas * best.replicas
-    console.print(
-        f"[bold]{best.replicas} replicas of {c.case.layout.tp} × {c.hardware.name}[/bold] "
-        f"({devices} devices), weights {c.case.weights.format}, KV {c.case.kv_dtype}, "
-        f"max_sequences {c.batch}: {hourly:.2f} per hour, "
-        f"{hourly / (rate * output * 3600) * 1e6:.3f} per million output tokens\n"
-        f"simulated p99: TTFT {best.ttft * 1e3:.0f} ms, TPOT {best.tpot * 1e3:.1f} ms",
-        highlight=False,
+    if found.nearest is None:
+        reasons = Counter(one.reason for one in found.rejected)
+        return "no layout can hold the model: " + reasons.most_common(1)[0][0]
+    near_ = found.nearest
+    return (
+        f"no layout keeps these limits for {demand.input_tokens:,} + {demand.output_tokens:,} "
+        f"tokens; the nearest is {near_} in {near_.case.weights.format}: TTFT "
+        f"{near_.ttft * 1e3:.0f} ms, TPOT {near_.tpot * 1e3:.1f} ms, ITL {near_.itl * 1e3:.1f} ms, "
+        f"{near_.price_per_hour:.2f} per hour"
     )
 
 
 def verify(candidate: Candidate, demand: Demand, goal: Goal, requests: int) -> Checked:
     """Simulate; add replicas while it misses."""
-    replicas = candidate.replicas
-    for _ in range(GROWTH + 1):
-        used = min(replicas, MAX_SIMULATED)
-        result = simulate(candidate, demand, goal, requests, used, replicas)
-        ttft = float(result["samples"]["ttft"]["percentiles"]["p99"])
-        tpot = float(result["samples"]["tpot"]["percentiles"]["p99"])
-        if result["slo"]["met"]:
-            return Checked(candidate, replicas, ttft, tpot, True)
-        replicas = max(replicas + 1, round(replicas * 1.15))
-    return Checked(candidate, replicas, ttft, tpot, False)
+    for attempt in range(GROWTH + 1):
+        result = simulate(candidate, demand, goal, requests)
+        ttft, tpot, itl = (
+            float(result["samples"][name]["percentiles"]["p99"]) for name in ("ttft", "tpot", "itl")
+        )
+        met = bool(result["slo"]["met"])
+        if met or attempt == GROWTH:
+            break
+        candidate = grown(candidate)
+    return Checked(candidate, ttft, tpot, itl, met)
 
 
-def simulate(
-    candidate: Candidate, demand: Demand, goal: Goal, requests: int, used: int, replicas: int
-) -> dict[str, Any]:
+def grown(candidate: Candidate) -> Candidate:
+    """15 % more replicas in each pool, and the price that goes with them."""
+    pools = tuple(
+        replace(pool, replicas=max(pool.replicas + 1, round(pool.replicas * 1.15)))
+        for pool in candidate.pools
+    )
+    devices = sum(pool.devices for pool in pools)
+    return replace(
+        candidate, pools=pools,
+        price_per_hour=candidate.price_per_hour * devices / candidate.devices,
+    )  # fmt: skip
+
+
+def simulate(candidate: Candidate, demand: Demand, goal: Goal, requests: int) -> dict[str, Any]:
     """A part of the layout with its share of a Poisson load and spread lengths."""
-    fresh = demand.input_tokens - demand.shared_tokens
-    spec = ReplicaSpec(
-        candidate.case, candidate.hardware, rows=max(8, candidate.batch), depth=2,
-        max_context=min(
-            candidate.case.arch.max_context, 4 * (demand.input_tokens + demand.output_tokens)
-        ),
+    fresh = demand.fresh
+    pools = candidate.pools
+    engines = sum(pool.replicas * pool.case.layout.engines for pool in pools)
+    share = min(1.0, MAX_SIMULATED / engines)
+    used = [max(1, round(pool.replicas * share)) for pool in pools]
+    carried = min(n / pool.replicas for n, pool in zip(used, pools, strict=True))
+    specs = [_spec(candidate, pool, demand) for pool in pools]
+    cluster = Cluster(
+        specs[0], sum(used), "prefix" if demand.shared_tokens else "least-loaded",
+        prefill=used[0] if len(pools) > 1 else 0, decode_spec=specs[-1],
     )  # fmt: skip
     # The log-normal's median for this mean, at sigma 0.4.
     median = {name: max(1, round(mean / 1.083)) for name, mean in
               (("input", fresh), ("output", demand.output_tokens))}  # fmt: skip
+    limits = [f"ttft:p99<{goal.ttft:.6f}s", f"tpot:p99<{goal.tpot:.6f}s"]
+    if goal.itl is not None:
+        limits.append(f"itl:p99<{goal.itl:.6f}s")
     options = RunOptions(
         url="simulated",
         workload="shared-prefix" if demand.shared_tokens else "fixed",
         prefix_tokens=max(1, demand.shared_tokens), groups=4,
-        requests=max(requests, 40 * used),
+        requests=max(requests, 40 * len(cluster.replicas)),
         input=f"lognormal:{median['input']}:0.4@1-{2 * demand.input_tokens}",
         output=f"lognormal:{median['output']}:0.4@2-{2 * demand.output_tokens + 2}",
-        arrivals=f"poisson:{demand.rate * used / replicas}",
-        slo=f"ttft:p99<{goal.ttft:.6f}s,tpot:p99<{goal.tpot:.6f}s",
+        arrivals=f"poisson:{demand.rate * carried}", slo=",".join(limits),
     )  # fmt: skip
-    routing = "prefix" if demand.shared_tokens else "least-loaded"
-    return Simulation(Cluster(spec, used, routing), options).run()[0]
+    return Simulation(cluster, options).run()[0]
 
 
-def _show(console: Console, demand: Demand, found: list[Candidate], checked: list[Checked]) -> None:
+def _spec(candidate: Candidate, pool: Pool, demand: Demand) -> ReplicaSpec:
+    longest = 4 * (demand.input_tokens + demand.output_tokens)
+    return ReplicaSpec(
+        pool.case, candidate.hardware, rows=max(8, pool.state.batch),
+        step_tokens=max(pool.state.step_tokens, pool.state.batch + 16),
+        depth=1 if pool.case.layout.pp > 1 else 2,
+        max_context=min(pool.case.arch.max_context, longest),
+    )  # fmt: skip
+
+
+def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, Any]:
+    """All that was searched, for other programs."""
+
+    def one(candidate: Candidate) -> dict[str, Any]:
+        return {
+            "device": candidate.hardware.name,
+            "pools": [
+                {
+                    "role": pool.role, "replicas": pool.replicas, "tp": pool.case.layout.tp,
+                    "pp": pool.case.layout.pp, "dp": pool.case.layout.dp,
+                    "ep": pool.case.layout.ranks if pool.case.layout.ep else 1,
+                    "format": pool.case.weights.format, "kv_dtype": pool.case.kv_dtype,
+                    "max_sequences": pool.state.batch, "step_tokens": pool.state.step_tokens,
+                }
+                for pool in candidate.pools
+            ],
+            "devices": candidate.devices,
+            "price_per_hour": candidate.price_per_hour,
+            "cost_per_million_output_tokens": candidate.cost_per_million(demand),
+            "expected": {"ttft": candidate.ttft, "tpot": candidate.tpot, "itl": candidate.itl},
+        }  # fmt: skip
+
+    return {
+        "settings": found.settings,
+        "candidates": [one(candidate) for candidate in found.candidates],
+        "simulated": [
+            {**one(c.candidate), "p99": {"ttft": c.ttft, "tpot": c.tpot, "itl": c.itl},
+             "kept": c.kept}
+            for c in checked
+        ],
+        "nearest": None if found.nearest is None else one(found.nearest),
+        "rejected": [
+            {"device": r.device, "format": r.format, "layout": str(r.layout), "reason": r.reason}
+            for r in found.rejected
+        ],
+    }  # fmt: skip
+
+
+def _show_best(console: Console, best: Checked, demand: Demand) -> None:
+    c = best.candidate
+    console.print(f"[bold]{c}[/bold] ({c.devices} devices)", highlight=False)
+    for pool in c.pools:
+        role = "" if pool.role == "all" else f"{pool.role}: "
+        console.print(
+            f"  {role}weights {pool.case.weights.format}, KV {pool.case.kv_dtype}, max_sequences "
+            f"{pool.state.batch}, step_tokens {pool.state.step_tokens} (of each engine)",
+            highlight=False,
+        )
+    console.print(
+        f"  {c.price_per_hour:.2f} per hour, {c.cost_per_million(demand):.3f} per million output "
+        f"tokens; simulated p99: TTFT {best.ttft * 1e3:.0f} ms, TPOT {best.tpot * 1e3:.1f} ms, "
+        f"ITL {best.itl * 1e3:.1f} ms; efficiencies {c.hardware.efficiency.source}",
+        highlight=False,
+    )
+
+
+def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]) -> None:
+    if not found.candidates:
+        return
     table = Table(
-        title="what was searched: the cheapest, and what more money buys", title_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        title=f"the cheapest of {len(found.candidates)} layouts that should do "
+        f"({found.settings:,} settings), and what more money buys",
+        title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
-    for column in ("layout", "format", "batch", "per hour", "per Mtok", "TTFT ms", "TPOT ms",
-                   "simulated"):  # fmt: skip
+    for column in ("layout", "format", "batch", "step", "per hour", "per Mtok",
+                   "TTFT / TPOT / ITL ms", "simulated"):  # fmt: skip
         table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
-    simulated = {id(one.candidate): one for one in checked}
-    shown = found[: max(3, len(checked))]
-    shown += [c for c in frontier(found) if all(c is not other for other in shown)]
-    for c in shown[:12]:
-        one = simulated.get(id(c))
-        verdict = "–" if one is None else f"{'kept' if one.kept else 'missed'} ×{one.replicas}"
+    shown = found.candidates[: max(3, len(checked))]
+    shown += [c for c in frontier(found.candidates) if all(c is not other for other in shown)]
+    for number, c in enumerate(shown[:14]):
+        verdict = "–"
+        if number < len(checked):
+            after = checked[number].candidate
+            verdict = "kept" if checked[number].kept else "missed"
+            if after.devices != c.devices:
+                verdict += f" with {after.devices}"
+        state = c.pools[-1].state
         table.add_row(
-            f"{c.replicas} × {c.case.layout.tp} {c.hardware.name}", c.case.weights.format,
-            str(c.batch), f"{c.price_per_hour:.2f}", f"{c.cost_per_million(demand):.3f}",
-            f"{c.ttft * 1e3:.0f}", f"{c.tpot * 1e3:.1f}", verdict,
+            str(c), c.case.weights.format, str(state.batch), str(c.pools[0].state.step_tokens),
+            f"{c.price_per_hour:.2f}", f"{c.cost_per_million(demand):.3f}",
+            f"{c.ttft * 1e3:.0f} / {c.tpot * 1e3:.1f} / {c.itl * 1e3:.1f}", verdict,
         )  # fmt: skip
     console.print(table)
+
+
+def _show_rejected(console: Console, found: Found) -> None:
+    """Per device: the reasons for which layouts cannot be, or miss the limits."""
+    for device in dict.fromkeys(one.device for one in found.rejected):
+        mine = [one for one in found.rejected if one.device == device]
+        reasons: dict[str, list[Rejected]] = {}
+        for one in mine:
+            if not one.fits:
+                reasons.setdefault(one.reason, []).append(one)
+        parts = []
+        for reason, those in sorted(reasons.items(), key=lambda item: -len(item[1]))[:3]:
+            more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+            parts.append(f"{those[0].format} on {those[0].layout}{more}: {reason}")
+        left = len(reasons) - 3
+        if left > 0:
+            parts.append(f"{left} further reasons (--json has all)")
+        slow = [one for one in mine if one.fits]
+        if slow:
+            parts.append(
+                f"{len(slow)} miss the limits, {slow[-1].format} on {slow[-1].layout}: "
+                f"{slow[-1].reason}"
+            )
+        console.print(f"[dim]not on {device}: {'; '.join(parts)}[/dim]", highlight=False)
 
 
 command = typer.Typer(help="The cheapest layout that keeps an SLO.")

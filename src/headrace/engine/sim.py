@@ -5,7 +5,7 @@ that of `engine.core`: fill up to `depth`, land the oldest); a cluster is many o
 router, all alike or split into a prefill and a decode pool. The same input gives the same output.
 
 What is not simulated: what HTTP and text cost beyond a constant, contention on the link between
-pools, pipeline stages, failures.
+pools, unevenly routed experts, failures.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from ..base.sampling import SamplingParams
 from ..base.step import StepPlan, StepResult
 from ..kv import KvManager
 from ..roofline.composition import compose
-from ..roofline.counts import Case
+from ..roofline.counts import Case, device_bytes, kv_share
 from ..roofline.formats import kv_token_bytes
 from ..roofline.hardware import Hardware
 from ..roofline.memory import MemoryPlan, plan_memory
 from ..roofline.step import StepModel
-from ..roofline.weights import total_bytes
 from ..sched import Limits, Scheduler
 
 TOKEN = 1
@@ -68,13 +67,14 @@ class ReplicaSpec:
     """HTTP, template and tokens, before a request reaches the engine."""
 
     def memory(self) -> MemoryPlan:
-        """The plan of one rank; raises `DoesNotFit` as the engine would."""
-        ranks = self.case.layout.tp
-        arch = self.case.arch
-        share = min(ranks, arch.kv_heads) if arch.mla is None else 1
+        """The plan of one rank; raises `DoesNotFit` as the engine would.
+
+        A pipeline has a batch per stage in work, and each device 1 / pp of every token's KV: the
+        pool of one batch is what a device would hold of the whole model's.
+        """
         plan = plan_memory(
-            arch,
-            weight_bytes=int(total_bytes(arch, self.case.weights) / ranks),
+            self.case.arch,
+            weight_bytes=device_bytes(self.case),
             available=self.hardware.memory,
             rows=self.rows,
             step_tokens=self.step_tokens,
@@ -84,7 +84,7 @@ class ReplicaSpec:
             dtype=self.case.dtype,
             device="cpu" if self.hardware.kind == "cpu" else "cuda",
             depth=self.depth,
-            kv_share=share,
+            kv_share=kv_share(self.case),
         )
         plan.verify()
         if self.kv_tokens is None:
@@ -122,11 +122,33 @@ class SimAnswer:
     cancelled: bool = False
 
 
-class Replica:
-    """One engine on virtual time."""
+class Stages:
+    """The devices of a pipeline: a step is in each for 1 / pp of its time, one after the other.
 
-    def __init__(self, spec: ReplicaSpec, clock: Clock, number: int, role: str = "all") -> None:
+    Steps of other batches follow as soon as the first stage is free, so pp batches in work keep all
+    stages busy. With one stage it is simply the device.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        self._free_at = 0.0
+
+    def take(self, now: float, seconds: float) -> float:
+        """When a step ends that is ready now and is in work for `seconds`."""
+        begin = max(now, self._free_at)
+        self._free_at = begin + seconds / self._stages
+        return begin + seconds
+
+
+class Replica:
+    """One engine on virtual time: a batch of its own, on devices that a pipeline's others share."""
+
+    def __init__(
+        self, spec: ReplicaSpec, clock: Clock, number: int, role: str = "all",
+        stages: Stages | None = None,
+    ) -> None:  # fmt: skip
         self.spec, self.number, self.role = spec, number, role
+        self._stages = stages or Stages(1)
         memory = spec.memory()
         budget = DECODE_BUDGET if role == "decode" else spec.step_tokens
         limits = Limits(
@@ -139,9 +161,9 @@ class Replica:
         """Requests given to it and not ended."""
         self.waiting_tokens = 0
         self.busy = 0.0
-        """Seconds of device time used."""
+        """Seconds of device time used, of one of its stages."""
         self.steps = 0
-        self._free_at = 0.0
+        self._last_end = 0.0
         self._flying: deque[StepPlan] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
@@ -154,11 +176,12 @@ class Replica:
             if plan is None:
                 break
             seconds = self._seconds(plan)
-            self._free_at = max(now, self._free_at) + seconds
-            self.busy += seconds
+            self.busy += seconds / self.spec.case.layout.pp
             self.steps += 1
             self._flying.append(plan)
-            ends.append(self._free_at)
+            # The next token of a sequence needs the last one: a batch is in one stage at a time.
+            self._last_end = self._stages.take(max(now, self._last_end), seconds)
+            ends.append(self._last_end)
         return ends
 
     def land(self) -> list[SequenceDelta]:
@@ -268,15 +291,15 @@ class Cluster:
             )
         self.clock = Clock()
         self.spec = spec
-        self.replicas = [
-            Replica(
-                (decode_spec or spec) if prefill and n >= prefill else spec, self.clock, n,
-                "all" if not prefill else "prefill" if n < prefill else "decode",
-            )
-            for n in range(replicas)
-        ]  # fmt: skip
-        self._prefill = self.replicas[:prefill] if prefill else self.replicas
-        self._decode = self.replicas[prefill:] if prefill else []
+        self.devices = 0
+        self.replicas: list[Replica] = []
+        """The engines: a replica of several stages or data-parallel groups has several."""
+        for n in range(replicas):
+            own = (decode_spec or spec) if prefill and n >= prefill else spec
+            role = "all" if not prefill else "prefill" if n < prefill else "decode"
+            self._add(own, role)
+        self._prefill = [one for one in self.replicas if one.role != "decode"]
+        self._decode = [one for one in self.replicas if one.role == "decode"]
         self._router = ROUTERS[router]()
         self._second = LeastLoaded()
         self._answers: dict[str, SimAnswer] = {}
@@ -285,6 +308,16 @@ class Cluster:
         self._dirty: dict[int, Replica] = {}
         self._follow: Follow = lambda _answer: ()
         self._ended: list[SimAnswer] = []
+
+    def _add(self, spec: ReplicaSpec, role: str) -> None:
+        layout = spec.case.layout
+        layout.verify(spec.case.arch)
+        self.devices += layout.devices
+        for _ in range(layout.dp):
+            stages = Stages(layout.pp)
+            for _ in range(layout.pp):
+                number = len(self.replicas)
+                self.replicas.append(Replica(spec, self.clock, number, role, stages))
 
     def run(
         self,

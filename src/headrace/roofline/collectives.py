@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .counts import Case, Count
+from .efficiency import Curve
 from .formats import dtype_bytes
-from .hardware import Curve, Hardware
+from .hardware import Hardware
 
 
 def collectives(case: Case, tokens: int) -> Iterator[Count]:

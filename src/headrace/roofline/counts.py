@@ -8,7 +8,7 @@ from typing import Literal
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
 from .formats import dtype_bytes
-from .weights import WeightBytes
+from .weights import WeightBytes, parameters, total_bytes
 
 Kind = Literal["product", "experts", "attention", "vector", "network"]
 
@@ -86,6 +86,22 @@ class Case:
     layout: Layout = Layout()
 
 
+def device_bytes(case: Case) -> int:
+    """Weights on one device: experts spread over all ranks of a stage, the rest over tp."""
+    experts = case.weights.by_role.get(
+        "experts", parameters(case.arch).get("experts", 0.0) * case.weights.bits("experts") / 8
+    )
+    rest = total_bytes(case.arch, case.weights) - experts
+    layout = case.layout
+    share = layout.ranks if layout.ep else layout.tp
+    return int((rest / layout.tp + experts / share) / layout.pp)
+
+
+def kv_share(case: Case) -> int:
+    """Ranks that keep a part each of every token's KV; a latent cannot be shared out."""
+    return 1 if case.arch.mla is not None else min(case.layout.tp, case.arch.kv_heads)
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """One operator of a step, for one call on one device."""
@@ -113,6 +129,8 @@ class Count:
     """Numbers that one result is summed over: what a unit does one after the other."""
     entries: int = 0
     """Sequences of an attention."""
+    pieces: float = 0.0
+    """Independent parts of an attention: (sequence, KV head)."""
     ranks: int = 1
     """That take part in a collective."""
 

@@ -49,6 +49,7 @@ def encoder_attention(case: Case, step: Composition) -> Count:
         "encoder_attention", "attention", arch.layers, "attention",
         flops=pairs * arch.heads * (4 * arch.head_dim + 5) / tp, read_bytes=3 * size,
         write_bytes=size, rows=tokens, depth=tokens / max(1, step.entries), entries=step.entries,
+        pieces=step.entries * arch.heads / tp,
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..base.errors import InvalidRequest
 from .composition import compose
 from .counts import Case
-from .hardware import Efficiency, Hardware
+from .efficiency import Efficiency
+from .hardware import Hardware
 from .operators import count_step
 from .step import compute_seconds, memory_seconds
 

@@ -1,4 +1,4 @@
-"""Hardware as its ceilings: rates, bandwidths, memory, and how near real kernels come to them."""
+"""Hardware as its ceilings: rates, bandwidths, memory, links."""
 
 from __future__ import annotations
 
@@ -8,69 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import NotFound, OptionError
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """How near one class of operators comes to the ceilings, by the size of a call.
-
-    A call takes floor + depth · depth_seconds / 1000 + max(compute, memory) + (1 - overlap) ·
-    min(compute, memory), each at its share of the ceiling: small calls are mostly floor and depth,
-    so their share of a ceiling rises with their size as a real kernel's does.
-    """
-
-    compute: float
-    memory: float
-    overlap: float = 1.0
-    floor_seconds: float = 0.0
-    """What a call takes that has next to nothing to do."""
-    depth_seconds: float = 0.0
-    """Per 1,000 of `Count.depth`: what a unit sums up one after the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares of a ceiling that kernels reach, and what every launch and step costs beside them.
-
-    The defaults are what well-tuned GPU libraries reach at large shapes; `fit.fit_efficiency`
-    replaces them by what an engine's recorded steps show.
-    """
-
-    product_compute: float = 0.72
-    product_memory: float = 0.85
-    attention_compute: float = 0.55
-    attention_memory: float = 0.75
-    vector_memory: float = 0.75
-    network: float = 0.75
-    overlap: float = 1.0
-    """How much of the shorter of compute and memory time hides behind the longer: 1 is the classic
-    roofline, 0 does one after the other (unpacking that keeps the units busy while data waits)."""
-    launch_seconds: float = 2.0e-6
-    """Per operator call; a replayed graph leaves about this much between kernels."""
-    step_seconds: float = 0.5e-3
-    """Per step: inputs, sampling, and what of scheduling is not overlapped."""
-    source: str = "assumed"
-    curves: dict[str, Curve] = field(default_factory=dict)
-    """By class of operator (`step.curve_names`): fitted on measured operators of every size. A
-    class without one has the shares above."""
-
-    def curve(self, kind: str, names: tuple[str, ...] = ()) -> Curve:
-        """The first of these classes that has a curve of its own, else the kind's shares."""
-        for name in names:
-            if name in self.curves:
-                return self.curves[name]
-        if kind in ("product", "experts"):
-            shares = self.product_compute, self.product_memory
-        elif kind == "attention":
-            shares = self.attention_compute, self.attention_memory
-        elif kind == "network":
-            return Curve(1.0, self.network)
-        else:
-            shares = 1.0, self.vector_memory
-        return Curve(*shares, self.overlap, self.launch_seconds)
-
-
-PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
+from .efficiency import Curve, Efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +62,12 @@ class Hardware:
 
 GB = 10**9
 
+# The fabric is that of the makers' DGX systems: one 200 Gb/s (A100) or 400 Gb/s adapter per device.
 DEVICES = {
     # NVIDIA A100 Tensor Core GPU datasheet (SXM 80 GB); L2 from the Ampere whitepaper.
     "A100": Hardware(
         "A100", {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
-        2.039e12, 80 * GB, 40 * 2**20, 5e12, 300e9, tile_rows=64,
+        2.039e12, 80 * GB, 40 * 2**20, 5e12, 300e9, fabric_bandwidth=25e9, tile_rows=64,
         source="NVIDIA A100 80GB SXM datasheet",
     ),
     # NVIDIA H100 Tensor Core GPU datasheet, SXM column, sparsity halved out; NVLink 900 GB/s
@@ -136,14 +75,14 @@ DEVICES = {
     "H100": Hardware(
         "H100", {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12,
                  "int8": 1979e12},
-        3.35e12, 80 * GB, 50 * 2**20, 7e12, 450e9, tile_rows=64,
+        3.35e12, 80 * GB, 50 * 2**20, 7e12, 450e9, fabric_bandwidth=50e9, tile_rows=64,
         source="NVIDIA H100 SXM datasheet",
     ),
     # NVIDIA H200 datasheet: the compute of H100 with HBM3e.
     "H200": Hardware(
         "H200", {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12,
                  "int8": 1979e12},
-        4.8e12, 141 * GB, 50 * 2**20, 7e12, 450e9, tile_rows=64,
+        4.8e12, 141 * GB, 50 * 2**20, 7e12, 450e9, fabric_bandwidth=50e9, tile_rows=64,
         source="NVIDIA H200 SXM datasheet",
     ),
     # NVIDIA DGX B200 datasheet, divided by eight, dense: 4.5 PFLOPS FP8, 9 PFLOPS FP4, 64 TB/s,
@@ -151,7 +90,7 @@ DEVICES = {
     "B200": Hardware(
         "B200", {"float32": 75e12, "bfloat16": 2250e12, "float16": 2250e12, "fp8": 4500e12,
                  "int8": 4500e12, "fp4": 9000e12},
-        8.0e12, 180 * GB, 126 * 2**20, 10e12, 900e9, tile_rows=128,
+        8.0e12, 180 * GB, 126 * 2**20, 10e12, 900e9, fabric_bandwidth=50e9, tile_rows=128,
         source="NVIDIA DGX B200 datasheet / 8",
     ),
     # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.

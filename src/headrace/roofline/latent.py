@@ -54,6 +54,7 @@ def latent_attention(case: Case, step: Composition) -> Count:
         read_bytes=tokens * arch.heads * head * b / tp,
         write_bytes=tokens * arch.heads * mla.v_dim * b / tp, rows=tokens,
         depth=cached / max(1, step.entries), entries=step.entries,
+        pieces=step.entries * arch.heads / tp,
     )  # fmt: skip
 
 

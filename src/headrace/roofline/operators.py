@@ -157,4 +157,5 @@ def attention(
         flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
         kv_bytes=attended.kv_tokens * token, read_bytes=size, write_bytes=size, rows=tokens,
         depth=attended.kv_tokens / max(1, step.entries), entries=step.entries,
+        pieces=step.entries * arch.kv_heads / min(tp, arch.kv_heads),
     )  # fmt: skip

@@ -1,108 +1,108 @@
 """Which hardware, how many, how laid out: the cheapest that the arithmetic says keeps an SLO.
 
-For each device, weight format and number of ranks: the largest batch whose steady state keeps the
-limits, the requests a second that one replica then serves, and so the replicas and their price.
-An estimate of means with a margin; whoever asks should let the simulator check it (`headrace plan`
-does before it prints anything).
-
-Steady state of a replica with batch B, at R requests a second: each request costs its prefill t_p
-and its share of `output` decode steps t_d(B), so R ≤ 1 / (t_p + output · t_d(B) / B). A decoded
-token also waits for the prefills that come meanwhile: TPOT = t_d / (1 - R · t_p). A first token
-waits for the step that runs, and for prompts before it as in a queue with fixed service times:
-TTFT p99 ≈ t_d + t_p · (1 + ln(100) · ρ / (2 · (1 - ρ))) with ρ = R · t_p.
+For each device, weight format and layout (tensor, pipeline, expert and data parallelism): the
+batch, the token budget of a step and the load with which one replica serves most within the limits,
+alone or as a prefill or a decode pool; and so the replicas and their price. An estimate of means
+with a margin (`steady` has the formulas); whoever asks should let the simulator check it
+(`headrace plan` does before it prints anything).
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
 
 from ..base.arch import ModelArch
 from ..base.errors import DoesNotFit, InvalidRequest
-from .composition import decode_step, prefill_step
 from .counts import Case, Layout
+from .formats import weight_bits
 from .hardware import DEVICES, Hardware
-from .memory import plan_memory
-from .step import StepModel
-from .weights import WeightBytes, total_bytes
+from .steady import MAX_BATCH, Demand, Engine, Goal, State
+from .weights import WeightBytes
 
-PRICES = {
-    "A100": 1.8, "H100": 3.0, "H200": 3.8, "B200": 5.5, "L40S": 1.1, "RTX4090": 0.45,
-    "RTX5090": 0.7, "THOR": 0.15,
-}  # fmt: skip
-"""Per device and hour. Of the order of on-demand offers of 2026, to be replaced by one's own
-(`--prices FILE`): a plan is as good as its prices."""
-
-HEADROOM = 0.85
-"""Share of the steady rate that is planned: arrivals come in bursts."""
-RANKS = (1, 2, 4, 8)
-FORMATS = ("bfloat16", "fp8", "int4")
-MAX_BATCH = 1024
+LOADS = (0.85, 0.6, 0.35)
+"""Shares of the steady rate that are planned: arrivals come in bursts, and a low share keeps the
+queue short."""
+BUDGETS = (512, 2048, 8192)
+"""Tokens of a step: a small one keeps ITL short, a large one prefills more cheaply."""
+FORMATS = ("bfloat16", "fp8", "int4", "nvfp4")
+MAX_DEVICES = 32
+"""Of one replica."""
+Role = Literal["all", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What is asked, in means."""
+class Pool:
+    """Replicas that are alike."""
 
-    rate: float
-    """Requests a second."""
-    input_tokens: int
-    output_tokens: int
-    shared_tokens: int = 0
-    """Prompt tokens that are expected from the prefix cache."""
+    role: Role
+    case: Case
+    state: State
+    """Of each engine; a replica has `Layout.engines` of them."""
+    replicas: int
 
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """Limits in seconds, meant for the 99th percentile."""
-
-    ttft: float
-    tpot: float
+    @property
+    def devices(self) -> int:
+        return self.replicas * self.case.layout.devices
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One layout that should keep the goal."""
+    """One arrangement with what it is expected to do."""
 
     hardware: Hardware
-    case: Case
-    batch: int
-    replica_rate: float
-    """Requests a second of one replica, headroom taken off."""
-    replicas: int
+    pools: tuple[Pool, ...]
     ttft: float
     tpot: float
+    itl: float
     price_per_hour: float
 
     @property
     def devices(self) -> int:
-        return self.replicas * self.case.layout.tp
+        return sum(pool.devices for pool in self.pools)
+
+    @property
+    def case(self) -> Case:
+        return self.pools[-1].case
 
     def cost_per_million(self, demand: Demand) -> float:
         """Per million output tokens, at the rate that is asked."""
         return self.price_per_hour / (demand.rate * demand.output_tokens * 3600) * 1e6
 
+    def __str__(self) -> str:
+        parts = []
+        for pool in self.pools:
+            layout = "" if pool.case.layout.devices == 1 else f" of {pool.case.layout}"
+            role = "" if pool.role == "all" else f" {pool.role}"
+            parts.append(f"{pool.replicas}{role}{layout}")
+        return f"{self.hardware.name}: {' + '.join(parts)}"
 
-def read_prices(path: Path | None) -> dict[str, float]:
-    """The table, or a JSON file of the same form laid over it."""
-    if path is None:
-        return dict(PRICES)
-    try:
-        given = {str(key): float(value) for key, value in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InvalidRequest(
-            f'{path} is no price table ({error}); it looks like {{"H200": 3.8}}', param="prices"
-        ) from None
-    wrong = [name for name, value in given.items() if name not in DEVICES or not value > 0]
-    if wrong:
-        raise InvalidRequest(
-            f"{path}: {wrong[0]!r} must be one of {', '.join(DEVICES)} with a price above 0",
-            param="prices",
-        )
-    return {**PRICES, **given}
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A layout that cannot be, or cannot keep the limits, and why."""
+
+    device: str
+    format: str
+    layout: Layout
+    reason: str
+    fits: bool
+    """It would run, but not within the limits."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What a search saw."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    """All that should keep the goal, the cheapest first."""
+    rejected: list[Rejected] = field(default_factory=list)
+    nearest: Candidate | None = None
+    """Of those that miss: the one whose worst limit is missed by least."""
+    settings: int = 0
+    """Settings of engines that were computed."""
 
 
 def search(
@@ -113,80 +113,178 @@ def search(
     *,
     devices: Iterable[str] = DEVICES,
     formats: Iterable[str] = FORMATS,
-) -> list[Candidate]:
-    """All layouts that should keep the goal, the cheapest first."""
+    pools: bool = True,
+    max_devices: int = MAX_DEVICES,
+) -> Found:
+    """All arrangements that should keep the goal, those that cannot, and the nearest to it."""
+    verify(arch, demand, goal)
+    found = Found()
+    for device in devices:
+        hardware = DEVICES[device]
+        for format in formats:
+            weight_bits(format)
+            prefills: list[Pool] = []
+            decodes: list[Pool] = []
+            for layout in layouts(arch, max_devices):
+                case = make_case(arch, format, hardware, layout)
+                try:
+                    engine, room = _engine(case, hardware, demand)
+                except DoesNotFit as error:
+                    found.rejected.append(
+                        Rejected(device, format, layout, error.message, fits=False)
+                    )
+                    continue
+                best = _together(engine, room, goal, prices[device], found)
+                if best is not None:
+                    found.candidates.append(best)
+                if pools and hardware.link_bandwidth:
+                    prefills += _best_pool("prefill", engine, room, goal, found)
+                    decodes += _best_pool("decode", engine, room, goal, found)
+            if prefills and decodes:
+                found.candidates.append(_apart(hardware, prefills, decodes, prices[device]))
+    found.candidates.sort(key=lambda one: (one.price_per_hour, one.devices, len(one.pools)))
+    return found
+
+
+def verify(arch: ModelArch, demand: Demand, goal: Goal) -> None:
+    """Raise `InvalidRequest` for what no search can answer."""
+    limits = [("ttft", goal.ttft), ("tpot", goal.tpot)]
+    if goal.itl is not None:
+        limits.append(("itl", goal.itl))
     for name, value in (
         ("rate", demand.rate), ("input", demand.input_tokens), ("output", demand.output_tokens),
-        ("ttft", goal.ttft), ("tpot", goal.tpot),
+        *limits,
     ):  # fmt: skip
         if not (math.isfinite(value) and value > 0):
             raise InvalidRequest(f"{name} must be above 0, not {value}", param=name)
-    found = []
-    for device in devices:
-        for format in formats:
-            for tp in RANKS:
-                case = make_case(arch, format, DEVICES[device], tp)
-                made = best_batch(case, DEVICES[device], demand, goal, prices[device])
-                if made is not None:
-                    found.append(made)
-    return sorted(found, key=lambda candidate: (candidate.price_per_hour, candidate.devices))
+    if arch.encoder is not None:
+        raise InvalidRequest("an encoder has no TTFT and TPOT to plan for", param="model")
+    length = demand.input_tokens + demand.output_tokens
+    if length > arch.max_context:
+        raise InvalidRequest(
+            f"input and output together are {length:,} tokens, the model was made for "
+            f"{arch.max_context:,}",
+            param="input",
+        )
 
 
-def make_case(arch: ModelArch, format: str, hardware: Hardware, tp: int) -> Case:
+def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
+    """Those worth a try, small ones first; what the model forbids is said by `Layout.refusal`."""
+    sizes = (1, 2, 4, 8)
+    plain = [Layout(tp, pp) for pp in (1, 2, 4) for tp in sizes]
+    if arch.moe is not None:
+        plain += [Layout(tp, ep=True) for tp in sizes[1:]]
+        plain += [
+            Layout(tp, 1, True, dp) for tp in (1, 2, 4) for dp in (2, 4, 8, 16, 32) if tp * dp >= 2
+        ]
+    yield from sorted(
+        (one for one in plain if one.devices <= most), key=lambda one: (one.devices, one.pp)
+    )
+
+
+def make_case(arch: ModelArch, format: str, hardware: Hardware, layout: Layout) -> Case:
     """fp8 also for the cache where the device computes in fp8; embedding and head stay wide."""
-    kv = "fp8" if format == "fp8" and "fp8" in hardware.rates else "bfloat16"
+    narrow = format in ("fp8", "nvfp4") and "fp8" in hardware.rates
     weights = WeightBytes(format, head_format="bfloat16")
-    return Case(arch, weights, "bfloat16", kv, Layout(tp))
+    return Case(arch, weights, "bfloat16", "fp8" if narrow else "bfloat16", layout)
 
 
-def best_batch(
-    case: Case, hardware: Hardware, demand: Demand, goal: Goal, price: float
-) -> Candidate | None:
-    """The batch with which one replica serves most within the goal; None if none does."""
-    if case.layout.tp > case.arch.heads or (case.layout.tp > 1 and not hardware.link_bandwidth):
-        return None
-    room = batch_room(case, hardware, demand)
-    model = StepModel(case, hardware)
-    fresh = max(1, demand.input_tokens - demand.shared_tokens)
-    prefill = model.seconds(prefill_step(case.arch, [fresh], demand.shared_tokens))
-    context = demand.input_tokens + demand.output_tokens // 2
-    best: Candidate | None = None
+def _engine(case: Case, hardware: Hardware, demand: Demand) -> tuple[Engine, int]:
+    """(engine, sequences that it holds); raises `DoesNotFit` with the reason."""
+    layout = case.layout
+    reason = layout.refusal(case.arch)
+    if reason is None and layout.devices > 1 and not hardware.link_bandwidth:
+        reason = f"{hardware.name} has no link to others"
+    if reason is None and layout.devices > hardware.node_devices and not hardware.fabric_bandwidth:
+        reason = f"{layout.devices} devices are more than a node's {hardware.node_devices}"
+    if reason is None and case.weights.format == "nvfp4" and "fp4" not in hardware.rates:
+        reason = f"{hardware.name} does not compute in FP4"
+    if reason is not None:
+        raise DoesNotFit(reason)
+    engine = Engine(case, hardware, demand)
+    return engine, engine.room()
+
+
+def batches(room: int) -> Iterator[int]:
     batch = 1
     while batch <= min(room, MAX_BATCH):
-        step = model.seconds(decode_step(case.arch, batch, context))
-        rate = HEADROOM / (prefill + demand.output_tokens * step / batch)
-        busy = rate * prefill
-        tpot = step / (1 - busy)
-        ttft = step + prefill * (1 + math.log(100) * busy / (2 * (1 - busy)))
-        if tpot <= goal.tpot and ttft <= goal.ttft and (best is None or rate > best.replica_rate):
-            replicas = math.ceil(demand.rate / rate)
-            hourly = replicas * case.layout.tp * price
-            best = Candidate(hardware, case, batch, rate, replicas, ttft, tpot, hourly)
-        batch = max(batch + 1, batch * 5 // 4)
-    return best
+        yield batch
+        batch = max(batch + 1, batch * 4 // 3)
 
 
-def batch_room(case: Case, hardware: Hardware, demand: Demand) -> int:
-    """Sequences of the asked length that the memory holds; 0 where the weights do not fit."""
-    length = demand.input_tokens + demand.output_tokens
-    if length > case.arch.max_context:
-        return 0
-    try:
-        plan = plan_memory(
-            case.arch,
-            weight_bytes=int(total_bytes(case.arch, case.weights) / case.layout.tp),
-            available=hardware.memory,
-            rows=MAX_BATCH,
-            step_tokens=8192,
-            max_context=length,
-            kv_dtype=case.kv_dtype,
-            dtype=case.dtype,
-            device="cuda" if hardware.kind == "cuda" else "cpu",
-            kv_share=min(case.layout.tp, case.arch.kv_heads) if case.arch.mla is None else 1,
-        )
-    except DoesNotFit:
-        return 0
-    return min(plan.rows, int(plan.full_sequences))
+def _together(
+    engine: Engine, room: int, goal: Goal, price: float, found: Found
+) -> Candidate | None:
+    """The setting with which one replica serves most within the goal; None if none does."""
+    best: State | None = None
+    near: tuple[float, State] | None = None
+    for batch in batches(room):
+        if near is not None and engine.decode(batch) > goal.tpot:
+            break  # More sequences never make a step shorter.
+        for budget in BUDGETS:
+            for load in LOADS:
+                state = engine.together(batch, budget, load)
+                if state is None:
+                    continue
+                found.settings += 1
+                miss = goal.miss(state.ttft, state.tpot, state.itl)
+                if miss <= 1 and (best is None or state.rate > best.rate):
+                    best = state
+                if near is None or miss < near[0]:
+                    near = miss, state
+    case, hardware, demand = engine.case, engine.hardware, engine.demand
+
+    def candidate(state: State) -> Candidate:
+        replicas = math.ceil(demand.rate / (state.rate * case.layout.engines))
+        hourly = replicas * case.layout.devices * price
+        pool = Pool("all", case, state, replicas)
+        return Candidate(hardware, (pool,), state.ttft, state.tpot, state.itl, hourly)
+
+    if best is not None:
+        return candidate(best)
+    if near is not None:
+        miss, state = near
+        found.rejected.append(
+            Rejected(
+                hardware.name, case.weights.format, case.layout,
+                f"at best TTFT {state.ttft * 1e3:.0f} ms, TPOT {state.tpot * 1e3:.1f} ms, ITL "
+                f"{state.itl * 1e3:.1f} ms",
+                fits=True,
+            )
+        )  # fmt: skip
+        held = found.nearest
+        if held is None or miss < goal.miss(held.ttft, held.tpot, held.itl):
+            found.nearest = candidate(state)
+    return None
+
+
+def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) -> list[Pool]:
+    """The pool of this layout for the whole demand; [] where it misses its part of the goal."""
+    states: list[State] = []
+    for load in LOADS:
+        if role == "prefill":
+            states += [engine.prefill_only(budget, load) for budget in BUDGETS]
+        else:
+            states += [engine.decode_only(batch, load) for batch in batches(room)]
+    found.settings += len(states)
+    moved = engine.transfer() if role == "prefill" else 0.0
+    kept = [s for s in states if goal.miss(s.ttft + moved, s.tpot, s.itl) <= 1]
+    if not kept:
+        return []
+    best = max(kept, key=lambda state: state.rate)
+    layout, rate = engine.case.layout, engine.demand.rate
+    return [Pool(role, engine.case, best, math.ceil(rate / (best.rate * layout.engines)))]
+
+
+def _apart(
+    hardware: Hardware, prefills: list[Pool], decodes: list[Pool], price: float
+) -> Candidate:
+    """The cheapest prefill pool with the cheapest decode pool: they meet only over the link."""
+    prefill = min(prefills, key=lambda pool: pool.devices)
+    decode = min(decodes, key=lambda pool: pool.devices)
+    hourly = (prefill.devices + decode.devices) * price
+    state = decode.state
+    return Candidate(hardware, (prefill, decode), prefill.state.ttft, state.tpot, state.itl, hourly)
 
 
 def frontier(candidates: list[Candidate]) -> list[Candidate]:

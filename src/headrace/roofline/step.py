@@ -16,11 +16,12 @@ from typing import NamedTuple
 from .collectives import collective_seconds
 from .composition import Composition
 from .counts import Case, Count
-from .hardware import PERFECT, Efficiency, Hardware
+from .efficiency import PERFECT, Efficiency
+from .hardware import Hardware
 from .operators import attention_counts, count_step
 
 QUERY_TILE = 128
-"""Queries that a prefill's attention kernel works on at a time on a GPU (FlashAttention 2 and 3)."""
+"""Queries that a prefill's attention works on at a time on a GPU (FlashAttention 2 and 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def call_seconds(
         return collective_seconds(hardware, count, curve, exact=exact), "network"
     compute = compute_seconds(case, hardware, count, padded=not exact) / curve.compute
     memory = memory_seconds(hardware, count) / curve.memory
-    start = curve.floor_seconds + count.depth * curve.depth_seconds / 1e3
+    start = curve.floor_seconds
+    start += (count.depth * curve.depth_seconds + count.pieces * curve.piece_seconds) / 1e3
     work = max(compute, memory) + (1 - curve.overlap) * min(compute, memory)
     if start > work:
         return work + start, "launch"
@@ -109,13 +111,15 @@ def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]
     """Classes of `Efficiency.curves` that an operator may belong to, the narrowest first.
 
     product/fp8, experts/bfloat16: by the type that it computes in; attention/decode and
-    attention/prefill (latent/… for MLA): by whether entries have one query each; all_reduce.
+    attention/prefill (latent/… for MLA): by whether entries have one query each, and before it the
+    same with the head's size (attention/decode/64); all_reduce.
     """
     if count.kind in ("product", "experts"):
         return (f"{count.kind}/{product_type(case, hardware, count)}",)
     if count.kind == "attention":
         kind = "latent" if count.label == "latent" else "attention"
-        return (f"{kind}/{'decode' if count.rows <= count.entries else 'prefill'}",)
+        name = f"{kind}/{'decode' if count.rows <= count.entries else 'prefill'}"
+        return f"{name}/{case.arch.head_dim}", name
     return (count.operator,)
 
 

@@ -1,0 +1,71 @@
+"""How near real kernels come to the ceilings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How near one class of operators comes to the ceilings, by the size of a call.
+
+    A call takes floor + depth · depth_seconds / 1000 + pieces · piece_seconds / 1000 +
+    max(compute, memory) + (1 - overlap) · min(compute, memory), each at its share of the ceiling:
+    small calls are mostly floor, so their share of a ceiling rises with their size as a real
+    kernel's does.
+    """
+
+    compute: float
+    memory: float
+    overlap: float = 1.0
+    floor_seconds: float = 0.0
+    """What a call takes that has next to nothing to do."""
+    depth_seconds: float = 0.0
+    """Per 1,000 of `Count.depth`: what a unit sums up one after the other."""
+    piece_seconds: float = 0.0
+    """Per 1,000 of `Count.pieces`: what beginning and ending each costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of a ceiling that kernels reach, and what every launch and step costs beside them.
+
+    The defaults are what well-tuned GPU libraries reach at large shapes; `fit.fit_efficiency`
+    replaces them by what an engine's recorded steps show.
+    """
+
+    product_compute: float = 0.72
+    product_memory: float = 0.85
+    attention_compute: float = 0.55
+    attention_memory: float = 0.75
+    vector_memory: float = 0.75
+    network: float = 0.75
+    overlap: float = 1.0
+    """How much of the shorter of compute and memory time hides behind the longer: 1 is the classic
+    roofline, 0 does one after the other (unpacking that keeps the units busy while data waits)."""
+    launch_seconds: float = 2.0e-6
+    """Per operator call; a replayed graph leaves about this much between kernels."""
+    step_seconds: float = 0.5e-3
+    """Per step: inputs, sampling, and what of scheduling is not overlapped."""
+    source: str = "assumed"
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """By class of operator (`step.curve_names`): fitted on measured operators of every size. A
+    class without one has the shares above."""
+
+    def curve(self, kind: str, names: tuple[str, ...] = ()) -> Curve:
+        """The first of these classes that has a curve of its own, else the kind's shares."""
+        for name in names:
+            if name in self.curves:
+                return self.curves[name]
+        if kind in ("product", "experts"):
+            shares = self.product_compute, self.product_memory
+        elif kind == "attention":
+            shares = self.attention_compute, self.attention_memory
+        elif kind == "network":
+            return Curve(1.0, self.network)
+        else:
+            shares = 1.0, self.vector_memory
+        return Curve(*shares, self.overlap, self.launch_seconds)
+
+
+PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")

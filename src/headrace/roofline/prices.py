@@ -1,0 +1,35 @@
+"""What a device costs per hour: examples, to be replaced by one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..base.errors import InvalidRequest
+from .hardware import DEVICES
+
+PRICES = {
+    "A100": 1.8, "H100": 3.0, "H200": 3.8, "B200": 5.5, "L40S": 1.1, "RTX4090": 0.45,
+    "RTX5090": 0.7, "THOR": 0.15,
+}  # fmt: skip
+"""Per device and hour. Of the order of on-demand offers of 2026, to be replaced by one's own
+(`--prices FILE`): a plan is as good as its prices."""
+
+
+def read_prices(path: Path | None) -> dict[str, float]:
+    """The table, or a JSON file of the same form laid over it."""
+    if path is None:
+        return dict(PRICES)
+    try:
+        given = {str(key): float(value) for key, value in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidRequest(
+            f'{path} is no price table ({error}); it looks like {{"H200": 3.8}}', param="prices"
+        ) from None
+    wrong = [name for name, value in given.items() if name not in DEVICES or not value > 0]
+    if wrong:
+        raise InvalidRequest(
+            f"{path}: {wrong[0]!r} must be one of {', '.join(DEVICES)} with a price above 0",
+            param="prices",
+        )
+    return {**PRICES, **given}
