@@ -85,6 +85,9 @@ class EngineOptions:
     threads: int | None = option(None, "CPU threads of the worker; none: the affinity mask.", low=1)
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")
+    keep_packed: bool = option(
+        True, "Keep weights repacked for this CPU in the cache, for a start in no time."
+    )
 
     def verify(self) -> None:
         """Raise `OptionError` naming the first field outside its rules."""

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from ..base.config import Decision
 from ..base.modelfiles import ModelFiles
+from ..kernels.cpu.library import LAYOUT
+from ..loader.panels import PanelShelf
 from .executor import Facts, LoadedWorker
 from .grammar import tokenizer_for_grammars
 
@@ -31,14 +35,20 @@ def worker_loader(name: str) -> WorkerLoader:
 def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, Facts]:
     """The real worker on the device that the settings name."""
     begin = time.monotonic()
-    # Local: this import brings torch, which only a process with a worker pays for.
-    from ..worker.options import WorkerOptions
-    from ..worker.worker import Worker
+    with ThreadPoolExecutor(1, "headrace-panels") as thread:
+        # Kept weights are read and checked by another core while this one imports torch.
+        shelf = thread.submit(_shelf, files, settings)
+        # Local: this import brings torch, which only a process with a worker pays for.
+        from ..worker.options import WorkerOptions
+        from ..worker.worker import Worker
 
-    imported = time.monotonic() - begin
-    worker = Worker(
-        files, WorkerOptions(**settings), grammar_tokenizer=tokenizer_for_grammars(files)
-    )
+        imported = time.monotonic() - begin
+        worker = Worker(
+            files,
+            WorkerOptions(**settings),
+            grammar_tokenizer=tokenizer_for_grammars(files),
+            shelf=shelf.result(),
+        )
     facts = worker.facts
     return worker, Facts(
         weight_bytes=facts.weight_bytes,
@@ -47,6 +57,16 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
         phases={"import_torch": imported, **facts.phases},
         features=tuple(getattr(facts, "features", ())),
     )
+
+
+def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
+    """The repacked weights of a model, where the CPU kernels may serve it and keeping is wanted."""
+    folder = settings.get("panels")
+    if folder is None or settings.get("device", "cpu") != "cpu":
+        return None
+    if settings.get("kernels", "auto") not in ("auto", "cpu") or files.arch.encoder is not None:
+        return None
+    return PanelShelf(files, Path(folder), LAYOUT)
 
 
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:

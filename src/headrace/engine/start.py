@@ -9,6 +9,7 @@ from ..base.config import Decision, EngineOptions, parse_size
 from ..base.errors import OptionError
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
+from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
 from .real import kernel_decisions
 
@@ -149,6 +150,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "max_context": memory.max_context,
         "adapters": options.max_adapters,
         "adapter_rank": options.adapter_rank,
+        "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }
 
 

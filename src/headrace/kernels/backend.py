@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from .operators import Operators
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class Shelf(Protocol):
+    """Where a backend's repacked weights are kept between starts (`loader.panels.PanelShelf`)."""
+
+    def find(
+        self, name: str, kind: str, shape: tuple[int, int], size: int
+    ) -> npt.NDArray[Any] | None:
+        """uint8[size], read-only, or None where it is not kept."""
+
+    def refuse(self, why: str) -> None:
+        """What was found cannot be right: nothing more of it is handed out."""
+
+    def keep(
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, int],
+        data: npt.NDArray[Any],
+        replace: Callable[[npt.NDArray[Any]], None],
+    ) -> None:
+        """`replace` gets the same bytes if they come to lie on the shelf; `data` may then go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +59,8 @@ class Question:
     """The model is an encoder: see `select.ENCODER_OPERATORS`."""
     asked: bool = False
     """The backend was named by the user: it may serve where it would not offer itself."""
+    shelf: Shelf | None = None
+    """Where repacked weights are kept; None: they are repacked at each start."""
 
 
 class Backend(Protocol):

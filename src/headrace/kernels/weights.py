@@ -12,6 +12,8 @@ class DenseWeight:
     """`data[out, in]` in fp32, bf16 or fp16: y = x · dataᵀ."""
 
     data: torch.Tensor
+    name: str = ""
+    """Of the weight in the model; empty for one that was computed."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -34,6 +36,11 @@ class BlockWeight:
     """ggml type name: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K …"""
     data: torch.Tensor
     shape: tuple[int, int]
+    name: str = ""
+    """Of the weight in the model; empty for one that was computed."""
+    mapped: bool = False
+    """Is `data` a mapping of the file, unwritten: may its pages be dropped, to come back as they
+    were when they are read again?"""
 
     @property
     def nbytes(self) -> int:

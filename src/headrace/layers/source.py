@@ -48,7 +48,11 @@ class WeightSource:
     def take_matrix(self, name: str, rows: int, width: int) -> Matrix:
         """The matrix `name` [rows, width]; raises `ModelFileError`."""
         weight = self._take(name, (rows, width))
-        return DenseWeight(weight) if isinstance(weight, torch.Tensor) else weight
+        if isinstance(weight, torch.Tensor):
+            return DenseWeight(weight, name)
+        if isinstance(weight, BlockWeight):
+            weight.name = name
+        return weight
 
     def discard(self, name: str) -> None:
         """Drop a weight that this architecture does not use, if it is there."""

@@ -167,7 +167,9 @@ def _load(
     data = torch.from_numpy(file.view(info.name))
     if info.type.name == "BF16":
         data = data.view(torch.bfloat16)
+    mapped = True
     if arch.family in ("llama", "mixtral") and (".q_proj." in name or ".k_proj." in name):
+        mapped = False
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
     if arch.norm_offset and name.endswith("norm.weight"):
@@ -177,7 +179,7 @@ def _load(
         if info.type.name in DENSE:
             yield each, part
         elif len(shape) == 2:
-            yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]))
+            yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]), mapped=mapped)
         else:
             raise ModelFileError(
                 f"{file.path.name}: {info.name:.80} is a vector of type {info.type.name}; "

@@ -51,4 +51,4 @@ class CpuBackend:
         return None
 
     def build(self, question: Question) -> Operators:
-        return CpuOperators(question.threads, self._level)
+        return CpuOperators(question.threads, self._level, question.shelf)

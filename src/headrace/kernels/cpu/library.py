@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import platform
 import sysconfig
 import weakref
 from ctypes import c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from .records import MIRRORED, HrStep
 
+if TYPE_CHECKING:
+    import torch
+
 VERSION = 1
 """Of the C ABI and of the layout of panels: `hr_version`."""
+LAYOUT = f"cpu panels {VERSION}"
+"""Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
@@ -125,6 +129,8 @@ def allocate(size: int) -> torch.Tensor:
 
     Memory is taken page by page as it is first touched. Raises `MemoryError`.
     """
+    import torch  # Local: a start looks for kept panels while torch is being imported.
+
     library = load()
     room = max(size, 1)
     at = library.hr_alloc(room)
@@ -134,3 +140,14 @@ def allocate(size: int) -> torch.Tensor:
     # The tensor keeps `array` alive; when it goes, so does the memory.
     weakref.finalize(array, library.hr_release, at, room).atexit = False
     return torch.frombuffer(array, dtype=torch.uint8)[:size]
+
+
+def forget(address: int, size: int) -> None:
+    """Give back the whole pages inside of a mapping of a file; a later read brings them again."""
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+        _LIBC.madvise(c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+
+
+_LIBC = ctypes.CDLL(None)

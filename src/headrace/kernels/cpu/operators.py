@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..backend import Shelf
 from ..operators import (
     Dequantise,
     Forward,
@@ -24,7 +25,7 @@ from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weig
 from . import emit
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from .library import Team
-from .panels import pack
+from .panels import Packer
 from .program import compile_program
 from .records import ROWS_N, HrStep
 from .step import fill_step
@@ -35,8 +36,9 @@ class CpuOperators:
 
     name = "cpu"
 
-    def __init__(self, threads: int, level: str | None = None) -> None:
+    def __init__(self, threads: int, level: str | None = None, shelf: Shelf | None = None) -> None:
         self.team = Team(threads, level)
+        self._packer = Packer(self.team, shelf)
         self._reference = ReferenceOperators(torch.float32)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
@@ -52,7 +54,7 @@ class CpuOperators:
 
     def _pack(self, weight: Weight) -> PanelWeight:
         assert isinstance(weight, DenseWeight | BlockWeight)
-        return pack(weight, self.team)
+        return self._packer.pack(weight)
 
     def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
         return compile_program(self, forward, cache, limits)

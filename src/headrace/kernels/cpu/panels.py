@@ -1,14 +1,26 @@
-"""Weights in panels: repacked from the file's blocks, or from dense tensors."""
+"""Weights in panels: repacked from the file's blocks, or from dense tensors; or found repacked."""
 
 from __future__ import annotations
 
+import ctypes
+import weakref
+from typing import TYPE_CHECKING, Any
+
 import torch
 
+from ..backend import Shelf
 from ..weights import BlockWeight, DenseWeight, PanelWeight
-from .library import Team, allocate, load
+from .library import Team, allocate, forget, load
 from .records import KINDS
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 DENSE_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+OUTPUTS = 16
+"""Of a panel (csrc/layout.h)."""
+_CHUNK = 64 << 20
+_ALIGNMENT = 64
 
 
 def kind_of(weight: DenseWeight | BlockWeight) -> str:
@@ -36,3 +48,81 @@ def pack(
         team.handle, KINDS[kind], data.data_ptr(), row_bytes, out, width, target.data_ptr()
     )
     return PanelWeight(kind, target, weight.shape)
+
+
+class Packer:
+    """Packs the weights of one model into few regions of huge pages, or finds them on a shelf.
+
+    Regions are shared by weights: one region of 2 MiB pages for each of the small matrices of a
+    layer would waste more than half of the default model's size.
+    """
+
+    def __init__(self, team: Team, shelf: Shelf | None = None) -> None:
+        self._team, self._shelf = team, shelf
+        self._region = torch.empty(0, dtype=torch.uint8)
+        self._proven: set[str] = set()
+
+    def pack(self, weight: DenseWeight | BlockWeight) -> PanelWeight:
+        """The weight in panels. The pages of a mapped source are given back."""
+        kind, shape, shelf = kind_of(weight), weight.shape, self._shelf
+        found = self._find(weight, kind, shape)
+        if found is not None:
+            return found
+        packed = pack(weight, self._team, self._room(max(packed_bytes(kind, shape), 0)))
+        if isinstance(weight, BlockWeight) and weight.mapped:
+            forget(weight.data.data_ptr(), weight.data.nbytes)
+        if shelf is not None and weight.name:
+
+            def replace(kept: npt.NDArray[Any]) -> None:
+                packed.data = tensor_of(kept)
+
+            shelf.keep(weight.name, kind, shape, packed.data.numpy(), replace)
+        return packed
+
+    def _find(
+        self, weight: DenseWeight | BlockWeight, kind: str, shape: tuple[int, int]
+    ) -> PanelWeight | None:
+        shelf = self._shelf
+        if shelf is None or not weight.name:
+            return None
+        kept = shelf.find(weight.name, kind, shape, packed_bytes(kind, shape))
+        if kept is None:
+            return None
+        panels = PanelWeight(kind, tensor_of(kept), shape)
+        if kind not in self._proven:
+            # Whoever changes the layout and forgets its version number is found out here.
+            if not self._proof(weight, panels):
+                shelf.refuse(f"{weight.name} is not laid out as this version lays it out")
+                return None
+            self._proven.add(kind)
+        return panels
+
+    def _proof(self, weight: DenseWeight | BlockWeight, panels: PanelWeight) -> bool:
+        """Is the first panel what packing gives?"""
+        rows = min(OUTPUTS, weight.shape[0])
+        data = weight.data[:rows].contiguous()
+        first: DenseWeight | BlockWeight = DenseWeight(data)
+        if isinstance(weight, BlockWeight):
+            first = BlockWeight(weight.kind, data, (rows, weight.shape[1]))
+        fresh = pack(first, self._team).data
+        return torch.equal(fresh, panels.data[: fresh.nbytes])
+
+    def _room(self, size: int) -> torch.Tensor:
+        """Zeroed uint8[size] of the current region, or of a new one."""
+        if size > self._region.nbytes:
+            self._region = allocate(max(size, _CHUNK))
+        room = self._region[:size]
+        self._region = self._region[-(-size // _ALIGNMENT) * _ALIGNMENT :]
+        return room
+
+
+def tensor_of(data: npt.NDArray[Any]) -> torch.Tensor:
+    """Read-only bytes as a tensor, which torch would warn of: not to be written."""
+    array = (ctypes.c_uint8 * data.nbytes).from_address(data.ctypes.data)
+    # The tensor keeps `array` alive, and that the memory.
+    weakref.finalize(array, _nothing, data).atexit = False
+    return torch.frombuffer(array, dtype=torch.uint8)
+
+
+def _nothing(data: object) -> None:
+    """The memory was wanted until here."""

@@ -1,0 +1,288 @@
+"""Where repacked weights are kept between starts, and when a kept file may be used.
+
+One file per model file, in `<cache>/panels/`. It is used if it was made of this very model file
+(size, time of change, and a hash of samples from all of it), by this layout of panels, and is
+whole. It is made at the first start that finds none, by one process at a time. Whatever goes wrong
+with it (no space, no right to write, damage) costs a repacking in memory and one line. Torch-free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..base.modelfiles import ModelFiles
+from .cache import root
+from .panelfile import (
+    TEMPORARY,
+    PanelFile,
+    PanelFileWrong,
+    Part,
+    describe,
+    file_size,
+    write,
+)
+from .partial import MARGIN
+from .progress import Progress
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+log = logging.getLogger("headrace.loader")
+
+FOLDER = "panels"
+SUFFIX = ".panels"
+LEAST_BYTES = 64 << 20
+"""Less is repacked sooner than a file is looked after."""
+_SAMPLES = 16
+_SAMPLE_BYTES = 64 << 10
+
+
+class PanelShelf:
+    """The repacked weights of one model: found on the disk, or to be put there.
+
+    `find` what is kept; `keep` what had to be packed; `finish` once, when all weights were asked
+    for. `outcome` and `reason` then say for `headrace explain` where the weights are.
+    """
+
+    def __init__(
+        self, files: ModelFiles, folder: Path, layout: str, *, least: int = LEAST_BYTES
+    ) -> None:
+        """`layout` names how the kernels lay panels out; files of another layout are not used."""
+        self.path = folder / f"{_file_name(files)}{SUFFIX}"
+        self.outcome, self.reason = "memory", "repacked at this start"
+        self._least = least
+        self._files, self._layout = files, layout
+        self._packed: list[tuple[Part, Callable[[npt.NDArray[Any]], None]]] = []
+        self._found: dict[str, Part] = {}
+        self._file: PanelFile | None = None
+        try:
+            self._identity: dict[str, Any] = _identity(files, layout)
+        except OSError as error:
+            self._identity = {}
+            self.reason = f"{files.path.name} cannot be read: {error.strerror}"
+            return
+        self._file = self._open()
+
+    def find(
+        self, name: str, kind: str, shape: tuple[int, int], size: int
+    ) -> npt.NDArray[Any] | None:
+        """uint8[size], read-only, or None where it is not kept."""
+        if self._file is None:
+            return None
+        entry = self._file.entries.get(name)
+        if entry is None or (entry.kind, entry.shape, entry.size) != (kind, shape, size):
+            return None
+        data = self._file.view(name)
+        self._found[name] = Part(name, kind, shape, data)
+        return data
+
+    def refuse(self, why: str) -> None:
+        """What was found cannot be right: nothing more of it is handed out."""
+        log.warning("%s is not used: %s", self.path, why)
+        self._file = None
+
+    def keep(
+        self,
+        name: str,
+        kind: str,
+        shape: tuple[int, int],
+        data: npt.NDArray[Any],
+        replace: Callable[[npt.NDArray[Any]], None],
+    ) -> None:
+        """Remember what was packed. `replace` gets the same bytes, kept, if they come to lie
+        there: the packed ones may then be given up."""
+        self._packed.append((Part(name, kind, shape, data), replace))
+
+    def finish(self, progress: Progress | None = None) -> bool:
+        """Write the file where something was packed, and go over to it; was it of any use?
+
+        Never raises: without a file, what was packed stays where it is.
+        """
+        packed, self._packed = self._packed, []
+        if packed:
+            self._write(packed, progress)
+        elif self._file is not None:
+            self._tell(self._file)
+        return bool(packed) or self._file is not None
+
+    def _write(
+        self,
+        packed: list[tuple[Part, Callable[[npt.NDArray[Any]], None]]],
+        progress: Progress | None,
+    ) -> None:
+        # What was found before a weight was missed belongs into the new file too.
+        unique = self._found | {part.name: part for part, _ in packed}
+        total = sum(part.data.nbytes for part in unique.values())
+        if not self._identity:
+            return
+        if total < self._least:
+            self.reason = "small enough to be repacked at each start"
+            return
+        if self._file is not None:
+            self.refuse("weights are missing in it")
+        try:
+            with _locked(self.path) as free:
+                if not free:
+                    self.reason = "another process is writing the file for the next start"
+                    return
+                self._file = self._open()  # Perhaps another process has just written it.
+                if self._file is None or not self._holds(unique.values()):
+                    self._check_space(file_size(list(unique.values())))
+                    write(self.path, self._identity, list(unique.values()), progress)
+                    self._file = self._open()
+        except (OSError, MemoryError) as error:
+            what = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self.reason = f"no file for the next start in {self.path.parent}: {what}"
+            log.warning("repacked weights are in memory only; %s", self.reason)
+            return
+        if self._file is not None and self._holds(unique.values()):
+            for part, replace in packed:
+                replace(self._file.view(part.name))
+            self._tell(self._file)
+
+    def _holds(self, parts: Any) -> bool:
+        return all(
+            self.find(part.name, part.kind, part.shape, part.data.nbytes) is not None
+            for part in parts
+        )
+
+    def _open(self) -> PanelFile | None:
+        try:
+            file = PanelFile(self.path, self._identity)
+            file.check()
+            if not file.on_huge_pages():
+                file.copy_to_huge_pages()
+        except FileNotFoundError:
+            return None
+        except PanelFileWrong as wrong:
+            log.info("%s is made anew: %s", self.path, wrong)
+            return None
+        except (OSError, MemoryError, ValueError) as error:
+            log.warning("%s is not used: %s", self.path, error)
+            return None
+        return file
+
+    def _tell(self, file: PanelFile) -> None:
+        self.outcome = "copied" if file.copied else "mapped"
+        self.reason = (
+            f"{file.path} is not on huge pages here" if file.copied else f"from {file.path}"
+        )
+
+    def _check_space(self, needed: int) -> None:
+        free = shutil.disk_usage(self.path.parent).free
+        if free < needed + MARGIN:
+            raise OSError(0, f"{needed + MARGIN:,} bytes are needed, {free:,} are free")
+
+
+def panel_folder(cache_dir: str | Path | None = None) -> Path:
+    return root(cache_dir) / FOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPanels:
+    """A file of repacked weights, for `headrace models`."""
+
+    path: Path
+    source: Path | None
+    """The model file that it was made of; None where the file does not say."""
+    nbytes: int
+
+    @property
+    def orphaned(self) -> bool:
+        """Will no start ever use it again?"""
+        return self.source is None or not self.source.exists()
+
+
+def kept_panels(cache_dir: str | Path | None = None) -> list[KeptPanels]:
+    """Every file of repacked weights, temporary ones of writers that died too."""
+    folder = panel_folder(cache_dir)
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.suffix in (SUFFIX, TEMPORARY) and path.is_file():
+            source = (describe(path) or {}).get("source")
+            found.append(
+                KeptPanels(
+                    path, Path(source) if isinstance(source, str) else None, path.stat().st_size
+                )
+            )
+    return found
+
+
+def remove_panels_of(folder: Path, cache_dir: str | Path | None = None) -> int:
+    """Delete the repacked weights of all model files in a folder; → bytes freed."""
+    return _remove(
+        kept
+        for kept in kept_panels(cache_dir)
+        if kept.source is not None and kept.source.is_relative_to(folder.resolve())
+    )
+
+
+def remove_orphaned_panels(cache_dir: str | Path | None = None) -> int:
+    """Delete the repacked weights of model files that are gone; → bytes freed."""
+    return _remove(kept for kept in kept_panels(cache_dir) if kept.orphaned)
+
+
+def _remove(panels: Iterator[KeptPanels]) -> int:
+    freed = 0
+    for kept in panels:
+        # Who has it mapped keeps it: the name goes now, the bytes when the last process ends.
+        kept.path.unlink(missing_ok=True)
+        freed += kept.nbytes
+    return freed
+
+
+def _file_name(files: ModelFiles) -> str:
+    """Readable, and one for each path: a changed model file's panels replace the old ones."""
+    path = str(files.path.resolve())
+    return f"{files.path.stem[:80]}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+
+
+def _identity(files: ModelFiles, layout: str) -> dict[str, Any]:
+    """What the panels depend on: which bytes, and how they are laid out."""
+    return {
+        "layout": layout,
+        "source": str(files.path.resolve()),
+        "weights": [[path.name, *_fingerprint(path)] for path in files.weights],
+    }
+
+
+def _fingerprint(path: Path) -> tuple[int, int, str]:
+    """(size, time of change in ns, hash of samples): cheap, and it sees a file whose size and time
+    were restored unless the change lies between all samples."""
+    with path.open("rb") as file:
+        stat = os.fstat(file.fileno())
+        digest = hashlib.sha256()
+        step = max(_SAMPLE_BYTES, stat.st_size // _SAMPLES)
+        for at in (*range(0, stat.st_size, step), max(0, stat.st_size - _SAMPLE_BYTES)):
+            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, at))
+    return stat.st_size, stat.st_mtime_ns, digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """The right to write a file: False where another process has it. The kernel drops the lock
+    with the process that held it; what a dead one left half written is swept away."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        for left in path.parent.iterdir():
+            if left.name.startswith(f"{path.name}.") and left.suffix == TEMPORARY:
+                with suppress(OSError):
+                    left.unlink()
+        yield True
+    finally:
+        os.close(handle)
