@@ -20,7 +20,7 @@ ROWS = (
     ("input_tokens", "Input tokens", 1.0, "tok"),
     ("output_tokens", "Output tokens", 1.0, "tok"),
 )
-HEADER = ("", "unit", "mean", "± (95 %)", "p50", "p90", "p95", "p99", "max")
+HEADER = ("", "mean", "± (95 %)", "p50", "p90", "p95", "p99", "max")
 FIGURES = {
     "output_throughput": "output throughput",
     "total_throughput": "total throughput",
@@ -58,7 +58,7 @@ def latency_rows(result: dict[str, Any]) -> list[list[str]]:
         points = found["percentiles"]
         values = [found["mean"], (high - low) / 2, *(points[p] for p in ("p50", "p90", "p95",
                   "p99")), found["high"]]  # fmt: skip
-        rows.append([title, unit, *(number(value * scale) for value in values)])
+        rows.append([f"{title}, {unit}", *(number(value * scale) for value in values)])
     return rows
 
 
@@ -166,7 +166,7 @@ def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
     told = result["server"].get("histograms")
     if told:
         body += "<h2>Server and client</h2>" + table(
-            ("mean", "by the server's histogram", "seen by the client, from sending"),
+            ("mean, from sending", "server", "client"),
             [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()],
         )
     audit = result["audit"]
@@ -177,6 +177,7 @@ def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
             ["client: event-loop lag p99 / max", _ms(audit["loop_lag_p99"], audit["loop_lag_max"])],
             ["client: planned to sent, p99", _ms(audit["send_delay_p99"])],
             ["client: share of a core per process", shares],
+            ["energy", _energy(result)],
             ["machine", f"{result['machine']['cpu']}, {result['machine']['cores']} cores"],
             ["server version", str(server["version"])],
             ["Headrace", f"{result['headrace']} {result['commit'] or ''}"],
@@ -184,11 +185,18 @@ def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
         ],
     )
     body += (
-        "<p class='sub'>TTFT and end to end count from the planned time of a request, so waiting "
+        "<p class='foot'>TTFT and end to end count from the planned time of a request, so waiting "
         "that the client or a full server causes is in them. ITL is the pause between two pieces "
         "of the answer; TPOT spreads the pauses over the tokens that the server counted.</p>"
     )
     return page("Headrace bench", subtitle, body)
+
+
+def _energy(result: dict[str, Any]) -> str:
+    found = result["figures"].get("joules_per_token")
+    if found is None:
+        return "absent: no counter could be read, and nothing is guessed"
+    return f"{number(found['value'])} {found['unit']}, from counters"
 
 
 def _ms(*values: float | None) -> str:

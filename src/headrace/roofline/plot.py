@@ -109,6 +109,8 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
     top = TOP + (18 if len(legend) > 1 else 0)
     if chart.names:
         xs = [0.4, len(chart.names) + 0.6]
+    if chart.notes and ys:
+        ys.append(max(ys) * 1.1)  # Room for their text above the highest mark.
     across = _axis(xs, LEFT, width - RIGHT, log=chart.log_x, from_zero=False)
     up = _axis(ys, height - BOTTOM, top, log=chart.log_y, from_zero=not chart.log_y)
     parts = [
@@ -130,9 +132,11 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
         parts += _marks(series, COLOURS[number % len(COLOURS)], across, up)
     for x, text in chart.notes:
         at_x = across.at(x)
+        inside = at_x < width - RIGHT - 36
+        side = f'x="{at_x + (4 if inside else -4):.1f}" class="tick{"" if inside else " end"}"'
         parts.append(
             f'<line x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top}" y2="{height - BOTTOM}" '
-            f'class="note"/><text x="{at_x + 4:.1f}" y="{top + 12}" class="tick">'
+            f'class="note"/><text {side} y="{top + 12}">'
             f"{html.escape(text)}</text>"
         )
     return "".join([*parts, "</svg>"])

@@ -1,0 +1,58 @@
+"""The page of a run: what a phone, hostile names and an absent counter must not spoil."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from headrace.bench.metrics import Run
+from headrace.bench.options import RunOptions
+from headrace.bench.record import RequestRecord
+from headrace.bench.report import html_report
+from headrace.bench.result import document
+from headrace.roofline.page import STYLE
+from headrace.roofline.plot import Chart, Series, svg
+
+
+def page(joules: float | None = None) -> str:
+    records = [
+        RequestRecord(
+            n, n, 0, 0, 0, 0, [10**8, 2 * 10**8], 2 * 10**8, 200, asked_tokens=2, output_tokens=2,
+            prompt_tokens=3, characters=9,
+        )
+        for n in range(5)
+    ]  # fmt: skip
+    return html_report(
+        document(
+            run=Run(records, 0, 2 * 10**8, joules=joules), options=RunOptions().public(),
+            server={"url": "x", "model": "<m>", "version": None}, audits=[], findings=[],
+            interrupted=False,
+        )
+    )  # fmt: skip
+
+
+def test_no_chart_is_wider_than_a_phone() -> None:
+    widths = re.findall(r"minmax\(([^)]*\)?)", STYLE)
+    assert widths == ["min(420px,100%)"]
+
+
+def test_energy_is_absent_not_guessed() -> None:
+    assert "no counter could be read" in page()
+    assert "1.00 J/tok, from counters" in page(joules=10.0)
+
+
+def test_what_a_server_calls_itself_is_escaped() -> None:
+    assert "&lt;m&gt;" in page()
+    assert "<m>" not in page()
+
+
+@pytest.mark.parametrize(("at", "end"), [(0.0, False), (10.0, True)])
+def test_notes_stay_inside_and_above_the_marks(at: float, end: bool) -> None:
+    text = svg(Chart("t", "x", "y", [Series("s", [0, 10], [1, 4], "bars")], notes=[(at, "p99")]))
+    anchor = re.search(r'<text x="([\d.]+)" class="tick( end)?" y="[\d.]+">p99', text)
+    assert anchor is not None
+    assert bool(anchor[2]) is end
+    assert 0 < float(anchor[1]) < 640
+    highest = min(float(y) for y in re.findall(r'<rect x="[\d.]+" y="([\d.]+)"', text))
+    assert highest > 34 + 12
