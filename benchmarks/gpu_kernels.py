@@ -12,7 +12,7 @@ from gpu_models import BLOCK, Step, decode, make_batch, prefill
 
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.operators import KvLayer, RopeTable
-from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import sampling as triton_sampling
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import tile_weight
@@ -78,7 +78,8 @@ def cases(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
         for form in ("dense", "deterministic", "fp8", "int4", "q6_k"):
             yield product(sizes, rows, form, device, dtype)
     for rows in sizes.rows[:: max(1, len(sizes.rows) - 1)]:
-        yield experts(sizes, rows, device, dtype)
+        for form in ("dense", "fp8", "int4"):
+            yield experts(sizes, rows, form, device, dtype)
         yield from vectors(sizes, rows, device, dtype)
     yield from draws(sizes, sizes.rows[1], device)
 
@@ -149,26 +150,50 @@ def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype)
     )  # fmt: skip
 
 
-def experts(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Kernel:
+def experts(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype) -> Kernel:
     width, inner, count = sizes.expert_hidden, sizes.expert_inner, sizes.experts
     x = torch.randn(rows, width, device=device).to(dtype)
     router = torch.randn(rows, count, device=device).to(dtype)
-    gate_up: list[Weight] = [
-        DenseWeight((torch.randn(2 * inner, width, device=device) * width**-0.5).to(dtype))
-        for _ in range(count)
-    ]
-    down: list[Weight] = [
-        DenseWeight((torch.randn(width, inner, device=device) * inner**-0.5).to(dtype))
-        for _ in range(count)
-    ]
+
+    def matrices(out: int, width: int) -> tuple[list[Weight], list[Weight]]:
+        """→ (as the kernels take them, the same numbers dense)."""
+        made: list[Weight] = []
+        plain: list[Weight] = []
+        for _ in range(count):
+            data = (torch.randn(out, width, device=device) * width**-0.5).to(dtype)
+            if form == "fp8":
+                fp8 = quantise_weight(data)
+                made.append(fp8)
+                data = fp8.values().to(dtype)
+            elif form == "int4":
+                packed = int4_weight(out, width, device)
+                made.append(tile_weight(packed))
+                data = unpack_rows(packed).to(dtype)
+            else:
+                made.append(DenseWeight(data))
+            plain.append(DenseWeight(data))
+        return made, plain
+
+    (gate_up, wide_gate_up), (down, wide_down) = matrices(2 * inner, width), matrices(width, inner)
     ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
-    hit = count * (1 - (1 - sizes.active / count) ** rows)
-    arguments = (x, router, gate_up, down, sizes.active, True, "silu")
+    hit = min(1.0, 1 - (1 - sizes.active / count) ** rows)
+    stored = sum(weight.nbytes for weight in (*gate_up, *down))
+    rest = (sizes.active, True, "silu")
     return Kernel(
-        f"experts, {rows} rows", lambda: ops.moe(*arguments),
-        hit * 3 * width * inner * x.element_size(), 6.0 * rows * sizes.active * width * inner,
-        lambda: error(ops.moe(*arguments), ref.moe(*arguments), 0.02),
+        f"experts {form}, {rows} rows", lambda: ops.moe(x, router, gate_up, down, *rest),
+        hit * stored, 6.0 * rows * sizes.active * width * inner,
+        lambda: error(
+            ops.moe(x, router, gate_up, down, *rest),
+            ref.moe(x, router, wide_gate_up, wide_down, *rest), 0.08 if form == "fp8" else 0.03,
+        ),
     )  # fmt: skip
+
+
+def int4_weight(out: int, width: int, device: str) -> PackedWeight:
+    group = 128 if width % 128 == 0 else 16
+    codes = torch.randint(0, 16, (out, width), dtype=torch.uint8, device=device)
+    scales = torch.rand(out, -(-width // group), device=device) * 0.02 + 0.001
+    return PackedWeight(codes, scales, -8 * scales, 4, group, (out, width))
 
 
 def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
@@ -181,8 +206,20 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
         4.0 * x.nbytes, 5.0 * x.numel(),
         lambda: error(
             ops.add_rms_norm(x, residual, weight, 1e-5, 0.0)[0],
-            ref.add_rms_norm(x, residual, weight, 1e-5, 0.0)[0], 0.01,
+            ref.add_rms_norm(x, residual.clone(), weight, 1e-5, 0.0)[0], 0.01,
         ),
+    )  # fmt: skip
+    fp8 = quantise_weight(torch.randn(256, sizes.hidden, device=device))
+
+    def codes_error() -> float:
+        coded, _ = ops.add_rms_norm_codes(x, residual.clone(), weight, 1e-5, 0.0, fp8)
+        values = coded.codes.float() * coded.scales
+        return error(values, ref.add_rms_norm(x, residual.clone(), weight, 1e-5, 0.0)[0], 0.04)
+
+    yield Kernel(
+        f"add_rms_norm to fp8, {rows} rows",
+        lambda: ops.add_rms_norm_codes(x, residual, weight, 1e-5, 0.0, fp8),
+        3.5 * x.nbytes, 5.0 * x.numel(), codes_error,
     )  # fmt: skip
     both = torch.randn(rows, 2 * sizes.inner, device=device).to(dtype)
     yield Kernel(

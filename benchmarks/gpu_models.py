@@ -80,12 +80,11 @@ def random_weights(
     generator = None if device == "meta" else torch.Generator(device).manual_seed(1)
 
     def dense(shape: tuple[int, ...]) -> torch.Tensor:
-        made = torch.empty(shape, dtype=dtype, device=device)
-        if device == "meta":
-            return made
-        if len(shape) == 1:
-            return made.fill_(1.0)
-        return made.normal_(0, 0.02, generator=generator)
+        if device == "meta" or len(shape) == 1:
+            return torch.ones(shape, dtype=dtype, device=device)
+        # In fp32 first: the same numbers whatever the type.
+        made = torch.empty(shape, device=device).normal_(0, 0.02, generator=generator)
+        return made.to(dtype)
 
     def named(name: str, shape: tuple[int, ...]) -> Named:
         whole = len(shape) == 1 or "embed_tokens" in name or "lm_head" in name

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +16,14 @@ from headrace.base.arch import ModelArch
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.base.step import (
+    Admission,
+    BlockWrite,
+    GroupShape,
+    PoolShape,
+    StepPlan,
+    StepResult,
+)
 from headrace.kv import KvManager
 from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker, WorkerOptions
@@ -32,6 +41,7 @@ class Setup:
     dtype: str = "bfloat16"
     device: str = "cuda"
     kernels: str = "triton"
+    deterministic: bool = False
     rows: int = 256
     step_tokens: int = 8192
     max_context: int = 8704
@@ -52,6 +62,7 @@ def make_worker(setup: Setup) -> Worker:
             files,
             WorkerOptions(
                 device=setup.device, dtype=setup.dtype, kv_dtype=setup.kv, kernels=setup.kernels,
+                deterministic=setup.deterministic,
                 quantise="fp8" if setup.weights == "fp8" else "auto",
                 rows=setup.rows, step_tokens=setup.step_tokens, max_context=setup.max_context,
             ),
@@ -136,11 +147,18 @@ class Load:
     device_seconds: float
     """Sum of the steps' times, as the worker says."""
     schedule_seconds: float
-    """Between steps: the scheduler's work."""
+    """The scheduler's work, most of it while the device computes."""
+    gaps: list[float] = field(default_factory=list)
+    """Seconds that the device waited before each step."""
 
     @property
     def output_rate(self) -> float:
         return self.output_tokens / self.seconds
+
+    @property
+    def gap_us(self) -> float:
+        """The median."""
+        return 1e6 * sorted(self.gaps)[len(self.gaps) // 2] if self.gaps else 0.0
 
 
 def run_load(
@@ -152,17 +170,19 @@ def run_load(
     output: int,
     seconds: float,
     ramp_seconds: float,
+    depth: int = 2,
 ) -> Load:
     """A closed loop at saturation: as many sequences as there are rows, always.
 
     The first ones end at staggered times, so that steps mix prompts and decoding as they do in a
-    service. Counting starts after `ramp_seconds`, once every row is taken.
+    service. Counting starts after `ramp_seconds`, once every row is taken. `depth` steps are in
+    flight, as with the engine's option of that name.
     """
     kv = KvManager(worker._pool, prefix_cache=False)
     rows = min(setup.rows, max(1, (blocks - 1) * BLOCK // (prompt + output + BLOCK)))
     scheduler = Scheduler(
         Limits(rows=rows, step_tokens=setup.step_tokens, max_context=setup.max_context,
-               max_waiting=1 << 20),
+               max_waiting=1 << 20, depth=depth),
         kv,
     )  # fmt: skip
     added = 0
@@ -184,18 +204,26 @@ def run_load(
     load = Load(0.0, 0, 0, 0, 0.0, 0.0)
     begin = time.perf_counter()
     counting_from: float | None = None
+    flying: deque[tuple[StepPlan, float, Callable[[], StepResult]]] = deque()
     while True:
         now = time.perf_counter()
         if counting_from is None and now - begin >= ramp_seconds:
             counting_from = now
         if counting_from is not None and now - counting_from >= seconds:
             load.seconds = now - counting_from
+            for _, _, finish in flying:
+                finish()
             return load
-        planned = time.perf_counter()
-        plan = scheduler.schedule()
-        assert plan is not None, "saturated, but nothing to do"
-        ready = time.perf_counter()
-        result = worker.execute(plan)
+        while len(flying) < depth:
+            planned = time.perf_counter()
+            plan = scheduler.schedule()
+            if plan is None:
+                break
+            spent = time.perf_counter() - planned
+            flying.append((plan, spent, worker.launch(plan)))
+        assert flying, "saturated, but nothing to do"
+        plan, spent, finish = flying.popleft()
+        result = finish()
         assert result.error is None, result.error
         for delta in scheduler.update(plan, result):
             if delta.finish is not None:
@@ -205,4 +233,5 @@ def run_load(
             load.output_tokens += sum(len(tokens) for tokens in result.tokens)
             load.prompt_tokens += sum(count for count in plan.counts if count > 1)
             load.device_seconds += result.seconds
-            load.schedule_seconds += ready - planned
+            load.schedule_seconds += spent
+            load.gaps.append(result.gap)

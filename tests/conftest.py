@@ -50,7 +50,15 @@ WHOLE = (
 """Tests of whole things (processes, browsers, models, Triton's interpreter): slow, each of them."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+HAS_GPU = Path("/dev/nvidia0").exists()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not HAS_GPU:
+        absent = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        if absent:
+            config.hook.pytest_deselected(items=absent)
     for item in items:
         path = item.path.relative_to(HERE)
         if any(path.is_relative_to(whole) for whole in WHOLE):

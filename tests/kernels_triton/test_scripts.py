@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu_bench  # noqa: E402
 
 
 def run(script: str, *arguments: str, interpreted: bool) -> str:
@@ -44,12 +48,63 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    run("gpu_bench.py", "--tiny", "--json", str(file), interpreted=True)
+    run("gpu_bench.py", "--tiny", "--minutes", "9", "--json", str(file), interpreted=True)
     found = json.loads(file.read_text())
-    assert not found.get("failures")
-    sections = found["sections"]
-    assert all(row["right"] for row in sections["kernels"])
-    assert sections["tiny"]["decode"]
-    assert sections["tiny"]["prefill"]
-    assert sections["tiny"]["saturation"]["output_tokens"] > 0
-    assert found["facts"]["interpreted"]
+    assert not found["failures"]
+    assert not found["left_out"]
+    parts = found["parts"]
+    assert all(row["right"] for row in parts["checks"])
+    assert all(row["right"] for row in parts["kernels"]["kernels"])
+    assert parts["tiny"]["decode"]
+    assert parts["tiny"]["prefill"]
+    assert parts["tiny"]["saturation"]["output_tokens"] > 0
+    assert parts["transformers"]["rows"]
+
+
+def part(tmp_path: Path, checks: str) -> tuple[int, dict[str, Any]]:
+    """The part "checks" with checks that are not ours."""
+    (tmp_path / "gpu_checks.py").write_text(
+        "import json, sys, time, os, signal\n"
+        "names = json.loads(sys.argv[sys.argv.index('--names') + 1])\n"
+        "for name in names:\n"
+        "    print(json.dumps({'begins': name}), flush=True)\n"
+        f"    {checks}\n"
+        "    print(json.dumps({'check': name, 'right': name != 'wrong'}), flush=True)\n"
+    )
+    file = tmp_path / "bench.json"
+    bench = gpu_bench.Bench(1, file, "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_bench, "HERE", tmp_path)
+        patch.setattr(gpu_bench, "SHARDS", 1)
+        patch.setattr(gpu_bench, "TINY_CHECKS", ("one", "wrong", "dies", "last"))
+        bench.run(gpu_bench.Part("checks", 30, 1))
+    return bench.finish(), json.loads(file.read_text())
+
+
+def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_path: Path) -> None:
+    status, found = part(tmp_path, "name == 'dies' and os.kill(os.getpid(), signal.SIGSEGV)")
+    assert status == 1
+    rows = {row["check"]: row for row in found["parts"]["checks"]}
+    assert [rows[name]["right"] for name in ("one", "wrong", "dies", "last")] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert "exit -11" in rows["dies"]["failure"]
+    assert not found["left_out"]
+
+
+def test_a_part_that_hangs_is_ended_and_the_rest_named(tmp_path: Path) -> None:
+    bench = gpu_bench.Bench(1, tmp_path / "bench.json", "tiny")
+    (tmp_path / "gpu_parts.py").write_text(
+        "import json, sys, time\n"
+        "open(sys.argv[sys.argv.index('--out') + 1], 'w').write(json.dumps({'decode': [1]}))\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_bench, "HERE", tmp_path)
+        bench.run(gpu_bench.Part("llama", 3, 1))
+        bench.run(gpu_bench.Part("late", 5, 1000))
+    assert bench.finish() == 1
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert "not done in 3 s" in found["failures"][0]
+    assert found["parts"]["llama"] == {"decode": [1]}
+    assert found["left_out"][0].startswith("late:")

@@ -67,12 +67,16 @@ class CudaRecorder:
             run()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Other threads of the process (another engine) may go on with what capturing forbids here.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=mode):
             run()
         return graph.replay
 
     def memory(self) -> int:
         torch.cuda.synchronize(self._device)
+        # What steps outside of graphs left in the allocator's cache is not theirs.
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 

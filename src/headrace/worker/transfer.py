@@ -20,6 +20,8 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     if device.type == "cpu":
         return tensor
+    if not len(tensor):
+        return torch.empty_like(tensor, device=device)  # There is nothing to pin.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

@@ -18,9 +18,10 @@ LOG2E: float = 1.4426950408889634
 def matrix_product(a, b, accumulator, interpreted: tl.constexpr):
     """a [M, K] · b [K, N] + accumulator, in fp32.
 
-    The interpreter's bf16 product returns garbage, so its operands are widened there.
+    The interpreter's bf16 product returns garbage, so its operands are widened there. fp32 stays
+    fp32: the tensor cores' own form of it keeps ten bits.
     """
-    if interpreted:
+    if interpreted or a.dtype == tl.float32:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
     return tl.dot(a, b, accumulator)
 

@@ -1,0 +1,31 @@
+"""Every kernel and path on a real device: the checks of `make gpu-bench`, one a test.
+
+Deselected where there is no NVIDIA GPU (`tests/conftest.py`); `make gpu-bench` runs the same
+without pytest.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import HAS_GPU
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+if HAS_GPU:
+    import gpu_checks
+
+    NAMES = list(gpu_checks.all_checks())
+else:
+    NAMES = ["everything"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_right_on_the_device(name: str) -> None:
+    import torch
+
+    row = gpu_checks.run_check(name, "cuda", torch.bfloat16)
+    assert row["right"], row
