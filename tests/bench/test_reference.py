@@ -168,7 +168,7 @@ def test_references_are_kept(tmp_path: Path) -> None:
 def test_the_gate() -> None:
     reference = Reference("m", [], [], Perplexity(10.0, 9, 2, "c"), {"arithmetic/50": 0.8})
     agreed = Agreement(4, 3, 0.995, 7.0)
-    scores = [TaskScore("arithmetic", 50, 36, 0), TaskScore("capitals", 50, 9, 0)]
+    scores = [TaskScore("arithmetic", 50, 36, 0), TaskScore("copying", 50, 9, 0)]
     held = hold(reference, agreed=agreed, perplexity=Perplexity(10.05, 9, 2, "c"), scores=scores)
     assert [one.name for one in held] == ["token match", "perplexity", "arithmetic"]
     assert held[1].share == pytest.approx(10 / 10.05)
@@ -191,10 +191,10 @@ def test_task_sets_are_functions_of_their_seed() -> None:
 
 
 def test_what_is_right() -> None:
-    (words,) = load_task("capitals", 1)
-    wanted = words.question.rpartition(": ")[2].upper()
-    assert words.right(f"Here: {wanted}\n")
-    assert not words.right(wanted.lower())
+    (words,) = load_task("copying", 1)
+    wanted = words.question.rpartition(": ")[2]
+    assert words.right(f"Here:\n{wanted.title()}\n")
+    assert not words.right(wanted.replace(" ", ", "))
     (fact,) = load_task("extraction", 1)
     name, age, town = re.findall(r"(\w+) is (\d+) years old and lives in (\w+)", fact.question)[0]
     good = json.dumps({"name": name, "age": int(age), "town": town})
@@ -244,6 +244,7 @@ def test_the_command_and_its_gate(url: str, tmp_path: Path) -> None:
     other = runner.invoke(command, [*common, "--reference", str(file)])
     assert other.exit_code == 3
     assert "below 99.0% of the reference: token match" in other.output
-    assert runner.invoke(
-        command, [*common, "--reference", str(file), "--at-least", "0.4"]
-    ).exit_code == 0  # fmt: skip
+    for more in (["--at-least", "0.4"], ["--gate", "tasks,perplexity"]):
+        assert runner.invoke(command, [*common, "--reference", str(file), *more]).exit_code == 0
+    bad = runner.invoke(command, [*common, "--reference", str(file), "--gate", "speed"])
+    assert isinstance(bad.exception, InvalidRequest)

@@ -12,11 +12,17 @@ from .tasks import TaskScore
 GATES = (0.99, 0.999)
 """Shares of the reference's accuracy that MLPerf asks for (closed division: normal, high)."""
 
+GATED = ("tokens", "perplexity", "tasks")
+"""Engines that round differently part at the first near-tie, so `tokens` is a gate for changes that
+must not change anything; the other two are what MLPerf means by accuracy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """One figure beside the reference's."""
 
+    kind: str
+    """One of `GATED`."""
     name: str
     here: float
     reference: float
@@ -37,16 +43,16 @@ def hold(
     """What both sides have. Perplexity counts as reference / here, since less is better."""
     made = []
     if agreed is not None:
-        made.append(Held("token match", agreed.token_match, 1.0, agreed.token_match))
+        made.append(Held("tokens", "token match", agreed.token_match, 1.0, agreed.token_match))
     told = reference.perplexity
     if perplexity is not None and told is not None and same_text(perplexity, told):
         share = told.value / perplexity.value
-        made.append(Held("perplexity", perplexity.value, told.value, share))
+        made.append(Held("perplexity", "perplexity", perplexity.value, told.value, share))
     for score in scores:
         known = (reference.tasks or {}).get(task_key(score.name, score.items))
         if known is not None:
             share = score.score / known if known else float("inf")
-            made.append(Held(score.name, score.score, known, share))
+            made.append(Held("tasks", score.name, score.score, known, share))
     return made
 
 

@@ -82,17 +82,15 @@ def arithmetic(rng: random.Random, count: int) -> list[Item]:
     return items
 
 
-def capitals(rng: random.Random, count: int) -> list[Item]:
-    """Four words to be written in capital letters: copying without a mistake."""
+def copying(rng: random.Random, count: int) -> list[Item]:
+    """Six words to be repeated: a context that is read wrongly cannot be copied."""
     items = []
     for _ in range(count):
-        words = rng.sample([word for word in WORDS if len(word) > 3], 4)
-        wanted = " ".join(words).upper()
+        wanted = " ".join(rng.sample([word for word in WORDS if len(word) > 3], 6))
         items.append(
             Item(
-                "Write these words in capital letters, in the same order, separated by spaces, and "
-                f"nothing else: {' '.join(words)}",
-                lambda text, wanted=wanted: wanted in " ".join(text.split()),  # type: ignore[misc]
+                f"Repeat the following six words exactly, and nothing else: {wanted}",
+                lambda text, wanted=wanted: wanted in " ".join(text.lower().split()),  # type: ignore[misc]
                 32,
             )
         )
@@ -130,7 +128,7 @@ def _first_object(text: str) -> Any:
 
 BUILT_IN: dict[str, Callable[[random.Random, int], list[Item]]] = {
     "arithmetic": arithmetic,
-    "capitals": capitals,
+    "copying": copying,
     "extraction": extraction,
 }
 

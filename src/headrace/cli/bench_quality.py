@@ -15,7 +15,7 @@ from rich.table import Table
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import accuracy
 from ..bench import compare as comparing
-from ..bench.gate import GATES, Held, hold, task_key
+from ..bench.gate import GATED, GATES, Held, hold, task_key
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
 from ..bench.mlperf import SCENARIOS, MlperfOptions, run_mlperf
@@ -87,7 +87,7 @@ def accuracy_command(
     ] = 32,
     tasks: Annotated[
         str | None,
-        typer.Option(help="Task sets: arithmetic, capitals, extraction, gsm8k, gsm8k:FILE."),
+        typer.Option(help="Task sets: arithmetic, copying, extraction, gsm8k, gsm8k:FILE."),
     ] = None,
     items: Annotated[int, typer.Option(min=1, help="Questions of each task set.")] = 50,
     reference: Annotated[
@@ -102,11 +102,17 @@ def accuracy_command(
     at_least: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
     ] = 0.99,
+    gate: Annotated[
+        str, typer.Option(help="What decides: of tokens, perplexity, tasks.")
+    ] = "tokens,perplexity,tasks",
     users: Annotated[int, typer.Option("--concurrency", "-c", min=1)] = 4,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Perplexity, task sets, and agreement (tokens, logits) with a reference run; a gate."""
+    deciding = {word.strip() for word in gate.split(",")}
+    if not deciding <= set(GATED):
+        raise InvalidRequest(f"gate must be of {', '.join(GATED)}, not {gate!r}", param="gate")
     names = [name.strip() for name in tasks.split(",")] if tasks else []
     sets = {name: load_task(name, items) for name in names}
     expected = None if reference is None else load_reference(reference)
@@ -123,6 +129,7 @@ def accuracy_command(
             f"perplexity {found.value:.4f} over {found.tokens} tokens of {found.windows} windows "
             f"({found.corpus})",
             highlight=False,
+            soft_wrap=True,
         )
     scores = []
     for task, questions in sets.items():
@@ -133,6 +140,7 @@ def accuracy_command(
             f"{task}: {score.right} of {score.items} right, {score.score:.1%} "
             f"({low:.1%} to {high:.1%})" + (f", {score.failed} cut off" if score.failed else ""),
             highlight=False,
+            soft_wrap=True,
         )
     agreed, answers, asked = None, [], accuracy.default_prompts(prompts)
     if expected is not None:
@@ -142,7 +150,7 @@ def accuracy_command(
     held: list[Held] = []
     if expected is not None:
         agreed = agreement(answers, expected.answers)
-        console.print(_said(agreed), highlight=False)
+        console.print(_said(agreed), highlight=False, soft_wrap=True)
         held = hold(expected, agreed=agreed, perplexity=found, scores=scores)
         console.print(_gates(held))
     if save is not None:
@@ -159,7 +167,7 @@ def accuracy_command(
             "held": [asdict(one) for one in held],
         }
         print(json.dumps(document))
-    below = [one.name for one in held if not one.passes(at_least)]
+    below = [one.name for one in held if one.kind in deciding and not one.passes(at_least)]
     if below:
         console.print(
             f"below {at_least:.1%} of the reference: {', '.join(below)}", style="bold red"
