@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.base.arch import ModelArch, Moe
+from headrace.base.arch import Encoder, ModelArch, Moe
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.operators import StepBatch
@@ -43,6 +43,12 @@ MODELS = {
         TINY, family="qwen3_moe", qk_norm=True,
         moe=Moe(experts=4, active=2, intermediate=16),
     ),
+    "bert": replace(
+        TINY, family="bert", kv_heads=6, activation="gelu", encoder=Encoder(types=2),
+    ),
+    "bert with a head": replace(
+        TINY, family="bert", kv_heads=6, activation="gelu", encoder=Encoder(types=2, labels=3),
+    ),
 }  # fmt: skip
 STARTS, COUNTS, SAMPLES = [0, 9, 3], [7, 1, 5], [True, True, False]
 
@@ -67,7 +73,9 @@ class Recorder:
         return call
 
 
-def run_step(arch: ModelArch) -> tuple[list[tuple[str, tuple[Any, ...], Any]], StepPlan]:
+def run_step(
+    arch: ModelArch, kv_dtype: str = "float32"
+) -> tuple[list[tuple[str, tuple[Any, ...], Any]], StepPlan]:
     """One step of a model with random weights on the reference operators."""
     torch.manual_seed(0)
     weights = {name: torch.randn(shape) * 0.1 for name, shape in expected(arch).items()}
@@ -80,7 +88,7 @@ def run_step(arch: ModelArch) -> tuple[list[tuple[str, tuple[Any, ...], Any]], S
     windows = {arch.window(layer): None for layer in range(arch.layers)}
     pool = PoolShape(
         4,
-        tuple(
+        (GroupShape("none", (), None, 20),) if arch.encoder else tuple(
             GroupShape(
                 str(window), tuple(i for i in range(arch.layers) if arch.window(i) == window),
                 window, 20,
@@ -92,29 +100,38 @@ def run_step(arch: ModelArch) -> tuple[list[tuple[str, tuple[Any, ...], Any]], S
         Rows(4, arch.max_context, torch.device("cpu")),
         BlockTables(4, arch.max_context, pool, torch.device("cpu")),
     )
+    starts = [0] * len(STARTS) if arch.encoder else STARTS  # An encoder takes inputs whole.
     admitted = [
         Admission(row, row, list(range(1, start + count + 1)), start + count, SamplingParams())
-        for row, (start, count) in enumerate(zip(STARTS, COUNTS, strict=True))
+        for row, (start, count) in enumerate(zip(starts, COUNTS, strict=True))
     ]
     for admission in admitted:
         rows.admit(admission)
     for group in range(len(pool.groups)):
         tables.write([BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)])
                       for row in range(3)])  # fmt: skip
-    plan = StepPlan(0, [0, 1, 2], STARTS, COUNTS, SAMPLES, admitted)
-    cache = allocate_kv(pool, arch, "float32", torch.device("cpu"))
-    batch = make_batch(plan, rows, tables, pool)
+    plan = StepPlan(0, [0, 1, 2], starts, COUNTS, SAMPLES, admitted)
+    cache = allocate_kv(pool, arch, kv_dtype, torch.device("cpu"))
+    batch = make_batch(plan, rows, tables, pool, token_types=arch.encoder is not None)
     with torch.inference_mode():
-        model.forward(operators, batch, cache)
+        hidden, _ = model.forward(operators, batch, cache)
+        if arch.encoder is not None and arch.encoder.labels:
+            scored = [n for n, sampled in enumerate(SAMPLES) if sampled]
+            model.logits(operators, hidden, batch.query_starts[scored].long())
     return operators.calls, plan
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
-def test_counted_is_called(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kv_dtype"),
+    [(name, "float32") for name in sorted(MODELS)]
+    + [("llama", "bfloat16"), ("gemma3", "int8"), ("qwen3", "fp8")],
+)
+def test_counted_is_called(name: str, kv_dtype: str) -> None:
     arch = MODELS[name]
-    calls, plan = run_step(arch)
-    case = Case(arch, WeightBytes("float32"), "float32", "float32")
-    counts = [c for c in count_step(case, compose_plan(arch, plan)) if c.operator != "sample"]
+    calls, plan = run_step(arch, kv_dtype)
+    case = Case(arch, WeightBytes("float32"), "float32", kv_dtype)
+    beside = ("sample", "pool")
+    counts = [c for c in count_step(case, compose_plan(arch, plan)) if c.operator not in beside]
     called = Counter(operator for operator, _, _ in calls)
     counted: Counter[str] = Counter()
     for count in counts:
@@ -150,18 +167,31 @@ def check_attention(
 ) -> None:
     """Pairs counted one by one from the positions that the kernel was given."""
     expected_: Counter[tuple[float, float]] = Counter()
-    for (q, _, batch, group, _, _), _result in theirs:
+    for (q, layer, batch, group, _, _), _result in theirs:
         window = batch.groups[group].window
         seen = list(entry_positions(batch, window))
         pairs = sum(len(positions) for entry in seen for positions in entry)
         cached = sum(len(set().union(*map(set, entry))) for entry in seen)
         heads, size = q.shape[1], q.shape[2]
-        kv = 2 * arch.kv_heads * size * 4
+        tensors = (layer.k, layer.v, layer.k_scale, layer.v_scale)
+        places = layer.k.shape[0] * layer.k.shape[2]
+        kv = sum(tensor.nbytes for tensor in tensors if tensor is not None) // places
         expected_[pairs * heads * (4 * size + 5), cached * kv] += 1
     counted: Counter[tuple[float, float]] = Counter()
     for count in mine:
         counted[count.flops, count.kv_bytes] += count.calls
     assert counted == expected_
+
+
+def check_encoder_attention(
+    arch: ModelArch, mine: list[Count], theirs: list[tuple[tuple[Any, ...], Any]]
+) -> None:
+    """Every token of an input with every token of it."""
+    flops = sum(n * n for n in COUNTS) * arch.heads * (4 * arch.head_dim + 5)
+    (count,) = mine
+    assert count.flops == flops
+    assert count.read_bytes == theirs[0][0][0].nbytes
+    assert count.write_bytes == theirs[0][1].nbytes
 
 
 def entry_positions(batch: StepBatch, window: int | None) -> list[list[range]]:
@@ -190,6 +220,10 @@ CHECKS = {
     "linear": check_products,
     "logits": check_products,
     "attention": check_attention,
+    "encoder_attention": check_encoder_attention,
+    "layer_norm": check_moved,
+    "activate": check_moved,
+    "add": check_moved,
     "rms_norm": check_moved,
     "add_rms_norm": check_moved,
     "gated": check_moved,

@@ -7,18 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.arch import ModelArch
+from headrace.roofline.collectives import collective_seconds
 from headrace.roofline.composition import (
     compose,
     decode_step,
     prefill_step,
+    verify_step,
     visible_pairs,
     visible_tokens,
 )
 from headrace.roofline.counts import Case, Count, Layout
+from headrace.roofline.efficiency import Curve
+from headrace.roofline.hardware import DEVICES, Hardware
+from headrace.roofline.known import KNOWN
 from headrace.roofline.operators import count_step
 from headrace.roofline.weights import WeightBytes, from_tensors, parameters, total_bytes
 
 from .archs import ALL, DEEPSEEK_LITE, GEMMA_270M, LLAMA_8B, QWEN_05B, QWEN_30B_A3B
+
+H100, DEEPSEEK_V3 = DEVICES["H100"], KNOWN["deepseek-v3"]
 
 
 def by_label(counts: list[Count]) -> dict[str, Count]:
@@ -112,6 +119,79 @@ def test_ranks_share_products_and_add_collectives() -> None:
     assert shared["attention"].kv_bytes == alone["attention"].kv_bytes / 4
     assert shared["ranks"].calls == 2 * 32
     assert "ranks" not in alone
+
+
+def test_a_verify_step_is_a_decode_with_more_rows() -> None:
+    """k drafts: k + 1 tokens and logits of each sequence, whose KV is read once for all."""
+    verify = by_label(count_step(Case(LLAMA_8B), verify_step(LLAMA_8B, 4, 1000, 3)))
+    plain = by_label(count_step(Case(LLAMA_8B), decode_step(LLAMA_8B, 4, 1003)))
+    assert verify["down"].flops == 4 * plain["down"].flops
+    assert verify["down"].weight_bytes == plain["down"].weight_bytes
+    assert verify["head"].rows == 16
+    assert verify["attention"].kv_bytes == plain["attention"].kv_bytes
+    pairs = 4 * (1001 + 1002 + 1003 + 1004)
+    assert verify["attention"].flops == pairs * 32 * (4 * 128 + 5)
+
+
+def test_deepseek_v3_by_hand() -> None:
+    """Its own sizes (arXiv 2412.19437): 128 heads, latent 512 + 64, 256 experts of 2048, 8 active.
+
+    One decoded token with 4,096 before it, on 8 groups of one rank: attention of its own, experts
+    shared. The rank has 32 experts, and the tokens of all groups.
+    """
+    layout = Layout(1, 1, True, 8)
+    case = Case(DEEPSEEK_V3, WeightBytes("fp8"), kv_dtype="bfloat16", layout=layout)
+    counts = by_label(count_step(case, decode_step(DEEPSEEK_V3, 64, 4095)))
+    latent = counts["latent"]
+    assert latent.calls == 61
+    assert latent.kv_bytes == 64 * (4096 + 1) * 576 * 2
+    scores = 64 * 4096 * 128
+    unpacking = 2 * 64 * 128 * 256 * 512
+    assert latent.flops == scores * (2 * 576 + 2 * 512 + 5) + unpacking
+    assert counts["q_b"].flops == 2 * 64 * 1536 * 128 * 192
+    assert counts["kv_a"].flops == 2 * 64 * 7168 * 576
+    experts = counts["experts"]
+    assert experts.calls == 58
+    assert experts.flops == 6 * (64 * 8) * 8 * 7168 * 2048 / 8
+    hit = 1 - (1 - 8 / 256) ** (64 * 8)
+    assert experts.weight_bytes == pytest.approx(hit * 32 * 3 * 7168 * 2048)
+    exchange = counts["exchange"]
+    assert exchange.calls == 2 * 58
+    places = 8 * (1 - (7 / 8) ** 8)
+    assert exchange.read_bytes == pytest.approx(64 * 7168 * 2 * places)
+    assert counts["shared_down"].flops == 2 * 64 * 2048 * 7168
+    # A long prompt is cheaper with unpacked heads.
+    prompt = by_label(count_step(case, prefill_step(DEEPSEEK_V3, [4096])))["latent"]
+    pairs = 4096 * 4097 // 2
+    assert prompt.flops == 128 * pairs * (2 * 192 + 2 * 128 + 5) + 2 * 4096 * 128 * 256 * 512
+
+
+def test_expert_parallelism_shares_whole_experts() -> None:
+    step = decode_step(QWEN_30B_A3B, 32, 500)
+    sliced = by_label(count_step(Case(QWEN_30B_A3B, layout=Layout(4)), step))
+    spread = by_label(count_step(Case(QWEN_30B_A3B, layout=Layout(4, ep=True)), step))
+    assert spread["experts"].weight_bytes == sliced["experts"].weight_bytes
+    assert spread["experts"].flops == sliced["experts"].flops
+    assert "ranks" in spread
+    assert spread["ranks"].operator == "all_reduce"
+
+
+def test_stages_send_between_them() -> None:
+    counts = count_step(Case(LLAMA_8B, layout=Layout(2, 4)), decode_step(LLAMA_8B, 8, 500))
+    (send,) = (count for count in counts if count.operator == "send")
+    assert send.calls == 3
+    assert send.read_bytes == 8 * 4096 * 2 / 2
+
+
+def test_collectives_move_what_their_algorithms_move() -> None:
+    def seconds(operator: str, ranks: int, size: float, device: Hardware = H100) -> float:
+        count = Count(operator, "", 1, "network", 0, read_bytes=size, ranks=ranks)
+        return collective_seconds(device, count, Curve(1, 1), exact=True)
+
+    assert seconds("all_reduce", 4, 4e9) == pytest.approx(2 * 3 / 4 * 4e9 / 450e9)
+    assert seconds("all_to_all", 8, 4e9) == pytest.approx(7 / 8 * 4e9 / 450e9)
+    assert seconds("send", 2, 4e9) == pytest.approx(4e9 / 450e9)
+    assert seconds("all_to_all", 16, 4e9) == pytest.approx(15 / 16 * 4e9 / 50e9), "another node"
 
 
 def test_bytes_known_from_the_file() -> None:

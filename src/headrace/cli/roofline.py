@@ -15,8 +15,14 @@ from ..base.errors import HeadraceError, OptionError
 from ..bench.calibrate import calibrate, measure_steps
 from ..engine.prediction import case_of
 from ..loader import open_model
-from ..roofline.composition import Composition, compose, decode_step, prefill_step
-from ..roofline.counts import Case, Layout
+from ..roofline.composition import (
+    Composition,
+    compose,
+    decode_step,
+    prefill_step,
+    verify_step,
+)
+from ..roofline.counts import Case, Layout, device_bytes
 from ..roofline.fit import fit_efficiency, prediction_errors, read_records
 from ..roofline.hardware import Hardware, find_hardware, save_hardware
 from ..roofline.known import KNOWN
@@ -43,6 +49,10 @@ def roofline(
     dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
+    ep: Annotated[bool, typer.Option("--ep", help="Spread whole experts over the ranks.")] = False,
+    drafts: Annotated[int, typer.Option(min=0, help="Also a step that verifies so many.")] = 0,
     measure: Annotated[
         bool, typer.Option("--calibrate", help="Measure this machine first and keep the result.")
     ] = False,
@@ -71,19 +81,13 @@ def roofline(
         device = find_hardware(hardware, calibration_path())
     if model is None:
         raise OptionError("name a model, or pass --calibrate", param="model")
-    case = make_case(model, device, format, dtype, kv_dtype, Layout(tp))
+    case = make_case(model, device, format, dtype, kv_dtype, Layout(tp, pp, ep, dp))
+    case.layout.verify(case.arch)
     if fit is not None:
         device = _fit(console, case, device, fit)
     if measure_steps_:
         device = _measure(console, case, device, model)
-    steps: list[tuple[str, Composition]] = [
-        (f"decode, batch {batch}, context {context}", decode_step(case.arch, batch, context)),
-        (f"prefill of {prompt} tokens", prefill_step(case.arch, [prompt])),
-        (
-            f"mixed: {batch} decode and {prompt} tokens of a prompt",
-            compose(case.arch, [context] * batch + [0], [1] * batch + [prompt]),
-        ),
-    ]
+    steps = _steps(case, batch, context, prompt, drafts)
     times = [(name, step_time(case, device, step)) for name, step in steps]
     if as_json_:
         print(json.dumps({name: as_json(time) for name, time in times}))
@@ -93,13 +97,15 @@ def roofline(
         weights = total_bytes(case.arch, case.weights)
         console.print(
             f"{device.name} ({device.source}); efficiencies {device.efficiency.source}\n"
-            f"weights {weights / 1e9:.3f} GB; decode at most "
-            f"{batch / times[0][1].limit_seconds:,.0f} tokens/s, predicted "
-            f"{batch / times[0][1].seconds:,.0f}; prefill at most "
-            f"{prompt / times[1][1].limit_seconds:,.0f} tokens/s, predicted "
-            f"{prompt / times[1][1].seconds:,.0f}",
+            f"weights {weights / 1e9:.3f} GB, on each device {device_bytes(case) / 1e9:.3f} GB",
             highlight=False,
         )
+        for name, time in times:
+            console.print(
+                f"{name}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, predicted "
+                f"{time.tokens / time.seconds:,.0f}",
+                highlight=False,
+            )
     if html is not None:
         html.write_text(html_page(f"Roofline of {model} on {device.name}", case, device, times))
     if png is not None:
@@ -109,6 +115,32 @@ def roofline(
             for chart in (roofline_chart(case, device, time), share_chart(time))
         ]
         write_png(charts, png)
+
+
+def _steps(
+    case: Case, batch: int, context: int, prompt: int, drafts: int
+) -> list[tuple[str, Composition]]:
+    """The steps that are shown, by name."""
+    arch = case.arch
+    if arch.encoder is not None:
+        if prompt > arch.max_context:
+            raise OptionError(
+                f"prompt ({prompt}) is more than the model was made for ({arch.max_context})",
+                param="prompt",
+            )
+        return [(f"{batch} inputs of {prompt} tokens", prefill_step(arch, [prompt] * batch))]
+    steps = [
+        (f"decode, batch {batch}, context {context}", decode_step(arch, batch, context)),
+        (f"prefill of {prompt} tokens", prefill_step(arch, [prompt])),
+        (
+            f"mixed: {batch} decode and {prompt} tokens of a prompt",
+            compose(arch, [context] * batch + [0], [1] * batch + [prompt]),
+        ),
+    ]
+    if drafts:
+        verify = verify_step(arch, batch, context, drafts)
+        steps.append((f"verify, batch {batch}, {drafts} drafts, context {context}", verify))
+    return steps
 
 
 def make_case(

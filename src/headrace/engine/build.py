@@ -125,11 +125,9 @@ def _core(
 ) -> EngineCore:
     options = resolved.options
     encoder = files.arch.encoder is not None
-    predict = None
-    if not encoder:
-        predict = step_predictor(
-            files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
-        )
+    predict = step_predictor(
+        files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
+    )
     limits = Limits(
         rows=memory.rows,
         step_tokens=memory.step_tokens,

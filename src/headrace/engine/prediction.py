@@ -12,7 +12,7 @@ from ..base.step import StepPlan
 from ..loader.gguf import GgufFile
 from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
-from ..roofline.composition import compose_plan
+from ..roofline.composition import compose, compose_plan
 from ..roofline.counts import Case, Layout
 from ..roofline.formats import WEIGHT_BITS
 from ..roofline.machine import this_hardware
@@ -49,7 +49,7 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
 def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | None = None) -> Case:
     """The roofline's case of this model as its file stores it."""
     sizes, format = tensor_bytes(files)
-    layers = [size for name, size in sizes.items() if re.search(r"layers\.\d+\.", name)]
+    layers = [size for name, size in sizes.items() if re.search(r"layers?\.\d+\.", name)]
     assert layers, "a model has layers"
     weights = from_tensors(files.arch, sizes, format)
     return Case(files.arch, weights, dtype, kv_dtype, layout or Layout())
@@ -67,4 +67,27 @@ def step_predictor(
     if hardware is None:
         return None
     model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), hardware)
-    return lambda plan: model.estimate(compose_plan(files.arch, plan))
+    return StepPredictor(model)
+
+
+class StepPredictor:
+    """Expects the time and work of plans as they come, in order.
+
+    It remembers which rows pool: those end in a vector, so they need no logits.
+    """
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+        self._pooling: dict[int, bool] = {}
+
+    def __call__(self, plan: StepPlan) -> Estimate:
+        arch = self._model.case.arch
+        for admission in plan.admitted:
+            self._pooling[admission.row] = admission.pooling
+        if arch.encoder is None and any(self._pooling.get(row) for row in plan.rows):
+            sampled = sum(
+                sample and not self._pooling.get(row)
+                for row, sample in zip(plan.rows, plan.samples, strict=True)
+            )
+            return self._model.estimate(compose(arch, plan.starts, plan.counts, sampled))
+        return self._model.estimate(compose_plan(arch, plan))

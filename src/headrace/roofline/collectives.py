@@ -32,7 +32,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
         places = ranks * (1 - (1 - 1 / ranks) ** arch.moe.active)
         # The tp ranks of a group hold the same tokens: each sends its share of them.
         yield Count(
-            "all_to_all", "experts", 2 * sparse, "network", flops=0,
+            "all_to_all", "exchange", 2 * sparse, "network", flops=0,
             read_bytes=size * places / layout.tp, ranks=ranks,
         )  # fmt: skip
     if layout.pp > 1:

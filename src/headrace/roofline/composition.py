@@ -88,6 +88,12 @@ def decode_step(arch: ModelArch, batch: int, context: int) -> Composition:
     return compose(arch, [context] * batch, [1] * batch)
 
 
+def verify_step(arch: ModelArch, batch: int, context: int, drafts: int) -> Composition:
+    """Speculation: `batch` sequences verify `drafts` tokens each beside their next one."""
+    each = 1 + drafts
+    return compose(arch, [context] * batch, [each] * batch, batch * each)
+
+
 def prefill_step(arch: ModelArch, lengths: Iterable[int], start: int = 0) -> Composition:
     """Prompts (or chunks from `start`) of these lengths in one step."""
     counts = list(lengths)

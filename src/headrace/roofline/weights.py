@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from ..base.arch import ModelArch
 from .formats import weight_bits
 
-ROLES = ("embed", "qkv", "output", "gate_up", "down", "router", "experts", "shared", "head")
 _ROLE_PATTERNS = (
-    ("embed", r"embed_tokens\.weight$"),
-    ("head", r"lm_head\.weight$"),
+    ("embed", r"embed_tokens\.weight$|embeddings\.\w+_embeddings\.weight$"),
+    ("head", r"lm_head\.weight$|pooler\.dense\.weight$|^classifier\.weight$"),
+    ("qkv", r"attention\.self\.(query|key|value)\.weight$"),
+    ("output", r"attention\.output\.dense\.weight$"),
+    ("up", r"intermediate\.dense\.weight$"),
+    ("down", r"\d\.output\.dense\.weight$"),
     ("qkv", r"self_attn\.(q|k|v|q_a|q_b|kv_a|kv_b|kv_a_with_mqa|qkv)_?proj(_with_mqa)?\.weight$"),
     ("output", r"self_attn\.o_proj\.weight$"),
     ("shared", r"mlp\.shared_experts?\."),
@@ -62,6 +65,16 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
 
 def parameters(arch: ModelArch) -> dict[str, float]:
     """Numbers in the weights by role, all layers together; a tied head counts once (embed)."""
+    if arch.encoder is not None:
+        labels, hidden = arch.encoder.labels, arch.hidden
+        return {
+            "embed": (arch.vocab_size + arch.max_context + arch.encoder.types) * hidden,
+            "qkv": 3 * hidden * hidden * arch.layers,
+            "output": hidden * hidden * arch.layers,
+            "up": hidden * arch.intermediate * arch.layers,
+            "down": hidden * arch.intermediate * arch.layers,
+            "head": (hidden + labels) * hidden if labels else 0,
+        }
     dense, sparse = arch.layers, 0
     queries = arch.heads * arch.head_dim
     if arch.mla is not None:
