@@ -42,11 +42,13 @@ def models(
     table.add_column("what")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("on disk", no_wrap=True)
+    table.add_column("repacked", justify="right", no_wrap=True)
     table.add_column("licence")
     for model in found:
         state = "yes" if model.complete else size(model.cached) if model.cached else "–"
         name = f"{model.name} (default)" if model.default else model.name
-        table.add_row(name, model.what, size(model.size), state, model.licence)
+        packed = size(model.packed) if model.packed else "–"
+        table.add_row(name, model.what, size(model.size), state, packed, model.licence)
     Console().print(table)
 
 
@@ -63,10 +65,13 @@ def pull(
 
 @command.command()
 def remove(
-    name: Annotated[str, typer.Argument(help="Catalog name or hub id.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(help="Catalog name, hub id, or path of a local file.", show_default=False),
+    ],
     cache_dir: CacheDir = None,
 ) -> None:
-    """Delete a downloaded model from the cache."""
+    """Delete a downloaded model from the cache; of a local file, its repacked weights."""
     print(f"{size(remove_model(name, cache_dir))} freed")
 
 

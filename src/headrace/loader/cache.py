@@ -22,6 +22,7 @@ from ..base.environment import cache_root
 from ..base.errors import DownloadError, ModelFileError, ModelNotFound
 from .catalog import CATALOG
 from .jsonfile import read_json
+from .kept import KeptPanels, kept_panels, panels_of, remove_panels
 from .partial import file_sha256
 from .progress import Progress
 
@@ -40,10 +41,12 @@ class CachedModel:
     size: int
     """Bytes of the whole model; of a hub model, of what is cached."""
     cached: int
-    """Bytes on the disk, of files begun too."""
+    """Bytes on the disk, of files begun too, without `packed`."""
     complete: bool
     path: Path
     default: bool = False
+    packed: int = 0
+    """Bytes of its repacked weights, kept for the next start."""
 
 
 def root(cache_dir: str | Path | None) -> Path:
@@ -149,6 +152,7 @@ def locked(folder: Path, progress: Progress) -> Iterator[None]:
 def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
     """Every catalog model, cached or not, and every hub model that is cached."""
     found = []
+    place = root(cache_dir)
     for index, model in enumerate(CATALOG.values()):
         folder = catalog_folder(model.name, cache_dir)
         record = Record(folder)
@@ -163,9 +167,10 @@ def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
                 complete,
                 folder,
                 default=index == 0,
+                packed=_packed(folder, place),
             )
         )
-    hub = root(cache_dir) / "hub"
+    hub = place / "hub"
     for folder in sorted(hub.iterdir()) if hub.is_dir() else []:
         if folder.is_dir():
             data, size = Record(folder).data, _disk_use(folder)
@@ -178,22 +183,55 @@ def cached_models(cache_dir: str | Path | None = None) -> list[CachedModel]:
                     size,
                     bool(data.get("complete")),
                     folder,
+                    packed=_packed(folder, place),
                 )
             )
+    return found + _of_local_files(place)
+
+
+def _of_local_files(place: Path) -> list[CachedModel]:
+    """Repacked weights of models that lie outside of the cache, or are gone."""
+    inside = [(place / each).resolve() for each in ("models", "hub")]
+    found = []
+    for kept in kept_panels(place):
+        source = kept.source
+        if source is not None and source.exists():
+            if not any(source.is_relative_to(each) for each in inside):
+                found.append(_local(kept, "repacked weights of a file outside of the cache"))
+        else:
+            found.append(_local(kept, "repacked weights of a model that is gone"))
     return found
 
 
+def _local(kept: KeptPanels, what: str) -> CachedModel:
+    name = str(kept.source or kept.path)
+    return CachedModel(name, what, "", 0, 0, False, kept.path, packed=kept.nbytes)
+
+
+def _packed(folder: Path, place: Path) -> int:
+    return sum(kept.nbytes for kept in panels_of(folder, place))
+
+
 def remove(name: str, cache_dir: str | Path | None = None) -> int:
-    """Delete a cached model; → bytes freed. `ModelNotFound` where it is not cached."""
+    """Delete a cached model with its repacked weights; → bytes freed.
+
+    The path of a local file, as `cached_models` names it: its repacked weights only, which is all
+    that the cache has of it. `ModelNotFound` where there is nothing of that name.
+    """
+    place = root(cache_dir)
+    local = [kept for kept in kept_panels(place) if name in (str(kept.source), str(kept.path))]
+    if local:
+        return remove_panels(local)
     if name not in CATALOG and not is_hub_id(name):
         raise ModelNotFound(f"no cached model is called {name!r:.100}", param="model")
     is_catalog = name in CATALOG
     folder = catalog_folder(name, cache_dir) if is_catalog else hub_folder(name, cache_dir)
     freed = _disk_use(folder)
+    panels = panels_of(folder, place)
     if not folder.is_dir():
         raise ModelNotFound(f"{name} is not in the cache ({folder})", param="model")
     shutil.rmtree(folder)
-    return freed
+    return freed + remove_panels(panels)
 
 
 def is_hub_id(name: str) -> bool:

@@ -15,21 +15,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.modelfiles import ModelFiles
 from .cache import root
-from .panelfile import (
-    TEMPORARY,
-    PanelFile,
-    PanelFileWrong,
-    Part,
-    describe,
-    file_size,
-    write,
-)
+from .kept import FOLDER, SUFFIX
+from .panelfile import TEMPORARY, PanelFile, PanelFileWrong, Part, file_size, write
 from .partial import MARGIN
 from .progress import Progress
 
@@ -38,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.loader")
 
-FOLDER = "panels"
-SUFFIX = ".panels"
 LEAST_BYTES = 64 << 20
 """Less is repacked sooner than a file is looked after."""
 _SAMPLES = 16
@@ -161,7 +151,7 @@ class PanelShelf:
             file.check()
             if not file.on_huge_pages():
                 file.copy_to_huge_pages()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except PanelFileWrong as wrong:
             log.info("%s is made anew: %s", self.path, wrong)
@@ -184,60 +174,8 @@ class PanelShelf:
 
 
 def panel_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where panels are kept for this cache."""
     return root(cache_dir) / FOLDER
-
-
-@dataclass(frozen=True, slots=True)
-class KeptPanels:
-    """A file of repacked weights, for `headrace models`."""
-
-    path: Path
-    source: Path | None
-    """The model file that it was made of; None where the file does not say."""
-    nbytes: int
-
-    @property
-    def orphaned(self) -> bool:
-        """Will no start ever use it again?"""
-        return self.source is None or not self.source.exists()
-
-
-def kept_panels(cache_dir: str | Path | None = None) -> list[KeptPanels]:
-    """Every file of repacked weights, temporary ones of writers that died too."""
-    folder = panel_folder(cache_dir)
-    found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.suffix in (SUFFIX, TEMPORARY) and path.is_file():
-            source = (describe(path) or {}).get("source")
-            found.append(
-                KeptPanels(
-                    path, Path(source) if isinstance(source, str) else None, path.stat().st_size
-                )
-            )
-    return found
-
-
-def remove_panels_of(folder: Path, cache_dir: str | Path | None = None) -> int:
-    """Delete the repacked weights of all model files in a folder; → bytes freed."""
-    return _remove(
-        kept
-        for kept in kept_panels(cache_dir)
-        if kept.source is not None and kept.source.is_relative_to(folder.resolve())
-    )
-
-
-def remove_orphaned_panels(cache_dir: str | Path | None = None) -> int:
-    """Delete the repacked weights of model files that are gone; → bytes freed."""
-    return _remove(kept for kept in kept_panels(cache_dir) if kept.orphaned)
-
-
-def _remove(panels: Iterator[KeptPanels]) -> int:
-    freed = 0
-    for kept in panels:
-        # Who has it mapped keeps it: the name goes now, the bytes when the last process ends.
-        kept.path.unlink(missing_ok=True)
-        freed += kept.nbytes
-    return freed
 
 
 def _file_name(files: ModelFiles) -> str:
