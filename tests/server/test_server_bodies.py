@@ -181,6 +181,7 @@ async def test_every_sampling_field_arrives(client: httpx.AsyncClient, engine: F
         "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3, "seed": 11,
         "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
         "include_stop_str_in_output": True, "skip_special_tokens": False, "prompt_logprobs": 1,
+        "thinking_token_budget": 9,
     }  # fmt: skip
     body = HELLO | fields | {"stop": "END", "logit_bias": {"7": -3}, "logprobs": True,
                              "top_logprobs": 2}  # fmt: skip

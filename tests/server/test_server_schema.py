@@ -33,7 +33,8 @@ def test_every_operation_keeps_to_the_document(tmp_path: Path) -> None:
         pytest.skip("schemathesis is not installed")
     settings = tmp_path / "schemathesis.toml"
     settings.write_text(SETTINGS)
-    with running(fake_server()) as server:
+    options = f"port=0, files={str(tmp_path / 'files')!r}"
+    with running(fake_server(options=options)) as server:
         done = subprocess.run(
             [
                 command, "--config-file", str(settings), "run", server.url + "/openapi.json",

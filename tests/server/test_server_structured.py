@@ -134,8 +134,8 @@ def test_the_form_of_a_completion(client: openai.OpenAI, seed: int) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     assert texts == [choice.text for choice in whole.choices]
+    both = {"response_format": FORM, "guided_regex": "a"}
     with pytest.raises(openai.BadRequestError, match="together"):
-        both = {"response_format": FORM, "guided_regex": "a"}
         client.completions.create(**given | {"extra_body": both})
 
 

@@ -107,6 +107,11 @@ class ServerOptions:
     store: str | None = option(
         None, "File of stored responses and of the usage ledger; none: they are kept in memory."
     )
+    files: str | None = option(
+        None, "Folder of uploaded files and of batches; none: there are no such routes."
+    )
+    max_file: int = option(200 * 2**20, "Largest uploaded file, in bytes.", low=1024)
+    file_quota: int = option(2**30, "Bytes of the uploaded files of one key.", low=1024)
     keys: str | None = option(
         None, "File of API keys (headrace keys); with it every route but health needs a key."
     )

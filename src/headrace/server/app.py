@@ -18,17 +18,21 @@ from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, InvalidRequest, NotFound
 from ..base.version import VERSION
 from .accounts import Accounts
+from .batches.runner import BatchRunner
 from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
+from .files.store import FileStore
 from .gate import Gate, is_open
 from .meter import HttpMeter
 from .openapi import document
 from .origin import Origins, read_origins
 from .page.route import router as page
 from .routes.adapters.route import router as adapters
+from .routes.batches.route import router as batches
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
 from .routes.embeddings.route import router as embeddings
+from .routes.files.route import router as files
 from .routes.health.route import router as health
 from .routes.invocations.route import router as invocations
 from .routes.kserve.route import router as kserve
@@ -54,7 +58,8 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
 ROUTERS = (
-    chat, completions, embeddings, responses, messages, models, tokenize, rerank, score,
+    chat, completions, embeddings, responses, messages, models, tokenize, rerank, score, files,
+    batches,
     health, metrics, version, nim, kserve, invocations, stats, adapters, page,
 )  # fmt: skip
 OPERATOR_ROUTERS = (operate, adapters, health, metrics, version, stats)
@@ -69,6 +74,7 @@ class Application(FastAPI):
             redirect_slashes=False,
         )  # fmt: skip
         self._routers = routers
+        self._inside: ASGIApp | None = None
         for router in routers:
             self.include_router(router)
         self.add_exception_handler(HeadraceError, _typed)
@@ -79,6 +85,13 @@ class Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
         closed = (lambda path: not is_open(path)) if self.state.accounts is not None else None
         return document(self, self._routers, closed)
+
+    @property
+    def inside(self) -> ASGIApp:
+        """The routes with their error mapping, without border and gate (see `inside.post`)."""
+        if self._inside is None:
+            self._inside = self._inner()
+        return self._inside
 
     def methods_of(self, scope: Scope) -> set[str]:
         """Of every route with the scope's path; Starlette's own `Allow` knows the first alone."""
@@ -101,7 +114,7 @@ class Application(FastAPI):
 
         `origins`: whose pages may use this application, beside its own.
         """
-        inner = self.build_middleware_stack
+        inner = self._inner = self.build_middleware_stack
         self.build_middleware_stack = (  # type: ignore[method-assign]
             lambda: Border(
                 Origins(traced(gate(inner()), service.spans), origins, meter.refused),
@@ -116,8 +129,10 @@ def create_app(
 ) -> Application:
     """The HTTP application. Without an engine it answers 503 until `state.service.attach`.
 
-    Its state: `service`, `meter`, `store`, `responses`, and `accounts` (None: no keys are set, so
-    every route is open). Raises `OptionError` where a file of keys or the store cannot be used.
+    Its state: `service`, `meter`, `store`, `responses`, `accounts` (None: no keys are set, so
+    every route is open), `files` and `batches` (None: none are kept).
+
+    Raises `OptionError` where the keys, the store or the folder of files cannot be used.
     """
     app = Application(ROUTERS)
     service = Service(options or ServerOptions(), engine)
@@ -134,6 +149,9 @@ def create_app(
     app.state.store = store
     app.state.accounts = accounts
     app.state.responses = Responses(service, store)
+    app.state.files = app.state.batches = None
+    if given.files:
+        _keep_files(app, Path(given.files))
     app.guard(service, meter, lambda inner: Gate(inner, accounts, refused=meter.refused), origins)
     return app
 
@@ -150,6 +168,18 @@ def create_operator_app(public: Application) -> Application:
         lambda inner: Gate(inner, accounts, operator=True, refused=meter.refused),
     )
     return app
+
+
+def _keep_files(app: Application, folder: Path) -> None:
+    """Routes for files and batches work from now on. Raises `OptionError`."""
+    state, options = app.state, app.state.service.options
+    meter: HttpMeter = state.meter
+    state.files = FileStore(
+        folder, quota=options.file_quota, max_file=options.max_file, failed=meter.failed
+    )
+    state.batches = BatchRunner(
+        app, state.files, failed=meter.failed, ended=meter.batch_ended, line=meter.batch_request
+    )
 
 
 async def _typed(request: Request, error: Exception) -> Response:

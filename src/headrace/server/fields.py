@@ -107,6 +107,9 @@ class SamplingFields(Body):
     stop_token_ids: list[Integer] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
+    thinking_token_budget: Integer | None = Field(
+        None, description="Tokens of reasoning at most; then its end is forced."
+    )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Integer | None = None
@@ -222,6 +225,7 @@ _PLAIN = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens",
     "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
+    "thinking_token_budget",
 )  # fmt: skip
 
 

@@ -91,6 +91,15 @@ class HttpMeter:
             registry=self.registry,
         )
         self.registry.register(_Logs())
+        self._batches = Counter(
+            "headrace_batches", "Batches that ended, by how.", ["status"], registry=self.registry
+        )
+        self._batch_requests = Counter(
+            "headrace_batch_requests",
+            "Requests of batches, by how they ended.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.in_work = Gauge(
             "headrace_http_requests_in_work",
             "Requests that hold, or wait for, the engine.",
@@ -109,6 +118,13 @@ class HttpMeter:
         """One more failure; `kind` is one of `FAILURES`."""
         assert kind in FAILURES, f"{kind} is no kind of failure"
         self._failures.labels(kind).inc()
+
+    def batch_ended(self, status: str) -> None:
+        self._batches.labels(status).inc()
+
+    def batch_request(self, outcome: str) -> None:
+        """`outcome`: completed or failed."""
+        self._batch_requests.labels(outcome).inc()
 
     def refused(self, error: HeadraceError) -> None:
         """One more request that got this error and no work. Codes are names in the source."""

@@ -37,6 +37,16 @@ def takes(model: Any) -> Callable[[Endpoint], Endpoint]:
     return mark
 
 
+def takes_form(schema: dict[str, Any]) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint: its body is a form (`multipart/form-data`) of this schema."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.__headrace_form__ = schema  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
 class AnthropicDetail(TypedDict):
     type: str
     message: str
@@ -66,11 +76,12 @@ READ_ERRORS = (404, 503)
 
 def replies(
     reply: Any, *, stream: bool = False, errors: bool = True, body: bool = True,
-    error: Any = ErrorReply,
+    error: Any = ErrorReply, bad_query: bool = False,
 ) -> dict[int | str, Any]:  # fmt: skip
     """The `responses` of a route: its answer, as a stream too, and the errors.
 
-    `body`: whether it takes one, which may be wrong in more ways. `error`: the shape of errors.
+    `body`: whether it takes one, which may be wrong in more ways; `bad_query`: it takes none, but
+    a query, which may be wrong too. `error`: the shape of errors.
     """
     success: dict[str, Any] = {"model": reply}
     if stream:
@@ -79,7 +90,7 @@ def replies(
     found: dict[int | str, Any] = {200: success}
     if errors:
         for status, words in ERRORS.items():
-            if body or status in READ_ERRORS:
+            if (body and not bad_query) or status in READ_ERRORS or (bad_query and status == 400):
                 found[status] = {"model": error, "description": words}
     return found
 
@@ -124,7 +135,14 @@ def document(
     for name in ("HTTPValidationError", "ValidationError"):
         definitions.pop(name, None)
     for route in (route for router in routers for route in router.routes):
-        model = getattr(getattr(route, "endpoint", None), "__headrace_body__", None)
+        endpoint = getattr(route, "endpoint", None)
+        form = getattr(endpoint, "__headrace_form__", None)
+        if form is not None:
+            schema["paths"][getattr(route, "path", "")]["post"]["requestBody"] = {
+                "required": True,
+                "content": {"multipart/form-data": {"schema": form}},
+            }
+        model = getattr(endpoint, "__headrace_body__", None)
         if model is None:
             continue
         references = []

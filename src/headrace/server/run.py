@@ -138,8 +138,13 @@ class ServerProcess:
             engine = await self._engine(http)
             if engine is not None:
                 service.attach(engine)
+                if app.state.batches is not None:
+                    app.state.batches.start()
                 self._ready(sockets, engine, time.perf_counter() - begin)
                 await self._until_stopped(http)
+            if app.state.batches is not None:
+                service.draining = True
+                await app.state.batches.close()
             await self._drain(service)
         finally:
             if service.in_work and engine is not None:
@@ -153,6 +158,9 @@ class ServerProcess:
                 habit.cancel()
             await self._save_ledger(app)
             app.state.store.close()
+            if app.state.files is not None:
+                await app.state.batches.close()
+                app.state.files.close()
             if engine is not None:
                 await engine.close(0.0)
             if service.spans is not None:

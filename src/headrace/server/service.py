@@ -144,7 +144,13 @@ class Service:
         return health.ready, health.alive, health.reason, health.retry_after
 
     def check_open(self, scope: MutableMapping[str, Any]) -> None:
-        """Raise what `enter` would raise now; takes nothing."""
+        """Raise what `enter` would raise now; takes nothing.
+
+        A request of a batch waits for its turn elsewhere (`batches.courtesy`) and takes nobody's.
+        """
+        if scope.get("headrace.batch"):
+            _ = self.engine
+            return
         if self.draining:
             raise Overloaded("the server is shutting down", retry_after=DRAIN_RETRY)
         _ = self.engine
@@ -165,6 +171,8 @@ class Service:
         Not before the body is there: see `entry`.
         """
         self.check_open(scope)
+        if scope.get("headrace.batch"):
+            return
         account = scope.get("headrace.account")
         if account is not None:
             account.enter()

@@ -1,0 +1,294 @@
+"""One batch being worked on: validate, do each line, make its results files."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...base.errors import NotFound
+from ..files.store import StoredFile
+from ..inside import Answer, post
+from .lines import MOST_LINES, Line, last_in_line, read_lines
+from .record import Batch
+from .results import Results, line_id
+
+if TYPE_CHECKING:
+    from ..accounts import Account
+    from .record import Status
+    from .runner import BatchRunner
+
+MOST_DEATHS = 3
+"""Times that the engine may die with a request before the request is taken to be the cause."""
+EXPIRED = ("batch_expired", "the batch expired before this request was done")
+LONGEST_PAUSE = 30.0
+"""Seconds before a request that the engine could not take is tried again, at most."""
+
+
+class Ended(Exception):
+    """The whole batch cannot be done; `error` is one of the entries of its `errors`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.error = {"code": code, "message": message, "param": None, "line": None}
+
+
+class Job:
+    """A batch with its files open. `run` may be called again after it raised."""
+
+    def __init__(self, runner: BatchRunner, batch: Batch) -> None:
+        self.batch = batch
+        self._runner = runner
+        self._stopped = batch.status == "cancelling"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fault: BaseException | None = None
+        self._deaths: dict[int, int] = {}
+
+    def stop(self) -> None:
+        """Cancelled: what is in the engine is stopped too."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def _late(self) -> bool:
+        return self._runner.clock() >= self.batch.expires
+
+    async def run(self) -> None:
+        """To the end of the batch. Raises `StoreFailed` and `OSError`: the disk is full or broken,
+        and what is on it is good."""
+        batch, runner = self.batch, self._runner
+        if batch.status == "validating":
+            try:
+                await self._validate()
+            except Ended as end:
+                batch.errors = [end.error]
+                batch.enter("failed", int(runner.clock()))
+                await runner.book.save(batch)
+                return
+        self._fault = None
+        output = Results(runner.files.path(batch.output_file))
+        errors = Results(runner.files.path(batch.error_file))
+        try:
+            output.check_room()
+            batch.completed, batch.failed = len(output.done), len(errors.done)
+            batch.prompt_tokens, batch.completion_tokens = output.prompt_tokens, output.completion
+            batch.cached_tokens = output.cached_tokens
+            if batch.status != "finalizing":
+                try:
+                    batch.end = await self._lines(output, errors)
+                except Ended as end:
+                    batch.errors, batch.end = [end.error], "failed"
+            await self._end_tasks()
+            await self._finish(output, errors)
+        finally:
+            await self._end_tasks()
+            output.close()
+            errors.close()
+
+    async def _validate(self) -> None:
+        """Count the lines. Raises `Ended`."""
+        batch, runner = self.batch, self._runner
+        try:
+            await runner.files.get(batch.input_file, batch.owner)
+            batch.total = await asyncio.to_thread(_count, self._read())
+        except (NotFound, FileNotFoundError):
+            raise Ended("input_file_gone", "the input file was deleted") from None
+        if not self._stopped:
+            batch.enter("in_progress", int(runner.clock()))
+            await runner.book.save(batch)
+
+    def _read(self) -> Iterator[Line]:
+        path = self._runner.files.path(self.batch.input_file)
+        max_line = self._runner.app.state.service.options.max_body
+        return read_lines(path, self.batch.endpoint, max_line)
+
+    async def _lines(self, output: Results, errors: Results) -> Status:
+        """Every line that is not done: into the engine, or into the errors. Returns how it ended.
+
+        Raises `Ended` and `OSError`.
+        """
+        done = output.done | errors.done
+        lines = self._read()
+        try:
+            while (line := await asyncio.to_thread(next, lines, None)) is not None:
+                if self._stopped:
+                    return "cancelled"
+                if line.number in done:
+                    continue
+                if line.problem is not None:
+                    self._write(errors, line, None, line.problem)
+                elif await self._place():
+                    task = asyncio.create_task(self._one(line, output, errors))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._left)
+                elif not self._stopped:
+                    self._write(errors, line, None, EXPIRED)
+        except FileNotFoundError:
+            raise Ended("input_file_gone", "the input file was deleted") from None
+        while self._tasks and not (self._stopped or self._late):
+            await asyncio.wait(self._tasks, timeout=0.5)
+        await self._end_tasks()
+        if self._fault is not None:
+            raise self._fault
+        if self._stopped:
+            return "cancelled"
+        if len(output.done) + len(errors.done) < self.batch.total:
+            await self._expire(output, errors)
+        expired = self._late and self.batch.completed < self.batch.total
+        return "expired" if expired else "completed"
+
+    async def _expire(self, output: Results, errors: Results) -> None:
+        """What was in the engine when the time was over came to no end either."""
+        done = output.done | errors.done
+        for line in self._read():
+            if line.number not in done:
+                self._write(errors, line, None, line.problem or EXPIRED)
+                await asyncio.sleep(0)
+
+    async def _place(self) -> bool:
+        """Wait for a place in the engine; False: it is not wanted any more, or it is too late."""
+        while not (self._stopped or self._late):
+            if self._fault is not None:
+                raise self._fault
+            if await self._runner.courtesy.enter():
+                return True
+        return False
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._runner.courtesy.leave()
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._fault = self._fault or fault
+
+    async def _one(self, line: Line, output: Results, errors: Results) -> None:
+        """One request, until it has an answer that is its own. Raises `OSError`, `Ended`."""
+        answer = await self._answer(line)
+        self._write(output if answer.status == 200 else errors, line, answer, None)
+        self._charge(answer)
+
+    async def _answer(self, line: Line) -> Answer:
+        batch, app = self.batch, self._runner.app
+        assert line.body is not None
+        body = last_in_line(line.body)
+        for attempt in itertools.count():
+            answer = await post(
+                app, app.inside, batch.endpoint, body,
+                request_id=f"{line_id(batch.id, line.number)}-{attempt}",
+                account=self._account(), owner=batch.owner,
+            )  # fmt: skip
+            if answer.status not in (429, 503):
+                break
+            # The engine is full, loading, asleep or gone: not this request's fault, but for one
+            # that takes the engine with it each time.
+            if _code(answer.body) == "engine_dead":
+                self._deaths[line.number] = self._deaths.get(line.number, 0) + 1
+                if self._deaths[line.number] >= MOST_DEATHS:
+                    break
+            pause = answer.headers.get("retry-after", "1")
+            await asyncio.sleep(min(LONGEST_PAUSE, max(1.0, float(pause))))
+        return answer
+
+    def _account(self) -> Account | None:
+        """Of the key that made the batch. Raises `Ended` where there is no such key any more."""
+        accounts = self._runner.app.state.accounts
+        if accounts is None:
+            return None
+        account: Account | None = accounts.named(self.batch.owner)
+        if account is None:
+            raise Ended("key_removed", "the key that made this batch is not known any more")
+        return account
+
+    def _charge(self, answer: Answer) -> None:
+        """The ledger of the key, and the usage of the batch."""
+        account = self._account()
+        if account is not None:
+            account.totals.requests += 1
+        usage = answer.usage
+        if usage is not None:
+            if account is not None:
+                account.totals.add(usage)
+            self.batch.prompt_tokens += usage.prompt
+            self.batch.cached_tokens += usage.cached
+            self.batch.completion_tokens += usage.completion
+
+    def _write(
+        self, into: Results, line: Line, answer: Answer | None, problem: tuple[str, str] | None
+    ) -> None:
+        """Raises `OSError`; then the line is not done."""
+        response: dict[str, Any] | None = None
+        error: dict[str, Any] | None = None
+        if problem is not None:
+            error = {"code": problem[0], "message": problem[1], "line": line.number}
+        if answer is not None:
+            response = {
+                "status_code": answer.status,
+                "request_id": line_id(self.batch.id, line.number),
+                "body": msgspec.Raw(answer.body),
+            }
+        into.append(
+            line.number,
+            {
+                "id": line_id(self.batch.id, line.number), "custom_id": line.custom_id,
+                "response": response, "error": error,
+            },
+        )  # fmt: skip
+        good = answer is not None and answer.status == 200
+        if good:
+            self.batch.completed += 1
+        else:
+            self.batch.failed += 1
+        self._runner.line("completed" if good else "failed")
+
+    async def _finish(self, output: Results, errors: Results) -> None:
+        """The results become files, and the batch ends."""
+        batch, runner = self.batch, self._runner
+        now = int(runner.clock())
+        if batch.end in ("completed", "expired"):
+            batch.enter("finalizing", now)
+            await runner.book.save(batch)
+        expires = None if batch.output_expires is None else now + batch.output_expires
+        for results, file_id, kind in (
+            (output, batch.output_file, "output"), (errors, batch.error_file, "error"),
+        ):  # fmt: skip
+            if not results.size:
+                results.path.unlink(missing_ok=True)
+                continue
+            await asyncio.to_thread(results.close, sync=True)
+            name = f"{batch.id}_{kind}.jsonl"
+            await runner.files.add(
+                StoredFile(file_id, batch.owner, name, "batch_output", results.size, now, expires)
+            )
+        batch.has_output, batch.has_errors = bool(output.size), bool(errors.size)
+        batch.enter(batch.end, int(runner.clock()))
+        await runner.book.save(batch)
+
+    async def _end_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _count(lines: Iterator[Line]) -> int:
+    """How many there are. Raises `Ended` where there are none, or too many."""
+    total = 0
+    for _ in lines:
+        total += 1
+        if total > MOST_LINES:
+            raise Ended("too_many_requests", f"a batch may have {MOST_LINES} requests")
+    if not total:
+        raise Ended("empty_file", "the input file has no requests")
+    return total
+
+
+def _code(body: bytes) -> str | None:
+    try:
+        code = msgspec.json.decode(body)["error"]["code"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None

@@ -1,0 +1,109 @@
+"""The lines of a batch's file: each one a request, or the reason why it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ENDPOINTS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score",
+)  # fmt: skip
+MOST_LINES = 50_000
+MOST_ID = 512
+"""Characters of a custom_id."""
+PRIORITY = 10_000
+"""Of every request of a batch under the policy "priority": a week behind those of people."""
+_FIELDS = {"custom_id", "method", "url", "body"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line that is not empty. Either `body` or `problem` is set."""
+
+    number: int
+    """From 1, as editors count."""
+    custom_id: str | None = None
+    body: dict[str, Any] | None = None
+    problem: tuple[str, str] | None = None
+    """(code, message)"""
+
+
+class WrongLine(Exception):
+    """Inside this module."""
+
+
+def read_lines(path: Path, endpoint: str, max_line: int) -> Iterator[Line]:
+    """All lines but empty ones. Raises `OSError`; what a line holds raises nothing."""
+    seen: set[str] = set()
+    with path.open("rb") as file:
+        for number, raw in enumerate(_bounded(file, max_line), start=1):
+            if raw is None or raw.strip():
+                yield _line(number, raw, endpoint, max_line, seen)
+
+
+def _bounded(file: Any, most: int) -> Iterator[bytes | None]:
+    """Lines; None for one that is longer than `most` bytes, of which no more is held."""
+    while piece := file.readline(most + 1):
+        if len(piece) <= most or piece.endswith(b"\n"):
+            yield piece
+            continue
+        while (rest := file.readline(1 << 16)) and not rest.endswith(b"\n"):
+            pass
+        yield None
+
+
+def _line(
+    number: int, raw: bytes | None, endpoint: str, max_line: int, seen: set[str]
+) -> Line:  # fmt: skip
+    if raw is None:
+        return Line(number, problem=("line_too_long", f"a line may have {max_line} bytes"))
+    custom_id: str | None = None
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Line(number, problem=("invalid_json_line", f"the line is not valid JSON: {error}"))
+    if not isinstance(value, dict):
+        return Line(number, problem=("invalid_json_line", "the line must be a JSON object"))
+    given = value.get("custom_id")
+    if isinstance(given, str) and 0 < len(given) <= MOST_ID:
+        custom_id = given
+    problem = _problem(value, custom_id, endpoint, seen)
+    if custom_id is not None:
+        seen.add(custom_id)
+    if problem is not None:
+        return Line(number, custom_id, problem=problem)
+    return Line(number, custom_id, body=value["body"])
+
+
+def _problem(
+    value: dict[str, Any], custom_id: str | None, endpoint: str, seen: set[str]
+) -> tuple[str, str] | None:
+    unknown = sorted(value.keys() - _FIELDS)
+    if custom_id is None:
+        return "invalid_custom_id", f"custom_id must be a text of 1 to {MOST_ID} characters"
+    if custom_id in seen:
+        return "duplicate_custom_id", "an earlier line has this custom_id"
+    if unknown:
+        return "unknown_parameter", f"{unknown[0][:100]} is not a known field of a line"
+    if value.get("method") != "POST":
+        return "invalid_method", "method must be POST"
+    if value.get("url") != endpoint:
+        return "mismatched_url", f"url must be {endpoint}, the endpoint of the batch"
+    body = value.get("body")
+    if not isinstance(body, dict):
+        return "invalid_body", "body must be an object"
+    if body.get("stream"):
+        return "invalid_body", "stream is not allowed in a batch"
+    return None
+
+
+def last_in_line(body: dict[str, Any]) -> bytes:
+    """The body as it is served: its request waits behind those of people."""
+    given = body.get("priority")
+    if given is None or type(given) is int:
+        body = {**body, "priority": max(given or 0, PRIORITY)}
+    return msgspec.json.encode(body)

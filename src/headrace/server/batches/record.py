@@ -1,0 +1,170 @@
+"""What is known of a batch, and where that is kept."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from typing import Any, Literal
+
+import msgspec
+
+from ...base.errors import NotFound
+from ..database import Database
+
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+    "cancelled",
+]  # fmt: skip
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+MOST_KEPT = 10_000
+"""Batches that are remembered; the oldest that are done go first."""
+
+
+class Batch(msgspec.Struct):
+    """One batch; times are whole seconds since the epoch."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file: str
+    window: str
+    created: int
+    expires: int
+    metadata: dict[str, str] | None
+    output_file: str
+    """Under which the results will be a file; `has_output` says whether they are."""
+    error_file: str
+    output_expires: int | None = None
+    """Seconds after which the results go."""
+    status: Status = "validating"
+    end: Status = "completed"
+    """What it will be when its results are files."""
+    has_output: bool = False
+    has_errors: bool = False
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    times: dict[str, int] = {}
+    """When it came to be in each status."""
+    errors: list[dict[str, Any]] | None = None
+    """Why the whole of it failed."""
+
+    def enter(self, status: Status, now: int) -> None:
+        self.status = status
+        self.times[status] = now
+
+    def reply(self, model: str | None) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        stamps = {
+            f"{name}_at": self.times.get(name)
+            for name in ("in_progress", "finalizing", "completed", "failed", "expired",
+                         "cancelling", "cancelled")
+        }  # fmt: skip
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": model,
+            "errors": None if self.errors is None else {"object": "list", "data": self.errors},
+            "input_file_id": self.input_file,
+            "completion_window": self.window,
+            "status": self.status,
+            "output_file_id": self.output_file if self.has_output else None,
+            "error_file_id": self.error_file if self.has_errors else None,
+            "created_at": self.created,
+            "expires_at": self.expires,
+            **stamps,
+            "request_counts": {
+                "total": self.total, "completed": self.completed, "failed": self.failed,
+            },
+            "usage": usage,
+            "metadata": self.metadata,
+        }  # fmt: skip
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"
+
+
+class BatchBook:
+    """The batches in the index of a folder of files."""
+
+    def __init__(self, base: Database) -> None:
+        self._base = base
+
+    async def save(self, batch: Batch) -> None:
+        """Raises `StoreFailed`."""
+        row = (batch.id, batch.owner, batch.status, batch.created, msgspec.json.encode(batch))
+
+        def write(base: sqlite3.Connection) -> None:
+            base.execute(
+                "insert into batches values (?, ?, ?, ?, ?) on conflict (id) do update set "
+                "status = excluded.status, record = excluded.record",
+                row,
+            )
+            base.execute(
+                "delete from batches where id in (select id from batches where status in "
+                "('failed', 'completed', 'expired', 'cancelled') order by created desc "
+                "limit -1 offset ?)",
+                (MOST_KEPT,),
+            )
+
+        await self._base.run(write, "batch_write")
+
+    async def get(self, batch_id: str, owner: str) -> Batch:
+        """Raises `NotFound` and `StoreFailed`."""
+
+        def read(base: sqlite3.Connection) -> bytes | None:
+            row = base.execute(
+                "select record from batches where id = ? and owner = ?", (batch_id, owner)
+            ).fetchone()
+            return None if row is None else row[0]
+
+        found = await self._base.run(read, "file_read")
+        if found is None:
+            raise NotFound(f"there is no batch {batch_id[:128]!r}", param="batch_id")
+        return msgspec.json.decode(found, type=Batch)
+
+    async def listed(
+        self, owner: str, *, after: str | None, limit: int
+    ) -> tuple[list[Batch], bool]:  # fmt: skip
+        """(batches, newest first, from the one behind `after` on; are there more?)"""
+
+        def read(base: sqlite3.Connection) -> list[tuple[str, bytes]]:
+            return base.execute(
+                "select id, record from batches where owner = ? order by created desc, rowid desc",
+                (owner,),
+            ).fetchall()
+
+        rows = await self._base.run(read, "file_read")
+        if after is not None:
+            place = next((i for i, (name, _) in enumerate(rows) if name == after), None)
+            if place is None:
+                raise NotFound(f"there is no batch {after[:128]!r}", param="after")
+            rows = rows[place + 1 :]
+        batches = [msgspec.json.decode(record, type=Batch) for _, record in rows[:limit]]
+        return batches, len(rows) > limit
+
+    async def unfinished(self) -> list[Batch]:
+        """Oldest first. Raises `StoreFailed`."""
+        marks = ", ".join("?" for _ in UNFINISHED)
+
+        def read(base: sqlite3.Connection) -> list[bytes]:
+            rows = base.execute(
+                f"select record from batches where status in ({marks}) order by created, rowid",
+                UNFINISHED,
+            )
+            return [row[0] for row in rows]
+
+        found = await self._base.run(read, "file_read")
+        return [msgspec.json.decode(record, type=Batch) for record in found]

@@ -1,0 +1,125 @@
+"""What a batch has come to, line by line: two files that only grow.
+
+They are also its memory: after a restart they tell which lines are done. A line that a crash or a
+full disk cut is cut off.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOM = 256 * 1024
+"""Bytes that have to be free before requests are computed."""
+
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details = _Details()
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Response(msgspec.Struct):
+    body: _Body
+
+
+class _Line(msgspec.Struct):
+    """What is read again of a line."""
+
+    id: str
+    response: _Response | None = None
+
+
+_line = msgspec.json.Decoder(_Line)
+
+
+class Results:
+    """One file of results."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError`. `done` are the numbers of the lines that are in it; the counters of
+        tokens are those that it held when it was opened."""
+        self.path = path
+        self.done: set[int] = set()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion = 0
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.fdopen(handle, "r+b", buffering=0)
+        self._end = self._recover()
+
+    def _recover(self) -> int:
+        end = 0
+        with self.path.open("rb") as file:
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                try:
+                    line = _line.decode(raw)
+                    self.done.add(number_of(line.id))
+                except (msgspec.DecodeError, ValueError):
+                    break
+                self._count(line)
+                end += len(raw)
+        self._file.truncate(end)
+        self._file.seek(end)
+        return end
+
+    def _count(self, line: _Line) -> None:
+        usage = line.response.body.usage if line.response is not None else None
+        if usage is not None:
+            self.prompt_tokens += usage.prompt_tokens
+            self.completion += usage.completion_tokens
+            self.cached_tokens += usage.prompt_tokens_details.cached_tokens
+
+    def check_room(self) -> None:
+        """Raise `OSError` where the disk has no room for some more lines."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._file.fileno(), self._end, ROOM)
+            self._file.truncate(self._end)
+
+    def append(self, number: int, line: dict[str, Any]) -> None:
+        """All of it or nothing. Raises `OSError`: a full or broken disk."""
+        data = msgspec.json.encode(line) + b"\n"
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.seek(self._end)
+            self._file.truncate(self._end)
+            raise
+        self._end += len(data)
+        self.done.add(number)
+
+    @property
+    def size(self) -> int:
+        return self._end
+
+    def close(self, *, sync: bool = False) -> None:
+        """Raises `OSError` where `sync` cannot be had."""
+        try:
+            if sync:
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+
+def line_id(batch_id: str, number: int) -> str:
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+
+
+def number_of(identity: str) -> int:
+    """The line's number in its id."""
+    return int(identity.rpartition("_")[2])

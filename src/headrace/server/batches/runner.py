@@ -1,0 +1,152 @@
+"""Does the batches: one task for each that is being worked on, one for each of its requests.
+
+Everything that must survive a restart is on disk before it counts: the batch in the index, each
+result in a file (`results`). What was in the engine when the server ended is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter as Tally
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..database import StoreFailed
+from ..files.store import FileStore
+from .courtesy import Courtesy
+from .job import Job
+from .record import Batch, BatchBook
+
+if TYPE_CHECKING:
+    from ..app import Application
+    from .record import Status
+
+log = logging.getLogger("headrace.server.batches")
+
+MOST_AT_ONCE = 8
+"""Batches that are worked on at the same time; others wait, those of busy owners longer."""
+AGAIN_SECONDS = 10.0
+"""Pause after the store failed."""
+LOOK_SECONDS = 30.0
+"""Time between two looks for files that have expired."""
+
+
+class BatchRunner:
+    """All batches of one server."""
+
+    def __init__(
+        self,
+        app: Application,
+        files: FileStore,
+        *,
+        failed: Callable[[str], None] = lambda kind: None,
+        ended: Callable[[Status], None] = lambda status: None,
+        line: Callable[[str], None] = lambda outcome: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`failed`, `ended` and `line` count: failures, batches by end, requests by outcome."""
+        self.app = app
+        self.files = files
+        self.book = BatchBook(files.base)
+        self.courtesy = Courtesy(app.state.service)
+        self.failed = failed
+        self.line = line
+        self.clock = clock
+        self._ended = ended
+        self._jobs: dict[str, Job] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+        self._main: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Go on with what is unfinished; from the event loop, once the engine is there."""
+        if self._main is None:
+            self._main = asyncio.get_running_loop().create_task(self._run(), name="batches")
+        self._news.set()
+
+    async def close(self) -> None:
+        """Stop; what is in work will be done again by the next server."""
+        tasks = [*self._tasks.values(), *([self._main] if self._main else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._main = None
+
+    def live(self, batch: Batch) -> Batch:
+        """The batch as it is at this moment, where it is being worked on."""
+        job = self._jobs.get(batch.id)
+        return batch if job is None else job.batch
+
+    async def cancel(self, batch: Batch) -> Batch:
+        """Begin to stop it. Raises `StoreFailed`; then it goes on."""
+        job = self._jobs.get(batch.id)
+        batch = self.live(batch)
+        before = batch.status
+        batch.enter("cancelling", int(self.clock()))
+        try:
+            await self.book.save(batch)
+        except StoreFailed:
+            batch.status = before
+            del batch.times["cancelling"]
+            raise
+        if job is not None:
+            job.stop()
+        self._news.set()
+        return batch
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._begin()
+                await self.files.purge()
+            except StoreFailed:
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
+            self._news.clear()
+            # Not wait_for, whose cancellation is lost where the event comes at the same moment.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._news.wait()
+
+    async def _begin(self) -> None:
+        """Take up waiting batches, from the owners who have the fewest in work."""
+        waiting = [one for one in await self.book.unfinished() if one.id not in self._tasks]
+        while waiting and len(self._tasks) < MOST_AT_ONCE:
+            busy = Tally(job.batch.owner for job in self._jobs.values())
+            batch = min(waiting, key=lambda one: busy[one.owner])
+            waiting.remove(batch)
+            job = self._jobs[batch.id] = Job(self, batch)
+            task = asyncio.get_running_loop().create_task(self._drive(job), name=batch.id)
+            self._tasks[batch.id] = task
+
+    async def _drive(self, job: Job) -> None:
+        batch = job.batch
+        try:
+            while True:
+                try:
+                    await job.run()
+                    break
+                except (StoreFailed, OSError) as error:
+                    # The disk is full or broken: nothing is lost, it is tried again.
+                    if isinstance(error, OSError):
+                        self.failed("batch_write")
+                    log.error("a batch has to wait", extra={"batch": batch.id,
+                                                            "reason": str(error)})  # fmt: skip
+                    await asyncio.sleep(AGAIN_SECONDS)
+        except Exception:  # the border of one batch
+            log.exception("a batch failed", extra={"batch": batch.id})
+            self.failed("batch_failed")
+            batch.errors = [{"code": "internal_error", "message": "internal error; the server's "
+                             "log has the details", "param": None, "line": None}]  # fmt: skip
+            batch.enter("failed", int(self.clock()))
+            with suppress(StoreFailed):
+                await self.book.save(batch)
+        finally:
+            self._jobs.pop(batch.id, None)
+            self._tasks.pop(batch.id, None)
+            self._news.set()
+        self._ended(batch.status)

@@ -1,0 +1,286 @@
+"""Files in one folder: their contents under their ids, what is known of them in sqlite.
+
+The folder belongs to one server at a time (a lock says so), is readable by its user alone, and
+holds nothing under a name that a client chose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import IO
+
+from ...base.errors import NotFound, OptionError, RateLimited, TooLarge
+from ..database import Database, StoreFailed
+from ..errors import coded
+
+log = logging.getLogger("headrace.server.files")
+
+MOST_FILES = 10_000
+"""Files of one owner."""
+PART = ".part"
+"""End of the name of what is being received."""
+SCHEMA = """
+create table if not exists files (
+    id text primary key, owner text not null, filename text not null, purpose text not null,
+    bytes integer not null, created integer not null, expires integer
+);
+create index if not exists files_by_owner on files (owner, created);
+create table if not exists batches (
+    id text primary key, owner text not null, status text not null, created integer not null,
+    record blob not null
+);
+create index if not exists batches_by_owner on batches (owner, created);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    bytes: int
+    created: int
+    expires: int | None = None
+
+
+class FileStore:
+    """All files of one server."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        quota: int,
+        max_file: int,
+        failed: Callable[[str], None] = lambda kind: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`quota`: bytes of one owner; `max_file`: bytes of one file.
+
+        Raises `OptionError` where the folder cannot be used.
+        """
+        self._folder = folder
+        self._quota = quota
+        self._max_file = max_file
+        self._failed = failed
+        self._clock = clock
+        self._arriving: Counter[str] = Counter()
+        """Bytes of each owner that are being received."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(folder)
+            for left in folder.glob(f"*{PART}"):
+                left.unlink()
+        except OSError as error:
+            raise OptionError(
+                f"the folder {folder} cannot be used: {error.strerror}", param="files"
+            ) from None
+        self.base = Database(folder / "index.db", SCHEMA, option="files", failed=failed)
+
+    def path(self, file_id: str) -> Path:
+        """Where the content of a file lies, or will lie."""
+        assert "/" not in file_id
+        return self._folder / file_id
+
+    async def receive(self, owner: str) -> Arriving:
+        """Room for a new file. Raises `RateLimited` and `StoreFailed`."""
+        await self.purge()
+        count, used = await self._used(owner)
+        if count >= MOST_FILES:
+            raise RateLimited(f"at most {MOST_FILES} files are kept", retry_after=60.0)
+        return Arriving(self, owner, used)
+
+    async def _used(self, owner: str) -> tuple[int, int]:
+        """(files, bytes) of an owner, those that arrive included."""
+
+        def read(base: sqlite3.Connection) -> tuple[int, int]:
+            row = base.execute(
+                "select count(*), coalesce(sum(bytes), 0) from files where owner = ?", (owner,)
+            ).fetchone()
+            return int(row[0]), int(row[1])
+
+        return await self.base.run(read, "file_read")
+
+    async def add(self, file: StoredFile) -> None:
+        """Make a content that lies at `path` a file. May be done twice. Raises `StoreFailed`."""
+        row = astuple(file)
+        await self.base.run(
+            lambda base: base.execute("insert or replace into files values (?,?,?,?,?,?,?)", row),
+            "file_write",
+        )
+
+    async def get(self, file_id: str, owner: str) -> StoredFile:
+        """Raises `NotFound` and `StoreFailed`."""
+
+        def read(base: sqlite3.Connection) -> StoredFile | None:
+            row = base.execute(
+                "select * from files where id = ? and owner = ? and "
+                "(expires is null or expires > ?)",
+                (file_id, owner, self._clock()),
+            ).fetchone()
+            return None if row is None else StoredFile(*row)
+
+        found = await self.base.run(read, "file_read")
+        if found is None:
+            raise NotFound(f"there is no file {file_id[:128]!r}", param="file_id")
+        return found
+
+    async def listed(
+        self, owner: str, *, purpose: str | None, after: str | None, limit: int, newest: bool
+    ) -> tuple[list[StoredFile], bool]:
+        """(files, are there more?), from the one behind `after` on."""
+        order = "desc" if newest else "asc"
+
+        def read(base: sqlite3.Connection) -> list[StoredFile]:
+            rows = base.execute(
+                "select * from files where owner = ? and (? is null or purpose = ?) and "
+                f"(expires is null or expires > ?) order by created {order}, rowid {order}",
+                (owner, purpose, purpose, self._clock()),
+            )
+            return [StoredFile(*row) for row in rows]
+
+        found = await self.base.run(read, "file_read")
+        if after is not None:
+            place = next((i for i, file in enumerate(found) if file.id == after), None)
+            if place is None:
+                raise NotFound(f"there is no file {after[:128]!r}", param="after")
+            found = found[place + 1 :]
+        return found[:limit], len(found) > limit
+
+    async def delete(self, file_id: str, owner: str) -> bool:
+        def drop(base: sqlite3.Connection) -> bool:
+            found = base.execute("delete from files where id = ? and owner = ?", (file_id, owner))
+            return found.rowcount > 0
+
+        gone = await self.base.run(drop, "file_write")
+        if gone:
+            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+        return gone
+
+    async def purge(self) -> None:
+        """Remove what has expired. Raises `StoreFailed`."""
+        now = self._clock()
+
+        def drop(base: sqlite3.Connection) -> list[str]:
+            rows = base.execute("select id from files where expires <= ?", (now,)).fetchall()
+            if rows:
+                base.execute("delete from files where expires <= ?", (now,))
+            return [row[0] for row in rows]
+
+        for file_id in await self.base.run(drop, "file_write"):
+            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+
+    def close(self) -> None:
+        self.base.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+class Arriving:
+    """A file on its way in: `write` its pieces, then `keep` it; `close` in any case."""
+
+    def __init__(self, store: FileStore, owner: str, used: int) -> None:
+        self.id = f"file-{secrets.token_hex(12)}"
+        self.size = 0
+        self._store = store
+        self._owner = owner
+        self._used = used
+        self._part = store.path(self.id + PART)
+        self._file: IO[bytes] | None = None
+
+    async def write(self, piece: bytes) -> None:
+        """Raises `TooLarge` over a bound, `StoreFailed` where the disk is full or broken."""
+        store = self._store
+        self.size += len(piece)
+        store._arriving[self._owner] += len(piece)
+        if self.size > store._max_file:
+            raise coded(
+                TooLarge(f"a file may have {store._max_file} bytes (max_file)", param="file"),
+                "file_too_large",
+            )
+        if self._used + store._arriving[self._owner] > store._quota:
+            raise coded(
+                TooLarge(
+                    f"the files of one key may have {store._quota} bytes together (file_quota); "
+                    "delete some",
+                    param="file",
+                ),
+                "quota_exceeded",
+            )
+        try:
+            await asyncio.to_thread(self._append, piece)
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _append(self, piece: bytes) -> None:
+        if self._file is None:
+            handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._file = os.fdopen(handle, "wb")
+        self._file.write(piece)
+
+    async def keep(self, filename: str, purpose: str, expires: int | None) -> StoredFile:
+        """Raises `StoreFailed`; then nothing is kept."""
+        created = int(self._store._clock())
+        stored = StoredFile(
+            self.id, self._owner, filename, purpose, self.size, created, expires
+        )  # fmt: skip
+
+        def settle() -> None:
+            self._append(b"")
+            assert self._file is not None
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.replace(self._store.path(self.id))
+
+        try:
+            await asyncio.to_thread(settle)
+        except OSError as error:
+            raise self._failure(error) from None
+        try:
+            await self._store.add(stored)
+        except StoreFailed:
+            self._store.path(self.id).unlink(missing_ok=True)
+            raise
+        return stored
+
+    def _failure(self, error: OSError) -> StoreFailed:
+        log.error("a file could not be written", extra={"reason": str(error)})
+        self._store._failed("file_write")
+        return StoreFailed("the file cannot be stored now", retry_after=10.0)
+
+    def close(self) -> None:
+        self._store._arriving[self._owner] -= self.size
+        if not self._store._arriving[self._owner]:
+            del self._store._arriving[self._owner]
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+        with suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+
+def _lock(folder: Path) -> IO[bytes] | None:
+    """Held as long as it is open; the system lets go of it when the process ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    lock = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise OptionError(f"the folder {folder} is used by another server", param="files") from None
+    return lock

@@ -1,0 +1,78 @@
+"""A request from within: through the same routes, without HTTP, gate or border."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message
+
+from .errors import error_body, internal_error
+from .wire import encode
+
+if TYPE_CHECKING:
+    from .accounts import Account
+    from .generation import Usage
+
+log = logging.getLogger("headrace.server")
+
+
+@dataclass(slots=True)
+class Answer:
+    """Status and body of one answer, and what it used."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    usage: Usage | None = None
+
+
+async def post(
+    app: Any, stack: ASGIApp, path: str, body: bytes, *, request_id: str,
+    account: Account | None, owner: str,
+) -> Answer:  # fmt: skip
+    """The whole answer of `path`. Cancelling it stops the work, as a client that leaves does.
+
+    The request is marked as one of a batch (`headrace.batch`): it holds none of the places of
+    those who wait, and no limit of its key per minute counts it.
+    """
+    scope: dict[str, Any] = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
+        "query_string": b"", "client": None, "server": ("inside", 0),
+        "headers": [(b"host", b"inside"), (b"content-type", b"application/json"),
+                    (b"content-length", str(len(body)).encode())],
+        "app": app, "headrace.request_id": request_id, "headrace.batch": True,
+        "headrace.owner": owner,
+    }  # fmt: skip
+    if account is not None:
+        scope["headrace.account"] = account
+    answer = Answer()
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # It stays until it has its answer.
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {
+                name.decode("latin-1"): value.decode("latin-1")
+                for name, value in message["headers"]
+            }
+        elif message["type"] == "http.response.body":
+            answer.body += message.get("body", b"")
+
+    try:
+        await stack(scope, receive, send)
+    except Exception:  # the border of a batch: a bug ends one line of it
+        log.exception("unexpected error", extra={"request_id": request_id})
+        answer.status, answer.body = 500, encode(error_body(internal_error()))
+    answer.usage = scope.get("headrace.usage")
+    return answer

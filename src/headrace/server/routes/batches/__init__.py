@@ -1,0 +1,1 @@
+"""`/v1/batches`: many requests in a file, done beside the others."""
