@@ -53,8 +53,14 @@ class History:
             load, result["valid"], json.dumps(metrics), json.dumps(options),
         ]  # fmt: skip
         with self._open() as database:
-            database.execute(TABLE)
-            database.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(values))})", values)
+            import duckdb
+
+            try:
+                database.execute(TABLE)
+                marks = ", ".join("?" * len(values))
+                database.execute(f"INSERT INTO runs VALUES ({marks})", values)
+            except duckdb.Error as error:
+                raise OptionError(f"{self.path}: {error}", param="history") from None
 
     def metric(self, name: str, workload: str | None = None) -> list[Entry]:
         """The valid runs' values of a metric such as `output_throughput` or `ttft_p99`."""
@@ -86,10 +92,10 @@ class History:
             raise OptionError(
                 'the history needs duckdb: pip install "headrace[bench]"', param="history"
             ) from None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             return duckdb.connect(str(self.path))
-        except duckdb.Error as error:
+        except (OSError, duckdb.Error) as error:
             raise OptionError(f"{self.path}: {error}", param="history") from None
 
 

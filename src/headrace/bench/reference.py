@@ -19,6 +19,7 @@ from typing import Any
 from ..base.errors import HeadraceError, InvalidRequest
 from .accuracy import Perplexity, ask_all
 from .job import Target
+from .store import write_text
 
 SCHEMA = "headrace.bench.reference/1"
 Top = dict[str, float]
@@ -150,13 +151,7 @@ def agreement(answers: Sequence[Answer], reference: Sequence[Answer]) -> Agreeme
 
 def save_reference(path: Path, reference: Reference) -> None:
     """Whole or not at all; `HeadraceError` where the disk is full."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(json.dumps({"schema": SCHEMA, **asdict(reference)}))
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise HeadraceError(f"{path}: {error.strerror or error}", param="save") from None
+    write_text(path, json.dumps({"schema": SCHEMA, **asdict(reference)}))
 
 
 def load_reference(path: Path) -> Reference:

@@ -33,6 +33,8 @@ from .store import Store
 from .traces import load_trace
 from .workload import Session, Wish, make_workload, shareable_tokens
 
+STARTED = "headrace.bench.started/1"
+
 
 @dataclass(slots=True)
 class Progress:
@@ -85,6 +87,8 @@ def run_bench(
     progress = Progress(sum(len(session.turns) for session in sessions))
     store = Store(folder)
     try:
+        started = {"schema": STARTED, "options": options.public(), "server": server}
+        store.json("run.json", started)  # For `recovery`, should this process be killed.
         progress.phase = "warming up"
         watch(progress)
         _warm_up(options, target, material)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.errors import HeadraceError, InvalidRequest
 from .metrics import SAMPLES
 from .record import RequestRecord
 
@@ -17,7 +19,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Store:
-    """Writes into `folder`; after the first failure it only remembers why."""
+    """Writes into `folder`; after the first failure it only remembers why.
+
+    `InvalidRequest` where the folder cannot be written to at all.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -28,7 +33,10 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._records = (folder / "requests.jsonl").open("wb")
             except OSError as error:
-                self._broken(error)
+                # Before anything is measured: better now than after an hour.
+                raise InvalidRequest(
+                    f"cannot write to {folder}: {error.strerror or error}", param="out"
+                ) from None
 
     def record(self, record: RequestRecord) -> None:
         if self._records is None or self.problem is not None:
@@ -43,15 +51,11 @@ class Store:
         """Write a file, whole or not at all."""
         if self.folder is None:
             return None
-        path, partial = self.folder / name, self.folder / f".{name}.partial"
         try:
-            partial.write_text(content)
-            partial.replace(path)
-        except OSError as error:
-            self._broken(error)
-            partial.unlink(missing_ok=True)
+            return write_text(self.folder / name, content)
+        except HeadraceError as error:
+            self.problem = self.problem or error.message
             return None
-        return path
 
     def json(self, name: str, value: dict[str, Any]) -> Path | None:
         return self.text(name, json.dumps(value, indent=1))
@@ -65,6 +69,19 @@ class Store:
 
     def _broken(self, error: OSError) -> None:
         self.problem = self.problem or f"{self.folder}: {error.strerror or error}"
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Whole or not at all; `HeadraceError` says why not (a full disk, no such folder)."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise HeadraceError(f"{path} was not written: {error.strerror or error}") from None
+    return path
 
 
 def read_records(path: Path) -> list[RequestRecord]:

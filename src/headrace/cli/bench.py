@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,10 +24,11 @@ from ..bench.limit import add_limit, limit_chart, limit_of
 from ..bench.live import LiveView, show_result
 from ..bench.mock import Behaviour, MockServer
 from ..bench.options import RunOptions
+from ..bench.recovery import can_recover, recover
 from ..bench.report import html_report, result_charts
 from ..bench.result import read_result
 from ..bench.run import Outcome, run_bench
-from ..bench.store import read_records, records_csv
+from ..bench.store import read_records, records_csv, write_text
 from ..bench.sweep import COLUMNS, Point, Sweeper, rows, sweep_page
 from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
@@ -145,14 +145,16 @@ def run_command(
         if found is not None:
             add_limit(result, found, device)
             drawn.append(limit_chart(case, device, found))
-    _write_reports(folder, result, drawn)
     if as_json:
         print(json.dumps(result))
     else:
         show_result(console, result)
-        console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     if history:
         _remember(console, result)
+    if outcome.problem is not None:
+        raise typer.Exit(1)
+    _write_reports(folder, result, drawn)
+    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     if not result["valid"]:
         raise typer.Exit(INVALID_RUN)
 
@@ -292,8 +294,13 @@ def report_command(
     out: Out = None,
 ) -> None:
     """Write a result again in another form."""
-    found = read_result(result)
     folder = result if result.is_dir() else result.parent
+    try:
+        found = read_result(result)
+    except InvalidRequest:
+        if not can_recover(folder):
+            raise
+        found = recover(folder)
     if format == "text":
         show_result(Console(), found)
         return
@@ -312,8 +319,7 @@ def report_command(
     if format not in texts:
         raise InvalidRequest("format must be html, png, csv, vllm, aiperf or text", param="format")
     name, make = texts[format]
-    (place / name).write_text(make())
-    print(place / name)
+    print(write_text(place / name, make()))
 
 
 @command.command("history")
@@ -333,7 +339,7 @@ def history_command(
     Console().print(table)
     if html is not None:
         body = charts([history_chart(metric, entries)])
-        html.write_text(page("Headrace bench: history", metric, body))
+        write_text(html, page("Headrace bench: history", metric, body))
 
 
 @command.command("mock")
@@ -364,16 +370,14 @@ def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outc
     finally:
         signal.signal(signal.SIGTERM, before)
     if outcome.problem is not None:
-        console.print(f"not everything was written: {outcome.problem}", style="bold red")
+        text = f"not everything was written: {outcome.problem}"
+        console.print(text, style="bold red", highlight=False, soft_wrap=True)
     return outcome
 
 
 def _write_reports(folder: Path, result: dict[str, Any], extra: Sequence[Chart]) -> None:
-    try:
-        (folder / "result.json").write_text(json.dumps(result, indent=1))
-        (folder / "report.html").write_text(html_report(result, extra))
-    except OSError as error:
-        sys.stderr.write(f"the report was not written: {error.strerror}\n")
+    write_text(folder / "result.json", json.dumps(result, indent=1))
+    write_text(folder / "report.html", html_report(result, extra))
 
 
 def _say_point(console: Console, point: Point) -> None:
@@ -387,10 +391,9 @@ def _say_point(console: Console, point: Point) -> None:
 def _finish_sweep(console: Console, folder: Path, found: list[Point], best: Point | None) -> None:
     if not found:
         return
-    (folder / "report.html").write_text(sweep_page(found, best))
-    (folder / "points.json").write_text(
-        json.dumps([{"by": p.by, "value": p.value, "result": p.result} for p in found])
-    )
+    points = json.dumps([{"by": p.by, "value": p.value, "result": p.result} for p in found])
+    write_text(folder / "report.html", sweep_page(found, best))
+    write_text(folder / "points.json", points)
     if best is not None:
         console.print(f"largest {best.by}: {best.value:g}", style="bold", highlight=False)
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
@@ -419,8 +422,13 @@ def _sweep_seed(folder: Path, wish: int | None) -> int:
         if wish is None:
             return int(done.name.removeprefix("seed-"))
     seed = _seed(wish)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"seed-{seed}").touch()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"seed-{seed}").touch()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot write to {folder}: {error.strerror or error}", param="out"
+        ) from None
     return seed
 
 
