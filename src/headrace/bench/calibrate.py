@@ -10,22 +10,10 @@ from typing import Any
 
 from ..base.errors import HeadraceError
 from ..base.hardware import CpuFacts, cpu
-from ..roofline.efficiency import Efficiency
+from ..roofline.efficiency import CPU_EFFICIENCY
 from ..roofline.fit import StepRecord
 from ..roofline.hardware import Hardware, save_hardware
-from ..roofline.machine import calibration_path
-
-CPU_EFFICIENCY = Efficiency(
-    product_compute=0.6,
-    product_memory=0.85,
-    attention_compute=0.3,
-    attention_memory=0.6,
-    vector_memory=0.5,
-    overlap=0.5,
-    launch_seconds=4e-6,
-    step_seconds=1e-3,
-    source="assumed for a CPU",
-)
+from ..roofline.machine import calibration_path, last_level_cache
 
 
 def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
@@ -71,21 +59,9 @@ def from_figures(facts: CpuFacts, raw: dict[str, Any]) -> Hardware:
         rates=rates,
         bandwidth=float(raw["bandwidth"]),
         memory=facts.memory,
-        cache=_last_level_cache(),
+        cache=last_level_cache(),
         cache_bandwidth=float(max(raw["cache_bandwidth"], raw["bandwidth"])),
         kind="cpu",
         efficiency=CPU_EFFICIENCY,
         source="measured on this machine",
     )
-
-
-def _last_level_cache() -> int:
-    """Bytes of the largest cache that the kernel tells of; 8 MiB where it is silent."""
-    sizes = [8 * 2**20]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        if text.endswith("K") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * 1024)
-        elif text.endswith("M") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * 2**20)
-    return max(sizes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineFault
-from ..base.hardware import hardware
+from ..base.hardware import cpu, hardware
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.sampling import SamplingParams
@@ -22,6 +22,7 @@ from ..sched import Limits, Scheduler
 from ..sched.limits import Policy
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
+from .calibration import calibrate_quickly, needs_calibration
 from .core import EngineCore
 from .executor import Executor, Facts, InlineExecutor
 from .grammar import GrammarGate
@@ -89,8 +90,18 @@ def build(
                 max_context=options.max_context,
             ),
         )
-        memory = plan(resolved, files, facts.weight_bytes)
+        memory = plan(
+            resolved,
+            files,
+            facts.weight_bytes,
+            step_bytes=facts.step_bytes,
+            graph_bytes=facts.graph_bytes,
+        )
         memory = replace(memory, max_context=min(memory.max_context, wish.max_context))
+        device = resolved.options.device
+        if worker == REAL_WORKER and needs_calibration(device):
+            with phase("calibrate"):
+                calibrate_quickly(options.threads or cpu().cores)
         with phase("kv_pool"):
             executor.allocate(memory.pool)
             core = _core(resolved, memory, executor, flight, facts, files)

@@ -69,3 +69,16 @@ class Efficiency:
 
 
 PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
+
+CPU_EFFICIENCY = Efficiency(
+    product_compute=0.6,
+    product_memory=0.85,
+    attention_compute=0.3,
+    attention_memory=0.6,
+    vector_memory=0.5,
+    overlap=0.5,
+    launch_seconds=4e-6,
+    step_seconds=1e-3,
+    source="assumed for a CPU",
+)
+"""Until `headrace roofline --measure` has fitted a machine's own."""

@@ -1,0 +1,95 @@
+"""A machine's ceilings at its first start, in about half a second, so that metrics mean something.
+
+ADR 0086. Rougher than `headrace roofline --calibrate`, which replaces it, and than `--measure`,
+which fits the efficiencies to real steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..base.hardware import cpu
+from ..kernels.cpu.library import LibraryAbsent, Team, allocate
+from ..roofline.efficiency import CPU_EFFICIENCY
+from ..roofline.hardware import Hardware, save_hardware
+from ..roofline.machine import calibration_path, last_level_cache
+
+READ_BYTES = 96 * 2**20
+CACHED_BYTES = 4 * 2**20
+SIZE = 512
+SECONDS = 0.12
+"""For each figure: long enough that a round falls between others' turns on a busy machine."""
+ITERATIONS = 200_000
+log = logging.getLogger("headrace.engine")
+
+
+def needs_calibration(device: str) -> bool:
+    """Is this a CPU of which nothing is kept yet? GPUs are known by name."""
+    return device == "cpu" and not calibration_path().is_file()
+
+
+def calibrate_quickly(threads: int) -> None:
+    """Measure and keep this CPU's ceilings.
+
+    A cache folder that cannot be written is no error: there are then no predictions.
+    """
+    path = calibration_path()
+    begin = time.perf_counter()
+    hardware = quick_hardware(threads)
+    try:
+        save_hardware(hardware, path)
+    except OSError as error:
+        log.info("no calibration kept, so steps are not predicted: %s", error)
+        return
+    log.info(
+        "calibrated in %.1f s: %.0f GB/s, int8 %.0f GOP/s, fp32 %.0f GFLOP/s (%s)",
+        time.perf_counter() - begin, hardware.bandwidth / 1e9,
+        hardware.rates.get("int8", 0.0) / 1e9, hardware.rates["float32"] / 1e9, path,
+    )  # fmt: skip
+
+
+def quick_hardware(threads: int) -> Hardware:
+    """The best of a few short rounds of each: others' load can only make a round slower."""
+    import torch  # Local: `engine` is also imported where torch is not.
+
+    facts = cpu()
+    square = torch.ones(SIZE, SIZE)
+    rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
+    try:
+        team = Team(threads)
+    except LibraryAbsent:
+        data, small = torch.ones(READ_BYTES // 4), torch.ones(CACHED_BYTES // 4)
+        bandwidth = best(lambda: READ_BYTES / timed(data.sum))
+        cached = best(lambda: CACHED_BYTES / timed(small.sum))
+    else:
+        data, small = allocate(READ_BYTES).fill_(1), allocate(CACHED_BYTES).fill_(1)
+        bandwidth = best(lambda: team.read_bandwidth(data))
+        cached = best(lambda: team.read_bandwidth(small))
+        rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
+    return Hardware(
+        name=f"{facts.name}, {threads} threads",
+        rates=rates,
+        bandwidth=bandwidth,
+        memory=facts.memory,
+        cache=last_level_cache(),
+        cache_bandwidth=max(cached, bandwidth),
+        kind="cpu",
+        efficiency=CPU_EFFICIENCY,
+        source="measured in a moment at the first start",
+    )
+
+
+def timed(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def best(rate: Callable[[], float]) -> float:
+    """The largest of the rates of `SECONDS`, the first of which also warms up."""
+    found, begin = 0.0, time.perf_counter()
+    while time.perf_counter() - begin < SECONDS:
+        found = max(found, rate())
+    return found
