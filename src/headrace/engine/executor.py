@@ -27,6 +27,10 @@ class Facts:
     phases: dict[str, float] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     """Of "grammar", "adapter", "pooling": what requests may ask for."""
+    step_bytes: int = 0
+    """Measured: the most that tensors of the largest step take; 0: not measured."""
+    graph_bytes: int = 0
+    """Measured: what captured graphs will take."""
 
 
 class StepFuture(Protocol):

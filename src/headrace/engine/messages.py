@@ -226,6 +226,8 @@ class Loaded(_Message):
     kernels: list[Decision]
     phases: dict[str, float]
     features: list[str]
+    step_bytes: int = 0
+    graph_bytes: int = 0
 
 
 class Done(_Message):

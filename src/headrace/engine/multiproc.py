@@ -65,6 +65,8 @@ class MultiprocExecutor:
             loaded.kernels,
             loaded.phases,
             tuple(loaded.features),
+            loaded.step_bytes,
+            loaded.graph_bytes,
         )
 
     def allocate(self, pool: PoolShape) -> None:

@@ -56,6 +56,8 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
         kernels=facts.kernels,
         phases={"import_torch": imported, **facts.phases},
         features=tuple(getattr(facts, "features", ())),
+        step_bytes=facts.step_bytes,
+        graph_bytes=facts.graph_bytes,
     )
 
 

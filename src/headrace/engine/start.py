@@ -114,8 +114,18 @@ def weight_bytes_on_disk(files: ModelFiles) -> int:
     return sum(path.stat().st_size for path in files.weights)
 
 
-def plan(resolved: Resolved, files: ModelFiles, weight_bytes: int) -> MemoryPlan:
-    """Divide the device's memory. Raises `DoesNotFit` with options that would help."""
+def plan(
+    resolved: Resolved,
+    files: ModelFiles,
+    weight_bytes: int,
+    *,
+    step_bytes: int = 0,
+    graph_bytes: int = 0,
+) -> MemoryPlan:
+    """Divide the device's memory. Raises `DoesNotFit` with options that would help.
+
+    `step_bytes` and `graph_bytes`: as a worker measured them; 0 before there is one.
+    """
     options = resolved.options
     assert options.step_tokens is not None
     return plan_memory(
@@ -131,6 +141,8 @@ def plan(resolved: Resolved, files: ModelFiles, weight_bytes: int) -> MemoryPlan
         kv_memory=resolved.kv_memory,
         device=options.device,
         depth=options.depth,
+        step_bytes=step_bytes,
+        graph_bytes=graph_bytes,
     )
 
 

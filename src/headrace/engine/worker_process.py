@@ -65,6 +65,8 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                             facts.kernels,
                             phases,
                             list(facts.features),
+                            facts.step_bytes,
+                            facts.graph_bytes,
                         )
                     )
                 case messages.Allocate(pool):

@@ -187,6 +187,19 @@ class GraphProgram:
         self.facts.graphs = len(self._replays)
         self.facts.bytes = self._recorder.memory() - before
 
+    def estimate(self) -> int:
+        """Bytes that `capture` would take, from three graphs: the largest two make the memory that
+        all share, the smallest shows what each one costs beside it. Nothing is kept."""
+        buckets = list(self.buckets())
+        largest = next((bucket for bucket in buckets if bucket.decode), buckets[0])
+        before = self._recorder.memory()
+        kept = [self._capture(bucket) for bucket in {buckets[0]: 0, largest: 0}]
+        shared = self._recorder.memory() - before
+        kept.append(self._capture(buckets[-1]))
+        each = max(0, self._recorder.memory() - before - shared)
+        self._hidden = self._logits = None
+        return shared + each * max(0, len(buckets) - len(kept) + 1)
+
     def find(self, batch: StepBatch) -> Bucket | None:
         """The smallest bucket that a step fits into, if there is one."""
         tokens, entries = len(batch.tokens), len(batch.lengths)

@@ -83,6 +83,24 @@ def choose(
     serve nothing is refused with `OptionError`.
     """
     candidates = list(known_backends() if backends is None else backends)
+    def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
+        """What graphs made by `compile` will take of the device; 0 without graphs."""
+        estimate = getattr(self._single, "graph_bytes", None)
+        return 0 if estimate is None else int(estimate(forward, cache, limits))
+
+    def compile_adapted(
+        self,
+        forward: Forward,
+        cache: KvCache,
+        limits: StepLimits,
+        additions: Mapping[int, LoraWeight],
+        beside: Program | None,
+    ) -> AdaptedProgram | None:
+        """See `AdaptingOperators`; None where the backend makes no such programs."""
+        if not isinstance(self._single, AdaptingOperators):
+            return None
+        return self._single.compile_adapted(forward, cache, limits, additions, beside)
+
     if wish != "auto":
         wished = [backend for backend in candidates if backend.name == wish]
         if not wished:

@@ -46,6 +46,7 @@ class Wish:
     graph_bytes: int
     workspace_bytes: int
     kv_share: int = 1
+    step_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ def plan_memory(
     graph_bytes: int = 0,
     workspace_bytes: int = 0,
     kv_share: int = 1,
+    step_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide `available` bytes, weights included (so: measured before they are loaded).
 
@@ -127,8 +129,10 @@ def plan_memory(
     An explicit context is kept or refused; rows are lowered where that helps. `kv_memory`, where
     given, is the size of the pool and may then use what `USABLE` would leave alone.
     `workspace_bytes` is what the kernels need beside the activations, `graph_bytes` what captured
-    graphs take; `kv_share` ranks keep one part each of every token's KV (sizes are then those of
-    one rank). Raises `OptionError` for values out of range, `DoesNotFit` with options that help.
+    graphs take; `step_bytes`, where the largest step was measured, is what its tensors take, and
+    then stands in for the formula of `activation_bytes`; `kv_share` ranks keep one part each of
+    every token's KV (sizes are then those of one rank). Raises `OptionError` for values out of
+    range, `DoesNotFit` with options that help.
     """
     _verify(rows, step_tokens, max_context, block_size, depth)
     dtype_bytes(kv_dtype, "kv_dtype")
@@ -143,7 +147,7 @@ def plan_memory(
         )
     wish = Wish(
         arch, weight_bytes, rows, step_tokens, max_context or arch.max_context, block_size,
-        kv_dtype, dtype, depth, graph_bytes, workspace_bytes, kv_share,
+        kv_dtype, dtype, depth, graph_bytes, workspace_bytes, kv_share, step_bytes,
     )  # fmt: skip
 
     def room(candidate: Wish) -> int:
@@ -223,7 +227,10 @@ def activation_bytes(wish: Wish) -> int:
     feed-forward: (D + 2I + I + D) · N · b  (x, gate_up, gated, result), for MoE with I = active ·
     intermediate + shared, and the experts' inputs and outputs 2 · active · D,
     sampling: `SAMPLING_COPIES` · R · V · 4  with R = rows.
+    Where the step was measured (`Wish.step_bytes`), that.
     """
+    if wish.step_bytes:
+        return wish.step_bytes
     arch, tokens, width = wish.arch, wish.step_tokens, dtype_bytes(wish.dtype)
     queries = arch.heads * arch.head_dim
     attention = arch.hidden + queries + 2 * arch.kv_heads * arch.head_dim + 2 * queries

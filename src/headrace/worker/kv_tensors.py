@@ -32,14 +32,21 @@ def allocate_kv(pool: PoolShape, arch: ModelArch, kv_dtype: str, device: torch.d
             assert groups[layer] == -1, f"layer {layer} is in two groups"
             assert group.window == arch.window(layer), f"layer {layer} is in the wrong group"
             groups[layer] = number
-            tensors = [_zeros(shape, dtype, device) for _ in range(2)]
+            k, v = (_zeros(shape, dtype, device) for _ in range(2))
             scales: list[torch.Tensor | None] = [None, None]
             if kv_dtype in ("int8", "fp8"):
                 scales = [torch.zeros(shape[:3], device=device) for _ in range(2)]
-            layers[layer] = KvLayer(tensors[0], tensors[1], scales[0], scales[1])
+            layers[layer] = KvLayer(k, v, scales[0], scales[1])
     assert -1 not in groups, f"layer {groups.index(-1)} is in no group"
     windows = [group.window for group in pool.groups]
     return KvCache([layer for layer in layers if layer is not None], groups, windows)
+
+
+def pool_bytes(pool: PoolShape, arch: ModelArch, kv_dtype: str) -> int:
+    """What `allocate_kv` takes."""
+    width = KV_DTYPES[kv_dtype].itemsize
+    token = 2 * arch.kv_heads * (arch.head_dim * width + (4 if kv_dtype in ("int8", "fp8") else 0))
+    return sum(group.blocks * len(group.layers) for group in pool.groups) * pool.block_size * token
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -49,6 +49,10 @@ class WorkerFacts:
     """Seconds of each part of loading."""
     features: tuple[str, ...] = ()
     """What it does beyond text: "grammar", "pooling"; "score": its one label rates pairs."""
+    step_bytes: int = 0
+    """Measured: the most that tensors of the largest step take; 0: not measured here."""
+    graph_bytes: int = 0
+    """Measured: what captured graphs will take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,17 @@ from ..loader.weights import load_weights
 from ..models.registry import build_model
 from .adapters import Adapters
 from .batch import make_batch
+from .device_memory import (
+    CudaMemory,
+    DeviceMemory,
+    StepMemory,
+    check,
+    measure_step,
+    out_of_memory,
+)
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
-from .kv_tensors import allocate_kv, clear_null_blocks
+from .kv_tensors import allocate_kv, clear_null_blocks, pool_bytes
 from .options import Resolved, WorkerFacts, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
@@ -83,6 +91,7 @@ class Worker:
         grammar_tokenizer: MakeTokenizer | None = None,
         shelf: PanelShelf | None = None,
     ) -> None:
+        memory: DeviceMemory | None = None,
         """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
         grammar comes; without it there are no grammars. `shelf` keeps repacked weights."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
@@ -131,13 +140,31 @@ class Worker:
             phases["keep_weights"] = time.perf_counter() - begin
         self._phases = phases
         self.facts = WorkerFacts(
+        self._memory = memory or (CudaMemory(device) if device.type == "cuda" else None)
+        begin = time.perf_counter()
+        measured = StepMemory(0, 0)
+        if self._memory is not None and files.arch.encoder is None:
+            with torch.inference_mode():
+                measured = measure_step(
+                    self._model,
+                    self._operators,
+                    files.arch,
+                    self._resolved.kv_dtype,
+                    device,
+                    StepLimits(options.step_tokens, options.rows, options.max_context),
+                    self._memory,
+                )
+            phases["measure_step"] = time.perf_counter() - begin
             weight_bytes=builder.weight_bytes,
-            device_memory=_free_memory(device),
+        free = _free_memory(device) if self._memory is None else self._memory.free()
+            device_memory=free,
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
             features=self._features(),
         )
 
+            step_bytes=measured.step_bytes,
+            graph_bytes=measured.graph_bytes,
     def _features(self) -> tuple[str, ...]:
         encoder = self.arch.encoder
         if encoder is not None:
@@ -146,7 +173,19 @@ class Worker:
         return ("pooling", *(name for name, part in parts.items() if part is not None))
 
     def allocate(self, pool: PoolShape) -> None:
-        """Make the KV pool and whatever the backend prepares for whole steps; all rows are free."""
+        """Make the KV pool and whatever the backend prepares for whole steps; all rows are free.
+
+        Raises `DoesNotFit` where the device has no room for it.
+        """
+        try:
+            self._allocate(pool)
+        except torch.OutOfMemoryError:
+            if self._memory is None:
+                raise
+            wanted = pool_bytes(pool, self.arch, self._resolved.kv_dtype)
+            raise out_of_memory(self._memory, self.facts.device_memory, wanted) from None
+
+    def _allocate(self, pool: PoolShape) -> None:
         begin = time.perf_counter()
         options, device = self.options, self._resolved.device
         with torch.inference_mode():
@@ -212,6 +251,10 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
+        if self._memory is not None:
+            pool = pool_bytes(self._pool, self.arch, self._resolved.kv_dtype)
+            planned = {"KV pool": pool, "graphs": self.facts.graph_bytes}
+            check(self._memory, self.facts.device_memory, planned, self.facts.step_bytes)
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:

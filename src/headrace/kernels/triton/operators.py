@@ -110,6 +110,13 @@ class TritonOperators:
         program.capture()
         return program
 
+    def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
+        """What the graphs of `compile` will take of the device, from a few of them."""
+        device = cache.layers[0].k.device
+        if device.type != "cuda":
+            return 0
+        return GraphProgram(self, forward, cache, limits, CudaRecorder(device)).estimate()
+
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         rows = functional.embedding(tokens, _data(weight))
         return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype)

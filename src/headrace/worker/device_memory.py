@@ -1,0 +1,153 @@
+"""What a step needs of the device's memory, measured; and the memory plan, held against the device.
+
+Before the KV pool is made, the largest step is run once on a pool of a few null blocks and the
+largest graphs are captured on it: the plan then counts bytes that were seen instead of a formula's.
+After the start the device is asked again: what is off by more than `SLACK` is logged with its
+numbers, and what leaves no room for the largest step is refused (DESIGN.md, promise 4).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from ..base.arch import ModelArch
+from ..base.errors import DoesNotFit
+from ..base.step import GroupShape, PoolShape
+from ..kernels.cuda_graphs import null_step
+from ..kernels.operators import KvCache, Operators, StepLimits
+from ..models.registry import Model
+from .kv_tensors import allocate_kv
+
+log = logging.getLogger("headrace.worker")
+
+SLACK = 0.05
+"""Share of what was planned by which the device may differ."""
+SAMPLING_COPIES = 4
+"""fp32 arrays [R, V] beside the logits while penalties and filters are at work."""
+
+
+class DeviceMemory(Protocol):
+    """Asks a device. Sizes in bytes."""
+
+    def free(self) -> int:
+        """That anyone could have now; what torch keeps for later is given back first."""
+        ...
+
+    def watch(self) -> None:
+        """Begin to note the most that tensors take."""
+        ...
+
+    def growth(self) -> int:
+        """The most since `watch`, less what there was then."""
+        ...
+
+
+class CudaMemory:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held = 0
+
+    def free(self) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def watch(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._held = torch.cuda.memory_allocated(self._device)
+
+    def growth(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - self._held
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What steps take beside weights and KV."""
+
+    step_bytes: int
+    """Tensors alive in the largest step, at the most."""
+    graph_bytes: int
+    """All captured graphs, as far as a few of them tell."""
+
+
+def measure_step(
+    model: Model,
+    operators: Operators,
+    arch: ModelArch,
+    kv_dtype: str,
+    device: torch.device,
+    limits: StepLimits,
+    memory: DeviceMemory,
+) -> StepMemory:
+    """Run the largest step on null blocks, and capture the largest graphs."""
+    windows = {arch.window(layer): None for layer in range(arch.layers)}
+    groups = tuple(
+        GroupShape(
+            str(window), tuple(at for at in range(arch.layers) if arch.window(at) == window),
+            window, 2,
+        )
+        for window in windows
+    )  # fmt: skip
+    cache = allocate_kv(PoolShape(16, groups), arch, kv_dtype, device)
+    batch = null_step(limits.tokens, cache, limits.max_context)
+    # As many rows want logits as ever can.
+    rows = min(limits.entries, limits.tokens)
+    batch.sample_rows = torch.arange(rows, device=device)
+    model.forward(operators, batch, cache)  # Compiles; libraries make their workspaces.
+    memory.watch()
+    model.forward(operators, batch, cache)
+    peak = memory.growth() + SAMPLING_COPIES * rows * arch.vocab_size * 4
+    return StepMemory(peak, _graphs(model, operators, cache, limits))
+
+
+def _graphs(model: Model, operators: Operators, cache: KvCache, limits: StepLimits) -> int:
+    estimate = getattr(operators, "graph_bytes", None)
+    return 0 if estimate is None else int(estimate(model.forward, cache, limits))
+
+
+def check(memory: DeviceMemory, before: int, planned: dict[str, int], step_bytes: int) -> None:
+    """Hold the plan against the device, of which `before` bytes were free when weights were loaded.
+
+    `planned`: what was allocated since, by part. Logs a warning, or raises `DoesNotFit`.
+    """
+    free = memory.free()
+    used, wanted = before - free, sum(planned.values())
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in planned.items())
+    if free < step_bytes:
+        raise DoesNotFit(
+            f"the device has {_size(free)} left beside {parts}, and the largest step takes "
+            f"{_size(step_bytes)}; what would help: --kv-memory "
+            f"{max(1, (planned.get('KV pool', 0) - (step_bytes - free)) // 2**20)}MiB, or smaller "
+            "--step-tokens or --max-sequences",
+            param="kv_memory",
+        )
+    if abs(used - wanted) > SLACK * max(wanted, 1) + 2**28:
+        log.warning(
+            "the device says that %s are in use since the weights were loaded; planned were %s "
+            "(%s), %+.0f %%", _size(used), _size(wanted), parts,
+            100 * (used - wanted) / max(wanted, 1),
+        )  # fmt: skip
+    else:
+        log.info("memory as planned: %s in use, %s free", _size(used), _size(free))
+
+
+def out_of_memory(memory: DeviceMemory, before: int, pool: int) -> DoesNotFit:
+    """What to say where the device refused an allocation while the pool and graphs were made."""
+    left = max(1, (before * 3 // 4) // 2**20)
+    return DoesNotFit(
+        f"the device ran out of memory while the KV pool ({_size(pool)}) and the step's graphs "
+        f"were made; {_size(before)} were free before and {_size(memory.free())} are now; what "
+        f"would help: --kv-memory {left}MiB, --kv-dtype fp8, or smaller --step-tokens or "
+        "--max-sequences",
+        param="kv_memory",
+    )
+
+
+def _size(value: float) -> str:
+    return f"{value / 2**30:.2f} GiB" if abs(value) >= 2**30 else f"{value / 2**20:.0f} MiB"

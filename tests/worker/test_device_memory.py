@@ -1,0 +1,165 @@
+"""The memory plan held against a device that says what the test wants."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.base.errors import DoesNotFit
+from headrace.kernels.cuda_graphs import GraphProgram
+from headrace.kernels.operators import KvCache, KvLayer, StepLimits
+from headrace.kernels.reference import ReferenceOperators
+from headrace.loader.open import open_model
+from headrace.roofline.memory import plan_memory
+from headrace.worker import Worker, WorkerOptions
+from headrace.worker.device_memory import SAMPLING_COPIES, check
+from headrace.worker.kv_tensors import allocate_kv, pool_bytes
+from oracle import tiny
+from oracle.driving import pool_of
+
+GIB = 2**30
+
+
+class FakeMemory:
+    """Says numbers in turn; the last one for ever."""
+
+    def __init__(self, *free: int, growth: int = 0) -> None:
+        self._free, self._growth = list(free), growth
+        self.watched = 0
+
+    def free(self) -> int:
+        return self._free.pop(0) if len(self._free) > 1 else self._free[0]
+
+    def watch(self) -> None:
+        self.watched += 1
+
+    def growth(self) -> int:
+        return self._growth
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory):
+    return open_model(str(tiny.make("gemma3", Path(tmp_path_factory.mktemp("models")))))
+
+
+def make_worker(files, memory: FakeMemory) -> Worker:
+    options = WorkerOptions(
+        kernels="ref", threads=1, rows=5, step_tokens=48, max_context=128, dtype="float32"
+    )
+    return Worker(files, options, memory=memory)
+
+
+def test_the_largest_step_is_measured(files) -> None:
+    memory = FakeMemory(20 * GIB, growth=10_000)
+    worker = make_worker(files, memory)
+    assert memory.watched == 1
+    assert worker.facts.step_bytes == 10_000 + SAMPLING_COPIES * 5 * tiny.VOCAB * 4
+    assert worker.facts.device_memory == 20 * GIB
+    assert "measure_step" in worker.facts.phases
+
+
+def test_what_is_as_planned_starts_in_silence(files, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make_worker(files, FakeMemory(20 * GIB, 20 * GIB))
+    worker.allocate(pool_of(worker.arch, 20))
+    with caplog.at_level(logging.WARNING):
+        worker.warm_up()
+    assert not caplog.records
+
+
+def test_a_difference_is_logged_with_its_numbers(files, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make_worker(files, FakeMemory(20 * GIB, 18 * GIB))
+    worker.allocate(pool_of(worker.arch, 20))
+    with caplog.at_level(logging.WARNING):
+        worker.warm_up()
+    (record,) = caplog.records
+    assert "2.00 GiB are in use" in record.getMessage()
+    assert "KV pool" in record.getMessage()
+
+
+def test_no_room_for_the_largest_step_is_refused(files) -> None:
+    worker = make_worker(files, FakeMemory(20 * GIB, GIB, growth=2 * GIB))
+    worker.allocate(pool_of(worker.arch, 20))
+    with pytest.raises(DoesNotFit, match=r"largest step takes 2.00 GiB.*--kv-memory"):
+        worker.warm_up()
+
+
+def test_a_device_that_runs_out_while_it_starts(files, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make_worker(files, FakeMemory(4 * GIB, GIB))
+
+    def refuse(*_: object) -> KvCache:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("headrace.worker.worker.allocate_kv", refuse)
+    with pytest.raises(DoesNotFit, match=r"4.00 GiB were free before.*--kv-memory 3072MiB"):
+        worker.allocate(pool_of(worker.arch, 20))
+
+
+def test_small_differences_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check(FakeMemory(10 * GIB), 30 * GIB, {"KV pool": 19 * GIB, "graphs": GIB // 2}, GIB)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_pool_bytes_are_those_of_the_tensors(files, kv_dtype: str) -> None:
+    pool = pool_of(files.arch, 7)
+    cache = allocate_kv(pool, files.arch, kv_dtype, torch.device("cpu"))
+    held = 0
+    for layer in cache.layers:
+        held += layer.k.nbytes + layer.v.nbytes
+        if layer.k_scale is not None and layer.v_scale is not None:
+            held += layer.k_scale.nbytes + layer.v_scale.nbytes
+    assert pool_bytes(pool, files.arch, kv_dtype) == held
+
+
+def test_the_plan_counts_what_was_measured(files) -> None:
+    def plan(**measured: int):
+        return plan_memory(
+            files.arch, weight_bytes=10_000_000, available=400_000_000, rows=4, step_tokens=64,
+            max_context=256, dtype="float32", **measured,
+        )  # fmt: skip
+
+    formula, seen = plan(), plan(step_bytes=50_000_000, graph_bytes=30_000_000)
+    assert seen.activation_bytes == 50_000_000
+    assert dict(seen.parts())["graphs"] == 30_000_000
+    assert formula.graph_bytes == 0
+    assert sum(size for _, size in seen.parts()) == 400_000_000
+    with pytest.raises(DoesNotFit):
+        plan(step_bytes=50_000_000, graph_bytes=390_000_000)
+
+
+class Growing:
+    """A recorder whose first graph takes 1000 bytes for the memory that all share, each 10 more."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def capture(self, run):
+        run()
+        self.captured += 1
+        return run
+
+    def memory(self) -> int:
+        return 1000 * (self.captured > 0) + 10 * self.captured
+
+
+def test_a_few_graphs_tell_what_all_will_take() -> None:
+    layer = KvLayer(torch.zeros(4, 1, 16, 8), torch.zeros(4, 1, 16, 8))
+
+    def forward(ops, batch, cache):
+        return torch.zeros(len(batch.tokens), 8), torch.zeros(len(batch.sample_rows), 5)
+
+    def program(recorder: Growing) -> GraphProgram:
+        limits = StepLimits(tokens=600, entries=20, max_context=1500)
+        return GraphProgram(
+            ReferenceOperators(torch.float32), forward, KvCache([layer], [0], [None]), limits,
+            recorder,
+        )  # fmt: skip
+
+    few, all_of_them = program(Growing()), program(Growing())
+    all_of_them.capture()
+    assert few.estimate() == all_of_them.facts.bytes
+    assert few._recorder.captured == 3
