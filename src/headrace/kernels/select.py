@@ -72,17 +72,6 @@ class ComposedOperators:
             return None
         return self._single.compile(forward, cache, limits)
 
-
-def choose(
-    question: Question, wish: str = "auto", backends: Sequence[Backend] | None = None
-) -> tuple[Operators, list[Decision]]:
-    """Compose the operators that answer `question`.
-
-    `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …):
-    what that one cannot do falls to the reference, with the reason; a wish for a backend that can
-    serve nothing is refused with `OptionError`.
-    """
-    candidates = list(known_backends() if backends is None else backends)
     def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
         """What graphs made by `compile` will take of the device; 0 without graphs."""
         estimate = getattr(self._single, "graph_bytes", None)
@@ -101,6 +90,17 @@ def choose(
             return None
         return self._single.compile_adapted(forward, cache, limits, additions, beside)
 
+
+def choose(
+    question: Question, wish: str = "auto", backends: Sequence[Backend] | None = None
+) -> tuple[Operators, list[Decision]]:
+    """Compose the operators that answer `question`.
+
+    `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …):
+    what that one cannot do falls to the reference, with the reason; a wish for a backend that can
+    serve nothing is refused with `OptionError`.
+    """
+    candidates = list(known_backends() if backends is None else backends)
     if wish != "auto":
         wished = [backend for backend in candidates if backend.name == wish]
         if not wished:

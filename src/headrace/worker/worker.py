@@ -90,8 +90,8 @@ class Worker:
         *,
         grammar_tokenizer: MakeTokenizer | None = None,
         shelf: PanelShelf | None = None,
-    ) -> None:
         memory: DeviceMemory | None = None,
+    ) -> None:
         """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
         grammar comes; without it there are no grammars. `shelf` keeps repacked weights."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
@@ -138,8 +138,6 @@ class Worker:
             if shelf is not None and shelf.finish():
                 decisions.append(Decision("packed_weights", shelf.outcome, shelf.reason))
             phases["keep_weights"] = time.perf_counter() - begin
-        self._phases = phases
-        self.facts = WorkerFacts(
         self._memory = memory or (CudaMemory(device) if device.type == "cuda" else None)
         begin = time.perf_counter()
         measured = StepMemory(0, 0)
@@ -155,16 +153,18 @@ class Worker:
                     self._memory,
                 )
             phases["measure_step"] = time.perf_counter() - begin
-            weight_bytes=builder.weight_bytes,
+        self._phases = phases
         free = _free_memory(device) if self._memory is None else self._memory.free()
+        self.facts = WorkerFacts(
+            weight_bytes=builder.weight_bytes,
             device_memory=free,
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
             features=self._features(),
-        )
-
             step_bytes=measured.step_bytes,
             graph_bytes=measured.graph_bytes,
+        )
+
     def _features(self) -> tuple[str, ...]:
         encoder = self.arch.encoder
         if encoder is not None:
@@ -247,14 +247,14 @@ class Worker:
                 self._runner.run(batch)
                 self._runner.greedy(batch)
             clear_null_blocks(self._cache)
-        self._phases["warm_up"] = time.perf_counter() - begin
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
         if self._memory is not None:
             pool = pool_bytes(self._pool, self.arch, self._resolved.kv_dtype)
             planned = {"KV pool": pool, "graphs": self.facts.graph_bytes}
             check(self._memory, self.facts.device_memory, planned, self.facts.step_bytes)
+        self._phases["warm_up"] = time.perf_counter() - begin
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
         return self.launch(plan)()
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
