@@ -77,19 +77,6 @@ class ComposedOperators:
         estimate = getattr(self._single, "graph_bytes", None)
         return 0 if estimate is None else int(estimate(forward, cache, limits))
 
-    def compile_adapted(
-        self,
-        forward: Forward,
-        cache: KvCache,
-        limits: StepLimits,
-        additions: Mapping[int, LoraWeight],
-        beside: Program | None,
-    ) -> AdaptedProgram | None:
-        """See `AdaptingOperators`; None where the backend makes no such programs."""
-        if not isinstance(self._single, AdaptingOperators):
-            return None
-        return self._single.compile_adapted(forward, cache, limits, additions, beside)
-
 
 def choose(
     question: Question, wish: str = "auto", backends: Sequence[Backend] | None = None
