@@ -29,7 +29,12 @@ def byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
-def write(folder: Path, *, context: int = 512, layers: int = 2) -> Path:
+THINKING = TEMPLATE.replace("<assistant>", "<assistant><think>") + "{# </think> #}"
+"""A template whose answers begin with reasoning."""
+THINK, UNTHINK = 258, 259
+
+
+def write(folder: Path, *, context: int = 512, layers: int = 2, template: str = TEMPLATE) -> Path:
     """A Llama with random weights and a vocabulary of single bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     hidden, heads, kv_heads, size, inner = 64, 4, 2, 16, 96
@@ -82,9 +87,10 @@ def write(folder: Path, *, context: int = 512, layers: int = 2) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     marks = [AddedToken(text, special=True) for text in ("<|end|>", "<|mark|>")]
     tokenizer.add_special_tokens(marks)
-    tokenizer.add_tokens([f"<extra{place}>" for place in range(VOCAB - MARK - 1)])
+    marks = ["<think>", "</think>"]
+    tokenizer.add_tokens([*marks, *(f"<extra{place}>" for place in range(VOCAB - THINK - 2))])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE})
+        json.dumps({"eos_token": "<|end|>", "chat_template": template})
     )
     return folder

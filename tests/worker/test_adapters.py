@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +17,8 @@ from headrace.base.arch import ModelArch
 from headrace.base.errors import Forbidden, HeadraceError, ModelFileError, UnsupportedModel
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
-from headrace.kernels.lora import LoraWeight, add_lora
+from headrace.kernels.lora import add_lora
+from headrace.kernels.weights import LoraWeight
 from headrace.loader.adapters import open_adapter, within
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
@@ -174,8 +176,8 @@ def test_the_operator_against_its_definition() -> None:
     slots, parts, rank, width = 3, (5, 7), 4, 6
     weight = LoraWeight(
         torch.randn(slots, len(parts) * rank, width),
-        tuple(torch.randn(slots, out, rank) for out in parts),
-        {0, 2},
+        tuple(torch.randn(slots, rank, out) for out in parts),
+        np.array([rank, 0, rank], np.int32),
     )
     x, y = torch.randn(9, width), torch.randn(9, sum(parts))
     adapters = [0, -1, 2, 2, 1, 0, -1, 2, 0]
@@ -184,7 +186,7 @@ def test_the_operator_against_its_definition() -> None:
     for token, slot in enumerate(adapters):
         if slot in (0, 2):
             a = weight.down[slot].view(len(parts), rank, width)
-            added = [up[slot] @ (a[p] @ x[token]) for p, up in enumerate(weight.up)]
+            added = [up[slot].T @ (a[p] @ x[token]) for p, up in enumerate(weight.up)]
             wanted[token] += torch.cat(added)
     add_lora(y, x, groups, weight)
     torch.testing.assert_close(y, wanted)

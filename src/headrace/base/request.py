@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .sampling import SamplingParams
-from .step import TokenLogprobs
+from .step import ReasoningBudget, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -39,6 +39,8 @@ class Request:
     keep_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text although special tokens are skipped: a dialect's
     markers."""
+    reasoning: ReasoningBudget | None = None
+    """`sampling.thinking_token_budget` with the marks of this model."""
 
 
 @dataclass(slots=True)

@@ -46,6 +46,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
+    """Tokens of reasoning at most; then the mark that ends it is forced. None: no limit."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -79,6 +81,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, 0, MAX_LOGPROBS)
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
         if len(self.stop) > MAX_STOPS:
             raise InvalidRequest(f"at most {MAX_STOPS} stop strings are allowed", param="stop")
         for text in self.stop:

@@ -42,6 +42,17 @@ class PoolShape:
     groups: tuple[GroupShape, ...]
 
 
+class ReasoningBudget(NamedTuple):
+    """How long a sequence may reason: the ids of the marks around it, and where it begins."""
+
+    tokens: int
+    """Between the marks, at most."""
+    open: int
+    close: int
+    inside: bool
+    """Does the prompt end inside reasoning?"""
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """A sequence takes a row. Sent once per stay in a row, again after a preemption."""
@@ -62,6 +73,7 @@ class Admission:
     """An embedding request: the last step returns a vector instead of a token."""
     second_at: int = 0
     """Where the second text of a pair begins (token type 1); 0: there is none."""
+    reasoning: ReasoningBudget | None = None
 
 
 class BlockWrite(NamedTuple):

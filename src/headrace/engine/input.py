@@ -11,6 +11,8 @@ from ..base.errors import ContextOverflow, InvalidRequest
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.sampling import SamplingParams
+from ..base.step import ReasoningBudget
+from ..text.reasoning import detect_reasoning
 from ..text.tokenizer import Tokenizer
 
 _AUTHORS_FIELDS = (
@@ -43,6 +45,7 @@ class InputProcessor:
         self._eos_ids = files.eos_ids
         self._max_context = max_context
         self._features = features
+        self._marks = detect_reasoning(files.chat_template)
 
     def request(
         self,
@@ -119,7 +122,30 @@ class InputProcessor:
             adapter=adapter,
             grammar=grammar,
             keep_ids=tuple(keep_ids),
+            reasoning=self._reasoning(sampling.thinking_token_budget, ids),
         )
+
+    def _reasoning(self, budget: int | None, prompt: list[int]) -> ReasoningBudget | None:
+        """The budget with the model's marks, which must be tokens: between two of them tokens
+        can be counted exactly."""
+        if budget is None:
+            return None
+        marks = self._marks
+        if marks is None:
+            raise InvalidRequest(
+                "this model's template knows no reasoning, so there is none to limit",
+                param="thinking_token_budget",
+            )
+        ids = [self._tokenizer.encode(mark) for mark in (marks.open, marks.close)]
+        if any(len(each) != 1 for each in ids):
+            raise InvalidRequest(
+                f"{marks.open} and {marks.close} are no tokens of this model, so its reasoning "
+                "cannot be limited to a number of tokens",
+                param="thinking_token_budget",
+            )
+        (opening,), (closing,) = ids
+        last = next((i for i in reversed(prompt) if self._tokenizer.piece(i).strip()), None)
+        return ReasoningBudget(budget, opening, closing, last == opening)
 
     def _pooled(
         self,

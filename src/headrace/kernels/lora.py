@@ -8,32 +8,12 @@ tokens, whatever tokens of other slots stand between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 
 from .reference import FREE_ROWS, ROWS
-
-
-@dataclass(slots=True)
-class LoraWeight:
-    """All slots' additions to one weight, which may be a stack of `parts` matrices (q, k and v).
-
-    Adapters of a lower rank than R are filled up with zeros, which add nothing.
-    """
-
-    down: torch.Tensor
-    """[slots, parts · R, in]: A of every part, one below the other."""
-    up: tuple[torch.Tensor, ...]
-    """Per part [slots, out of the part, R]: B, with the scale in it."""
-    filled: set[int] = field(default_factory=set)
-    """Slots whose adapter adds something here."""
-
-    @property
-    def nbytes(self) -> int:
-        return self.down.nbytes + sum(part.nbytes for part in self.up)
-
+from .weights import LoraWeight
 
 TokenGroups = Sequence[tuple[int, torch.Tensor]]
 """(slot, places [n] int64 of its tokens in the step), for each slot in the step."""
@@ -45,14 +25,14 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, groups: TokenGroups, weight: Lora
     A token's sum does not depend on the other tokens.
     """
     for slot, places in groups:
-        if slot not in weight.filled:
+        if not weight.ranks[slot]:
             continue
         inner = _product(x[places], weight.down[slot])
         rank = inner.shape[1] // len(weight.up)
         first = 0
         for part, up in enumerate(weight.up):
-            out = up.shape[1]
-            added = _product(inner[:, part * rank : (part + 1) * rank], up[slot])
+            out = up.shape[2]
+            added = _product(inner[:, part * rank : (part + 1) * rank], up[slot].T)
             y[:, first : first + out].index_add_(0, places, added)
             first += out
 

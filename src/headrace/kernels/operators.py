@@ -13,13 +13,13 @@ KV of its own sequence) only: row invariance, DESIGN promise 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
-from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
+from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
 
 Role = Literal["embed", "linear", "logits", "moe"]
 """The operator that a weight will be handed to."""
@@ -89,7 +89,7 @@ class StepBatch:
     types: torch.Tensor | None = None
     """[N] int64: token type of each token, for encoders that have them."""
     adapters: torch.Tensor | None = None
-    """[N] int32: LoRA slot of each token, -1 for none."""
+    """[N] int32: LoRA slot of each token, -1 for none. Read by `AdaptedProgram`s alone."""
     fixed: bool = False
     """May this very object come again, with other numbers in the same memory?"""
 
@@ -145,6 +145,28 @@ class GreedyProgram(Protocol):
         logits are not numbers gets any token of the vocabulary. None, and nothing was computed,
         where this batch cannot go that way.
         """
+        ...
+
+
+AdaptedProgram = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor] | None]
+"""A `Program` of steps with adapters; None, and nothing was computed, where a step is too large."""
+
+
+@runtime_checkable
+class AdaptingOperators(Protocol):
+    """A backend that makes programs which also compute what adapters add."""
+
+    def compile_adapted(
+        self,
+        forward: Forward,
+        cache: KvCache,
+        limits: StepLimits,
+        additions: Mapping[int, LoraWeight],
+        beside: Program | None,
+    ) -> AdaptedProgram | None:
+        """As `compile`; products with a weight of `additions` (by its `id`) get what the slots of
+        `StepBatch.adapters` add. `beside` is this engine's own program without adapters: the
+        results of either need only be valid until the next call of either."""
         ...
 
 

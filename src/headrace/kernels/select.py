@@ -7,7 +7,7 @@ from the first backend that says yes, in the order of the list it is given, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -15,11 +15,22 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from .backend import Backend, Question
 from .cpu.backend import CpuBackend
-from .operators import CODED, Dequantise, Forward, KvCache, Operators, Program, Role, StepLimits
+from .operators import (
+    CODED,
+    AdaptedProgram,
+    AdaptingOperators,
+    Dequantise,
+    Forward,
+    KvCache,
+    Operators,
+    Program,
+    Role,
+    StepLimits,
+)
 from .reference import ReferenceBackend
 from .sampling import REFERENCE, Drawing
 from .triton.backend import TritonBackend
-from .weights import Weight
+from .weights import LoraWeight, Weight
 
 OPERATORS = (
     "embed",
@@ -76,6 +87,19 @@ class ComposedOperators:
         """What graphs made by `compile` will take of the device; 0 without graphs."""
         estimate = getattr(self._single, "graph_bytes", None)
         return 0 if estimate is None else int(estimate(forward, cache, limits))
+
+    def compile_adapted(
+        self,
+        forward: Forward,
+        cache: KvCache,
+        limits: StepLimits,
+        additions: Mapping[int, LoraWeight],
+        beside: Program | None,
+    ) -> AdaptedProgram | None:
+        """See `AdaptingOperators`; None where the backend makes no such programs."""
+        if not isinstance(self._single, AdaptingOperators):
+            return None
+        return self._single.compile_adapted(forward, cache, limits, additions, beside)
 
 
 def choose(

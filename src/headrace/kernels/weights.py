@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -169,3 +171,27 @@ class StackedWeight:
 Weight = (
     DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight | StackedWeight
 )
+
+
+@dataclass(slots=True)
+class LoraWeight:
+    """All slots' additions to one weight, which may be a stack of `parts` matrices (q, k and v).
+
+    Adapters of a lower rank than R are filled up with zeros, which add nothing.
+    """
+
+    down: torch.Tensor
+    """[slots, parts · R, in]: A of every part, one below the other."""
+    up: tuple[torch.Tensor, ...]
+    """Per part [slots, R, out of the part]: B transposed, with the scale in it."""
+    ranks: npt.NDArray[np.int32]
+    """[slots]: the rank of each slot's adapter here, at most R; 0: it adds nothing."""
+
+    @property
+    def room(self) -> int:
+        """R, the largest rank."""
+        return self.up[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + sum(part.nbytes for part in self.up)

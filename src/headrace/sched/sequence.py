@@ -133,6 +133,7 @@ class Sequence:
             grammar=request.grammar,
             pooling=request.pooling,
             second_at=request.second_at,
+            reasoning=request.reasoning,
         )
 
     def __repr__(self) -> str:

@@ -181,19 +181,16 @@ def after_reasoning(
     *,
     opened: bool,
     special: Mapping[str, int] = _NO_SPECIAL,
-    budget: int | None = None,
 ) -> str:
     """The grammar `source` for what follows reasoning, which itself is free.
 
-    `opened`: the prompt ends inside reasoning; else it may be left out. `budget`: its longest
-    length in characters, after which only the closing mark is allowed; llguidance's own
-    `max_tokens` would end it without the mark. `special`: special tokens, text → id.
+    `opened`: the prompt ends inside reasoning; else it may be left out. `special`: special
+    tokens, text → id. Its length is limited elsewhere: `SamplingParams.thinking_token_budget`.
     """
-    text = TEXT if budget is None else f"/(.|\\n){{0,{max(0, budget)}}}/"
     if marks.close in special:
-        closing = [("thoughts", f"{text} <[{special[marks.close]}]>")]
+        closing = [("thoughts", f"{TEXT} <[{special[marks.close]}]>")]
     else:
-        closing = [(f"thoughts[suffix={json.dumps(marks.close)}]", text)]
+        closing = [(f"thoughts[suffix={json.dumps(marks.close)}]", TEXT)]
     start = "thoughts" if opened else f"({literal(marks.open, special)} thoughts)?"
     outer = grammar(f"{start} SPACE @answer", [("SPACE", r"/[ \t\r\n]{0,8}/"), *closing])
     inner = {"name": "answer", "lark_grammar": source}

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
 from ..base.errors import EngineFault, ModelFileError
 from ..base.step import StepPlan
-from ..kernels.lora import LoraWeight, TokenGroups, add_lora
+from ..kernels.lora import TokenGroups, add_lora
 from ..kernels.operators import Operators
-from ..kernels.weights import Weight
+from ..kernels.weights import LoraWeight, Weight
 from ..layers.build import Product
 from ..loader.adapters import AdapterFiles
 
@@ -32,6 +33,7 @@ class _Host:
     product: int
     down: torch.Tensor
     up: tuple[torch.Tensor, ...]
+    rank: int = 0
 
 
 class Adapters:
@@ -56,11 +58,12 @@ class Adapters:
         self._weights = [
             LoraWeight(
                 torch.zeros(slots, len(p.names) * rank, p.width, device=device, dtype=dtype),
-                tuple(torch.zeros(slots, out, rank, device=device, dtype=dtype) for out in p.rows),
+                tuple(torch.zeros(slots, rank, out, device=device, dtype=dtype) for out in p.rows),
+                np.zeros(slots, np.int32),
             )
             for p in self._products
         ]
-        self._by_weight = {
+        self.by_weight = {
             id(product.weight): weight
             for product, weight in zip(self._products, self._weights, strict=True)
         }
@@ -92,7 +95,8 @@ class Adapters:
                 if not (bool(a.isfinite().all()) and bool(b.isfinite().all())):
                     raise ModelFileError(f"{files.weights.name}: {module} is not finite")
                 host.down[part * self.rank : part * self.rank + len(a)] = a
-                host.up[part][:, : len(a)] = b * scale
+                host.up[part][: len(a)] = b.T * scale
+                host.rank = max(host.rank, len(a))
         self._host[name] = list(found.values())
 
     def unload(self, name: str) -> None:
@@ -116,22 +120,24 @@ class Adapters:
             if name is not None and name not in self._host and name not in self._rows.values():
                 self._empty_slot(self._in_slot.pop(name))
 
-    def groups(self, plan: StepPlan, device: torch.device) -> TokenGroups:
-        """The tokens of each slot in this step; empty where no row has an adapter."""
+    def slots_of(self, plan: StepPlan) -> npt.NDArray[np.int32] | None:
+        """The slot of each token of a step, -1 for none; None where no row has an adapter."""
         if not self._rows:
-            return []
+            return None
         slots = [self._in_slot.get(self._rows.get(row, ""), -1) for row in plan.rows]
         if max(slots) < 0:
-            return []
-        of_token = np.repeat(np.asarray(slots, np.int64), plan.counts)
-        return [
-            (slot, torch.from_numpy(np.flatnonzero(of_token == slot)).to(device))
-            for slot in sorted(set(slots) - {-1})
-        ]
+            return None
+        return np.repeat(np.array(slots, np.int32), plan.counts)
 
-    def operators(self, base: Operators, groups: TokenGroups) -> Operators:
-        """`base` for one step, with the additions of its adapters in every product."""
-        return cast(Operators, _Adapted(base, self._by_weight, groups))
+    def operators(self, base: Operators, slots: npt.NDArray[np.int32]) -> Operators:
+        """`base` for one step with these `slots_of` its tokens: its products add what the
+        adapters add, call by call."""
+        device = self._weights[0].down.device
+        groups = [
+            (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
+            for slot in np.unique(slots[slots >= 0])
+        ]
+        return cast(Operators, _Adapted(base, self.by_weight, groups))
 
     def _free_slot(self) -> int:
         used = set(self._in_slot.values())
@@ -152,19 +158,19 @@ class Adapters:
             weight.down[slot].copy_(host.down)
             for target, source in zip(weight.up, host.up, strict=True):
                 target[slot].copy_(source)
-            weight.filled.add(slot)
+            weight.ranks[slot] = host.rank
         self._in_slot[name] = slot
 
     def _empty_slot(self, slot: int) -> None:
         for weight in self._weights:
-            weight.filled.discard(slot)
+            weight.ranks[slot] = 0
 
     def _empty(self, index: int) -> _Host:
         product = self._products[index]
         return _Host(
             index,
             torch.zeros(len(product.names) * self.rank, product.width),
-            tuple(torch.zeros(rows, self.rank) for rows in product.rows),
+            tuple(torch.zeros(self.rank, rows) for rows in product.rows),
         )
 
 

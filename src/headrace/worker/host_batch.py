@@ -16,6 +16,7 @@ from ..kernels.operators import GroupBatch, StepBatch, StepLimits
 from .batch import make_batch
 from .rows import BlockTables, Rows
 
+_FEW = 3
 _TABLE_STEP = 8
 """Tables are cut to a multiple of so many blocks, so that their view seldom changes."""
 
@@ -61,15 +62,17 @@ class HostBatches:
 
     def _decode(self, plan: StepPlan, count: int) -> StepBatch:
         """One token each, all of which sample."""
-        rows = np.array(plan.rows)
-        starts = self._positions[:count]
-        starts[:] = plan.starts
-        lengths = self._lengths[:count]
-        np.add(starts, 1, out=lengths, casting="unsafe")
-        self._tokens[:count] = self._rows.host_tokens[rows, starts]
-        self._place(rows, starts, count)
-        max_length = int(lengths.max())
-        width = self._pick(plan.rows, rows, max_length)
+        max_length = max(plan.starts) + 1
+        if count <= _FEW:
+            self._decode_few(plan)
+        else:
+            rows = np.array(plan.rows)
+            starts = self._positions[:count]
+            starts[:] = plan.starts
+            np.add(starts, 1, out=self._lengths[:count], casting="unsafe")
+            self._tokens[:count] = self._rows.host_tokens[rows, starts]
+            self._place(rows, starts, count)
+        width = self._pick(plan.rows, max_length)
         batch = self._decoding
         if batch is None or len(batch.tokens) != count or batch.groups[0].tables.shape[1] != width:
             batch = self._decoding = self._views(
@@ -78,6 +81,17 @@ class HostBatches:
             batch.fixed = True
         batch.max_length = max_length
         return batch
+
+    def _decode_few(self, plan: StepPlan) -> None:
+        """The same for so few rows that a call for all of them costs more than a loop."""
+        tokens, size = self._rows.host_tokens, self._pool.block_size
+        for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
+            self._positions[place] = start
+            self._lengths[place] = start + 1
+            self._tokens[place] = tokens[row, start]
+            block, offset = divmod(start, size)
+            for table, slots in zip(self._tables.host, self._slots, strict=True):
+                slots[place] = int(table[row, block]) * size + offset
 
     def _mixed(self, plan: StepPlan, count: int, total: int) -> StepBatch:
         rows, starts = np.array(plan.rows), np.array(plan.starts)
@@ -97,7 +111,7 @@ class HostBatches:
         ends = bounds[1:][samples] - 1
         self._sampled[: len(ends)] = ends
         max_length = int(lengths.max())
-        width = self._pick(plan.rows, rows, max_length)
+        width = self._pick(plan.rows, max_length)
         batch = self._views(
             total,
             count,
@@ -117,16 +131,16 @@ class HostBatches:
             np.multiply(table[rows, block], size, out=slots[:total], casting="unsafe")
             slots[:total] += offset
 
-    def _pick(self, listed: list[int], rows: np.ndarray, max_length: int) -> int:
+    def _pick(self, rows: list[int], max_length: int) -> int:
         """Copy the tables of these rows; → the width of what was copied."""
         used = -(-max_length // self._pool.block_size)
         width = min(-(-used // _TABLE_STEP) * _TABLE_STEP, self._tables.width)
         same = self._picked_version == self._tables.version and self._picked_width == width
-        if not same or self._decoded != listed:
+        if not same or self._decoded != rows:
             for table, picked in zip(self._tables.host, self._picked, strict=True):
                 picked[: len(rows), :width] = table[rows, :width]
             self._picked_version, self._picked_width = self._tables.version, width
-            self._decoded = listed
+            self._decoded = rows
         return width
 
     def _views(

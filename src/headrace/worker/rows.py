@@ -112,6 +112,7 @@ class Rows:
             and not sampling.min_tokens
             and not self.columns["penalised"][row]
             and admission.grammar is None
+            and admission.reasoning is None
         )
         if not plain:
             self.choosing.add(row)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from ..kernels.operators import GreedyProgram, KvCache, Operators, StepBatch, StepLimits
+from ..kernels.operators import (
+    AdaptedProgram,
+    AdaptingOperators,
+    GreedyProgram,
+    KvCache,
+    Operators,
+    StepBatch,
+    StepLimits,
+)
+from ..kernels.weights import LoraWeight
 from ..models.registry import Model
 
 
@@ -12,12 +25,23 @@ class Runner:
     """A model bound to its operators and its KV."""
 
     def __init__(
-        self, model: Model, operators: Operators, cache: KvCache, limits: StepLimits
+        self,
+        model: Model,
+        operators: Operators,
+        cache: KvCache,
+        limits: StepLimits,
+        additions: Mapping[int, LoraWeight] | None = None,
     ) -> None:
+        """`additions`: what adapters may add to products, by the `id` of a weight."""
         self._model = model
         self._operators = operators
         self._cache = cache
         self._program = operators.compile(model.forward, cache, limits)
+        self._adapted: AdaptedProgram | None = None
+        if additions and isinstance(operators, AdaptingOperators):
+            self._adapted = operators.compile_adapted(
+                model.forward, cache, limits, additions, self._program
+            )
         self._greedy = self._program if isinstance(self._program, GreedyProgram) else None
 
     @property
@@ -37,6 +61,19 @@ class Runner:
         if self._program is not None:
             return self._program(batch)
         return self._model.forward(self._operators, batch, self._cache)
+
+    def adapted(
+        self, batch: StepBatch, slots: npt.NDArray[np.int32]
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As `run`, with the adapters of `slots` [N]; None where the backend has no program that
+        adds them: then `run` with operators that do."""
+        if self._adapted is None:
+            return None
+        batch.adapters = torch.from_numpy(slots)
+        try:
+            return self._adapted(batch)
+        finally:
+            batch.adapters = None
 
     def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As `GreedyProgram.greedy`; None also where the program only gives logits."""

@@ -23,6 +23,7 @@ from .grammar import GrammarMasks
 from .kv_tensors import copy_blocks
 from .pooling import Pooler
 from .prompt_scores import PromptScores
+from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .runner import Runner
 from .sampler import Sampler
@@ -42,9 +43,9 @@ class Steps:
     batch: Callable[[StepPlan], StepBatch]
     prompt_scores: PromptScores
     pooler: Pooler
+    budgets: ReasoningBudgets
     masks: GrammarMasks | None
     adapters: Adapters | None
-    device: torch.device
     stopwatch: Stopwatch | None
 
     def launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
@@ -53,18 +54,14 @@ class Steps:
             plan.verify(rows=len(self.rows.held))
         self._prepare(plan)
         batch = self.batch(plan)
-        adapted = None
-        if self.adapters is not None:
-            groups = self.adapters.groups(plan, self.device)
-            if groups:
-                adapted = self.adapters.operators(self.operators, groups)
+        slots = None if self.adapters is None else self.adapters.slots_of(plan)
         stop = None if self.stopwatch is None else self.stopwatch.start()
         plain = self.rows.choosing.isdisjoint(plan.rows)
-        chosen = self.runner.greedy(batch) if plain and adapted is None else None
+        chosen = self.runner.greedy(batch) if plain and slots is None else None
         logits: torch.Tensor | None = None
         sampled: torch.Tensor | None = None
         if chosen is None:
-            hidden, logits = self.runner.run(batch, adapted)
+            hidden, logits = self._forward(batch, slots)
         else:
             hidden, sampled = chosen
         prompt_logprobs = self.prompt_scores.score(plan, self.runner, hidden)
@@ -91,6 +88,7 @@ class Steps:
                 logprobs = [[] for _ in plan.rows]
                 for entry, one in zip(entries, found, strict=True):
                     logprobs[entry] = [] if one is None else [one]
+            self.budgets.advance(rows, arrived)
             if self.masks is not None:
                 # The next step's masks follow from these tokens: this one is waited for.
                 for place, fault in self.masks.advance(rows, arrived).items():
@@ -120,6 +118,17 @@ class Steps:
 
         return finish
 
+    def _forward(
+        self, batch: StepBatch, slots: npt.NDArray[np.int32] | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden [N, D], logits [R, V], with the adapters of `slots` [N] where there are any."""
+        if slots is None or self.adapters is None:
+            return self.runner.run(batch)
+        found = self.runner.adapted(batch, slots)
+        if found is None:
+            found = self.runner.run(batch, self.adapters.operators(self.operators, slots))
+        return found
+
     def _prepare(self, plan: StepPlan) -> None:
         """Bring the tables to what the plan takes for granted."""
         released = plan.released
@@ -128,6 +137,7 @@ class Steps:
             self.tables.release(released)
             self.prompt_scores.release(released)
             self.pooler.release(released)
+            self.budgets.release(released)
         self.tables.write(plan.blocks)
         if released and self.masks is not None:
             self.masks.release(released)
@@ -135,6 +145,7 @@ class Steps:
             self.adapters.release(released)
         for admission in plan.admitted:
             self.rows.admit(admission)
+            self.budgets.admit(admission)
             if self.masks is not None and admission.grammar is not None:
                 self.masks.admit(admission)
             if self.adapters is not None and admission.adapter is not None:

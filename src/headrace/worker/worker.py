@@ -39,6 +39,7 @@ from .kv_tensors import allocate_kv, clear_null_blocks, pool_bytes
 from .options import Resolved, WorkerFacts, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
+from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .runner import Runner
 from .sampler import Sampler
@@ -93,7 +94,8 @@ class Worker:
         memory: DeviceMemory | None = None,
     ) -> None:
         """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
-        grammar comes; without it there are no grammars. `shelf` keeps repacked weights."""
+        grammar comes; without it there are no grammars. `shelf` keeps repacked weights. `memory`
+        is asked in place of the device's own."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
         self.options = options
@@ -197,13 +199,15 @@ class Worker:
                 self._masks.close()
             if self._grammars is not None:
                 self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, device)
-            masks = () if self._masks is None else (self._masks,)
+            budgets = ReasoningBudgets()
+            masks = (budgets,) if self._masks is None else (self._masks, budgets)
             self._sampler = Sampler(self._rows, masks, drawing_of(self._operators))
             encoder = self.arch.encoder
             self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
-            self._runner = Runner(self._model, self._operators, self._cache, limits)
+            additions = None if self._adapters is None else self._adapters.by_weight
+            self._runner = Runner(self._model, self._operators, self._cache, limits, additions)
             self._batch = self._batches(pool, limits)
             if device.type == "cpu" and self._runner.whole:
                 # What torch still does in a step is small, and to wake its threads costs more.
@@ -220,9 +224,9 @@ class Worker:
                 pooler=Pooler(
                     self._rows, self._pooling, self._head if encoder and encoder.labels else None
                 ),
+                budgets=budgets,
                 masks=self._masks,
                 adapters=self._adapters,
-                device=device,
                 stopwatch=Stopwatch() if device.type == "cuda" else None,
             )
         self._phases["allocate"] = time.perf_counter() - begin

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..operators import KvLayer
-from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
+from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
 from .panels import kind_of
 from .records import (
@@ -28,6 +28,8 @@ from .records import (
     HrGateUp,
     HrKv,
     HrLinear,
+    HrLora,
+    HrLoraPart,
     HrNorm,
     HrPart,
     HrQuantise,
@@ -215,6 +217,23 @@ def add(x: Matrix, y: Matrix, size: int, rows: int) -> Emitted:
 
 def softcap(y: Matrix, size: int, cap: float) -> Emitted:
     return records.SOFTCAP, HrRowsOp(None, 0, *y, size, records.ROWS_R, cap, 0)
+
+
+def lora(x: Matrix, addition: LoraWeight, inner: Matrix, y: Matrix) -> tuple[Emitted, Emitted]:
+    """A · x into `inner` [N, parts · R], then B · inner added to y."""
+    assert addition.down.is_contiguous()
+    assert all(up.is_contiguous() for up in addition.up)
+    parts = (HrLoraPart * len(addition.up))()
+    first = 0
+    for slot, up in zip(parts, addition.up, strict=True):
+        slot.up, slot.out, slot.first = up.data_ptr(), up.shape[2], first
+        first += up.shape[2]
+    op = HrLora(
+        *x, *inner, *y, addition.down.data_ptr(), addition.ranks.ctypes.data,
+        ctypes.addressof(parts), len(parts), addition.room, addition.down.shape[2],
+    )  # fmt: skip
+    op.keep = parts, addition
+    return (records.LORA_DOWN, op), (records.LORA_UP, op)
 
 
 def program(emitted: Sequence[Emitted]) -> ctypes.Array[records.HrRecord]:

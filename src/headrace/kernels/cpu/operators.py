@@ -6,10 +6,13 @@ tests and forward passes that cannot be recorded do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from ..backend import Shelf
 from ..operators import (
+    AdaptedProgram,
     Dequantise,
     Forward,
     KvCache,
@@ -21,12 +24,12 @@ from ..operators import (
     StepLimits,
 )
 from ..reference import ReferenceOperators
-from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
+from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import emit
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from .library import Team
 from .panels import Packer
-from .program import compile_program
+from .program import CpuProgram, compile_program
 from .records import ROWS_N, HrStep
 from .step import fill_step
 
@@ -58,6 +61,18 @@ class CpuOperators:
 
     def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
         return compile_program(self, forward, cache, limits)
+
+    def compile_adapted(
+        self,
+        forward: Forward,
+        cache: KvCache,
+        limits: StepLimits,
+        additions: Mapping[int, LoraWeight],
+        beside: Program | None,
+    ) -> AdaptedProgram | None:
+        assert beside is None or isinstance(beside, CpuProgram)
+        made = compile_program(self, forward, cache, limits, additions, beside)
+        return None if made is None else made.adapted
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         y = torch.empty(len(tokens), weight.shape[1])

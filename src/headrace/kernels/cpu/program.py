@@ -13,11 +13,13 @@ Buffers are shared by liveness: two values never alive at the same node may lie 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
-from ..operators import Forward, GroupBatch, KvCache, Operators, Program, StepBatch, StepLimits
+from ..operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
+from ..weights import LoraWeight
 from . import emit
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .library import Team
@@ -30,14 +32,30 @@ class HasTeam(Operators, Protocol):
     team: Team
 
 
+Additions = Mapping[int, LoraWeight]
+"""What adapters add to products: by the `id` of the product's weight."""
+
+
 def compile_program(
-    operators: HasTeam, forward: Forward, cache: KvCache, limits: StepLimits
-) -> Program | None:
-    """The recorded step of `forward`, or None where it cannot be recorded."""
+    operators: HasTeam,
+    forward: Forward,
+    cache: KvCache,
+    limits: StepLimits,
+    additions: Additions | None = None,
+    beside: CpuProgram | None = None,
+) -> CpuProgram | None:
+    """The recorded step of `forward`, or None where it cannot be recorded.
+
+    With `additions` each product of one of these weights is followed by what the adapters of
+    `StepBatch.adapters` add to it. The program may use the buffers of `beside`: then the results
+    of either are valid until the next call of either.
+    """
     recorder = Recorder(limits)
     try:
         hidden, logits = forward(recorder, _stand_in(cache, limits), cache)
-        return CpuProgram(operators, forward, cache, limits, recorder, hidden, logits)
+        return CpuProgram(
+            operators, forward, cache, limits, recorder, hidden, logits, additions or {}, beside
+        )
     except Unrecordable:
         return None
 
@@ -62,10 +80,13 @@ def _stand_in(cache: KvCache, limits: StepLimits) -> StepBatch:
 class _Arena:
     """Buffers by (rows, width), given back when their value dies."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, beside: _Arena | None) -> None:
         self._rows = recorder.rows
         self._free: dict[tuple[str, int, int], list[torch.Tensor | QuantisedRows]] = {}
-        self.all: list[torch.Tensor | QuantisedRows] = []
+        self.all: list[tuple[tuple[str, int, int], torch.Tensor | QuantisedRows]] = []
+        if beside is not None:
+            for key, buffer in beside.all:
+                self._free.setdefault(key, []).append(buffer)
 
     def floats(self, rows: int, width: int) -> torch.Tensor:
         free = self._free.get(("f", rows, width))
@@ -76,7 +97,7 @@ class _Arena:
         stride = -(-width // 16) * 16
         stride += 16 if stride % 1024 == 0 else 0
         made = torch.empty(self._rows[rows], stride)[:, :width]
-        self.all.append(made)
+        self.all.append((("f", rows, width), made))
         return made
 
     def codes(self, rows: int, width: int) -> QuantisedRows:
@@ -86,7 +107,7 @@ class _Arena:
             assert isinstance(found, QuantisedRows)
             return found
         made = QuantisedRows(self._rows[rows], width)
-        self.all.append(made)
+        self.all.append((("q", rows, width), made))
         return made
 
     def give_back(self, rows: int, width: int, buffer: torch.Tensor | QuantisedRows) -> None:
@@ -106,13 +127,15 @@ class CpuProgram:
         recorder: Recorder,
         hidden: torch.Tensor,
         logits: torch.Tensor,
+        additions: Additions,
+        beside: CpuProgram | None,
     ) -> None:
         self._operators, self._forward, self._cache = operators, forward, cache
         self._limits = limits
         self._nodes = recorder.nodes
-        self._arena = _Arena(recorder)
+        self._arena: _Arena = _Arena(recorder, None if beside is None else beside._arena)
         results = [recorder.value(hidden), recorder.value(logits)]
-        lowering = _Lowering(recorder.nodes, results, self._arena)
+        lowering = _Lowering(recorder.nodes, results, self._arena, additions)
         self._emitted = lowering.run()
         self.names = lowering.names
         self._hidden, self._logits = (lowering.floats[value] for value in results)
@@ -122,17 +145,23 @@ class CpuProgram:
         """The batch that `_step` points to, where it may come again as it is."""
 
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.adapted(batch)
+        return self._forward(self._operators, batch, self._cache) if found is None else found
+
+    def adapted(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """As a call; None, and nothing was computed, where the step is beyond the limits."""
         tokens, rows = batch.tokens.shape[0], batch.sample_rows.shape[0]
         limits = self._limits
         if tokens > limits.tokens or max(rows, batch.lengths.shape[0]) > limits.entries:
-            return self._forward(self._operators, batch, self._cache)
+            return None
         self._operators.team.run(self._records, len(self._emitted), self._header(batch))
         return self._hidden[:tokens], self._logits[:rows]
 
     def _header(self, batch: StepBatch) -> HrStep:
         if batch is not self._filled:
             fill_step(self._step, batch)
-            self._filled = batch if batch.fixed else None
+            # Adapters come in new memory with every step.
+            self._filled = batch if batch.fixed and batch.adapters is None else None
         return self._step
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
@@ -144,8 +173,11 @@ class CpuProgram:
 
 
 class _Lowering:
-    def __init__(self, nodes: list[Node], results: list[Value], arena: _Arena) -> None:
+    def __init__(
+        self, nodes: list[Node], results: list[Value], arena: _Arena, additions: Additions
+    ) -> None:
         self.nodes, self.results, self.arena = nodes, results, arena
+        self._additions = additions
         self.floats: dict[Value, torch.Tensor] = {}
         self.names: list[str] = []
         self._codes: dict[Value, QuantisedRows] = {}
@@ -189,6 +221,7 @@ class _Lowering:
                 and node.out is not None
                 and after.out is not None
                 and node.args["bias"] is None
+                and id(node.args["weight"]) not in self._additions
                 and node.out.readers == [index + 1]
                 and emit.can_gate(node.args["weight"])
                 and not self._wants_floats(after.out)
@@ -208,7 +241,9 @@ class _Lowering:
         if value in self.results:
             return True
         return any(
-            self.nodes[index].op != "linear" or self._product_wants(index, emit.needs_floats)
+            self.nodes[index].op != "linear"
+            or self._product_wants(index, emit.needs_floats)
+            or id(self.nodes[index].args["weight"]) in self._additions
             for index in value.readers
         )
 
@@ -306,6 +341,17 @@ class _Lowering:
                 y, x.rows, accumulate=residual is not None,
             ),
         )  # fmt: skip
+        addition = self._additions.get(id(weight))
+        if addition is not None:
+            width = len(addition.up) * addition.room
+            inner = self.arena.floats(x.rows, width)
+            for name, emitted in zip(
+                ("lora_down", "lora_up"),
+                emit.lora(self._matrix(x), addition, emit.matrix(inner), y),
+                strict=True,
+            ):
+                self._emit(name, emitted)
+            self.arena.give_back(x.rows, width, inner)
 
     def _rope(self, index: int, node: Node) -> None:
         a = node.args

@@ -13,6 +13,7 @@ KINDS = {
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
+LORA_DOWN, LORA_UP = 20, 21
 MAX_GROUPS = 16
 SIX = 6
 """Rows of quantised activations that are interleaved."""
@@ -121,13 +122,25 @@ class HrStep(Structure):
     _fields_ = [
         ("n", _I), ("b", _I), ("r", _I), ("group_count", _I),
         ("tokens", _P), ("positions", _P), ("query_starts", _P), ("lengths", _P),
-        ("sample_rows", _P), ("groups", HrGroup * MAX_GROUPS),
+        ("sample_rows", _P), ("groups", HrGroup * MAX_GROUPS), ("adapters", _P),
+    ]  # fmt: skip
+
+
+class HrLoraPart(Structure):
+    _fields_ = [("up", _P), ("out", _I), ("first", _I)]
+
+
+class HrLora(Structure):
+    _fields_ = [
+        ("x", _P), ("x_stride", _L), ("inner", _P), ("inner_stride", _L), ("y", _P),
+        ("y_stride", _L), ("down", _P), ("ranks", _P), ("parts", _P),
+        ("count", _I), ("room", _I), ("in_", _L),
     ]  # fmt: skip
 
 
 MIRRORED: list[type[Structure]] = [
     HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
-    HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep,
+    HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

@@ -21,6 +21,7 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     step.query_starts = _at(batch.query_starts, torch.int32)
     step.lengths = _at(batch.lengths, torch.int32)
     step.sample_rows = _at(batch.sample_rows, torch.int64)
+    step.adapters = None if batch.adapters is None else _at(batch.adapters, torch.int32)
     for slot, group in zip(step.groups, groups, strict=False):
         tables = group.tables
         assert tables.dtype == torch.int32

@@ -3,6 +3,7 @@
 #pragma once
 #include "attention.h"
 #include "gate_up.h"
+#include "lora.h"
 #include "pack.h"
 #include "products.h"
 #include "rows.h"
@@ -31,6 +32,8 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_GATE_UP: return op_gate_up(*static_cast<const HrGateUp*>(record.op), work);
     case HR_OP_SELECT: return op_select(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
+    case HR_OP_LORA_DOWN: return op_lora_down(*static_cast<const HrLora*>(record.op), work);
+    case HR_OP_LORA_UP: return op_lora_up(*static_cast<const HrLora*>(record.op), work);
     case HR_OP_SOFTCAP: return op_softcap(*static_cast<const HrRowsOp*>(record.op), work);
   }
 }

@@ -40,7 +40,9 @@ enum HrCode {
   HR_OP_SELECT = 8,
   HR_OP_ADD = 9,
   HR_OP_SOFTCAP = 10,
-  HR_OP_GATE_UP = 11
+  HR_OP_GATE_UP = 11,
+  HR_OP_LORA_DOWN = 20,
+  HR_OP_LORA_UP = 21
 };
 
 // Rows of activations as int8, six rows interleaved: what the matrix kernel walks through is one
@@ -183,6 +185,27 @@ typedef struct {
 } HrAttention;
 
 typedef struct {
+  const float* up;       // [slots, R, out]: B of every slot, transposed
+  int32_t out;
+  int32_t first;         // the first column of y that is of this part
+} HrLoraPart;
+
+typedef struct {         // LORA_DOWN: inner = A · x, LORA_UP: y += B · inner, by HrStep.adapters
+  const float* x;        // [N, in]
+  int64_t x_stride;
+  float* inner;          // [N, parts · R]
+  int64_t inner_stride;
+  float* y;
+  int64_t y_stride;
+  const float* down;     // [slots, parts · R, in]
+  const int32_t* ranks;  // [slots]: rank of the slot's adapter here, at most R; 0: none
+  const HrLoraPart* parts;
+  int32_t count;
+  int32_t room;          // R
+  int64_t in;
+} HrLora;
+
+typedef struct {
   int32_t code;
   int32_t unused;
   const void* op;
@@ -205,6 +228,7 @@ typedef struct {
   const int32_t* lengths;       // [B]
   const int64_t* sample_rows;   // [R]
   HrGroup groups[HR_MAX_GROUPS];
+  const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
 } HrStep;
 
 typedef struct HrTeam HrTeam;

@@ -1,0 +1,85 @@
+"""Reasoning budgets: at most so many tokens between the marks, then the closing mark.
+
+A row's reasoning begins with its prompt, where that ends inside it, or with the first opening mark
+that it generates; it ends with the closing mark, once and for all. When the budget is spent the
+next token is the closing mark, whatever the model would say: all others are masked, after a
+grammar (which allows the mark, see `text.grammar.after_reasoning`) and for greedy and drawn rows
+alike. Log-probabilities are of the raw distribution, so they show what the model thought of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..base.step import Admission, ReasoningBudget
+from .transfer import to_device
+
+
+@dataclass(slots=True)
+class _Row:
+    rule: ReasoningBudget
+    inside: bool
+    used: int = 0
+    """Tokens of reasoning so far."""
+
+    def take(self, token: int) -> bool:
+        """Book a generated token. False: there is nothing more to watch."""
+        if not self.inside:
+            self.inside = token == self.rule.open
+        elif token == self.rule.close:
+            return False
+        else:
+            self.used += 1
+        return True
+
+    @property
+    def spent(self) -> bool:
+        return self.inside and self.used >= self.rule.tokens
+
+
+class ReasoningBudgets:
+    """A `LogitMask` for the rows that have a budget."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, _Row] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """Also after a preemption: what was generated before counts."""
+        rule = admission.reasoning
+        if rule is None:
+            return
+        row = _Row(rule, rule.inside)
+        if all(row.take(token) for token in admission.tokens[admission.prompt_length :]):
+            self._rows[admission.row] = row
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def apply(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+        """Leave nothing but the closing mark in logits [R, V] of rows whose budget is spent."""
+        if not self._rows:
+            return
+        spent = [
+            (place, found.rule.close)
+            for place, row in enumerate(rows.tolist())
+            if (found := self._rows.get(row)) is not None and found.spent
+        ]
+        if spent:
+            index = to_device(np.array(spent), logits.device)
+            logits[index[:, 0]] = float("-inf")
+            logits[index[:, 0], index[:, 1]] = 0.0
+
+    def advance(self, rows: npt.NDArray[np.int64], arrived: Callable[[], Sequence[int]]) -> None:
+        """These rows got the tokens that `arrived` waits for."""
+        if not self._rows:
+            return
+        for row, token in zip(rows.tolist(), arrived(), strict=True):
+            found = self._rows.get(row)
+            if found is not None and not found.take(token):
+                del self._rows[row]
