@@ -42,9 +42,14 @@ def value(result: dict[str, Any], kind: str, name: str, percentile: str | None) 
 def measure(peer: dict[str, Any], options: RunOptions, model: str, log: Path) -> dict[str, Any]:
     """Start, wait until ready, run, stop."""
     command = [
-        os.path.expandvars(part.format(model=model, port=peer["port"]))
+        os.path.expandvars(
+            part.format(model=model, port=peer["port"], here=Path(__file__).resolve().parent)
+        )
         for part in shlex.split(peer["command"])
     ]
+    unset = [part for part in command if "$" in part]
+    if unset:
+        raise HeadraceError(f"{unset[0]} is not set")
     if shutil.which(command[0]) is None:
         raise HeadraceError(f"{command[0]} is not installed here")
     with log.open("ab") as output:
@@ -146,8 +151,9 @@ def main() -> None:
             results[name].append(found)
             (arguments.out / f"{name}-{round_}.json").write_text(json.dumps(found))
             verdict = "" if found["valid"] else " INVALID"
-            print(f"round {round_} {name}: {value(found, *FIGURES[0][1:]):.1f} tok/s{verdict}",
-                  flush=True)  # fmt: skip
+            speed = value(found, *FIGURES[0][1:])
+            good = f"{found['succeeded']} of {found['requests']}"
+            print(f"round {round_} {name}: {speed:.1f} tok/s, {good}{verdict}", flush=True)
     text = table(results, absent)
     (arguments.out / "table.md").write_text(text + "\n")
     print(text)

@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from headrace.base.errors import InvalidRequest
 from headrace.bench.job import Target
 from headrace.bench.lengths import Lengths
 from headrace.bench.material import Material
 from headrace.bench.mlperf import MlperfOptions, MlperfResult, run_mlperf
+from headrace.bench.mlperf_accuracy import LogAgreement, compare_logs, read_log, rouge_l
 from headrace.bench.mock import Behaviour, MockServer
+from headrace.cli.bench import command
 
 pytest.importorskip("mlperf_loadgen")
 
@@ -76,3 +79,51 @@ def test_bad_options(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidRequest):
             run_mlperf(options, Material(), tmp_path)
+
+
+def log(folder: Path, *answers: str) -> Path:
+    folder.mkdir()
+    entries = [{"qsl_idx": n, "data": text.encode().hex()} for n, text in enumerate(answers)]
+    (folder / "mlperf_log_accuracy.json").write_text(json.dumps(entries))
+    return folder
+
+
+def test_accuracy_logs_are_compared(tmp_path: Path) -> None:
+    assert rouge_l("a b c d", "a c d e") == pytest.approx(0.75)
+    assert rouge_l("", "") == 1
+    assert rouge_l("", "a") == 0
+    ours, theirs = log(tmp_path / "a", "a b c d", "x y"), log(tmp_path / "b", "a c d e", "x y")
+    assert compare_logs(ours, theirs) == LogAgreement(2, 1, 0.875)
+    with pytest.raises(InvalidRequest, match="not the same library"):
+        compare_logs(ours, log(tmp_path / "c", "a"))
+    with pytest.raises(InvalidRequest, match="no accuracy log"):
+        read_log(tmp_path / "none")
+    half = log(tmp_path / "d", "a")
+    whole = (half / "mlperf_log_accuracy.json").read_text()
+    (half / "mlperf_log_accuracy.json").write_text(whole[:20])
+    with pytest.raises(InvalidRequest, match="no accuracy log"):
+        read_log(half)
+    with pytest.raises(InvalidRequest, match="holds no answer"):
+        read_log(log(tmp_path / "e"))
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_loadgen_judged(tmp_path: Path) -> None:
+    runner = CliRunner()
+    common = ["--samples", "8", "--input", "8", "--output", "6", "--out", str(tmp_path)]
+    with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
+        common += ["--url", server.url]
+        short = runner.invoke(
+            command, ["mlperf", "Offline", "--seconds", "1", "--qps", "20", *common]
+        )
+        assert "a submission needs 600 s" in short.output
+        reference = log(tmp_path / "r", *[" tok" * 6] * 8)
+        told = ["mlperf", "Offline", "--mode", "accuracy", "--reference", str(reference), *common]
+        equal = runner.invoke(command, told)
+        assert equal.exit_code == 0, equal.output
+        assert "8 of 8 answers equal" in equal.output
+        worse = log(tmp_path / "w", *[" tok" * 5 + " x"] * 8)
+        told[told.index(str(reference))] = str(worse)
+        assert runner.invoke(command, told).exit_code == 3
+    refused = runner.invoke(command, ["mlperf", "Offline", "--reference", str(worse), *common])
+    assert isinstance(refused.exception, InvalidRequest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,49 @@ def value(result: dict[str, Any], name: str, percentile: str | None = None) -> f
     if percentile is None:
         return float(result["figures"][name]["value"])
     return float(result["samples"][name]["percentiles"][percentile])
+
+
+def test_what_is_around_a_step_is_counted() -> None:
+    """Before the engine, between steps, after a step; at depth 2 the loop is hidden."""
+    request = SimRequest("a", list(range(2, 702)), 5)
+    (bare,) = Cluster(replace(SPEC, gateway_seconds=0.0), 1).run([(1.0, request)])
+    full = replace(SPEC, gateway_seconds=0.1, loop_seconds=0.02, answer_seconds=0.003)
+    (answer,) = Cluster(full, 1).run([(1.0, request)])
+    assert answer.times[0] == pytest.approx(bare.times[0] + 0.1 + 0.02 + 0.003)
+    assert answer.times[-1] == pytest.approx(bare.times[-1] + 0.1 + 5 * 0.02 + 0.003)
+    (hidden,) = Cluster(replace(full, depth=2), 1).run([(1.0, request)])
+    assert hidden.times[-1] == pytest.approx(bare.times[-1] + 0.1 + 0.003)
+
+
+def test_stages_work_on_several_batches() -> None:
+    """Two stages: a request alone takes the whole pipeline's time, two at once hardly more."""
+    case = replace(CASE, layout=Layout(1, 2))
+    spec = replace(SPEC, case=case, prefix_cache=False)
+    one = SimRequest("a", list(range(2, 4002)), 20)
+    two = SimRequest("b", list(range(9002, 13_002)), 20)
+    (alone,) = Cluster(spec, 1).run([(0.0, one)])
+    model = StepModel(case, DEVICES["H200"])
+    first = spec.gateway_seconds + model.seconds(prefill_step(LLAMA, [4000]))
+    assert alone.times[0] == pytest.approx(first)
+    cluster = Cluster(spec, 1)
+    assert (len(cluster.replicas), cluster.devices) == (2, 2)
+    both = cluster.run([(0.0, one), (0.0, two)])
+    ends = {answer.request.id: answer.end for answer in both}
+    assert ends["a"] <= alone.end * 1.05
+    single = Cluster(replace(SPEC, prefix_cache=False), 1).run([(0.0, one), (0.0, two)])
+    assert max(ends.values()) < max(answer.end for answer in single)
+
+
+def test_data_parallel_groups_are_engines_of_one_replica() -> None:
+    moe = KNOWN["qwen3-30b-a3b"]
+    case = Case(moe, WeightBytes("fp8"), layout=Layout(2, 1, True, 4))
+    cluster = Cluster(ReplicaSpec(case, DEVICES["H200"], rows=32, max_context=4096), 2)
+    assert (len(cluster.replicas), cluster.devices) == (8, 16)
+    result = simulate(cluster, concurrency=16)
+    assert result["simulation"]["devices"] == 16
+    assert result["succeeded"] == 60
+    with pytest.raises(HeadraceError, match="dense"):
+        Cluster(replace(SPEC, case=replace(CASE, layout=Layout(2, ep=True))), 1)
 
 
 def test_one_request_takes_what_the_roofline_says() -> None:

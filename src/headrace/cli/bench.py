@@ -384,7 +384,7 @@ def _say_point(console: Console, point: Point) -> None:
     cells = rows([point])[0]
     console.print(
         "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)),
-        highlight=False,
+        highlight=False, soft_wrap=True,
     )
 
 

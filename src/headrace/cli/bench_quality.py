@@ -18,7 +18,8 @@ from ..bench import compare as comparing
 from ..bench.gate import GATED, GATES, Held, hold, task_key
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
-from ..bench.mlperf import SCENARIOS, MlperfOptions, run_mlperf
+from ..bench.mlperf import SCENARIOS, SUBMISSION_SECONDS, MlperfOptions, run_mlperf
+from ..bench.mlperf_accuracy import compare_logs, read_log
 from ..bench.options import RunOptions
 from ..bench.reference import (
     Agreement,
@@ -52,10 +53,20 @@ def mlperf_command(
     tpot: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 100.0,
     tokenizer: TokenizerOf = None,
     system: Annotated[str, typer.Option(help="Name of the system in the folders.")] = "this",
+    reference: Annotated[
+        Path | None, typer.Option(help="Folder of another system's accuracy run of these samples.")
+    ] = None,
+    at_least: Annotated[
+        float, typer.Option(min=0, max=1, help="ROUGE-L to it below which exit is 3.")
+    ] = 0.99,
     api_key: Key = None,
     out: Out = None,
 ) -> None:
     """An MLPerf scenario through the real LoadGen, with its logs and its verdict."""
+    if reference is not None:
+        if mode != "accuracy":
+            raise InvalidRequest("a reference needs --mode accuracy", param="reference")
+        read_log(reference)
     base = RunOptions(url=url, model=model, api_key=api_key)
     server = ask_server(base)
     target = Target(url, model or server["model"], endpoint or "completions", api_key)
@@ -67,6 +78,11 @@ def mlperf_command(
     for name, value in found.summary.items():
         print(f"{name}: {value}")
     print(f"logs: {found.folder}")
+    if mode == "performance" and seconds < SUBMISSION_SECONDS:
+        print(
+            f"LoadGen judged a run of at least {seconds:g} s, as it was told; a submission needs "
+            f"{SUBMISSION_SECONDS:g} s"
+        )
     if found.failures:
         raise HeadraceError(
             f"{len(found.failures)} of {found.requests} requests failed, which LoadGen does not "
@@ -74,6 +90,17 @@ def mlperf_command(
         )
     if found.valid is False:
         raise typer.Exit(INVALID_RUN)
+    if reference is not None:
+        logs = compare_logs(found.folder, reference)
+        gates = ", ".join(
+            f"{gate:.1%} {'passed' if logs.rouge_l >= gate else 'FAILED'}" for gate in GATES
+        )
+        print(
+            f"{logs.equal} of {logs.samples} answers equal to the reference's, ROUGE-L "
+            f"{logs.rouge_l:.2%}: {gates}"
+        )
+        if logs.rouge_l < at_least:
+            raise typer.Exit(comparing.REGRESSED)
 
 
 def accuracy_command(
