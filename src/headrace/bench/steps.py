@@ -15,6 +15,7 @@ from statistics import median
 from ..base.hardware import cpu
 from ..base.sampling import SamplingParams
 from ..base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from ..engine.prediction import serving_types
 from ..loader import open_model
 from ..worker import Worker, WorkerOptions
 
@@ -55,11 +56,12 @@ def measure(model: str, kernels: str) -> None:
     files = open_model(model)
     arch = files.arch
     context = min(CONTEXT, arch.max_context)
+    dtype, kv_dtype = serving_types(files)
     worker = Worker(
         files,
         WorkerOptions(
-            kernels=kernels, threads=cpu().cores, rows=ROWS, step_tokens=STEP_TOKENS,
-            max_context=context,
+            kernels=kernels, dtype=dtype, kv_dtype=kv_dtype, threads=cpu().physical_cores,
+            rows=ROWS, step_tokens=STEP_TOKENS, max_context=context,
         ),
     )  # fmt: skip
     windows = dict.fromkeys(arch.window(layer) for layer in range(arch.layers))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, OptionError
 from ..bench.calibrate import calibrate, measure_steps
-from ..engine.prediction import case_of
+from ..engine.prediction import case_of, serving_types
 from ..loader import open_model
 from ..roofline.composition import (
     Composition,
@@ -147,10 +147,13 @@ def make_case(
     model: str, device: Hardware, format: str | None, dtype: str, kv_dtype: str, layout: Layout
 ) -> Case:
     """From the model's file where there is one, else from the known architectures."""
-    wide = "float32" if device.kind == "cpu" else "bfloat16"
-    dtype = wide if dtype == "auto" else dtype
-    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     known = KNOWN.get(model.lower())
+    wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
+    if device.kind == "cpu" and known is None:
+        wide, kv_wide = serving_types(open_model(model))
+    if dtype == "auto":
+        dtype, kv_dtype = wide, kv_wide if kv_dtype == "auto" else kv_dtype
+    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     if format is not None or known is not None:
         arch = known if known is not None else open_model(model).arch
         return Case(arch, WeightBytes(format or "bfloat16"), dtype, kv_dtype, layout)

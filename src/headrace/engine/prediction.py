@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
+from ..base.config import EngineOptions
+from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.step import StepPlan
 from ..loader.gguf import GgufFile
@@ -18,6 +20,7 @@ from ..roofline.formats import WEIGHT_BITS
 from ..roofline.machine import this_hardware
 from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import from_tensors
+from .start import resolve
 
 _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8",
                 "I8": "int8", "U8": "int4", "I32": "int4"}  # fmt: skip
@@ -55,6 +58,12 @@ def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | No
     return Case(files.arch, weights, dtype, kv_dtype, layout or Layout())
 
 
+def serving_types(files: ModelFiles) -> tuple[str, str]:
+    """(dtype, kv_dtype) with which a server of this model would start on this machine's CPU."""
+    options = resolve(EngineOptions(model=files.name, device="cpu"), files, hardware()).options
+    return options.dtype, options.kv_dtype
+
+
 def step_predictor(
     files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
 ) -> Callable[[StepPlan], Estimate] | None:
@@ -63,10 +72,10 @@ def step_predictor(
     Costs tens of microseconds per step. `headrace roofline --calibrate` makes a CPU known, and
     `--measure` fits it to real steps.
     """
-    hardware = this_hardware(device)
-    if hardware is None:
+    known = this_hardware(device)
+    if known is None:
         return None
-    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), hardware)
+    model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), known)
     return StepPredictor(model)
 
 

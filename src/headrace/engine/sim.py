@@ -65,6 +65,10 @@ class ReplicaSpec:
     counts where hundreds of replicas never fill theirs."""
     gateway_seconds: float = 1e-3
     """HTTP, template and tokens, before a request reaches the engine."""
+    loop_seconds: float = 0.0
+    """Planning, booking and sending between two steps; hidden behind a step at depth 2."""
+    answer_seconds: float = 0.0
+    """From a step's end to its tokens at the client: text, HTTP, and the client's own reading."""
 
     def memory(self) -> MemoryPlan:
         """The plan of one rank; raises `DoesNotFit` as the engine would.
@@ -195,7 +199,8 @@ class Replica:
         if self.role == "decode":
             starts, counts = self._without_received(plan)
         arch = self.spec.case.arch
-        return self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
+        between = self.spec.loop_seconds if self.spec.depth == 1 else 0.0
+        return between + self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
 
     def _without_received(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """The plan's columns without the tokens whose KV is there already."""
@@ -378,7 +383,7 @@ class Cluster:
             answer = self._answers.get(delta.request_id)
             if answer is None:
                 continue  # Hung up in this very step.
-            answer.times.extend([now] * len(delta.tokens))
+            answer.times.extend([now + replica.spec.answer_seconds] * len(delta.tokens))
             if replica.role != "decode":
                 answer.cached = max(answer.cached, delta.cached)
             limit = answer.request.cancel_after
@@ -409,8 +414,8 @@ class Cluster:
         self._at(self.clock.now + seconds, receive)
 
     def _end(self, answer: SimAnswer) -> None:
-        answer.end = self.clock.now
+        answer.end = self.clock.now + self.spec.answer_seconds
         del self._answers[answer.request.id]
         self._ended.append(answer)
         for time, request in self._follow(answer):
-            self._submit(max(time, self.clock.now), request)
+            self._submit(max(time, answer.end), request)
