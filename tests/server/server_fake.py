@@ -22,6 +22,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.step import TokenLogprobs
 from headrace.engine.face import Health
 from headrace.engine.input import InputProcessor
+from headrace.engine.operations import Asleep
 from headrace.engine.stream import Stream
 from headrace.text import ChatTemplate
 
@@ -51,6 +52,40 @@ class FakeTokenizer:
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
+class FakeOperations:
+    """Remembers what it was told."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.asleep = 0
+        self.recording = False
+        self._engine = engine
+
+    async def sleep(self, level: int, mode: str = "abort") -> dict[str, float]:
+        self.asleep = max(level, self.asleep)
+        self._engine.refusal = Asleep("the engine sleeps", retry_after=5.0)
+        self._engine.state = Health(ready=False, alive=True, reason="asleep", retry_after=5.0)
+        return {"kv_bytes": 4096.0} if level == 1 else {}
+
+    async def wake(self) -> None:
+        self.asleep = 0
+        self._engine.refusal = None
+        self._engine.state = Health(ready=True, alive=True)
+
+    async def reset_prefix_cache(self) -> dict[str, float]:
+        return {"blocks": 7.0}
+
+    async def start_profile(self) -> None:
+        if self.recording:
+            raise InvalidRequest("a profile is being recorded; stop it first")
+        self.recording = True
+
+    async def stop_profile(self) -> tuple[Path, int]:
+        if not self.recording:
+            raise InvalidRequest("no profile is being recorded")
+        self.recording = False
+        return Path("timeline.json"), 3
+
+
 class FakeEngine:
     """Streams `answer` one token per `delay` seconds, again and again up to max_tokens."""
 
@@ -70,6 +105,7 @@ class FakeEngine:
         self.phases = {"start": 0.0}
         self.stats = StepStats()
         self.registry = CollectorRegistry()
+        self.operations = FakeOperations(self)
         self.delay = delay
         self.answer = answer
         self.once = False

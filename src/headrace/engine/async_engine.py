@@ -30,6 +30,7 @@ from .face import Health, Prompt
 from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
 from .opening import OpenModel, open_for_serving
+from .operations import ASLEEP_RETRY, Operations
 from .output import Answer
 from .real import REAL_WORKER
 from .stream import Stream
@@ -68,6 +69,7 @@ class AsyncEngine:
         self.adapters = AdapterBook()
         self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
         self._own_phases = model.phases
+        self.operations = Operations(supervisor, self._work)
 
     @classmethod
     async def start(
@@ -176,6 +178,7 @@ class AsyncEngine:
     def _check_open(self, sampling: SamplingParams) -> None:
         if self._draining:
             raise Overloaded("the server is shutting down", retry_after=2.0)
+        self.operations.check_awake()
         if self._supervisor.state is not State.READY:
             raise self._supervisor.dead()
         wanted = sampling.n if type(sampling.n) is int else 1
@@ -276,6 +279,8 @@ class AsyncEngine:
                 self._ready(message)
             case messages.AdapterDone():
                 self._loads.done(message)
+            case messages.Operated():
+                self.operations.done(message)
             case messages.Report():
                 for waiting in self._reports:
                     if not waiting.done():
@@ -312,6 +317,7 @@ class AsyncEngine:
         self.metrics.up = 1.0
         if self._supervisor.restarts:
             self.metrics.restarted()
+        self.operations.ready()
         self._loads.again()
         self._note_phases()
 
@@ -338,6 +344,7 @@ class AsyncEngine:
                 waiting.set_exception(error)
         self._reports.clear()
         self._loads.fail(error)
+        self.operations.fail(error)
 
     # Adapters
 
@@ -362,17 +369,20 @@ class AsyncEngine:
 
     def health(self) -> Health:
         supervisor = self._supervisor
-        ready = supervisor.state is State.READY and not self._draining
-        reason = ""
+        asleep = self.operations.asleep
+        ready = supervisor.state is State.READY and not (self._draining or asleep)
+        reason, retry_after = "", None if ready else supervisor.retry_after
         if self._draining:
             reason = "shutting down"
+        elif asleep:
+            reason, retry_after = f"asleep (level {asleep})", ASLEEP_RETRY
         elif not ready:
             reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
         return Health(
             ready=ready,
             alive=supervisor.alive,
             reason=reason,
-            retry_after=None if ready else supervisor.retry_after,
+            retry_after=retry_after,
             heartbeat_age=supervisor.heartbeat_age,
             restarts=supervisor.restarts,
         )

@@ -20,6 +20,8 @@ from .adapters import AdapterBook
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from .operations import Operations
+
 Prompt = str | list[int]
 """Text, which is tokenised with the model's begin-of-text where it has one, or token ids."""
 
@@ -72,6 +74,8 @@ class ServingEngine(Protocol):
     features: frozenset[str]
     """What the worker can do beyond text: "grammar", "adapter", "pooling" (vectors);
     "score": what it makes of a pair is a score. A request that asks for another is refused."""
+    operations: Operations
+    """Sleep and wake, reset of the prefix cache, recording of a profile."""
     adapters: AdapterBook
     """The LoRA adapters that requests can have by name."""
     decisions: list[Decision]

@@ -142,6 +142,14 @@ class AdapterDone(_Message):
     error: WireError | None = None
 
 
+class Operate(_Message):
+    """What an operator wants (`engine.operator`); answered by `Operated` with its number."""
+
+    number: int
+    action: str
+    argument: str = ""
+
+
 class Inspect(_Message):
     """Ask for a `Report`: is everything given back when nobody is served?"""
 
@@ -179,6 +187,12 @@ class Beat(_Message):
     step: int
 
 
+class Operated(_Message):
+    number: int
+    facts: dict[str, float]
+    error: WireError | None = None
+
+
 class Report(_Message):
     running: int
     waiting: int
@@ -187,8 +201,13 @@ class Report(_Message):
     """What `check_integrity` found wrong; empty: nothing."""
 
 
-ToEngine = Configure | Submit | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Inspect | Stop
-FromEngine = Hello | Phase | Failed | Ready | News | Refused | Beat | Report | AdapterDone
+ToEngine = (
+    Configure | Submit | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Operate | Inspect
+    | Stop
+)  # fmt: skip
+FromEngine = (
+    Hello | Phase | Failed | Ready | News | Refused | Beat | Report | AdapterDone | Operated
+)
 
 
 # Engine process → worker process.

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from ..base.errors import EngineDead, EngineFault, HeadraceError
 from ..base.request import SequenceDelta
@@ -25,6 +26,9 @@ from . import messages
 from .core import EngineCore
 from .messages import WireError
 from .spawn import become_child
+
+if TYPE_CHECKING:
+    from .operator import Operator
 
 log = logging.getLogger("headrace.engine")
 BEAT_SECONDS = 0.5
@@ -82,6 +86,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     # Local: the imports below take longer than saying hello, and the parent opens the files
     # of the model meanwhile.
     from .build import build
+    from .operator import Operator
 
     channel.send(messages.Phase("import_engine", time.monotonic() - begin))
     if import_torch:
@@ -93,9 +98,10 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     if not isinstance(configure, messages.Configure):
         return
     flight = FlightRecorder(Path(configure.flight))
+    files = configure.files.open()
     built = build(
         configure.options,
-        configure.files.open(),
+        files,
         worker=worker,
         flight=flight,
         on_phase=lambda name, seconds: channel.send(messages.Phase(name, seconds)),
@@ -115,13 +121,13 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
                 list(built.facts.features),
             )
         )
-        serve(channel, built.core)
+        serve(channel, built.core, Operator(built, files))
     finally:
         built.close()
         flight.close()
 
 
-def serve(channel: Channel, core: EngineCore) -> None:
+def serve(channel: Channel, core: EngineCore, operator: Operator) -> None:
     """accept → turn → emit, until `Stop` comes."""
     stalled = False
     while True:
@@ -132,7 +138,10 @@ def serve(channel: Channel, core: EngineCore) -> None:
         for message in arrived:
             if isinstance(message, messages.Stop):
                 return
-            accept(channel, core, message)
+            if isinstance(message, messages.Operate):
+                channel.send(operator.perform(message))
+            else:
+                accept(channel, core, message)
         if not arrived and not core.has_work:
             channel.send(messages.Beat(core.stats.step))
             continue

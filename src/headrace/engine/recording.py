@@ -41,8 +41,10 @@ class _Watched:
 class RecordingExecutor:
     """Stands before a loaded executor and keeps every step that passes."""
 
-    def __init__(self, inner: Executor) -> None:
+    def __init__(self, inner: Executor, *, most: int | None = None) -> None:
+        """`most`: steps that are kept; later ones only pass."""
         self._inner = inner
+        self._most = most
         self._rows: dict[int, int] = {}
         self.steps: list[RecordedStep] = []
 
@@ -51,7 +53,8 @@ class RecordingExecutor:
         step = RecordedStep(
             plan, time.perf_counter(), sequences={row: self._rows.get(row, -1) for row in plan.rows}
         )
-        self.steps.append(step)
+        if self._most is None or len(self.steps) < self._most:
+            self.steps.append(step)
         return _Watched(self._inner.submit(plan), step)
 
     def __getattr__(self, name: str) -> Any:

@@ -49,6 +49,7 @@ class State(Enum):
     STARTING = "starting"
     READY = "ready"
     DOWN = "down"
+    ASLEEP = "asleep"
     CLOSED = "closed"
 
 
@@ -148,6 +149,27 @@ class Supervisor:
             await self._task
         if not self._started.done():
             self._started.set_exception(EngineDead("the engine was closed while it started"))
+        await self._end_process()
+        self._private.close()
+
+    async def sleep(self) -> None:
+        """End the process, kindly for two seconds, until `wake`. Raises `EngineDead` where it
+        is not ready."""
+        if self.state is not State.READY:
+            raise self.dead()
+        self.state, self.reason = State.ASLEEP, "asleep"
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._end_process()
+
+    def wake(self) -> None:
+        """Start a process again, watched as ever; `state` says when it is ready."""
+        if self.state is State.ASLEEP:
+            self.state, self.reason = State.STARTING, ""
+            self._task = asyncio.create_task(self._supervise(), name="headrace-supervisor")
+
+    async def _end_process(self) -> None:
         if self._channel is not None and self._child is not None:
             with contextlib.suppress(PeerGone):
                 self._channel.send(messages.Stop())
@@ -156,7 +178,7 @@ class Supervisor:
                     break
                 await asyncio.sleep(0.02)
         self._bury()
-        self._private.close()
+        self._channel = self._child = None
 
     # The life of one process after the other
 

@@ -31,6 +31,7 @@ from .routes.adapters.route import router as adapters
 from .routes.batches.route import router as batches
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
+from .routes.control.route import router as control
 from .routes.embeddings.route import router as embeddings
 from .routes.files.route import router as files
 from .routes.health.route import router as health
@@ -62,7 +63,7 @@ ROUTERS = (
     batches,
     health, metrics, version, nim, kserve, invocations, stats, adapters, page,
 )  # fmt: skip
-OPERATOR_ROUTERS = (operate, adapters, health, metrics, version, stats)
+OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats)
 
 
 class Application(FastAPI):

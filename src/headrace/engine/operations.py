@@ -1,0 +1,162 @@
+"""What an operator can do to a running engine, on the side of the event loop.
+
+Asleep at level 1 the engine process has given its KV pool back; at level 2 there is no engine
+process, and waking up is a start (whose files are open and whose weights the system may still
+have in its cache). Either way requests are refused with the time after which to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Literal, Protocol
+
+from ..base import environment
+from ..base.errors import EngineDead, HeadraceError, Overloaded
+from . import messages
+from .supervisor import State, Supervisor
+
+ASLEEP_RETRY = 5.0
+"""Seconds after which a client that met a sleeping engine should ask again."""
+TRIES = 100
+"""Times, with 50 ms between them, that a sleep waits for the last turn of the loop."""
+KEPT_PROFILES = 20
+"""Timelines that stay; the oldest go first."""
+
+Mode = Literal["abort", "wait"]
+
+
+class Asleep(Overloaded):
+    """The engine sleeps until an operator wakes it."""
+
+    code = "asleep"
+
+
+class Work(Protocol):
+    """What is asked of `in_work.RequestsInWork`."""
+
+    idle: asyncio.Event
+
+    def abort_all(self) -> None: ...
+
+
+class Operations:
+    """Belongs to one event loop; imports no torch. One of sleep and wake runs at a time."""
+
+    def __init__(self, supervisor: Supervisor, work: Work) -> None:
+        self.asleep = 0
+        """Level of sleep; 0: awake."""
+        self._supervisor = supervisor
+        self._work = work
+        self._asked: dict[int, asyncio.Future[dict[str, float]]] = {}
+        self._number = 0
+        self._turn = asyncio.Lock()
+
+    def check_awake(self) -> None:
+        """Raise `Asleep` unless requests are served."""
+        if self.asleep:
+            raise Asleep(
+                f"the engine sleeps (level {self.asleep}); an operator can wake it",
+                retry_after=ASLEEP_RETRY,
+            )
+
+    async def reset_prefix_cache(self) -> dict[str, float]:
+        """Forget all prefixes, of running requests too. Returns `blocks`, how many were kept."""
+        self.check_awake()
+        return await self._ask("reset_prefix_cache")
+
+    async def sleep(self, level: int, mode: Mode = "abort") -> dict[str, float]:
+        """Give memory back; requests in work are ended ("abort") or finished first ("wait").
+
+        Level 1: the KV pool, and with it the prefixes. Level 2: everything, the process too.
+        Returns `kv_bytes` at level 1. Raises `EngineDead` where there is no engine.
+        """
+        async with self._turn:
+            if self._supervisor.state is State.ASLEEP or self.asleep >= level:
+                return {}
+            before, self.asleep = self.asleep, level
+            try:
+                if mode == "abort":
+                    self._work.abort_all()
+                await self._work.idle.wait()
+                if level == 1:
+                    return await self._when_idle("sleep")
+                await self._supervisor.sleep()
+                self.fail(EngineDead("the engine was put to sleep", retry_after=ASLEEP_RETRY))
+                return {}
+            except BaseException:
+                self.asleep = before
+                raise
+
+    async def wake(self) -> None:
+        """Serve again; returns when requests are. Raises `EngineDead` where that fails."""
+        async with self._turn:
+            if self.asleep == 1:
+                await self._ask("wake")
+            elif self.asleep == 2:
+                self._supervisor.wake()
+                while self._supervisor.state is not State.READY:
+                    if not self._supervisor.alive:
+                        raise self._supervisor.dead()
+                    await asyncio.sleep(0.02)
+            self.asleep = 0
+
+    async def start_profile(self) -> None:
+        """Record the steps from now on. Raises `InvalidRequest` where that is done, or cannot."""
+        self.check_awake()
+        await self._ask("start_profile")
+
+    async def stop_profile(self) -> tuple[Path, int]:
+        """(file with the timeline for ui.perfetto.dev, how many steps are in it)"""
+        folder = environment.cache_root() / "profiles"
+        path = folder / f"timeline-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}.json"
+        facts = await self._ask("stop_profile", str(path))
+        await asyncio.to_thread(_forget_old, folder)
+        return path, int(facts["steps"])
+
+    async def _when_idle(self, action: str) -> dict[str, float]:
+        """The last request has left here a moment before it has left there."""
+        for _ in range(TRIES):
+            try:
+                return await self._ask(action)
+            except EngineDead:
+                raise
+            except Overloaded:
+                await asyncio.sleep(0.05)
+        return await self._ask(action)
+
+    async def _ask(self, action: str, argument: str = "") -> dict[str, float]:
+        self._number += 1
+        waiting: asyncio.Future[dict[str, float]] = asyncio.get_running_loop().create_future()
+        self._supervisor.send(messages.Operate(self._number, action, argument))
+        self._asked[self._number] = waiting
+        return await waiting
+
+    def done(self, answer: messages.Operated) -> None:
+        """The engine process answers."""
+        waiting = self._asked.pop(answer.number, None)
+        if waiting is None or waiting.done():
+            return
+        if answer.error is None:
+            waiting.set_result(answer.facts)
+        else:
+            waiting.set_exception(answer.error.error())
+
+    def ready(self) -> None:
+        """A new engine process: it is awake, whatever the one before was."""
+        self.asleep = 0
+
+    def fail(self, error: HeadraceError) -> None:
+        """The engine process is gone and answers nothing any more."""
+        for waiting in self._asked.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._asked.clear()
+
+
+def _forget_old(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.glob("timeline-*.json"))[:-KEPT_PROFILES]:
+            path.unlink()

@@ -1,0 +1,128 @@
+"""What an operator can do to a running engine, on the side of the engine process.
+
+Between two turns of the loop: forget the prefixes, give the KV pool back and take it again, record
+the steps for a timeline.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.errors import HeadraceError, InvalidRequest, Overloaded
+from ..base.modelfiles import ModelFiles
+from ..base.step import PoolShape
+from ..roofline.machine import this_hardware
+from ..roofline.step import StepModel
+from ..sched import Scheduler
+from . import messages
+from .executor import Executor
+from .messages import WireError
+from .prediction import case_of
+from .recording import RecordingExecutor, compositions, timeline
+
+if TYPE_CHECKING:
+    from .build import Built
+
+MOST_STEPS = 20_000
+"""Steps of one recording; later ones are not in it."""
+SLEEPING_BLOCKS = 2
+"""Blocks of each group that stay: the null block, and one that is never handed out."""
+
+
+class Operator:
+    """Does what `messages.Operate` asks."""
+
+    def __init__(self, built: Built, files: ModelFiles) -> None:
+        self.asleep = False
+        self._built = built
+        self._files = files
+        self._recorder: RecordingExecutor | None = None
+        self._before: Executor | None = None
+
+    def perform(self, asked: messages.Operate) -> messages.Operated:
+        """Every refusal is an answer; what is raised ends the process."""
+        try:
+            match asked.action:
+                case "reset_prefix_cache":
+                    facts = self._reset()
+                case "sleep":
+                    facts = self._sleep()
+                case "wake":
+                    facts = self._wake()
+                case "start_profile":
+                    facts = self._start_profile()
+                case "stop_profile":
+                    facts = self._stop_profile(Path(asked.argument))
+                case other:
+                    raise InvalidRequest(f"the engine cannot {other}")
+        except HeadraceError as error:
+            return messages.Operated(asked.number, {}, WireError.of(error))
+        return messages.Operated(asked.number, facts)
+
+    def _reset(self) -> dict[str, float]:
+        scheduler = self._built.core.scheduler
+        assert isinstance(scheduler, Scheduler)
+        blocks = sum(len(pool.index) for pool in scheduler.kv.pools)
+        scheduler.kv.reset()
+        return {"blocks": float(blocks)}
+
+    def _sleep(self) -> dict[str, float]:
+        if self._built.core.has_work:
+            raise Overloaded("requests are still in work", retry_after=1.0)
+        memory = self._built.memory
+        if not self.asleep:
+            facts = self._reset()
+            small = tuple(
+                group._replace(blocks=min(group.blocks, SLEEPING_BLOCKS))
+                for group in memory.pool.groups
+            )
+            self._built.core.executor.allocate(PoolShape(memory.pool.block_size, small))
+            self.asleep = True
+        else:
+            facts = {"blocks": 0.0}
+        return facts | {"kv_bytes": float(memory.kv_bytes)}
+
+    def _wake(self) -> dict[str, float]:
+        if self.asleep:
+            self._built.core.executor.allocate(self._built.memory.pool)
+            self._built.core.executor.warm_up()
+            self.asleep = False
+        return {"kv_bytes": float(self._built.memory.kv_bytes)}
+
+    def _start_profile(self) -> dict[str, float]:
+        if self._recorder is not None:
+            raise InvalidRequest("a profile is being recorded; stop it first")
+        if this_hardware(self._decided("device", "cpu")) is None:
+            raise InvalidRequest(
+                "this hardware is not known to the roofline: run `headrace roofline --calibrate`"
+            )
+        core = self._built.core
+        self._before = core.executor
+        self._recorder = core.executor = RecordingExecutor(core.executor, most=MOST_STEPS)
+        return {}
+
+    def _stop_profile(self, path: Path) -> dict[str, float]:
+        if self._recorder is None or self._before is None:
+            raise InvalidRequest("no profile is being recorded")
+        steps = [step for step in self._recorder.steps if step.ended]
+        self._built.core.executor, self._recorder, self._before = self._before, None, None
+        device = self._decided("device", "cpu")
+        hardware = this_hardware(device)
+        assert hardware is not None, "start_profile asked"
+        dtype = self._decided("dtype", "float32")
+        case = case_of(self._files, dtype=dtype, kv_dtype=self._decided("kv_dtype", dtype))
+        model = StepModel(case, hardware)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.write_text(json.dumps(timeline(steps, compositions(model), model)))
+        except OSError as error:
+            raise Overloaded(
+                f"the timeline cannot be written: {error.strerror}", retry_after=10.0
+            ) from None
+        return {"steps": float(len(steps))}
+
+    def _decided(self, name: str, default: str) -> str:
+        values = {decision.name: decision.value for decision in self._built.decisions}
+        return values.get(name, default)

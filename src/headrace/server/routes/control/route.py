@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...openapi import replies
+from ...service import of
+from ...wire import json_response
+from .schema import ProfileReply, ResetReply, SleepingReply, SleepReply
+
+router = APIRouter(tags=["operator"])
+
+
+@router.post("/sleep", responses=replies(SleepReply, bad_query=True))
+async def sleep(
+    request: Request,
+    level: Annotated[int, Query(ge=1, le=2, description="1: KV memory; 2: weights too.")] = 1,
+    mode: Annotated[
+        Literal["abort", "wait"], Query(description="What becomes of requests in work.")
+    ] = "abort",
+) -> Response:
+    """Give the engine's memory back; requests are refused until it is woken."""
+    operations = of(request).engine.operations
+    facts = await operations.sleep(level, mode)
+    reply: dict[str, Any] = {"is_sleeping": True, "level": operations.asleep}
+    if "kv_bytes" in facts:
+        reply["kv_bytes"] = int(facts["kv_bytes"])
+    return json_response(reply)
+
+
+@router.post("/wake_up", responses=replies(SleepingReply, body=False))
+async def wake_up(request: Request) -> Response:
+    """Take the memory again; answered when requests are served."""
+    await of(request).engine.operations.wake()
+    return json_response({"is_sleeping": False, "level": 0})
+
+
+@router.get("/is_sleeping", responses=replies(SleepingReply, body=False))
+async def is_sleeping(request: Request) -> Response:
+    """Whether, and how deep."""
+    level = of(request).engine.operations.asleep
+    return json_response({"is_sleeping": level > 0, "level": level})
+
+
+@router.post("/reset_prefix_cache", responses=replies(ResetReply, body=False))
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget all prefixes: what comes next is computed anew."""
+    facts = await of(request).engine.operations.reset_prefix_cache()
+    return json_response({"blocks": int(facts["blocks"])})
+
+
+@router.post("/start_profile", responses=replies(dict[str, bool], bad_query=True))
+async def start_profile(request: Request) -> Response:
+    """Record the engine's steps from now on."""
+    await of(request).engine.operations.start_profile()
+    return json_response({"recording": True})
+
+
+@router.post("/stop_profile", responses=replies(ProfileReply, bad_query=True))
+async def stop_profile(request: Request) -> Response:
+    """Write what was recorded as the timeline that `headrace profile` writes."""
+    path, steps = await of(request).engine.operations.stop_profile()
+    return json_response({"path": str(path), "steps": steps})
