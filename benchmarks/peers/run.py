@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=Path, default=Path("peers-results"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", type=int, help="Play this round; the table is of all in --out.")
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--input", default="128")
@@ -128,9 +129,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     peers: dict[str, dict[str, Any]] = tomllib.loads(arguments.peers.read_text())
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
     absent: dict[str, str] = {}
-    for round_ in range(arguments.rounds):
+    rounds = range(arguments.rounds) if arguments.only is None else [arguments.only]
+    for round_ in rounds:
         order = list(peers)[round_ % len(peers) :] + list(peers)[: round_ % len(peers)]
         for name in order:
             if name in absent:
@@ -148,13 +149,18 @@ def main() -> None:
                 absent[name] = error.message
                 print(f"{name} is absent: {error.message}", flush=True)
                 continue
-            results[name].append(found)
             (arguments.out / f"{name}-{round_}.json").write_text(json.dumps(found))
             verdict = "" if found["valid"] else " INVALID"
             speed = value(found, *FIGURES[0][1:])
             good = f"{found['succeeded']} of {found['requests']}"
             print(f"round {round_} {name}: {speed:.1f} tok/s, {good}{verdict}", flush=True)
-    text = table(results, absent)
+    results = {
+        name: [
+            json.loads(file.read_text()) for file in sorted(arguments.out.glob(f"{name}-*.json"))
+        ]
+        for name in peers
+    }
+    text = table(results, {name: why for name, why in absent.items() if not results[name]})
     (arguments.out / "table.md").write_text(text + "\n")
     print(text)
 

@@ -117,6 +117,8 @@ def test_the_command_tells_what_loadgen_judged(tmp_path: Path) -> None:
             command, ["mlperf", "Offline", "--seconds", "1", "--qps", "20", *common]
         )
         assert "a submission needs 600 s" in short.output
+        summary = tmp_path / "results/this/mock/Offline/performance/run_1/mlperf_log_summary.txt"
+        assert summary.read_text() in short.output
         reference = log(tmp_path / "r", *[" tok" * 6] * 8)
         told = ["mlperf", "Offline", "--mode", "accuracy", "--reference", str(reference), *common]
         equal = runner.invoke(command, told)

@@ -221,10 +221,16 @@ def test_exports_have_the_fields_of_their_tools() -> None:
     assert vllm["p99_e2el_ms"] == pytest.approx(170)
     assert vllm["completed"] == 20
     assert statistics.mean(map(len, vllm["itls"])) == 7
-    other = aiperf(result)
+    assert vllm["latencies"] == pytest.approx([0.17] * 20)
+    other = aiperf(result, records)
     assert other["time_to_first_token"]["avg"] == pytest.approx(100)
     assert other["inter_token_latency"]["p50"] == pytest.approx(10)
+    assert other["inter_token_latency"]["count"] == 20
+    assert other["inter_chunk_latency"]["count"] == 140
+    assert other["request_latency"]["p1"] == pytest.approx(170)
     assert other["request_count"]["avg"] == 20
+    assert other["total_osl"]["avg"] == 160
+    assert other["input_config"]["phases"][0]["type"] == "concurrency"
 
 
 def test_the_report_needs_no_network() -> None:

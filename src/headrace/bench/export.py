@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from .metrics import SAMPLES, sample
 from .record import RequestRecord
 from .statistics import PERCENTILES
 
@@ -39,6 +42,7 @@ def vllm_bench(result: dict[str, Any], records: list[RequestRecord]) -> dict[str
             [(b - a) / 1e9 for a, b in zip(r.chunk_ns[:-1], r.chunk_ns[1:], strict=True)]
             for r in good
         ],
+        "latencies": [(record.end_ns - record.planned_ns) / 1e9 for record in good],
         "errors": [record.error or "" for record in records],
     }
     for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl"), ("e2e", "e2el")):
@@ -53,6 +57,7 @@ def vllm_bench(result: dict[str, Any], records: list[RequestRecord]) -> dict[str
     return out
 
 
+_AIPERF_PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _AIPERF = {
     "ttft": ("time_to_first_token", "ms", 1e3),
     "itl": ("inter_chunk_latency", "ms", 1e3),
@@ -64,25 +69,31 @@ _AIPERF = {
 }
 
 
-def aiperf(result: dict[str, Any]) -> dict[str, Any]:
-    """The metrics part of AIPerf's `profile_export_aiperf.json`.
+def aiperf(result: dict[str, Any], records: list[RequestRecord]) -> dict[str, Any]:
+    """The metrics and the workload of AIPerf's `profile_export_aiperf.json` (its schema 1.4).
 
     AIPerf's inter-token latency is our TPOT; its inter-chunk latency is our ITL.
     """
-    figures = result["figures"]
-    out: dict[str, Any] = {}
+    figures, options = result["figures"], result["options"]
+    metrics = {metric.name: metric for metric in SAMPLES}
+    out: dict[str, Any] = {"schema_version": "1.4"}
     for ours, (theirs, unit, scale) in _AIPERF.items():
-        found = result["samples"].get(ours)
-        if found is None:
+        values = np.asarray(sample(metrics[ours], records)) * scale
+        if not values.size:
             continue
         out[theirs] = {
             "unit": unit,
-            "avg": found["mean"] * scale,
-            "min": found["low"] * scale,
-            "max": found["high"] * scale,
-            "std": found["deviation"] * scale,
-            **{name: value * scale for name, value in found["percentiles"].items()},
+            "avg": float(values.mean()),
+            **{f"p{p}": float(np.percentile(values, p)) for p in _AIPERF_PERCENTILES},
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "std": float(values.std()),
+            "count": int(values.size),
+            "sum": float(values.sum()),
         }
+    for ours, theirs in (("input_tokens", "total_isl"), ("output_tokens", "total_osl")):
+        total = sum(sample(metrics[ours], records))
+        out[theirs] = {"unit": "tokens", "avg": float(total)}
     for ours, theirs, unit in (
         ("output_throughput", "output_token_throughput", "tokens/sec"),
         ("request_throughput", "request_throughput", "requests/sec"),
@@ -94,16 +105,23 @@ def aiperf(result: dict[str, Any]) -> dict[str, Any]:
     out["request_count"] = {"unit": "requests", "avg": float(result["succeeded"])}
     out["error_request_count"] = {"unit": "requests", "avg": float(failed)}
     out["benchmark_duration"] = {"unit": "sec", "avg": result["seconds"]}
+    out["request_error_rate"] = {
+        "unit": "%", "avg": 100 * failed / result["requests"] if result["requests"] else 0.0,
+    }  # fmt: skip
+    phase = {"name": "profiling", "kind": "profiling", "requests": result["requests"]}
+    if options["arrivals"] is None:
+        phase |= {"type": "concurrency", "concurrency": options["concurrency"]}
+    else:
+        phase |= {"type": options["arrivals"].partition(":")[0], "arrivals": options["arrivals"]}
     out["input_config"] = {
+        "models": {"items": [{"name": result["server"]["model"]}]},
         "endpoint": {
-            "model_names": [result["server"]["model"]],
-            "url": result["server"]["url"],
-            "streaming": result["options"]["stream"],
+            "urls": [result["server"]["url"]],
+            "type": options["endpoint"] or "completions",
+            "streaming": options["stream"],
         },
-        "loadgen": {
-            "concurrency": result["options"]["concurrency"],
-            "arrivals": result["options"]["arrivals"],
-        },
+        "phases": [phase],
     }
     out["was_cancelled"] = result["interrupted"]
+    out["is_complete"] = not result["interrupted"]
     return out

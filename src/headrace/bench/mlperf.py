@@ -31,6 +31,7 @@ from .workload import Turn
 
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Interactive", "Offline")
 MULTISTREAM_SAMPLES = 8
+SUMMARY = "mlperf_log_summary.txt"
 SUBMISSION_SECONDS = 600.0
 """Shortest run that MLPerf's rules accept."""
 SEEDS = {
@@ -209,7 +210,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
         loadgen.DestroyQSL(qsl)
         loadgen.DestroySUT(sut)
         under_test.close()
-    summary = read_summary(folder / "mlperf_log_summary.txt")
+    summary = read_summary(folder / SUMMARY)
     verdict = summary.get("Result is")
     return MlperfResult(
         folder, None if verdict is None else verdict == "VALID", summary, under_test.requests,

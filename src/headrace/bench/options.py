@@ -137,6 +137,7 @@ class RunOptions:
     def public(self) -> dict[str, Any]:
         """Without the key, and with only the file's name of a local tokenizer."""
         values = asdict(self)
+        values["endpoint"] = self.resolved_endpoint
         values["api_key"] = None if self.api_key is None else "set"
         if self.tokenizer is not None:
             values["tokenizer"] = Path(self.tokenizer).name

@@ -314,7 +314,10 @@ def report_command(
         "html": ("report.html", lambda: html_report(found)),
         "csv": ("requests.csv", lambda: records_csv(records, start)),
         "vllm": ("vllm_bench.json", lambda: json.dumps(vllm_bench(found, records))),
-        "aiperf": ("profile_export_aiperf.json", lambda: json.dumps(aiperf(found), indent=1)),
+        "aiperf": (
+            "profile_export_aiperf.json",
+            lambda: json.dumps(aiperf(found, records), indent=1),
+        ),
     }
     if format not in texts:
         raise InvalidRequest("format must be html, png, csv, vllm, aiperf or text", param="format")
@@ -384,7 +387,8 @@ def _say_point(console: Console, point: Point) -> None:
     cells = rows([point])[0]
     console.print(
         "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)),
-        highlight=False, soft_wrap=True,
+        highlight=False,
+        soft_wrap=True,
     )
 
 

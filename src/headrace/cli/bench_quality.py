@@ -18,7 +18,7 @@ from ..bench import compare as comparing
 from ..bench.gate import GATED, GATES, Held, hold, task_key
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
-from ..bench.mlperf import SCENARIOS, SUBMISSION_SECONDS, MlperfOptions, run_mlperf
+from ..bench.mlperf import SCENARIOS, SUBMISSION_SECONDS, SUMMARY, MlperfOptions, run_mlperf
 from ..bench.mlperf_accuracy import compare_logs, read_log
 from ..bench.options import RunOptions
 from ..bench.reference import (
@@ -75,8 +75,7 @@ def mlperf_command(
         parse_lengths(output, "output"), seconds, queries, qps, ttft, tpot, system,
     )  # fmt: skip
     found = run_mlperf(options, make_material(tokenizer), out or Path("."))
-    for name, value in found.summary.items():
-        print(f"{name}: {value}")
+    print((found.folder / SUMMARY).read_text())
     print(f"logs: {found.folder}")
     if mode == "performance" and seconds < SUBMISSION_SECONDS:
         print(
