@@ -4,10 +4,11 @@
 
 A server process with its engine process on a tiny model (random weights, a real tokenizer), and
 clients that draw at random: chats, completions, responses and messages, streamed or not, several
-choices, demanded forms, clients that leave in the middle, and wrong requests of many kinds. Each
-second the memory of both processes is noted. It fails (exit 1) where memory grows from the second
-quarter to the last by more than `--growth` MiB, an answer has status 500, a block is not free at
-the end, or a request is still in work.
+choices, demanded forms, clients that leave in the middle, and wrong requests of many kinds; files
+and batches, cancelled half-way or not; an operator who resets the cache, puts the engine to sleep
+and wakes it. `--pause` makes the traffic slow. Each second the memory of both processes is noted.
+It fails (exit 1) where memory grows from the second quarter to the last by more than `--growth`
+MiB, an answer has status 500, a block is not free at the end, or a request is still in work.
 """
 
 from __future__ import annotations
@@ -88,8 +89,11 @@ def an_ask(draw: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 class Soak:
-    def __init__(self, url: str, seconds: float, seed: int) -> None:
+    def __init__(self, url: str, boss: str, seconds: float, seed: int, pause: float) -> None:
+        """`boss`: the operator's port; `pause`: mean seconds between two asks of one client."""
         self.url = url
+        self.boss = boss
+        self.pause = pause
         self.end = time.monotonic() + seconds
         self.draw = random.Random(seed)
         self.counts: Counter[str] = Counter()
@@ -99,13 +103,64 @@ class Soak:
         draw = random.Random(seed)
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             while time.monotonic() < self.end:
+                if self.pause:
+                    await asyncio.sleep(min(draw.expovariate(1 / self.pause), 10 * self.pause))
                 kind = draw.random()
-                if kind < 0.2:
+                if kind < 0.004:
+                    await self.operate(draw)
+                elif kind < 0.03:
+                    await self.batch(client, draw)
+                elif kind < 0.2:
                     await self.wrong(client, draw)
                 elif kind < 0.22:
                     client = await self.silent(client)
                 else:
                     await self.ask(client, draw, leaves=kind < 0.45)
+
+    async def operate(self, draw: random.Random) -> None:
+        async with httpx.AsyncClient(base_url=self.boss, timeout=60) as boss:
+            if draw.random() < 0.5:
+                self.note(
+                    "/reset_prefix_cache", (await boss.post("/reset_prefix_cache")).status_code
+                )
+                self.counts["cache reset"] += 1
+                return
+            mode = draw.choice(["abort", "wait"])
+            self.note("/sleep", (await boss.post(f"/sleep?level=1&mode={mode}")).status_code)
+            await asyncio.sleep(0.2)
+            self.note("/wake_up", (await boss.post("/wake_up")).status_code)
+            self.counts["slept"] += 1
+
+    async def batch(self, client: httpx.AsyncClient, draw: random.Random) -> None:
+        """A file with a wrong line; its batch to the end, or cancelled; all files deleted."""
+        lines = [{"custom_id": "wrong"}]
+        for number in range(draw.randrange(1, 8)):
+            body = {"messages": [{"role": "user", "content": "water"}],
+                    "max_tokens": draw.randrange(1, 20)}  # fmt: skip
+            lines.append({"custom_id": str(number), "method": "POST",
+                          "url": "/v1/chat/completions", "body": body})  # fmt: skip
+        content = "\n".join(map(json.dumps, lines))
+        made = await client.post(
+            "/v1/files", files={"file": ("in", content)}, data={"purpose": "batch"}
+        )
+        self.note("/v1/files", made.status_code)
+        body = {"input_file_id": made.json()["id"], "endpoint": "/v1/chat/completions",
+                "completion_window": "1h"}  # fmt: skip
+        batch = (await client.post("/v1/batches", json=body)).json()
+        if draw.random() < 0.3:
+            await client.post(f"/v1/batches/{batch['id']}/cancel")
+        while batch["status"] not in ("completed", "cancelled"):
+            await asyncio.sleep(0.3)
+            batch = (await client.get(f"/v1/batches/{batch['id']}")).json()
+            if batch["status"] in ("failed", "expired"):
+                self.faults.append(f"a batch {batch['status']}: {batch['errors']}")
+                break
+        for name in ("input_file_id", "output_file_id", "error_file_id"):
+            if batch[name] is not None:
+                self.note(
+                    "/v1/files", (await client.delete(f"/v1/files/{batch[name]}")).status_code
+                )
+        self.counts[f"batch {batch['status']}"] += 1
 
     async def wrong(self, client: httpx.AsyncClient, draw: random.Random) -> None:
         path, body = draw.choice(WRONG)
@@ -136,6 +191,9 @@ class Soak:
                 if not parts:
                     self.counts["left"] += 1
                     return
+        if b'"aborted"' in data or (b'"error"' in data and b"before it was complete" in data):
+            self.counts["ended by a sleep"] += 1
+            return
         if reply.status_code == 200 and b'"error":{' in data:
             self.faults.append(f"{path} ended with {data[-300:]!r}")
         self.counts["answered" if reply.status_code == 200 else "not served"] += 1
@@ -166,11 +224,16 @@ async def watch(server: psutil.Process, soak: Soak) -> list[tuple[float, float, 
     return seen
 
 
-async def drive(url: str, pid: int, given: argparse.Namespace) -> dict[str, Any]:
-    soak = Soak(url, given.minutes * 60, given.seed)
+async def drive(url: str, boss: str, pid: int, given: argparse.Namespace) -> dict[str, Any]:
+    soak = Soak(url, boss, given.minutes * 60, given.seed, given.pause)
     watcher = asyncio.create_task(watch(psutil.Process(pid), soak))
     await asyncio.gather(*(soak.client(given.seed + place) for place in range(given.clients)))
     memory = await watcher
+    process = psutil.Process(pid)
+    cpu = {
+        name: round(sum(one.cpu_times()[:2]), 1)
+        for name, one in (("api", process), ("engine", max(process.children(), key=mebibytes)))
+    }
     async with httpx.AsyncClient(base_url=url) as client:
         for _ in range(100):
             text = (await client.get("/metrics")).text
@@ -194,6 +257,7 @@ async def drive(url: str, pid: int, given: argparse.Namespace) -> dict[str, Any]
     }
     return {
         "minutes": given.minutes, "clients": given.clients, "seed": given.seed,
+        "pause": given.pause, "cpu_seconds": cpu,
         "machine": platform.platform(), "cores": os.cpu_count(),
         "counts": dict(soak.counts.most_common()), "faults": soak.faults[:20],
         "left": left, "growth_mib": growth,
@@ -224,6 +288,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--minutes", type=float, default=30)
     arguments.add_argument("--clients", type=int, default=16)
+    arguments.add_argument("--pause", type=float, default=0.0, help="seconds between asks")
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--growth", type=float, default=16.0, help="MiB that are allowed")
     arguments.add_argument("--json", type=Path)
@@ -234,10 +299,12 @@ def main() -> int:
         command = headrace(
             "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "16",
             "--kv-memory", "2MiB", "--store", str(Path(folder) / "store.db"),
-            "--log-level", "error",
+            "--log-level", "error", "--files", str(Path(folder) / "files"),
+            "--operator-port", "0",
         )  # fmt: skip
         with running(command) as server:
-            record = asyncio.run(drive(server.url, server.process.pid, given))
+            boss = server.await_line(r"operator: (https?://\S+)").group(1)
+            record = asyncio.run(drive(server.url, boss, server.process.pid, given))
     if given.json:
         given.json.write_text(json.dumps(record) + "\n")
     if given.plot:
