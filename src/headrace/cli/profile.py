@@ -24,10 +24,9 @@ from ..engine.prediction import case_of
 from ..engine.recording import (
     RecordedStep,
     RecordingExecutor,
-    compositions,
     step_lines,
-    timeline,
 )
+from ..engine.timeline import timeline
 from ..loader import open_model
 from ..roofline.composition import compose_plan
 from ..roofline.hardware import Hardware
@@ -85,7 +84,7 @@ def profile(
     found = recorder.steps
     step_model = StepModel(case, hardware)
     try:
-        out.write_text(json.dumps(timeline(found, compositions(step_model), step_model)))
+        out.write_text(json.dumps(timeline(found, step_model)))
         if steps is not None:
             steps.write_text("".join(json.dumps(line) + "\n" for line in step_lines(found)))
     except OSError as error:

@@ -20,7 +20,8 @@ from . import messages
 from .executor import Executor
 from .messages import WireError
 from .prediction import case_of
-from .recording import RecordingExecutor, compositions, timeline
+from .recording import RecordingExecutor
+from .timeline import timeline
 
 if TYPE_CHECKING:
     from .build import Built
@@ -116,7 +117,7 @@ class Operator:
         model = StepModel(case, hardware)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_text(json.dumps(timeline(steps, compositions(model), model)))
+            path.write_text(json.dumps(timeline(steps, model)))
         except OSError as error:
             raise Overloaded(
                 f"the timeline cannot be written: {error.strerror}", retry_after=10.0

@@ -33,6 +33,16 @@ KNOWN = {
         head_dim=128, intermediate=6144, max_context=40_960, norm_eps=1e-6, qk_norm=True,
         moe=Moe(experts=128, active=8, intermediate=768),
     ),
+    "qwen3-235b-a22b": ModelArch(
+        family="qwen3_moe", vocab_size=151_936, hidden=4096, layers=94, heads=64, kv_heads=4,
+        head_dim=128, intermediate=12_288, max_context=40_960, norm_eps=1e-6, qk_norm=True,
+        moe=Moe(experts=128, active=8, intermediate=1536),
+    ),
+    "gpt-oss-120b": ModelArch(
+        family="gpt_oss", vocab_size=201_088, hidden=2880, layers=36, heads=64, kv_heads=8,
+        head_dim=64, intermediate=2880, max_context=131_072, norm_eps=1e-5, qkv_bias=True,
+        windows=(128, None) * 18, moe=Moe(experts=128, active=4, intermediate=2880),
+    ),
     "mixtral-8x7b": ModelArch(
         family="mixtral", vocab_size=32_000, hidden=4096, layers=32, heads=32, kv_heads=8,
         head_dim=128, intermediate=14_336, max_context=32_768, norm_eps=1e-5,
