@@ -69,6 +69,9 @@ MODELS = (
     ("llama-3.1-8b", "int4", "int8", False),
     ("llama-3.1-8b", "q4_k", "bfloat16", False),
     ("qwen3-30b-a3b", "bfloat16", "bfloat16", False),
+    ("qwen3-30b-a3b", "fp8", "bfloat16", False),
+    ("qwen3-30b-a3b", "int4", "bfloat16", False),
+    ("llama-3.1-8b", "fp8 blocks", "bfloat16", False),
     ("gemma-3-1b", "bfloat16", "bfloat16", False),
 )
 """(architecture, weights, KV, deterministic)."""
@@ -78,8 +81,8 @@ MATRIX_ROWS = 512
 """Steps of this many tokens are matrix-bound: their products and their attention must use the
 warpgroup instructions on sm_90."""
 MATRIX_BOUND = (
-    "attention_prefill._prefill_kernel", "product_dense._product_kernel", "moe._grouped_kernel",
-    "product_fp8._product_kernel",
+    "attention_prefill._prefill_kernel", "product_dense._product_kernel",
+    "product_fp8._product_kernel", "moe_products._dense_kernel", "moe_products._fp8_kernel",
 )  # fmt: skip
 SPILLS_EXPLAINED: dict[str, str] = {}
 """Kernel → why its spills do no harm."""

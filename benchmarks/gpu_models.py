@@ -12,7 +12,7 @@ import torch
 
 from headrace.base.arch import ModelArch, Rope
 from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
-from headrace.kernels.weights import PackedWeight
+from headrace.kernels.weights import Fp8Weight, PackedWeight
 from headrace.layers.build import Builder
 from headrace.layers.source import Named, WeightSource
 from headrace.loader.names import expected
@@ -24,7 +24,7 @@ GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128}
 BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8}
 ROOFLINE = {
     "bfloat16": "bfloat16", "fp8": "fp8", "int4": "int4", "q4_k": "Q4_K", "q5_0": "Q5_0",
-    "q6_k": "Q6_K", "int8": "int8",
+    "q6_k": "Q6_K", "int8": "int8", "fp8 blocks": "fp8",
 }  # fmt: skip
 """Weight format → its name in `roofline.formats`."""
 
@@ -87,6 +87,11 @@ def random_weights(
         return made.to(dtype)
 
     def named(name: str, shape: tuple[int, ...]) -> Named:
+        if weights == "fp8 blocks" and len(shape) == 2 and "layers" in name:
+            blocks = [-(-side // 128) for side in shape]
+            scales = torch.full(blocks, 0.0001, device=device)
+            data = dense(shape) * 10_000 if device != "meta" else dense(shape)
+            return Fp8Weight(data.to(torch.float8_e4m3fn), scales)
         whole = len(shape) == 1 or "embed_tokens" in name or "lm_head" in name
         if whole or weights not in BITS or "mlp.gate.weight" in name:
             return dense(shape)

@@ -64,7 +64,8 @@ class Question:
 
 
 class Backend(Protocol):
-    """A provider of operators."""
+    """A provider of operators. One that serves only some may have a `beside`: the names of those
+    that serve the others where it is asked for by name (before the reference)."""
 
     @property
     def name(self) -> str: ...

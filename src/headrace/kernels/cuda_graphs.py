@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from .operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
+from .operators import Forward, GroupBatch, HostStep, KvCache, Operators, StepBatch, StepLimits
 
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Buckets of decode steps."""
@@ -367,4 +368,5 @@ def null_step(tokens: int, cache: KvCache, max_context: int) -> StepBatch:
     return StepBatch(
         zeros, positions, bounds.to(device), lengths.to(device), groups,
         bounds[1:].to(device).long() - 1, max(counts), max(counts),
+        host=HostStep(np.array(counts, np.int64), np.array(counts, np.int64)),
     )  # fmt: skip

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
@@ -68,6 +70,14 @@ class GroupBatch:
     window: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """What `StepBatch` says of its entries, in the host's memory: int64 [B] each."""
+
+    counts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class StepBatch:
     """A step's tokens as tensors: built once per step, read by every layer."""
@@ -92,6 +102,8 @@ class StepBatch:
     """[N] int32: LoRA slot of each token, -1 for none. Read by `AdaptedProgram`s alone."""
     fixed: bool = False
     """May this very object come again, with other numbers in the same memory?"""
+    host: HostStep | None = None
+    """Its numbers on the host, for who plans there; None where a graph is captured."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from .backend import Backend, Question
 from .cpu.backend import CpuBackend
+from .flashinfer.backend import FlashInferBackend
 from .operators import (
     CODED,
     AdaptedProgram,
@@ -65,7 +66,8 @@ class ComposedOperators:
         self.providers = providers
         distinct = {id(provider): provider for provider in providers.values()}
         self.name = "+".join(sorted(provider.name for provider in distinct.values()))
-        self._single = next(iter(distinct.values())) if len(distinct) == 1 else None
+        self._single = self._host(list(distinct.values()))
+        self._alone = len(distinct) == 1
         for operator, provider in providers.items():
             setattr(self, operator, getattr(provider, operator))
         # Codes pass between four operators: only where one provider has them all.
@@ -75,18 +77,34 @@ class ComposedOperators:
                 if hasattr(providers["linear"], name):
                     setattr(self, name, getattr(providers["linear"], name))
 
+    @staticmethod
+    def _host(distinct: list[Operators]) -> Operators | None:
+        """Who makes whole steps into programs: the only provider, or the one within which all
+        others say that they run."""
+        hosts = [each for each in distinct if not hasattr(each, "within")]
+        if len(hosts) != 1:
+            return None
+        inside = all(getattr(each, "within", hosts[0].name) == hosts[0].name for each in distinct)
+        return hosts[0] if inside else None
+
+    def _bound(self, forward: Forward) -> Forward:
+        """`forward` by all providers, whoever makes the program."""
+        if self._alone:
+            return forward
+        return lambda _, batch, cache: forward(cast(Operators, self), batch, cache)
+
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         return self.providers[role].prepare(weight, role, dequantise)
 
     def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
         if self._single is None:
             return None
-        return self._single.compile(forward, cache, limits)
+        return self._single.compile(self._bound(forward), cache, limits)
 
     def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
         """What graphs made by `compile` will take of the device; 0 without graphs."""
         estimate = getattr(self._single, "graph_bytes", None)
-        return 0 if estimate is None else int(estimate(forward, cache, limits))
+        return 0 if estimate is None else int(estimate(self._bound(forward), cache, limits))
 
     def compile_adapted(
         self,
@@ -120,7 +138,8 @@ def choose(
                 f"kernels {wish!r} are not built into this installation; there are: {names}",
                 param="kernels",
             )
-        candidates = [*wished, *(b for b in candidates if b.name == "ref" and b not in wished)]
+        beside = (*getattr(wished[0], "beside", ()), "ref")
+        candidates = [*wished, *(b for b in candidates if b.name in beside and b not in wished)]
         question = replace(question, asked=True)
     wanted = ENCODER_OPERATORS if question.encoder else OPERATORS
     built: dict[str, Operators] = {}
@@ -163,5 +182,10 @@ def known_backends() -> list[Backend]:
     return [factory() for factory in _FACTORIES]
 
 
-_FACTORIES: list[Callable[[], Backend]] = [CpuBackend, TritonBackend, ReferenceBackend]
+_FACTORIES: list[Callable[[], Backend]] = [
+    CpuBackend,
+    FlashInferBackend,
+    TritonBackend,
+    ReferenceBackend,
+]
 """A new backend is a line here, before the reference."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..base.step import PoolShape, StepPlan
-from ..kernels.operators import GroupBatch, StepBatch
+from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import to_device
 
@@ -63,4 +63,5 @@ def make_batch(
         max_count=int(counts.max()),
         max_length=max_length,
         types=types,
+        host=HostStep(counts, lengths),
     )

@@ -210,14 +210,25 @@ class TritonOperators:
         tokens, heads, width = q.shape
         out = torch.empty_like(q)
         table, view = self._table(q.device), batch.groups[group]
+        coded = kv.k_scale is not None
         # One kernel for every entry where rows must be invariant: the two sum in other orders.
         split = not self.deterministic
         if batch.max_count > 1 or not split:
             attention_prefill(
-                q, kv, batch, view, out, scale, softcap, table.prefill(width), skip_single=split
+                q,
+                kv,
+                batch,
+                view,
+                out,
+                scale,
+                softcap,
+                table.prefill(width, coded=coded),
+                skip_single=split,
             )
         if split:
-            attention_decode(q, kv, batch, view, out, scale, softcap, table.decode(width))
+            attention_decode(
+                q, kv, batch, view, out, scale, softcap, table.decode(width, coded=coded)
+            )
         return out.view(tokens, heads * width)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:

@@ -54,13 +54,13 @@ class Table:
 
     architecture: str
 
-    def decode(self, width: int) -> DecodeConfig:
-        """By head size."""
-        return self._find(DecodeConfig, "attention_decode", width)
+    def decode(self, width: int, *, coded: bool = False) -> DecodeConfig:
+        """By head size; `coded`: of a cache in 8-bit codes."""
+        return self._find(DecodeConfig, "attention_decode" + "_coded" * coded, width)
 
-    def prefill(self, width: int) -> PrefillConfig:
-        """By head size."""
-        return self._find(PrefillConfig, "attention_prefill", width)
+    def prefill(self, width: int, *, coded: bool = False) -> PrefillConfig:
+        """By head size; `coded`: of a cache in 8-bit codes."""
+        return self._find(PrefillConfig, "attention_prefill" + "_coded" * coded, width)
 
     def packed(self, rows: int) -> ProductConfig:
         """By rows."""
