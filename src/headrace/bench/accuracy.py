@@ -129,9 +129,7 @@ async def _ask(pool: Pool, target: Target, path: str, body: dict[str, Any]) -> d
     parts: list[bytes] = []
     try:
         async with asyncio.timeout(target.timeout):
-            connection = await pool.take()
-            reply = await connection.send(data, lambda _when, part: parts.append(part))
-            pool.give(connection)
+            reply = await pool.request(data, lambda _when, part: parts.append(part))
     except TimeoutError:
         raise HeadraceError(f"no answer within {target.timeout:g} s") from None
     except ConnectionLost as error:

@@ -122,6 +122,15 @@ def _failures(records: Sequence[RequestRecord]) -> list[Finding]:
                 f"{count} of {len(records)} requests failed ({kind}), for example: {example:.200}",
             )
         )  # fmt: skip
+    again = sum(record.reconnected for record in records)
+    if again:
+        findings.append(
+            Finding(
+                "warning", "reconnected",
+                f"{again} of {len(records)} requests found the connection closed that the server "
+                "had kept open, and were sent again on a new one; the lost time counts",
+            )
+        )  # fmt: skip
     return findings
 
 

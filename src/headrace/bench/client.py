@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .http import ConnectionLost, Pool, Reply, parse_url, request_bytes
+from .http import Connection, ConnectionLost, Pool, Reply, parse_url, request_bytes
 from .job import Job, Target
 from .record import ClientAudit, RequestRecord
 from .sse import Lines, decode
@@ -203,10 +203,19 @@ class Client:
 
     async def _exchange(self, data: bytes, stream: Stream) -> Reply | None:
         """Send and wait for the end, a stall or the wish to hang up (→ None)."""
+        try:
+            return await self._send(await self._pool.take(), data, stream)
+        except ConnectionLost as error:
+            if not error.stale:
+                raise
+        stream.record.reconnected = True
+        return await self._send(await self._pool.fresh(), data, stream)
+
+    async def _send(self, connection: Connection, data: bytes, stream: Stream) -> Reply | None:
         target, record = self.job.target, stream.record
-        connection = await self._pool.take()
         stream.hang_up = asyncio.Event() if stream.cancel_after is not None else None
-        record.sent_ns = stream.last_ns = time.monotonic_ns()
+        stream.last_ns = time.monotonic_ns()
+        record.sent_ns = record.sent_ns or stream.last_ns
         reply = connection.send(data, stream.on_body)
         waiting: set[asyncio.Future[Any]] = {reply}
         hang_up = asyncio.ensure_future(stream.hang_up.wait()) if stream.hang_up else None

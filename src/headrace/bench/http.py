@@ -26,6 +26,10 @@ MAX_HEAD = 64 * 1024
 class ConnectionLost(Exception):
     """The server closed, refused or broke the protocol."""
 
+    stale = False
+    """A kept connection was closed while the request was on its way: nothing was answered, so the
+    request may be sent again on a new one (RFC 9110, 9.2.2; curl and browsers do it)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -79,6 +83,8 @@ class Connection(asyncio.Protocol):
         """Bytes of the body (or chunk) still to come; -1: until the connection closes."""
         self._chunked = False
         self._trailer = False
+        self._served = 0
+        """Requests that were answered on this connection."""
         self.usable = False
 
     @classmethod
@@ -138,7 +144,8 @@ class Connection(asyncio.Protocol):
             self._finish(time.monotonic_ns())
             return
         what = "before it answered" if self._reply is None else "in the middle of an answer"
-        self._fail(f"the server closed the connection {what}")
+        stale = self._served > 0 and self._reply is None and not self._buffer
+        self._fail(f"the server closed the connection {what}", stale=stale)
 
     def _parse(self, now: int) -> None:
         if self._reply is None and not self._head(now):
@@ -210,15 +217,18 @@ class Connection(asyncio.Protocol):
         assert self._reply is not None
         assert self._done is not None
         self._reply.end_ns = now
+        self._served += 1
         if self._reply.headers.get("connection", "").lower() == "close" or self._left == -1:
             self.close()
         if not self._done.done():
             self._done.set_result(self._reply)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, *, stale: bool = False) -> None:
         self.close()
         if self._done is not None and not self._done.done():
-            self._done.set_exception(ConnectionLost(message))
+            lost = ConnectionLost(message)
+            lost.stale = stale
+            self._done.set_exception(lost)
 
 
 class Pool:
@@ -235,8 +245,31 @@ class Pool:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
+        return await self.fresh()
+
+    async def fresh(self) -> Connection:
+        """A new connection, whatever is idle."""
         self.opened += 1
         return await Connection.open(self.address, self._timeout)
+
+    async def request(self, data: bytes, on_body: OnBody) -> Reply:
+        """Send and wait for the end; once more on a new connection if the kept one was stale."""
+        try:
+            return await self._request(await self.take(), data, on_body)
+        except ConnectionLost as error:
+            if not error.stale:
+                raise
+        return await self._request(await self.fresh(), data, on_body)
+
+    async def _request(self, connection: Connection, data: bytes, on_body: OnBody) -> Reply:
+        reply = connection.send(data, on_body)
+        try:
+            return await reply
+        finally:
+            if reply.done() and not reply.cancelled() and reply.exception() is None:
+                self.give(connection)
+            else:
+                connection.close()
 
     def give(self, connection: Connection) -> None:
         if connection.usable:

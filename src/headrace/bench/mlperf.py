@@ -154,13 +154,9 @@ class SystemUnderTest:
 
         try:
             async with asyncio.timeout(target.timeout):
-                connection = await self._pool.take()
-                try:
-                    reply = await connection.send(
-                        request_bytes(self._pool.address, "POST", path, body, headers), on_body
-                    )
-                finally:
-                    self._pool.give(connection)
+                reply = await self._pool.request(
+                    request_bytes(self._pool.address, "POST", path, body, headers), on_body
+                )
             judge(target, stream, reply)
         except (TimeoutError, ConnectionLost) as error:
             record.error = str(error) or f"no end after {target.timeout:g} s"

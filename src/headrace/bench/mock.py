@@ -45,6 +45,8 @@ class Behaviour:
     prefix_cache: bool = False
     not_ready: float = 0.0
     """Answer 503 for so long after the start."""
+    stale_after: int = 0
+    """Answers on a connection after which it is closed upon the next request; 0: never."""
     zero_vectors: bool = False
     """Embeddings of noughts."""
     template: int = 0
@@ -116,8 +118,12 @@ class MockServer:
         with contextlib.suppress(
             ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
         ):
+            answered = 0
             while await self._exchange(reader, writer):
-                pass
+                answered += 1
+                if answered == self.behaviour.stale_after:
+                    await reader.readuntil(b"\r\n\r\n")
+                    writer.transport.abort()
         writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -38,6 +38,8 @@ class RequestRecord(msgspec.Struct):
     """Tokens of the answer's text, where the client has the tokenizer."""
     finish_reason: str | None = None
     process: int = 0
+    reconnected: bool = False
+    """Its kept connection turned out closed; it was sent again on a new one."""
 
     @property
     def ok(self) -> bool:

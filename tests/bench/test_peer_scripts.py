@@ -1,0 +1,95 @@
+"""The scripts of benchmarks/peers: what they conclude from what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import HeadraceError
+from headrace.bench.mock import Behaviour, MockServer
+from headrace.bench.options import RunOptions
+
+PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"peers_{name}", PEERS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def figures(ttft: float, server: float) -> dict[str, float | None]:
+    base = dict.fromkeys(("tpot", "itl", "e2e", "throughput", "input_tokens"), 10.0)
+    return {**base, "output_tokens": 8.0, "ttft": ttft, "server_ttft": server, "valid": 1.0}
+
+
+def test_clients_are_held_against_ours_and_the_server() -> None:
+    agreement = script("agreement")
+    rounds = [
+        {"found": {"headrace": figures(a, a - 1), "aiperf": figures(b, b - 2)}}
+        for a, b in ((100.0, 150.0), (110.0, 165.0), (105.0, 157.5))
+    ]
+    made = agreement.compare(rounds)
+    assert list(made) == ["headrace", "aiperf"]
+    ttft = made["aiperf"]["ttft"]
+    assert ttft["ratio"] == pytest.approx(1.5)
+    # Ours differ by a tenth among themselves, theirs from ours by half.
+    assert not ttft["agrees"]
+    assert made["aiperf"]["tpot"]["agrees"]
+    assert ttft["to_server"][0] == pytest.approx(150 / 148)
+    text = agreement.table(made)
+    assert "×1.500 (1.500–1.500) DIFFERS" in text
+    assert "absent: guidellm" in text
+    assert "ttft / server's own mean" in text
+
+
+def test_what_is_not_there_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = script("run")
+    monkeypatch.delenv("NOWHERE_ENV", raising=False)
+    for command in ("$NOWHERE_ENV/bin/serve {model}", "/nowhere/serve {port}"):
+        peer = {"command": command, "port": 9}
+        with pytest.raises(HeadraceError, match=r"is not (set|installed here)"):
+            run.measure(peer, RunOptions(), "model", tmp_path / "log")
+    peers = (PEERS / "peers.toml").read_text()
+    assert "{here}/openvino_server.py" in peers
+    assert (PEERS / "openvino_server.py").is_file()
+
+
+def test_peers_are_compared_within_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = script("run")
+    mock = f"{sys.executable} -m headrace bench mock --ttft 0.005 --itl {{itl}} --port {{port}}"
+    config = tmp_path / "peers.toml"
+    ports = []
+    for _ in range(2):
+        with MockServer(Behaviour()) as free:
+            ports.append(free.port)
+    tables = [
+        f'[{name}]\ncommand = "{mock.format(itl=itl, port="{port}")}"\nport = {port}\n'
+        for (name, itl), port in zip((("quick", 0.002), ("slow", 0.02)), ports, strict=True)
+    ]
+    config.write_text("\n".join([*tables, '[gone]\ncommand = "/nowhere/x"\nport = 1\n']))
+    out = tmp_path / "out"
+    monkeypatch.setattr(
+        sys, "argv",
+        ["run.py", str(config), "--model", "m", "--out", str(out), "--only", "3", "--requests", "4",
+         "--concurrency", "2", "--input", "4", "--output", "30"],
+    )  # fmt: skip
+    run.main()
+    text = (out / "table.md").read_text()
+    assert "| | quick | slow |" in text
+    assert "absent: gone: /nowhere/x is not installed here" in text
+    results: dict[str, Any] = {
+        name: json.loads((out / f"{name}-3.json").read_text()) for name in ("quick", "slow")
+    }
+    speeds = {n: r["figures"]["output_throughput"]["value"] for n, r in results.items()}
+    assert speeds["quick"] > 2 * speeds["slow"]
