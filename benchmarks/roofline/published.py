@@ -1,16 +1,16 @@
-"""Simulated throughput next to what others published, as it is.
+"""Predicted throughput next to what others published, as it is.
 
-`python benchmarks/roofline/published.py [OUT.json [FIRST [LAST]]]` (a part of the rows; rows are
-added to OUT.json). TensorRT-LLM's performance overview: output tokens/s at full load, per device
-where a row has several. Nothing here was fitted to these rows: the curves are of single operators
-(`operator_tables.py`), the time around them is assumed.
+`python benchmarks/roofline/published.py OUT.json [--simulate NUMBER…]`. TensorRT-LLM's performance
+overview: output tokens/s at full load, of one device. Predicted by the planner's steady state
+(`roofline.steady`, in a moment), and for the rows named also by the simulator (a minute each).
+Nothing here was fitted to these rows: the curves are of single operators (`operator_tables.py`),
+the time around them is assumed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
+from headrace.roofline.steady import Demand, Engine
 from headrace.roofline.weights import WeightBytes
 
 
@@ -70,15 +71,18 @@ ROWS = [
 ]
 
 
-def simulated(row: Row) -> float:
-    """Output tokens/s of one device in the middle half of a run at full load."""
+def case_of(row: Row) -> Case:
     narrow = row.format in ("fp8", "nvfp4")
-    case = Case(
+    return Case(
         KNOWN[row.model], WeightBytes(row.format, head_format="bfloat16"),
         kv_dtype="fp8" if narrow else "bfloat16", layout=row.layout,
     )  # fmt: skip
+
+
+def simulated(row: Row) -> float:
+    """Output tokens/s of one device in the middle half of a run at full load."""
     spec = ReplicaSpec(
-        case, DEVICES[row.device], rows=row.batch, step_tokens=8192,
+        case_of(row), DEVICES[row.device], rows=row.batch, step_tokens=8192,
         max_context=row.input + row.output + 16, depth=2, prefix_cache=False,
     )  # fmt: skip
     cluster = Cluster(spec, 1)
@@ -96,30 +100,45 @@ def simulated(row: Row) -> float:
     return tokens / ((high - low) / 1e9) / cluster.devices
 
 
+def steady(row: Row) -> float:
+    """Output tokens/s of one device in the steady state at full load."""
+    demand = Demand(1.0, row.input, row.output)
+    engine = Engine(case_of(row), DEVICES[row.device], demand)
+    state = engine.together(min(row.batch, engine.room()), 8192, 1.0)
+    assert state is not None
+    return state.rate * row.output * row.layout.engines / row.layout.devices
+
+
 def main() -> None:
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    last = int(sys.argv[3]) if len(sys.argv) > 3 else len(ROWS)
-    held: dict[str, Any] = json.loads(out.read_text()) if out and first and out.is_file() else {}
-    rows: list[dict[str, Any]] = held.get("rows", [])
-    for row in ROWS[first:last]:
-        begin = time.perf_counter()
-        found = simulated(row)
-        rows.append(
-            {"model": row.model, "device": row.device, "layout": str(row.layout),
-             "format": row.format, "input": row.input, "output": row.output,
-             "published": row.tokens_per_second, "simulated": round(found)}
-        )  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--simulate", type=int, nargs="*", default=[])
+    given = parser.parse_args()
+    before: list[dict[str, Any]] = (
+        json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    )
+    rows: list[dict[str, Any]] = []
+    for number, row in enumerate(ROWS):
+        entry: dict[str, Any] = {
+            "model": row.model, "device": row.device, "layout": str(row.layout),
+            "format": row.format, "input": row.input, "output": row.output,
+            "published": row.tokens_per_second, "predicted": round(steady(row)),
+        }  # fmt: skip
+        if number in given.simulate:
+            entry["simulated"] = round(simulated(row))
+        elif number < len(before) and "simulated" in before[number]:
+            entry["simulated"] = before[number]["simulated"]
+        rows.append(entry)
+        ratio = entry["predicted"] / row.tokens_per_second
         print(
-            f"| {row.model} | {row.device}, {row.layout} | {row.input} / {row.output} | "
-            f"{row.tokens_per_second:,.0f} | {found:,.0f} | {found / row.tokens_per_second:.2f} | "
-            f"({time.perf_counter() - begin:.0f} s)",
+            f"| {row.model} | {row.device} {row.layout} | {row.format} | {row.input} / {row.output}"
+            f" | {row.tokens_per_second:,.0f} | {entry['predicted']:,} | {ratio:.2f} | "
+            f"{entry.get('simulated', '–')} |",
             flush=True,
         )
-        errors = [abs(one["simulated"] / one["published"] - 1) for one in rows]
-        if out is not None:
-            held = {"rows": rows, "median": median(errors), "worst": max(errors)}
-            out.write_text(json.dumps(held, indent=1) + "\n")
+    errors = [abs(one["predicted"] / one["published"] - 1) for one in rows]
+    result = {"rows": rows, "median": median(errors), "worst": max(errors)}
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"median error {median(errors):.0%}, worst {max(errors):.0%}")
 
 

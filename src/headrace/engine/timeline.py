@@ -65,9 +65,9 @@ def timeline(steps: Sequence[RecordedStep], model: StepModel) -> dict[str, Any]:
     for track, name in TRACKS.items():
         events.name(ENGINE, name, track)
     named: set[int] = set()
-    nexts = [begin for begin, _ in [*spans[1:], (float("inf"), 0.0)]]
+    nexts = [begin for begin, _ in spans[1:]] + [float("inf") for _ in spans[:1]]
     loop_free = {LOOP: 0.0, SECOND: 0.0}
-    for step, (begin, seconds), following in zip(steps, spans, nexts, strict=bool(steps)):
+    for step, (begin, seconds), following in zip(steps, spans, nexts, strict=True):
         composition = compose_plan(model.case.arch, step.plan)
         predicted = model.time(composition)
         about = {

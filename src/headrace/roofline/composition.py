@@ -17,6 +17,20 @@ class Attended(NamedTuple):
     """Σ over queries of the positions each sees."""
     kv_tokens: int
     """Σ over entries of the cached positions that any of its queries sees."""
+    decoded: int = 0
+    """Of these, what entries of one token with a past see: as many pairs as positions."""
+
+    def parts(self, step: Composition) -> tuple[tuple[Attended, int, int], ...]:
+        """(work, tokens, entries) of the decoding entries and of the others, where there are
+        both."""
+        if not 0 < step.decodes < step.entries:
+            return ()
+        rest = Attended(self.pairs - self.decoded, self.kv_tokens - self.decoded)
+        own = Attended(self.decoded, self.decoded)
+        return (
+            (own, step.decodes, step.decodes),
+            (rest, step.tokens - step.decodes, step.entries - step.decodes),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +77,20 @@ def compose(
                 length * (length + 1) - start * (start + 1)
                 for start, length in zip(starts, lengths, strict=True)
             )
-            attended[window] = Attended(pairs // 2, sum(lengths))
+            decoded = sum(
+                length
+                for start, count, length in zip(starts, counts, lengths, strict=True)
+                if count == 1 and start
+            )
+            attended[window] = Attended(pairs // 2, sum(lengths), decoded)
             continue
-        pairs = cached = 0
+        pairs = cached = decoded = 0
         for start, count in zip(starts, counts, strict=True):
             pairs += visible_pairs(start, count, window)
-            cached += visible_tokens(start, count, window)
-        attended[window] = Attended(pairs, cached)
+            seen = visible_tokens(start, count, window)
+            cached += seen
+            decoded += seen if count == 1 and start else 0
+        attended[window] = Attended(pairs, cached, decoded)
     return Composition(
         tokens=sum(counts),
         entries=len(counts),

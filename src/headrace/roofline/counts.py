@@ -133,6 +133,8 @@ class Count:
     """Independent parts of an attention: (sequence, KV head)."""
     ranks: int = 1
     """That take part in a collective."""
+    parts: tuple[Count, ...] = ()
+    """An attention of decoding and other entries: the two, which make up the whole."""
 
     @property
     def bytes(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -123,7 +124,8 @@ class _Table:
         kinds = {"product": 0, "experts": 0, "attention": 1, "vector": 2}
         for number, record in enumerate(records):
             step = compose(case.arch, record.starts, record.counts, record.samples)
-            for count in count_step(case, step):
+            counts = count_step(case, step)
+            for count in itertools.chain.from_iterable(c.parts or (c,) for c in counts):
                 if count.kind in kinds:
                     compute = compute_seconds(case, hardware, count, padded=True)
                     memory = memory_seconds(hardware, count)

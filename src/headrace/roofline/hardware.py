@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import NotFound, OptionError
+from .curves import CURVES
 from .efficiency import Curve, Efficiency
 
 
@@ -63,7 +64,7 @@ class Hardware:
 GB = 10**9
 
 # The fabric is that of the makers' DGX systems: one 200 Gb/s (A100) or 400 Gb/s adapter per device.
-DEVICES = {
+_DATASHEETS = {
     # NVIDIA A100 Tensor Core GPU datasheet (SXM 80 GB); L2 from the Ampere whitepaper.
     "A100": Hardware(
         "A100", {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
@@ -122,6 +123,17 @@ DEVICES = {
         0.273e12, 128 * GB, 32 * 2**20, 1e12, tile_rows=64,
         source="NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
     ),
+}  # fmt: skip
+DEVICES = {
+    name: device.fitted(
+        replace(
+            device.efficiency, curves=CURVES[name],
+            source="curves of measured operators, the rest assumed",
+        )
+    )
+    if name in CURVES
+    else device
+    for name, device in _DATASHEETS.items()
 }  # fmt: skip
 """By name; "this" is the calibrated machine (`load_hardware`)."""
 

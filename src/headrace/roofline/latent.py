@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from .composition import Composition
+from .composition import Attended, Composition
 from .counts import Case, Count, linear
 from .formats import dtype_bytes, kv_token_bytes
 
@@ -35,13 +36,20 @@ def latent_attention(case: Case, step: Composition) -> Count:
     tokens go through kv_b (2 · r · H · (n + v) each), then 2 · (n + p) + 2 · v per pair and head.
     The cheaper one of the step is counted. Every rank keeps the whole latent: tp does not share it.
     """
-    arch, tokens, tp = case.arch, step.tokens, case.layout.tp
+    attended = step.attended[None]
+    parts = tuple(_latent(case, *part) for part in attended.parts(step))
+    whole = _latent(case, attended, step.tokens, step.entries)
+    return replace(whole, parts=parts) if parts else whole
+
+
+def _latent(case: Case, attended: Attended, tokens: int, entries: int) -> Count:
+    arch, tp = case.arch, case.layout.tp
     mla = arch.mla
     assert mla is not None
     b = dtype_bytes(case.dtype)
     head = mla.nope_dim + mla.rope_dim
     out, inner = arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank
-    pairs, cached = step.attended[None]
+    pairs, cached = attended.pairs, attended.kv_tokens
     scores = arch.heads * pairs
     absorbed = scores * (2 * (mla.kv_rank + mla.rope_dim) + 2 * mla.kv_rank)
     absorbed += 2 * tokens * out * inner
@@ -53,8 +61,8 @@ def latent_attention(case: Case, step: Composition) -> Count:
         kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
         read_bytes=tokens * arch.heads * head * b / tp,
         write_bytes=tokens * arch.heads * mla.v_dim * b / tp, rows=tokens,
-        depth=cached / max(1, step.entries), entries=step.entries,
-        pieces=step.entries * arch.heads / tp,
+        depth=cached / max(1, entries), entries=entries,
+        pieces=entries * arch.heads / tp,
     )  # fmt: skip
 
 

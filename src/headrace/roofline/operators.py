@@ -9,6 +9,7 @@ One multiply-add is two FLOPs. Bytes are the least that must move: each operand 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .collectives import collectives
 from .composition import Attended, Composition
@@ -148,14 +149,23 @@ def attention(
     and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written.
     A kernel that reads the KV once per tile of queries reads more: that is its efficiency.
     """
-    arch, tp, tokens = case.arch, case.layout.tp, step.tokens
+    label = "attention" if window is None else f"attention/{window}"
+    parts = tuple(_attention(case, label, *part, calls) for part in attended.parts(step))
+    whole = _attention(case, label, attended, step.tokens, step.entries, calls)
+    return replace(whole, parts=parts) if parts else whole
+
+
+def _attention(
+    case: Case, label: str, attended: Attended, tokens: int, entries: int, calls: int
+) -> Count:
+    arch, tp = case.arch, case.layout.tp
     b = dtype_bytes(case.dtype)
     size = tokens * arch.heads * arch.head_dim * b / tp
     token = kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads)
     return Count(
-        "attention", "attention" if window is None else f"attention/{window}", calls, "attention",
+        "attention", label, calls, "attention",
         flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
         kv_bytes=attended.kv_tokens * token, read_bytes=size, write_bytes=size, rows=tokens,
-        depth=attended.kv_tokens / max(1, step.entries), entries=step.entries,
-        pieces=step.entries * arch.kv_heads / min(tp, arch.kv_heads),
+        depth=attended.kv_tokens / max(1, entries), entries=entries,
+        pieces=entries * arch.kv_heads / min(tp, arch.kv_heads),
     )  # fmt: skip

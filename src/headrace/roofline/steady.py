@@ -2,7 +2,7 @@
 
 An engine with a batch of B sequences decodes a step in t_d. A prompt of P tokens that the cache
 does not have goes through in n = ceil(P / q) chunks of q tokens beside the decoding batch, in steps
-of t_m; it costs the batch t_p = n · (t_m - t_d). So at R requests a second with O output tokens
+of t_m; it costs the batch t_p = P / q · (t_m - t_d). So at R requests a second with O output tokens
 each, R ≤ 1 / (t_p + O · t_d / B), of which `load` is used; ρ = R · t_p is the share of prefill.
 
 TPOT ≈ t_d / (1 - ρ): a token waits for the prefills that come meanwhile.
@@ -112,7 +112,7 @@ class Engine:
         chunk = min(self.demand.fresh, room)
         chunks = math.ceil(self.demand.fresh / chunk)
         decode, mixed = self.decode(batch), self.mixed(batch, chunk)
-        prefill = chunks * max(0.0, mixed - decode)
+        prefill = self.demand.fresh / chunk * max(0.0, mixed - decode)
         rate = load / (prefill + self.demand.output_tokens * decode / batch)
         busy = rate * prefill
         ttft = decode + chunks * mixed * (1 + TAIL * busy / (2 * (1 - busy)))

@@ -23,6 +23,10 @@ from .operators import attention_counts, count_step
 QUERY_TILE = 128
 """Queries that a prefill's attention works on at a time on a GPU (FlashAttention 2 and 3)."""
 
+SHORT_QUERIES = 8
+"""Up to so many queries of an entry (a decode, or a verified draft) its attention runs as decode:
+the queries of all heads that share a KV head are one tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
@@ -93,6 +97,9 @@ def call_seconds(
     case: Case, hardware: Hardware, efficiency: Efficiency, count: Count
 ) -> tuple[float, str]:
     """(seconds of one call, what binds it)."""
+    if count.parts:
+        parts = [call_seconds(case, hardware, efficiency, part) for part in count.parts]
+        return sum(seconds for seconds, _ in parts), max(parts)[1]
     exact = efficiency is PERFECT
     curve = efficiency.curve(count.kind, curve_names(case, hardware, count))
     if count.kind == "network":
@@ -111,14 +118,15 @@ def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]
     """Classes of `Efficiency.curves` that an operator may belong to, the narrowest first.
 
     product/fp8, experts/bfloat16: by the type that it computes in; attention/decode and
-    attention/prefill (latent/… for MLA): by whether entries have one query each, and before it the
+    attention/prefill (latent/… for MLA): by whether entries have few queries, and before it the
     same with the head's size (attention/decode/64); all_reduce.
     """
     if count.kind in ("product", "experts"):
         return (f"{count.kind}/{product_type(case, hardware, count)}",)
     if count.kind == "attention":
         kind = "latent" if count.label == "latent" else "attention"
-        name = f"{kind}/{'decode' if count.rows <= count.entries else 'prefill'}"
+        short = count.rows <= SHORT_QUERIES * count.entries
+        name = f"{kind}/{'decode' if short else 'prefill'}"
         return f"{name}/{case.arch.head_dim}", name
     return (count.operator,)
 
@@ -145,7 +153,7 @@ def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: boo
         return count.flops / rate
     if count.kind == "attention":
         flops = count.flops
-        if padded and hardware.tile_rows > 1 and count.rows > count.entries:
+        if padded and hardware.tile_rows > 1 and count.rows > SHORT_QUERIES * count.entries:
             flops *= _tiled(count)
         return flops / hardware.rate(case.dtype)
     return count.flops / hardware.rate("float32")
