@@ -26,6 +26,7 @@ from ..operators import (
 from ..reference import ReferenceOperators
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import emit
+from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from .library import Team
 from .panels import Packer
@@ -43,6 +44,7 @@ class CpuOperators:
         self.team = Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self._reference = ReferenceOperators(torch.float32)
+        self.drawing = drawing(self.team)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         if role == "moe":

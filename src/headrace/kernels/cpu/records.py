@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 KINDS = {
@@ -13,7 +13,7 @@ KINDS = {
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
-LORA_DOWN, LORA_UP = 20, 21
+LORA_DOWN, LORA_UP, DRAW = 20, 21, 22
 MAX_GROUPS = 16
 SIX = 6
 """Rows of quantised activations that are interleaved."""
@@ -138,9 +138,22 @@ class HrLora(Structure):
     ]  # fmt: skip
 
 
+class HrDrawRow(Structure):
+    _fields_ = [
+        ("temperature", _F), ("min_p", _F), ("top_p", _F), ("top_k", _I), ("uniform", c_double),
+    ]  # fmt: skip
+
+
+class HrDraw(Structure):
+    _fields_ = [
+        ("logits", _P), ("stride", _L), ("rows", _P), ("tokens", _P), ("vocab", _L), ("count", _L),
+    ]  # fmt: skip
+
+
 MIRRORED: list[type[Structure]] = [
     HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
     HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
+    HrDrawRow, HrDraw,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

@@ -2,6 +2,7 @@
 // kernels_vnni.cpp, each compiled with the flags of its level.
 #pragma once
 #include "attention.h"
+#include "draw.h"
 #include "gate_up.h"
 #include "lora.h"
 #include "pack.h"
@@ -34,6 +35,7 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_LORA_DOWN: return op_lora_down(*static_cast<const HrLora*>(record.op), work);
     case HR_OP_LORA_UP: return op_lora_up(*static_cast<const HrLora*>(record.op), work);
+    case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);
     case HR_OP_SOFTCAP: return op_softcap(*static_cast<const HrRowsOp*>(record.op), work);
   }
 }
@@ -42,6 +44,7 @@ int64_t scratch_of(const HrRecord& record, const HrStep&) {
   if (record.code == HR_OP_LINEAR || record.code == HR_OP_GATE_UP) return kProductScratch;
   if (record.code == HR_OP_ATTENTION)
     return attention_scratch(static_cast<const HrAttention*>(record.op)->kv);
+  if (record.code == HR_OP_DRAW) return kDrawScratch;
   return 0;
 }
 

@@ -42,7 +42,8 @@ enum HrCode {
   HR_OP_SOFTCAP = 10,
   HR_OP_GATE_UP = 11,
   HR_OP_LORA_DOWN = 20,
-  HR_OP_LORA_UP = 21
+  HR_OP_LORA_UP = 21,
+  HR_OP_DRAW = 22
 };
 
 // Rows of activations as int8, six rows interleaved: what the matrix kernel walks through is one
@@ -204,6 +205,23 @@ typedef struct {         // LORA_DOWN: inner = A · x, LORA_UP: y += B · inner,
   int32_t room;          // R
   int64_t in;
 } HrLora;
+
+typedef struct {
+  float temperature;     // above 0
+  float min_p;           // 0: off
+  float top_p;           // 1: off
+  int32_t top_k;         // 0: off
+  double uniform;        // in [0, 1)
+} HrDrawRow;
+
+typedef struct {         // one token per row of logits
+  const float* logits;   // [count, vocab]
+  int64_t stride;
+  const HrDrawRow* rows;
+  int64_t* tokens;       // [count]: −1 where the candidates had no room
+  int64_t vocab;
+  int64_t count;
+} HrDraw;
 
 typedef struct {
   int32_t code;
