@@ -1,7 +1,8 @@
 """A simulated study: three routings, 8 to 1,024 H200, shared-prefix requests, 8B and 70B in FP8.
 
-`python benchmarks/roofline/cluster.py OUT.json OUT.png` prints the table of
-docs/cluster-study.md and draws its plots.
+`python benchmarks/roofline/cluster.py OUT.json OUT.png [MODEL…]` prints the table of
+docs/cluster-study.md and draws its plots. Rows are kept in OUT.json as they come, and those that
+are there are not computed again, so that the study can be done in parts.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from headrace.roofline.plot import Chart, Series, write_png
 from headrace.roofline.weights import WeightBytes
 
 MODELS = {
-    "llama-3.1-8b": (1, 20.0, (8, 64, 256)),
-    "llama-3.1-70b": (4, 9.0, (32, 256, 1024)),
+    "llama-3.1-8b": (1, 20.0, (8, 32, 128, 512)),
+    "llama-3.1-70b": (4, 9.0, (32, 128, 512, 2048)),
 }
 """Model → (devices of a replica, requests a second offered to each replica, cluster sizes)."""
-PER_REPLICA = 30
+PER_REPLICA = 20
 KV_TOKENS = 200_000
-"""More than 30 requests can fill: the simulator's own memory is what this saves."""
+"""More than 20 requests can fill: the simulator's own memory is what this saves."""
 PREFIXES_PER_REPLICA = 4
 
 
@@ -73,42 +74,53 @@ def study(model: str, devices: int, routing: str) -> dict[str, Any]:
 
 
 def plots(rows: list[dict[str, Any]], path: Path) -> None:
+    """Per model: tail and median of TTFT, and how much of the prompts the caches had."""
     charts = []
     for model in MODELS:
         mine = [row for row in rows if row["model"] == model]
+        tp = MODELS[model][0]
         for name, title, scale in (
+            ("ttft_p50", "TTFT p50, ms", 1e3),
             ("ttft_p99", "TTFT p99, ms", 1e3),
-            ("hits", "prefix hits, %", 100),
+            ("hits", "prompt tokens from the caches, %", 100),
         ):
-            charts.append(
-                Chart(
-                    f"{model} on H200", "devices", title,
-                    [
-                        Series(
-                            routing,
-                            [row["devices"] for row in mine if row["routing"] == routing],
-                            [row[name] * scale for row in mine if row["routing"] == routing],
-                        )
-                        for routing in ROUTERS
-                    ],
-                    log_x=True, log_y=name == "ttft_p99",
+            lines = [
+                Series(
+                    routing,
+                    [row["devices"] for row in mine if row["routing"] == routing],
+                    [row[name] * scale for row in mine if row["routing"] == routing],
                 )
-            )  # fmt: skip
+                for routing in ROUTERS
+            ]
+            if name == "hits":
+                found = [row for row in mine if row["routing"] == "prefix"]
+                lines.append(
+                    Series(
+                        "possible", [row["devices"] for row in found],
+                        [row["possible"] * scale for row in found], dashed=True,
+                    )
+                )  # fmt: skip
+            replicas = "one each" if tp == 1 else f"{tp} each"
+            charts.append(Chart(f"{model}, {replicas}: {title}", "H200", title, lines, log_x=True))
     write_png(charts, path)
 
 
 def main() -> None:
+    out, picture, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(MODELS)
+    rows: list[dict[str, Any]] = json.loads(out.read_text()) if out.is_file() else []
+    done = {(row["model"], row["devices"], row["routing"]) for row in rows}
     print("| model | devices | routing | TTFT p50 ms | TTFT p99 ms | ITL p99 ms | prefix hits | "
           "good req/s per device | busy | run took s |")  # fmt: skip
     print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|")
-    rows = [
-        study(model, devices, routing)
-        for model in MODELS
-        for devices in MODELS[model][2]
-        for routing in ROUTERS
-    ]
-    Path(sys.argv[1]).write_text(json.dumps(rows, indent=1))
-    plots(rows, Path(sys.argv[2]))
+    for model in names:
+        for devices in MODELS[model][2]:
+            for routing in ROUTERS:
+                if (model, devices, routing) not in done:
+                    rows.append(study(model, devices, routing))
+                    out.write_text(json.dumps(rows, indent=1) + "\n")
+    rows.sort(key=lambda row: (list(MODELS).index(row["model"]), row["devices"]))
+    out.write_text(json.dumps(rows, indent=1) + "\n")
+    plots(rows, picture)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.arch import Mla, ModelArch, Moe
+from headrace.roofline.collectives import moved_bytes
 from headrace.roofline.composition import Composition, decode_step, prefill_step
 from headrace.roofline.counts import Case, Count, Layout, linear
 from headrace.roofline.efficiency import Curve
@@ -151,7 +152,7 @@ def experts(distribution: str) -> Callable[[Path, Hardware, str], Iterator[Row]]
         if type not in device.rates:
             return
         columns = "num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size"
-        names = {"fp8": "('fp8', 'fp8_block')"}.get(type, f"('{type}')")
+        names = {"fp8": "('fp8', 'fp8_block')", "fp4": "('nvfp4')"}.get(type, f"('{type}')")
         where = (
             f"moe_dtype in {names} and moe_ep_size = 1 and distribution = '{distribution}'"
             " and inter_size / moe_tp_size >= 128 and kernel_source not like '%nongated%'"
@@ -161,7 +162,7 @@ def experts(distribution: str) -> Callable[[Path, Hardware, str], Iterator[Row]]
             folder, "moe", columns, where
         ):
             model = arch(hidden=hidden, moe=Moe(many, active, inner))
-            case = Case(model, WeightBytes(type), layout=Layout(tp))
+            case = Case(model, WeightBytes({"fp4": "nvfp4"}.get(type, type)), layout=Layout(tp))
             held = many == 160 or hidden == 5120 or tokens in (8, 96, 1024)
             yield Row(case, moe(case, tokens, 1), seconds, held, many >= 8)
 
@@ -210,6 +211,23 @@ def all_reduces(folder: Path, device: Hardware, _type: str) -> Iterator[Row]:
         yield Row(Case(arch()), count, seconds, ranks == 4, 2 * size >= 16_384)
 
 
+def exchanges(folder: Path, device: Hardware, _type: str) -> Iterator[Row]:
+    """Dispatch and combine of DeepEP within a node: their mean, in µs in this table."""
+    columns = "num_tokens, hidden_size, topk, ep_size, phase"
+    where = "comm_dtype = 'bfloat16' and node_num = 1"
+    found: dict[tuple[int, int, int, int], list[float]] = {}
+    for *key, _phase, milliseconds in best_rows(folder, "moe_a2a", columns, where):
+        found.setdefault(tuple(key), []).append(milliseconds / 1e3)
+    for (tokens, hidden, active, ranks), seconds in sorted(found.items()):
+        places = ranks * (1 - (1 - 1 / ranks) ** active)
+        count = Count(
+            "all_to_all", "exchange", 1, "network", 0, read_bytes=2 * tokens * hidden * places,
+            ranks=ranks,
+        )  # fmt: skip
+        mean = sum(seconds) / len(seconds)
+        yield Row(Case(arch()), count, mean, tokens in (8, 64, 512), tokens <= 4096)
+
+
 CLASSES: dict[str, tuple[Callable[[Path, Hardware, str], Iterator[Row]], str]] = {
     "product/bfloat16": (products, "bfloat16"),
     "product/fp8": (products, "fp8"),
@@ -223,7 +241,9 @@ CLASSES: dict[str, tuple[Callable[[Path, Hardware, str], Iterator[Row]], str]] =
     "experts/fp8 uneven": (experts("power_law_1.2"), "fp8"),
     "latent/prefill": (latents("context_mla"), ""),
     "latent/decode": (latents("generation_mla"), ""),
+    "experts/fp4": (experts("balanced"), "fp4"),
     "all_reduce": (all_reduces, ""),
+    "all_to_all": (exchanges, ""),
 }
 
 
@@ -234,12 +254,9 @@ def fit(device: Hardware, name: str, rows: list[Row]) -> Curve:
     measured = np.array([row.seconds for row in usable])
     depth = np.array([row.count.depth for row in usable]) / 1e3
     pieces = np.array([row.count.pieces for row in usable]) / 1e3
-    if name == "all_reduce":
-        link = device.link_bandwidth
+    if name in ("all_reduce", "all_to_all"):
         compute = np.zeros(len(usable))
-        memory = np.array(
-            [2 * (r.count.ranks - 1) / r.count.ranks * r.count.read_bytes / link for r in usable]
-        )
+        memory = np.array([moved_bytes(r.count) / device.link_bandwidth for r in usable])
     else:
         compute = np.array([compute_seconds(r.case, device, r.count, padded=True) for r in usable])
         memory = np.array([memory_seconds(device, r.count) for r in usable])
@@ -292,16 +309,20 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--fit", action="store_true", help="fit the curves anew first")
+    parser.add_argument("--devices", nargs="*", default=list(FOLDERS))
+    parser.add_argument("--classes", nargs="*", default=list(CLASSES))
     given = parser.parse_args()
     result: list[dict[str, Any]] = []
     curves: dict[str, dict[str, Curve]] = {}
     print("| device | operators | fitted shapes | median | p90 | worst | held out | median | p90 | "
           "worst | all sizes, median |")  # fmt: skip
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for name, folder in FOLDERS.items():
+    for name in given.devices:
+        folder = FOLDERS[name]
         device = DEVICES[name]
         plain = replace(device, efficiency=replace(device.efficiency, curves={}))
-        for label, (source, type) in CLASSES.items():
+        for label in given.classes:
+            source, type = CLASSES[label]
             rows = list(source(given.folder / folder, device, type))
             if not rows:
                 continue

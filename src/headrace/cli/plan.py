@@ -258,7 +258,7 @@ def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]
     )  # fmt: skip
     for column in ("layout", "format", "batch", "step", "per hour", "per Mtok",
                    "TTFT / TPOT / ITL ms", "simulated"):  # fmt: skip
-        table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column == "layout" else "right")
     shown = found.candidates[: max(3, len(checked))]
     shown += [c for c in frontier(found.candidates) if all(c is not other for other in shown)]
     for number, c in enumerate(shown[:14]):

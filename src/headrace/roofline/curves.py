@@ -33,6 +33,7 @@ CURVES: dict[str, dict[str, Curve]] = {
         "latent/prefill": Curve(0.689, 0.442, 0.01, 1.71e-05, 8.85e-06, 1.77e-05),
         "latent/decode": Curve(0.848, 0.934, 0.841, 1.55e-05, 1.39e-07, 1.75e-06),
         "all_reduce": Curve(1.0, 0.684, 1.0, 2.91e-06),
+        "all_to_all": Curve(1.0, 0.588, 1.0, 4.88e-05),
     },
     "H200": {
         "product/bfloat16": Curve(0.841, 0.893, 0.91, 3.62e-06, 1.4e-07, 1e-06),
@@ -46,6 +47,7 @@ CURVES: dict[str, dict[str, Curve]] = {
         "latent/prefill": Curve(0.714, 0.306, 0.01, 1.6e-05, 8.14e-06, 6.57e-06),
         "latent/decode": Curve(0.874, 0.953, 0.644, 1.58e-05, 1.48e-07, 1.51e-06),
         "all_reduce": Curve(1.0, 0.708, 1.0, 2.78e-06),
+        "all_to_all": Curve(1.0, 0.602, 1.0, 4.95e-05),
     },
     "B200": {
         "product/bfloat16": Curve(0.776, 0.966, 0.717, 2.95e-06, 2.06e-07, 1e-06),
@@ -60,6 +62,8 @@ CURVES: dict[str, dict[str, Curve]] = {
         "latent/prefill": Curve(0.739, 0.309, 0.01, 1.55e-05, 6.22e-06, 2.01e-05),
         "latent/decode": Curve(1.1, 0.718, 0.964, 1.14e-05, 1.82e-07, 5.98e-07),
         "all_reduce": Curve(1.0, 0.6, 1.0, 5.26e-06),
+        "experts/fp4": Curve(0.29, 0.667, 1, 1.89e-05, 3.5e-09, 1e-06),
+        "all_to_all": Curve(1.0, 0.238, 1.0, 5.25e-05),
     },
     "L40S": {
         "product/bfloat16": Curve(0.712, 0.9, 0.55, 1e-07, 1e-10, 1e-06),

@@ -24,7 +24,7 @@ from .composition import compose, decode_step, prefill_step
 from .counts import Case, device_bytes, kv_share
 from .formats import kv_token_bytes
 from .hardware import Hardware
-from .memory import plan_memory
+from .memory import USABLE, plan_memory
 from .step import StepModel
 
 MAX_BATCH = 1024
@@ -143,9 +143,10 @@ class Engine:
         """
         length = self.demand.input_tokens + self.demand.output_tokens
         weights, memory = device_bytes(self.case), self.hardware.memory
-        if weights > 0.92 * memory:
+        if weights > USABLE["cuda"] * memory:
             raise DoesNotFit(
-                f"the weights take {weights / 1e9:.0f} GB of a device's {memory / 1e9:.0f} GB"
+                f"the weights take {weights / 1e9:.0f} GB of a device's {memory / 1e9:.0f} GB, of "
+                f"which {USABLE['cuda']:.0%} are planned"
             )
         try:
             plan = plan_memory(
