@@ -12,7 +12,7 @@ from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import pack
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight
 
-ROWS = (1, 2, 3, 5, 6, 7, 12, 13, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 17, 18, 25, 64)
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-6) -> None:
@@ -59,7 +59,7 @@ def test_levels_and_threads_agree(best: CpuOperators, ops: CpuOperators, kind: s
     out=st.integers(1, 100),
     blocks=st.integers(1, 4),
     first=st.integers(0, 30),
-    rows=st.integers(1, 34),
+    rows=st.integers(1, 40),
 )
 def test_row_invariance(kind: str, out: int, blocks: int, first: int, rows: int) -> None:
     ops = CpuOperators(2)
@@ -71,7 +71,17 @@ def test_row_invariance(kind: str, out: int, blocks: int, first: int, rows: int)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_rows_than_a_slab(best: CpuOperators, kind: str) -> None:
+def test_every_count_of_rows(ops: CpuOperators, kind: str) -> None:
+    """Each way of cutting rows into passes, and every kernel of it: the bits of the whole."""
+    weight = pack(random_blocks(kind, 33, 256), ops.team)
+    x = torch.randn(44, 256)
+    whole = ops.linear(x, weight, None)
+    for rows in range(1, len(x)):
+        assert torch.equal(ops.linear(x[:rows], weight, None), whole[:rows]), rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_passes(best: CpuOperators, kind: str) -> None:
     weight = random_blocks(kind, 33, 768)
     packed = pack(weight, best.team)
     x = torch.randn(1100, 768)

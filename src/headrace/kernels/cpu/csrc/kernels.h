@@ -41,7 +41,6 @@ void run(const HrRecord& record, const hr::Work& work) {
 }
 
 int64_t scratch_of(const HrRecord& record, const HrStep&) {
-  if (record.code == HR_OP_LINEAR || record.code == HR_OP_GATE_UP) return kProductScratch;
   if (record.code == HR_OP_ATTENTION)
     return attention_scratch(static_cast<const HrAttention*>(record.op)->kv);
   if (record.code == HR_OP_DRAW) return kDrawScratch;

@@ -46,7 +46,7 @@ enum HrCode {
   HR_OP_DRAW = 22
 };
 
-// Rows of activations as int8, six rows interleaved: what the matrix kernel walks through is one
+// Rows of activations as int8, six rows interleaved: what a product walks through is one
 // stream. Row r, unit u (32 of K): lane r % 6 of six[(r / 6) · stride + u].
 #define HR_SIX 6
 

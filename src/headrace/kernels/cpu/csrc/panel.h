@@ -1,0 +1,188 @@
+// Rows by panels: the one kernel of quantised products, from one row to thousands.
+//
+// The arithmetic. Per unit (16 outputs × 32 of K) and row: 8 vpdpbusd, one int → float, one
+// multiply (weight scale × activation scale), one fma. On a core that retires one 512-bit
+// vpdpbusd a cycle and shares its two ports with the float multiplies (Zen 4) that is 10 cycles
+// for 1,024 operations: no kernel with groups of 32 passes 80 % of the integer peak. With
+// minima (Q4_K) or two groups a unit (Q6_K) it is 11 cycles and 73 %. Conversions, shifts and
+// the decoding of codes go to the other two ports and are free from about six rows on, so that
+// there is no second kernel that decodes into memory: up to kWide rows stay in registers over
+// one panel, and more rows pass over it again while it lies in L2.
+//
+// Memory. A unit is 288 to 544 bytes. One row spends about 20 cycles on it, 15 to 25 bytes a
+// cycle and core, several times what memory gives; eight rows spend 80 and still want 4 to 7, so
+// that they are bound by both and only as fast as the two overlap. The hardware's prefetcher
+// alone serves a stream that is read at full speed. When arithmetic stands between the loads, the
+// out-of-order window holds no more than two units, and lines are asked for kAhead bytes early;
+// a pass that finds its panels in L2 asks for the next group's.
+//
+// Both give, per output and row, acc ← fma(float(Σ codes), scale_w · scale_x, acc), unit by unit
+// in order of K, so a row's bits do not depend on how many rows came with it.
+#pragma once
+#include "units.h"
+#include "work.h"
+
+namespace {
+
+#if HR_LEVEL >= 3
+constexpr int kWide = 12;  // rows in registers: a float and an integer vector each, of 32
+#else
+constexpr int kWide = 6;   // sixteen half as wide: the float sums are spilled, once a unit
+#endif
+constexpr int kGroup = 8;      // panels of a group, at most: what later passes find in L2
+constexpr int kAhead = 8192;   // bytes
+static_assert(kWide % HR_SIX == 0, "a pass begins at the first lane of a block of six");
+
+// The rows of one pass: the first of them is lane 0 of `six`.
+struct Rows {
+  const HrSix* six;
+  int64_t stride;  // HrSix between blocks of six rows
+};
+
+HR_INLINE Rows rows_from(const HrQuantised& x, int64_t row) {
+  return {x.six + row / HR_SIX * x.stride, x.stride};
+}
+
+// How many of the `left` rows the next pass takes: multiples of six but for the last, and none
+// so few that decoding would show.
+HR_INLINE int rows_of_pass(int64_t left) {
+  if (left <= kWide) return static_cast<int>(left);
+  return left < kWide + HR_SIX && kWide > HR_SIX ? kWide - HR_SIX : kWide;
+}
+
+HR_INLINE int passes_of(int64_t rows) {
+  int passes = 0;
+  for (; rows > 0; rows -= rows_of_pass(rows)) ++passes;
+  return passes;
+}
+
+// What an accumulator starts from, so that codes stand for code − zero.
+template <bool kEight, int kZero>
+HR_INLINE I start_from(int32_t negative_sum) {
+  if constexpr (kEight && kSigned8) return i_zero();
+  return i_shl<kZero>(i_set(negative_sum));
+}
+
+enum Fetch {
+  kHardware,  // nothing is asked for early
+  kOwn,       // this panel's bytes and those after it, kAhead early
+  kNext       // lines of the next group of panels, shared among passes
+};
+
+// The next group: every `step`th line of each unit, beginning with `line`.
+struct Ahead {
+  int64_t distance;  // bytes from this group to the next
+  int line, step;
+};
+
+// M rows by one panel. Loads of activations are broadcasts of four bytes.
+template <class Q, int M, Fetch kFetch>
+HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead, F* acc) {
+  constexpr hr::Format f = Q::format;
+  constexpr int lines = (f.block_bytes() / f.units() + 63) / 64;
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m) acc[m] = f_zero();
+  const uint8_t* block = panel;
+  for (int b = 0; b < blocks; ++b, block += f.block_bytes()) {
+    for (int u = 0; u < f.units(); ++u, ++x.six) {
+      const uint8_t* unit = block + f.header + u * f.unit_bytes();
+      const uint8_t* q = unit + f.unit_extra;
+      if constexpr (kFetch == kOwn) {
+#pragma GCC unroll 9
+        for (int i = 0; i < lines; ++i)
+          _mm_prefetch(reinterpret_cast<const char*>(unit + kAhead + 64 * i), _MM_HINT_T1);
+      }
+      if constexpr (kFetch == kNext) {
+        for (int i = ahead.line; i < lines; i += ahead.step)
+          _mm_prefetch(reinterpret_cast<const char*>(unit + ahead.distance + 64 * i),
+                       _MM_HINT_T1);
+      }
+#define HR_UNIT(m) x.six[(m) / HR_SIX * x.stride].units[(m) % HR_SIX]
+#define HR_CODES(m) x.six[(m) / HR_SIX * x.stride].codes[(m) % HR_SIX]
+      I sum[M];
+#pragma GCC unroll 12
+      for (int m = 0; m < M; ++m) {
+        if constexpr (Q::mode == kPlain) sum[m] = start_from<Q::eight, Q::zero>(HR_UNIT(m).all);
+        if constexpr (Q::mode == kSub) sum[m] = start_from<Q::eight, Q::zero>(HR_UNIT(m).low);
+        if constexpr (Q::mode == kMin) sum[m] = i_zero();
+      }
+#define HR_BODY(S)                                           \
+  {                                                          \
+    C w = Q::template code<S>(q);                            \
+    _Pragma("GCC unroll 12") for (int m = 0; m < M; ++m)     \
+      sum[m] = dot_at<Q::eight>(sum[m], w, HR_CODES(m) + 4 * (S)); \
+  }
+      if constexpr (Q::mode == kSub) {
+        // (d0 · Σ0 + d1 · Σ1) · scale_x: both halves share the activations' scale.
+        F d = Q::scale(block, unit), half[M];
+        F d0 = f_mul(d, f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit))));
+        F d1 = f_mul(d, f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit + 16))));
+        HR_BODY(0) HR_BODY(1) HR_BODY(2) HR_BODY(3)
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m) {
+          half[m] = f_mul(d0, f_from_i(sum[m]));
+          sum[m] = start_from<Q::eight, Q::zero>(HR_UNIT(m).all - HR_UNIT(m).low);
+        }
+        HR_BODY(4) HR_BODY(5) HR_BODY(6) HR_BODY(7)
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m)
+          acc[m] = f_fma(f_fma(d1, f_from_i(sum[m]), half[m]), f_set(HR_UNIT(m).scale), acc[m]);
+      } else {
+        HR_STEPS8(HR_BODY);
+        F d = Q::scale(block, unit);
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m)
+          acc[m] = f_fma(f_from_i(sum[m]), f_mul(d, f_set(HR_UNIT(m).scale)), acc[m]);
+        if constexpr (Q::mode == kMin) {
+          F low = Q::min(block, unit);
+#pragma GCC unroll 12
+          for (int m = 0; m < M; ++m) acc[m] = f_fma(low, f_set(HR_UNIT(m).sum), acc[m]);
+        }
+      }
+#undef HR_BODY
+#undef HR_UNIT
+#undef HR_CODES
+    }
+  }
+}
+
+// M rows by `panels` panels; sums[m · stride + 16 p + lane].
+template <class Q, int M, Fetch kFetch>
+__attribute__((noinline)) void group_rows(const uint8_t* data, int panels, int blocks, Rows x,
+                                          Ahead ahead, float* sums, int64_t stride) {
+  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
+  for (int p = 0; p < panels; ++p, data += bytes, sums += HR_PANEL) {
+    F acc[M];
+    panel_rows<Q, M, kFetch>(data, blocks, x, ahead, acc);
+    for (int m = 0; m < M; ++m) f_store(sums + m * stride, acc[m]);
+  }
+}
+
+// One pass: rows [row, row + m) by `panels` panels of `part` from `panel` on. `pass` counts from
+// zero: later ones find the panels in L2 and fetch as many of the next.
+template <class Q>
+HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int64_t panel,
+                         int panels, int64_t row, int m, int pass, int passes, float* sums,
+                         int64_t stride) {
+  const int blocks = part.in / Q::format.span;
+  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
+  const uint8_t* data = part.data + panel * bytes;
+  const Rows x = rows_from(activations, row);
+  const Ahead ahead{panels * bytes, pass - 1, passes - 1};
+#define HR_CASE(M, FIRST)                                                               \
+  case M:                                                                               \
+    if (pass == 0 || M < 6)                                                             \
+      return group_rows<Q, M, FIRST>(data, panels, blocks, x, ahead, sums, stride);     \
+    return group_rows<Q, M < 6 ? 6 : M, kNext>(data, panels, blocks, x, ahead, sums, stride);
+  switch (m) {
+    HR_CASE(1, kHardware) HR_CASE(2, kHardware) HR_CASE(3, kHardware)
+    HR_CASE(4, kOwn) HR_CASE(5, kOwn) HR_CASE(6, kOwn)
+#if HR_LEVEL >= 3
+    HR_CASE(7, kOwn) HR_CASE(8, kOwn) HR_CASE(9, kOwn)
+    HR_CASE(10, kOwn) HR_CASE(11, kOwn) HR_CASE(12, kOwn)
+#endif
+  }
+#undef HR_CASE
+}
+
+}  // namespace
