@@ -47,6 +47,14 @@ def value(result: dict[str, Any], name: str, percentile: str | None = None) -> f
     return float(result["samples"][name]["percentiles"][percentile])
 
 
+def test_equals_take_turns() -> None:
+    replicas = Cluster(SPEC, 3).replicas
+    router, request = LeastLoaded(), SimRequest("a", [5], 1)
+    assert [router.choose(request, replicas).number for _ in range(4)] == [1, 2, 0, 1]
+    replicas[2].outstanding = 1
+    assert [router.choose(request, replicas).number for _ in range(3)] == [0, 1, 0]
+
+
 def test_what_is_around_a_step_is_counted() -> None:
     """Before the engine, between steps, after a step; at depth 2 the loop is hidden."""
     request = SimRequest("a", list(range(2, 702)), 5)

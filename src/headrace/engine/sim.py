@@ -232,10 +232,24 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """Fewest requests that have not ended; the first of equals."""
+    """Fewest requests that have not ended; equals take turns.
+
+    Always taking the first of equals gave longer tails: at a load where many are idle it is the
+    same few that get every burst.
+    """
+
+    def __init__(self) -> None:
+        self._turn = 0
 
     def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
-        return min(replicas, key=lambda replica: replica.outstanding)
+        least = min(replica.outstanding for replica in replicas)
+        size = len(replicas)
+        self._turn = next(
+            place
+            for place in ((self._turn + n) % size for n in range(1, size + 1))
+            if replicas[place].outstanding == least
+        )
+        return replicas[self._turn]
 
 
 class PrefixAffinity:
@@ -249,6 +263,7 @@ class PrefixAffinity:
     def __init__(self, grain: int = 128, slack: float = 1.25) -> None:
         self._grain, self._slack = grain, slack
         self._seen: dict[int, int] = {}
+        self._else = LeastLoaded()
 
     def choose(self, request: SimRequest, replicas: Sequence[Replica]) -> Replica:
         prompt, grain = request.prompt, self._grain
@@ -265,7 +280,7 @@ class PrefixAffinity:
                     chosen = place
                 break
         if chosen is None:
-            chosen = min(range(len(replicas)), key=lambda n: replicas[n].outstanding)
+            chosen = replicas.index(self._else.choose(request, replicas))
         for key in keys:
             self._seen[key] = chosen
         return replicas[chosen]
