@@ -100,7 +100,7 @@ async def test_the_board_leaves_when_nobody_looks(monkeypatch: pytest.MonkeyPatc
 async def test_requests_are_told_without_their_content() -> None:
     engine = SteppingEngine()
     life = SimpleNamespace(
-        arrival=0.0, generated=3, prompt_tokens=7, cached=2, max_tokens=0, choices=1
+        arrival=0.0, generated=3, prompt_tokens=7, cached=2, max_tokens=10, choices=3
     )
     engine.in_work = lambda: [("r", life)] * 80  # type: ignore[attr-defined]
     board = Board(engine)  # type: ignore[arg-type]
@@ -111,6 +111,7 @@ async def test_requests_are_told_without_their_content() -> None:
         "choices",
     }  # fmt: skip
     assert told[0]["state"] == "decode"
+    assert told[0]["max_tokens"] == 30, "of all choices, as what is generated"
     board.close()
 
 

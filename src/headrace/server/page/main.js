@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import * as board from "./board.js";
 import * as chat from "./chat.js";
 import { byId } from "./dom.js";
+import { offerModels } from "./models.js";
 import * as settings from "./settings.js";
 
 function route() {
@@ -31,11 +32,10 @@ async function follow() {
   for (;;) {
     let wait = 15000;
     try {
+      // The models first: a user's key opens them, the statistics are the operator's. Adapters
+      // come and go while the server runs.
+      offerModels((await (await call("v1/models", { quietly: known })).json()).data);
       if (!known) {
-        // The model's name first: a user's key opens it, the statistics are the operator's.
-        const [served] = (await (await call("v1/models")).json()).data;
-        byId("model").textContent = served.id;
-        chat.setModel(served.id);
         known = true;
         board.facts().then((server) => settings.offer(server?.features ?? ["grammar"]));
       }

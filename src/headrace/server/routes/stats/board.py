@@ -124,7 +124,7 @@ class Board:
                 "prompt_tokens": life.prompt_tokens,
                 "cached_tokens": life.cached,
                 "generated_tokens": life.generated,
-                "max_tokens": life.max_tokens or None,
+                "max_tokens": life.max_tokens * life.choices or None,
                 "choices": life.choices,
             }
             for name, life in in_work()[:MOST_REQUESTS]
