@@ -54,5 +54,9 @@ def test_notes_stay_inside_and_above_the_marks(at: float, end: bool) -> None:
     assert anchor is not None
     assert bool(anchor[2]) is end
     assert 0 < float(anchor[1]) < 640
+    both = svg(
+        Chart("t", "x", "y", [Series("s", [0, 9], [1, 4], "bars")], notes=[(9, "a"), (9, "b")])
+    )
+    assert len(set(re.findall(r' y="([\d.]+)">[ab]<', both))) == 2
     highest = min(float(y) for y in re.findall(r'<rect x="[\d.]+" y="([\d.]+)"', text))
     assert highest > 34 + 12

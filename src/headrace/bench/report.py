@@ -9,6 +9,7 @@ from typing import Any
 
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
+from .workload import EMBEDDING
 
 ROWS = (
     ("ttft", "Time to first token", 1e3, "ms"),
@@ -121,11 +122,11 @@ def result_charts(result: dict[str, Any]) -> list[Chart]:
     rate = Series("tok/s", line["seconds"], line["tokens_per_second"], "area")
     flying = Series("in flight", line["seconds"], line["in_flight"], "steps")
     first = Series("ttft", line["ttft_at"], [v * 1e3 for v in line["ttft"]], "points")
-    made += [
-        Chart("Output rate", at, "tok/s", [rate]),
-        Chart("Requests in flight", at, "requests", [flying]),
-        Chart("Time to first token by planned time", at, "ms", [first]),
-    ]
+    if any(line["tokens_per_second"]):
+        made.append(Chart("Output rate", at, "tok/s", [rate]))
+    made.append(Chart("Requests in flight", at, "requests", [flying]))
+    if line["ttft"]:
+        made.append(Chart("Time to first token by planned time", at, "ms", [first]))
     return made
 
 
@@ -134,9 +135,13 @@ def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
     options, server = result["options"], result["server"]
     what = options["trace"] or options["workload"]
     load = options["arrivals"] or f"closed loop, {options['concurrency']} users"
+    size = f"{options['input']} in"
+    if options["endpoint"] != EMBEDDING:
+        size += f", {options['output']} out"
+    if options["trace"]:
+        size = f"{result['requests']} requests"
     subtitle = (
-        f"{server['model']} at {server['url']} · {what}, {options['input']} in, "
-        f"{options['output']} out · {load} · {result['created']}"
+        f"{server['model']} at {server['url']} · {what}, {size} · {load} · {result['created']}"
     )
     bad = "" if result["valid"] and result["succeeded"] == result["requests"] else " bad"
     body = f'<div class="verdict{bad}">{html.escape(verdict(result))}</div>'

@@ -130,13 +130,13 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
             at += 26 + int(6.2 * len(name))
     for number, series in enumerate(chart.series):
         parts += _marks(series, COLOURS[number % len(COLOURS)], across, up)
-    for x, text in chart.notes:
+    for number, (x, text) in enumerate(chart.notes):
         at_x = across.at(x)
         inside = at_x < width - RIGHT - 36
         side = f'x="{at_x + (4 if inside else -4):.1f}" class="tick{"" if inside else " end"}"'
         parts.append(
             f'<line x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top}" y2="{height - BOTTOM}" '
-            f'class="note"/><text {side} y="{top + 12}">'
+            f'class="note"/><text {side} y="{top + 12 + 13 * number}">'  # Never on another one.
             f"{html.escape(text)}</text>"
         )
     return "".join([*parts, "</svg>"])
@@ -234,6 +234,7 @@ def write_png(items: Sequence[Chart], path: Path) -> None:
         axes.set_xscale("log" if chart.log_x else "linear")
         axes.set_yscale("log" if chart.log_y else "linear")
         axes.grid(alpha=0.3)
+        from_zero = not chart.log_y and all(y >= 0 for s in chart.series for y in s.ys)
         for index, series in enumerate(chart.series):
             colour = COLOURS[index % len(COLOURS)]
             xs, ys = list(series.xs), list(series.ys)
@@ -253,4 +254,6 @@ def write_png(items: Sequence[Chart], path: Path) -> None:
             axes.annotate(text, (x, 0.96), xycoords=("data", "axes fraction"), fontsize=8)
         if len(chart.series) > 1:
             axes.legend(fontsize=8)
+        if from_zero:
+            axes.set_ylim(bottom=0)
     figure.savefig(path, dpi=110)
