@@ -118,6 +118,18 @@ class Bench:
         print(f"{self.record['total_seconds']:.0f} s in all; {self._path}")
         return 1 if self.record["failures"] or self.record["wrong"] else 0
 
+    def write_choices(self) -> None:
+        """What was measured of FlashInfer, to where a start looks for it."""
+        kernels = self.record["parts"].get("kernels", {})
+        found, device = kernels.get("flashinfer"), kernels.get("facts", {}).get("capability")
+        if not isinstance(found, dict) or not device:
+            print(f"nothing to write: flashinfer is {found}")
+            return
+        path = HERE.parent / "src/headrace/kernels/flashinfer/measured.json"
+        table = json.loads(path.read_text()) if path.exists() else {}
+        table[f"sm_{device[0]}{device[1]}"] = found["ratios"]
+        path.write_text(json.dumps(table, indent=1) + "\n")
+
     def _alone(self, name: str, limit: float) -> None:
         out = self.folder / f"{name.replace(' ', '_')}.json"
         ceilings = self.folder / "ceilings.json"
@@ -251,6 +263,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where the record goes")
     parser.add_argument("--minutes", type=float, default=8.5, help="time for everything")
     parser.add_argument("--only", nargs="+", help="parts whose names contain one of these")
+    parser.add_argument(
+        "--write", action="store_true", help="keep what was measured of FlashInfer in the package"
+    )
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--smoke", action="store_true", help="every part once, in a minute")
     sizes.add_argument("--tiny", action="store_true", help="on a CPU, interpreted, meaningless")
@@ -275,6 +290,8 @@ def main() -> int:
     else:
         for part in parts:
             bench.run(part)
+    if arguments.write:
+        bench.write_choices()
     return bench.finish()
 
 

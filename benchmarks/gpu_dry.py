@@ -38,6 +38,7 @@ from gpu_models import (
     thin,
     windows_of,
 )
+from gpu_targets import target_table, targets
 
 from headrace.kernels.sampling import DrawParameters
 from headrace.kernels.triton import sampling
@@ -130,7 +131,7 @@ def main() -> int:
         parts = pool.map(compile_list, wanted, [models] * len(wanted))
         rows = [row for part in parts for row in part]
     predicted = list(predict(models))
-    text = f"{kernel_table(rows)}\n\n{prediction_table(predicted)}\n"
+    text = f"{target_table()}\n\n{kernel_table(rows)}\n\n{prediction_table(predicted)}\n"
     print(text)
     if arguments.json:
         facts = {
@@ -138,6 +139,7 @@ def main() -> int:
             "triton": triton_version(), "torch": torch.__version__,
             "seconds": round(time.perf_counter() - begin, 1),
             "kernels": [asdict(row) for row in rows], "predicted": predicted,
+            "targets": targets(),
         }  # fmt: skip
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.table:

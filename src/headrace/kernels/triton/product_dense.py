@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .split import FEW_ROWS, add_parts, count_splits
 from .support import INTERPRETED, matrix_product
 
 
@@ -30,13 +31,16 @@ class DenseConfig:
     inner: int = 64
     warps: int = 4
     stages: int = 4
+    programs: int = 0
+    """The input is split until there are about this many programs for few rows; part of the
+    result's rounding."""
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, weight, bias, y, rows, width, outs, x_stride, weight_stride,
-    ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr, GROUPED: tl.constexpr,
-    BIAS: tl.constexpr, INTERPRET: tl.constexpr,
+    x, weight, bias, y, rows, width, outs, x_stride, weight_stride, per_split,
+    SPLITS: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
+    INNER: tl.constexpr, GROUPED: tl.constexpr, BIAS: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -49,21 +53,32 @@ def _product_kernel(
     row = row_tile * ROWS + tl.arange(0, ROWS)
     out = out_tile * OUTS + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
-    x_at = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
-    weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + inner[:, None]
+    # Either one part, of many programs, or all of them in order.
+    split = tl.program_id(1)
+    start = split * per_split
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + (inner + start)[None, :]
+    weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + (inner + start)[:, None]
     total = tl.zeros([ROWS, OUTS], tl.float32)
-    for at in range(0, width, INNER):
-        there = inner < width - at
-        a = tl.load(x_at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
-        b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
-        total = matrix_product(a, b, total, INTERPRET)
-        x_at += INNER
-        weight_at += INNER
-    if BIAS:
-        total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
-    y_at = y + row.to(tl.int64)[:, None] * outs + out[None, :]
+    for _ in range(1 if SPLIT else SPLITS):
+        part = tl.zeros([ROWS, OUTS], tl.float32)
+        for at in range(start, tl.minimum(start + per_split, width), INNER):
+            there = inner < width - at
+            a = tl.load(x_at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
+            b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
+            part = matrix_product(a, b, part, INTERPRET)
+            x_at += INNER
+            weight_at += INNER
+        total += part
+        start += per_split
     mask = (row < rows)[:, None] & (out < outs)[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
+    if SPLIT:
+        at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
+        tl.store(y + at_part, total, mask=mask)
+    else:
+        if BIAS:
+            total += tl.load(bias + out, mask=out < outs, other=0.0).to(tl.float32)[None, :]
+        y_at = y + row.to(tl.int64)[:, None] * outs + out[None, :]
+        tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
 
 
 def product_dense(
@@ -79,11 +94,21 @@ def product_dense(
     assert x.stride(1) == 1
     assert weight.stride(1) == 1
     y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
-    grid = (triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs),)
-    _product_kernel[grid](
-        x, weight, x if bias is None else bias, y, rows, width, outs, x.stride(0),
-        weight.stride(0), ROWS=config.rows, OUTS=config.outs, INNER=config.inner, GROUPED=8,
+    steps = triton.cdiv(width, config.inner)
+    per_split = triton.cdiv(steps, count_splits(config.programs, outs, config.outs, steps))
+    splits = triton.cdiv(steps, per_split)
+    apart = splits > 1 and rows <= FEW_ROWS
+    target = y
+    if apart:
+        target = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
+    tiles = triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs)
+    _product_kernel[(tiles, splits if apart else 1)](
+        x, weight, x if bias is None else bias, target, rows, width, outs, x.stride(0),
+        weight.stride(0), per_split * config.inner, SPLITS=splits, SPLIT=apart,
+        ROWS=config.rows, OUTS=config.outs, INNER=config.inner, GROUPED=8,
         BIAS=bias is not None, INTERPRET=INTERPRETED, num_warps=config.warps,
         num_stages=config.stages,
     )  # fmt: skip
+    if apart:
+        add_parts(target, bias, y)
     return y

@@ -8,7 +8,7 @@ Scales. One per output row (a scale per tensor is repeated): they go on at the e
 (`torch._scaled_mm`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a
 scale per 128 inputs, each such part of the sum is scaled before it is added in fp32, and our own
 kernel serves, as it does in the deterministic mode. Its tiles are walked and cut like those of
-`product_dense`: a row's bits do not depend on the others.
+`product_dense`: a row's bits do not depend on the others; few rows split the input (`split`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import triton.language as tl
 
 from ..weights import Fp8Weight, Weight
 from .quantise import to_codes
+from .split import FEW_ROWS, add_parts, count_splits
 from .support import INTERPRETED, matrix_product
 
 BLOCK = 128
@@ -37,6 +38,9 @@ class Fp8Config:
     outs: int = 128
     warps: int = 4
     stages: int = 3
+    programs: int = 0
+    """The input is split until there are about this many programs for few rows; part of the
+    result's rounding."""
 
 
 @triton.jit
@@ -72,9 +76,10 @@ def _quantise_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, x_scales, weight, scales, bias, y, rows, width, outs, groups, y_stride,
-    BLOCKED: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr,
-    GROUPED: tl.constexpr, BIAS: tl.constexpr, INTERPRET: tl.constexpr,
+    x, x_scales, weight, scales, bias, y, rows, width, outs, groups, y_stride, per_split,
+    SPLITS: tl.constexpr, SPLIT: tl.constexpr, BLOCKED: tl.constexpr, ROWS: tl.constexpr,
+    OUTS: tl.constexpr, INNER: tl.constexpr, GROUPED: tl.constexpr, BIAS: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -84,32 +89,45 @@ def _product_kernel(
     row = (first + (program % per_group) % size) * ROWS + tl.arange(0, ROWS)
     out = (program % per_group) // size * OUTS + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
-    x_at = x + row.to(tl.int64)[:, None] * width + inner[None, :]
-    weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
+    # Either one part, of many programs, or all of them in order.
+    split = tl.program_id(1)
+    start = split * per_split
+    x_at = x + row.to(tl.int64)[:, None] * width + (inner + start * INNER)[None, :]
+    weight_at = weight + out.to(tl.int64)[None, :] * width + (inner + start * INNER)[:, None]
     row_mask = row < rows
     out_mask = out < outs
     total = tl.zeros([ROWS, OUTS], tl.float32)
-    for group in range(groups):
-        there = inner < width - group * INNER
-        a = tl.load(x_at, mask=row_mask[:, None] & there[None, :], other=0.0)
-        b = tl.load(weight_at, mask=out_mask[None, :] & there[:, None], other=0.0)
-        if BLOCKED:
-            part = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
-            row_scale = tl.load(x_scales + row * groups + group, mask=row_mask, other=0.0)
-            at = (out // 128) * groups + group
-            out_scale = tl.load(scales + at, mask=out_mask, other=0.0)
-            total += part * (row_scale[:, None] * out_scale[None, :])
-        else:
-            total = matrix_product(a, b, total, INTERPRET)
-        x_at += INNER
-        weight_at += INNER
-    if not BLOCKED:
-        total *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
-        total *= tl.load(scales + out, mask=out_mask, other=0.0)[None, :]
-    if BIAS:
-        total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
-    y_at = y + row.to(tl.int64)[:, None] * y_stride + out[None, :]
-    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_mask[:, None] & out_mask[None, :])
+    for _ in range(1 if SPLIT else SPLITS):
+        part = tl.zeros([ROWS, OUTS], tl.float32)
+        for group in range(start, tl.minimum(start + per_split, groups)):
+            there = inner < width - group * INNER
+            a = tl.load(x_at, mask=row_mask[:, None] & there[None, :], other=0.0)
+            b = tl.load(weight_at, mask=out_mask[None, :] & there[:, None], other=0.0)
+            if BLOCKED:
+                block = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
+                row_scale = tl.load(x_scales + row * groups + group, mask=row_mask, other=0.0)
+                at = (out // 128) * groups + group
+                out_scale = tl.load(scales + at, mask=out_mask, other=0.0)
+                part += block * (row_scale[:, None] * out_scale[None, :])
+            else:
+                part = matrix_product(a, b, part, INTERPRET)
+            x_at += INNER
+            weight_at += INNER
+        if not BLOCKED:
+            # Each part by itself: a part of a split is rounded just so.
+            part *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
+            part *= tl.load(scales + out, mask=out_mask, other=0.0)[None, :]
+        total += part
+        start += per_split
+    mask = row_mask[:, None] & out_mask[None, :]
+    if SPLIT:
+        at_part = (split.to(tl.int64) * rows + row)[:, None] * outs + out[None, :]
+        tl.store(y + at_part, total, mask=mask)
+    else:
+        if BIAS:
+            total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[None, :]
+        y_at = y + row.to(tl.int64)[:, None] * y_stride + out[None, :]
+        tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
 
 
 def quantise_rows(x: torch.Tensor, *, blocked: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,14 +189,23 @@ def product_codes(
             y += bias
         return y.to(dtype)
     y = torch.empty(rows, outs, dtype=dtype, device=codes.device)
-    grid = (triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs),)
-    _product_kernel[grid](
-        codes, x_scales, weight.data, weight.scales, codes if bias is None else bias, y,
-        rows, width, outs, triton.cdiv(width, BLOCK), y.stride(0),
+    steps = triton.cdiv(width, BLOCK)
+    per_split = triton.cdiv(steps, count_splits(config.programs, outs, config.outs, steps))
+    splits = triton.cdiv(steps, per_split)
+    apart = splits > 1 and rows <= FEW_ROWS
+    target = y
+    if apart:
+        target = torch.empty(splits, rows, outs, dtype=torch.float32, device=codes.device)
+    tiles = triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs)
+    _product_kernel[(tiles, splits if apart else 1)](
+        codes, x_scales, weight.data, weight.scales, codes if bias is None else bias, target,
+        rows, width, outs, steps, y.stride(0), per_split, SPLITS=splits, SPLIT=apart,
         BLOCKED=weight.blocked, ROWS=config.rows, OUTS=config.outs, INNER=BLOCK, GROUPED=8,
         BIAS=bias is not None, INTERPRET=INTERPRETED, num_warps=config.warps,
         num_stages=config.stages,
     )  # fmt: skip
+    if apart:
+        add_parts(target, bias, y)
     return y
 
 

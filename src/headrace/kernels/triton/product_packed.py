@@ -28,6 +28,7 @@ import triton.language as tl
 
 from ..weights import TiledWeight
 from .packed import BYTES, CHUNK
+from .split import add_parts, count_splits
 from .support import INTERPRETED, matrix_product
 
 EXPANDED = 64 * 2**20
@@ -49,8 +50,7 @@ class ProductConfig:
 
     def chunks_per_split(self, chunks: int, outs: int) -> int:
         """How many chunks of the input one program takes, for a weight of `outs` outputs."""
-        splits = max(1, min(self.programs // -(-outs // self.outs), chunks // 2))
-        return -(-chunks // splits)
+        return -(-chunks // count_splits(self.programs, outs, self.outs, chunks))
 
 
 @triton.jit
@@ -136,25 +136,6 @@ def _product_kernel(
         tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["elements"])
-def _sum_kernel(
-    partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Partial sums [SPLITS, elements], added in order."""
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    mask = at < elements
-    total = tl.zeros([TILE], tl.float32)
-    for split in range(SPLITS):
-        here = tl.cast(split, tl.int64) * elements
-        total += tl.load(partial + here + at, mask=mask, other=0.0)
-    row = at // outs
-    out = at - row * outs
-    if BIAS:
-        total += tl.load(bias + out, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + row.to(tl.int64) * y_stride + out, total.to(y.dtype.element_ty), mask=mask)
-
-
 def product_packed(
     x: torch.Tensor,
     weight: TiledWeight,
@@ -189,11 +170,7 @@ def product_packed(
         INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     if splits > 1:
-        elements = rows * outs
-        _sum_kernel[(triton.cdiv(elements, 512),)](
-            target, x if bias is None else bias, y, elements, outs, y.stride(0),
-            SPLITS=splits, BIAS=bias is not None, TILE=512, num_warps=4,
-        )  # fmt: skip
+        add_parts(target, bias, y)
     return y
 
 

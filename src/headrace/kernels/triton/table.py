@@ -71,7 +71,7 @@ class Table:
         return self._find(DenseConfig, "product_dense", 0)
 
     def fp8(self, rows: int) -> Fp8Config:
-        """By rows; the cut is no part of the result."""
+        """By rows."""
         return self._find(Fp8Config, "product_fp8", rows)
 
     def moe(self, rows_per_expert: int) -> MoeConfig:

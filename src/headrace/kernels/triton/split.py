@@ -1,0 +1,51 @@
+"""Splitting the inner dimension of a product over programs, where its outputs are too few tiles.
+
+A product of few rows is as fast as the weight streams in, and that takes programs on every
+multiprocessor; a matrix of 4,096 outputs is 64 tiles, fewer than half of an H200's. So the input
+is cut in parts, each a program's own, and a second kernel adds the partial sums in order. How many
+parts there are follows from the weight's shape, never from the rows; and where a step of many rows
+needs no splitting, one program sums part by part in the same order: a row's bits stay the same.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+FEW_ROWS = 64
+"""Up to so many rows the parts are programs of their own."""
+
+
+def count_splits(programs: int, outs: int, tile: int, steps: int) -> int:
+    """Parts of an input of `steps` inner tiles, so that there are about `programs` programs."""
+    return max(1, min(programs // -(-outs // tile), steps // 2))
+
+
+@triton.jit(do_not_specialize=["elements"])
+def _sum_kernel(
+    partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Partial sums [SPLITS, elements], added in order."""
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = at < elements
+    total = tl.zeros([TILE], tl.float32)
+    for split in range(SPLITS):
+        here = tl.cast(split, tl.int64) * elements
+        total += tl.load(partial + here + at, mask=mask, other=0.0)
+    row = at // outs
+    out = at - row * outs
+    if BIAS:
+        total += tl.load(bias + out, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + row.to(tl.int64) * y_stride + out, total.to(y.dtype.element_ty), mask=mask)
+
+
+def add_parts(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+    """partial [splits, N, out] fp32, summed in order, + bias → y [N, out]."""
+    splits, rows, outs = partial.shape
+    elements = rows * outs
+    _sum_kernel[(triton.cdiv(elements, 512),)](
+        partial, partial if bias is None else bias, y, elements, outs, y.stride(0),
+        SPLITS=splits, BIAS=bias is not None, TILE=512, num_warps=4,
+    )  # fmt: skip
