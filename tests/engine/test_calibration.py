@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.config import EngineOptions
+from headrace.base.request import Request
+from headrace.base.sampling import SamplingParams
+from headrace.engine.build import build
 from headrace.engine.calibration import calibrate_quickly, needs_calibration
+from headrace.loader import open_model
 from headrace.roofline.hardware import load_hardware
 from headrace.roofline.machine import calibration_path, this_hardware
 
@@ -38,3 +43,26 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file"))
     calibrate_quickly(1)
     assert this_hardware("cpu") is None
+
+
+def test_an_engine_predicts_from_its_first_start_on(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    files = open_model(str(tiny))
+    options = EngineOptions(
+        model=str(tiny), max_context=64, max_sequences=2, step_tokens=32, threads=1
+    )
+    for expected in (True, False):
+        phases: dict[str, float] = {}
+        built = build(options, files, on_phase=phases.__setitem__)
+        try:
+            built.core.add(Request("one", [5, 6, 7], SamplingParams(max_tokens=3)))
+            while built.core.has_work:
+                built.core.turn()
+                assert built.core.stats.predicted_seconds > 0
+                assert built.core.stats.flops > 0
+                assert built.core.stats.bytes > 0
+        finally:
+            built.close()
+        assert ("calibrate" in phases) == expected, "measured once, then kept"
