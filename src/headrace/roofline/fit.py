@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 from ..base.errors import InvalidRequest
 from .composition import compose
 from .counts import Case
-from .efficiency import Efficiency
+from .efficiency import Curve, Efficiency
 from .hardware import Hardware
 from .operators import count_step
-from .step import compute_seconds, memory_seconds
+from .step import compute_seconds, curve_names, memory_seconds
 
-FITTED = (
-    "product_compute", "product_memory", "attention_compute", "attention_memory",
-    "vector_memory", "overlap", "launch_seconds", "step_seconds",
-)  # fmt: skip
+CLASSES = ("product/few", "product/many", "attention/decode", "attention/prefill")
+"""Each has shares of compute and memory of its own (`step.curve_names`)."""
 PULL = 1e-3
 """Weight of a parameter's distance from its default: decides what the steps do not tell."""
 
@@ -73,10 +71,10 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
     if len(records) < 3:
         raise InvalidRequest(f"a fit needs at least 3 recorded steps, not {len(records)}")
     table = _Table(case, hardware, records)
-    start = np.array([getattr(hardware.efficiency, name) for name in FITTED])
+    start = _values(hardware.efficiency)
     start[-2:] = np.maximum(start[-2:], 1e-7)
     start[-3] = min(max(start[-3], 0.05), 0.95)
-    low, high = np.full(len(FITTED), 1e-2), np.full(len(FITTED), 1.5)
+    low, high = np.full(len(start), 1e-2), np.full(len(start), 1.5)
     low[-2:], high[-2:] = 1e-8, 1.0
     high[-3] = 1.0
 
@@ -97,11 +95,10 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
         if not improved:
             stride = stride**0.5
     errors = np.abs(table.predict(values) / table.measured - 1)
-    fitted = replace(
+    fitted = _efficiency(
         hardware.efficiency,
-        **dict(zip(FITTED, map(float, values), strict=True)),
-        curves={},
-        source=f"fitted on {len(records)} steps, median error {np.median(errors):.1%}",
+        values,
+        f"fitted on {len(records)} steps, median error {np.median(errors):.1%}",
     )
     return Fit(fitted, len(records), float(np.median(errors)), float(errors.max()))
 
@@ -111,9 +108,35 @@ def prediction_errors(
 ) -> tuple[float, float]:
     """(median, worst) relative error of the hardware's own efficiencies on recorded steps."""
     table = _Table(case, hardware, records)
-    values = np.array([getattr(hardware.efficiency, name) for name in FITTED])
+    values = _values(hardware.efficiency)
     errors = [float(error) for error in np.abs(table.predict(values) / table.measured - 1)]
     return median(errors), max(errors)
+
+
+def _values(efficiency: Efficiency) -> Array:
+    """The parameters of a fit: shares by class, then vector memory, overlap, launch, step."""
+    shares = []
+    for name in CLASSES:
+        curve = efficiency.curve(name.partition("/")[0], (name,))
+        shares += [curve.compute, curve.memory]
+    rest = [efficiency.vector_memory, efficiency.overlap, efficiency.launch_seconds]
+    return np.array([*shares, *rest, efficiency.step_seconds])
+
+
+def _efficiency(before: Efficiency, values: Array, source: str) -> Efficiency:
+    """The other way round; the plain shares are those of large products and of prefill."""
+    *shares, vector, overlap, launch, step = map(float, values)
+    curves = {
+        name: Curve(compute, memory, overlap, launch)
+        for name, compute, memory in zip(CLASSES, shares[::2], shares[1::2], strict=True)
+    }
+    product, attention = curves["product/many"], curves["attention/prefill"]
+    return replace(
+        before, product_compute=product.compute, product_memory=product.memory,
+        attention_compute=attention.compute, attention_memory=attention.memory,
+        vector_memory=vector, overlap=overlap, launch_seconds=launch, step_seconds=step,
+        curves=curves, source=source,
+    )  # fmt: skip
 
 
 class _Table:
@@ -121,26 +144,29 @@ class _Table:
 
     def __init__(self, case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> None:
         rows: list[tuple[int, int, float, float, int]] = []
-        kinds = {"product": 0, "experts": 0, "attention": 1, "vector": 2}
         for number, record in enumerate(records):
             step = compose(case.arch, record.starts, record.counts, record.samples)
             counts = count_step(case, step)
             for count in itertools.chain.from_iterable(c.parts or (c,) for c in counts):
-                if count.kind in kinds:
+                if count.kind != "network":
+                    names = curve_names(case, hardware, count)
+                    known = [CLASSES.index(name) for name in names if name in CLASSES]
                     compute = compute_seconds(case, hardware, count, padded=True)
                     memory = memory_seconds(hardware, count)
-                    rows.append((number, kinds[count.kind], compute, memory, count.calls))
+                    class_ = known[0] if known else len(CLASSES)
+                    rows.append((number, class_, compute, memory, count.calls))
         self.step = np.array([row[0] for row in rows])
-        self.kind = np.array([row[1] for row in rows])
+        self.class_ = np.array([row[1] for row in rows])
         self.compute = np.array([row[2] for row in rows])
         self.memory = np.array([row[3] for row in rows])
         self.calls = np.array([row[4] for row in rows], dtype=np.float64)
         self.measured = np.array([record.seconds for record in records])
 
     def predict(self, values: Array) -> Array:
-        compute = np.array([values[0], values[2], 1.0])[self.kind]
-        memory = np.array([values[1], values[3], values[4]])[self.kind]
+        *shares, vector, overlap, launch, step = values
+        compute = np.array([*shares[::2], 1.0])[self.class_]
+        memory = np.array([*shares[1::2], vector])[self.class_]
         work, wait = self.compute / compute, self.memory / memory
-        each = np.maximum(work, wait) + (1 - values[5]) * np.minimum(work, wait) + values[6]
+        each = np.maximum(work, wait) + (1 - overlap) * np.minimum(work, wait) + launch
         total = np.bincount(self.step, each * self.calls, minlength=len(self.measured))
-        return np.asarray(total + values[7])
+        return np.asarray(total + step)

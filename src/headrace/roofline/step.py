@@ -27,6 +27,9 @@ SHORT_QUERIES = 8
 """Up to so many queries of an entry (a decode, or a verified draft) its attention runs as decode:
 the queries of all heads that share a KV head are one tile."""
 
+FEW_ROWS = 4
+"""A product of at most so many rows mostly waits for its weights, and has a kernel of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
@@ -117,17 +120,20 @@ def call_seconds(
 def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]:
     """Classes of `Efficiency.curves` that an operator may belong to, the narrowest first.
 
-    product/fp8, experts/bfloat16: by the type that it computes in; attention/decode and
+    product/fp8, experts/bfloat16: by the type that it computes in, else product/few and
+    product/many by its rows (what a fit on whole steps can tell apart); attention/decode and
     attention/prefill (latent/… for MLA): by whether entries have few queries, and before it the
     same with the head's size (attention/decode/64); all_reduce.
     """
     if count.kind in ("product", "experts"):
-        return (f"{count.kind}/{product_type(case, hardware, count)}",)
+        size = "few" if count.rows <= FEW_ROWS else "many"
+        return f"{count.kind}/{product_type(case, hardware, count)}", f"product/{size}"
     if count.kind == "attention":
         kind = "latent" if count.label == "latent" else "attention"
         short = count.rows <= SHORT_QUERIES * count.entries
         name = f"{kind}/{'decode' if short else 'prefill'}"
-        return f"{name}/{case.arch.head_dim}", name
+        short_name = name.replace("latent", "attention")
+        return f"{name}/{case.arch.head_dim}", name, short_name
     return (count.operator,)
 
 
