@@ -56,18 +56,16 @@ def _product_kernel(
     # Either one part, of many programs, or all of them in order.
     split = tl.program_id(1)
     start = split * per_split
-    x_at = x + row.to(tl.int64)[:, None] * x_stride + (inner + start)[None, :]
-    weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + (inner + start)[:, None]
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    weight_at = weight + out.to(tl.int64)[None, :] * weight_stride + inner[:, None]
     total = tl.zeros([ROWS, OUTS], tl.float32)
     for _ in range(1 if SPLIT else SPLITS):
         part = tl.zeros([ROWS, OUTS], tl.float32)
         for at in range(start, tl.minimum(start + per_split, width), INNER):
             there = inner < width - at
-            a = tl.load(x_at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
-            b = tl.load(weight_at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
+            a = tl.load(x_at + at, mask=(row < rows)[:, None] & there[None, :], other=0.0)
+            b = tl.load(weight_at + at, mask=(out < outs)[None, :] & there[:, None], other=0.0)
             part = matrix_product(a, b, part, INTERPRET)
-            x_at += INNER
-            weight_at += INNER
         total += part
         start += per_split
     mask = (row < rows)[:, None] & (out < outs)[None, :]

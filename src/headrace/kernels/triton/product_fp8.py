@@ -92,17 +92,18 @@ def _product_kernel(
     # Either one part, of many programs, or all of them in order.
     split = tl.program_id(1)
     start = split * per_split
-    x_at = x + row.to(tl.int64)[:, None] * width + (inner + start * INNER)[None, :]
-    weight_at = weight + out.to(tl.int64)[None, :] * width + (inner + start * INNER)[:, None]
+    x_at = x + row.to(tl.int64)[:, None] * width + inner[None, :]
+    weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
     row_mask = row < rows
     out_mask = out < outs
     total = tl.zeros([ROWS, OUTS], tl.float32)
     for _ in range(1 if SPLIT else SPLITS):
         part = tl.zeros([ROWS, OUTS], tl.float32)
         for group in range(start, tl.minimum(start + per_split, groups)):
-            there = inner < width - group * INNER
-            a = tl.load(x_at, mask=row_mask[:, None] & there[None, :], other=0.0)
-            b = tl.load(weight_at, mask=out_mask[None, :] & there[:, None], other=0.0)
+            at_inner = group * INNER
+            there = inner < width - at_inner
+            a = tl.load(x_at + at_inner, mask=row_mask[:, None] & there[None, :], other=0.0)
+            b = tl.load(weight_at + at_inner, mask=out_mask[None, :] & there[:, None], other=0.0)
             if BLOCKED:
                 block = matrix_product(a, b, tl.zeros([ROWS, OUTS], tl.float32), INTERPRET)
                 row_scale = tl.load(x_scales + row * groups + group, mask=row_mask, other=0.0)
@@ -111,8 +112,6 @@ def _product_kernel(
                 part += block * (row_scale[:, None] * out_scale[None, :])
             else:
                 part = matrix_product(a, b, part, INTERPRET)
-            x_at += INNER
-            weight_at += INNER
         if not BLOCKED:
             # Each part by itself: a part of a split is rounded just so.
             part *= tl.load(x_scales + row, mask=row_mask, other=0.0)[:, None]
