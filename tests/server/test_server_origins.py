@@ -94,3 +94,11 @@ async def test_its_own_page_and_programs_may(headers: dict[str, str]) -> None:
 def test_a_wrong_list_is_told(origins: str) -> None:
     with pytest.raises(OptionError, match="cors_origins"):
         serving(origins)
+
+
+async def test_the_document_says_so() -> None:
+    app = serving()
+    for document in (app.openapi(), create_operator_app(app).openapi()):
+        for operations in document["paths"].values():
+            for method, operation in operations.items():
+                assert ("403" in operation["responses"]) == (method != "get")

@@ -70,6 +70,12 @@ ERRORS = {
 }
 
 
+FOREIGN = {
+    "description": "A page of another site sends it (option cors_origins).",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}},
+}
+"""What every route that changes something may answer (`origin`)."""
+
 READ_ERRORS = (404, 503)
 """What a route without a body may answer."""
 
@@ -130,8 +136,11 @@ def document(
         routes=app.routes,
     )
     definitions = schema.setdefault("components", {}).setdefault("schemas", {})
-    for operation in (each for path in schema["paths"].values() for each in path.values()):
-        _exact(operation)
+    for path in schema["paths"].values():
+        for method, operation in path.items():
+            _exact(operation)
+            if method not in ("get", "head", "options"):
+                operation["responses"].setdefault("403", FOREIGN)
     for name in ("HTTPValidationError", "ValidationError"):
         definitions.pop(name, None)
     for route in (route for router in routers for route in router.routes):
