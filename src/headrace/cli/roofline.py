@@ -100,9 +100,11 @@ def roofline(
             f"weights {weights / 1e9:.3f} GB, on each device {device_bytes(case) / 1e9:.3f} GB",
             highlight=False,
         )
+        engines = case.layout.engines
+        each = f" of each of {engines} batches" if engines > 1 else ""
         for name, time in times:
             console.print(
-                f"{name}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, predicted "
+                f"{name}{each}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, predicted "
                 f"{time.tokens / time.seconds:,.0f}",
                 highlight=False,
             )

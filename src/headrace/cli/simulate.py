@@ -28,7 +28,10 @@ def simulate(
     replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
     prefill: Annotated[int, typer.Option(min=0, help="How many of them only prefill.")] = 0,
     routing: Annotated[str, typer.Option(help=", ".join(ROUTERS))] = "least-loaded",
-    tp: Annotated[int, typer.Option(min=1, help="Devices of one engine.")] = 1,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
+    ep: Annotated[bool, typer.Option("--ep", help="Spread whole experts over the ranks.")] = False,
     format: Annotated[str | None, typer.Option(help="Weight format.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Sequences at a time, per engine.")] = 256,
@@ -57,7 +60,7 @@ def simulate(
 ) -> None:
     """Run a workload of the bench on simulated engines: the real scheduler on virtual time."""
     device = find_hardware(hardware, calibration_path())
-    case = make_case(model, device, format, "auto", kv_dtype, Layout(tp))
+    case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp))
     spec = ReplicaSpec(
         case, device, rows=rows, step_tokens=step_tokens, max_context=max_context, depth=depth,
         prefix_cache=prefix_cache,
@@ -66,7 +69,7 @@ def simulate(
         url="simulated", model=model, workload=workload, trace=trace, trace_speed=trace_speed,
         input=input, output=output, requests=requests, arrivals=arrivals, concurrency=concurrency,
         prefix_tokens=prefix_tokens, groups=groups, zipf=zipf, turns=turns, think_seconds=think,
-        seed=seed, slo=slo, devices=replicas * tp, price_per_hour=price,
+        seed=seed, slo=slo, devices=replicas * case.layout.devices, price_per_hour=price,
     )  # fmt: skip
     begin = time.perf_counter()
     result, _ = Simulation(Cluster(spec, replicas, routing, prefill=prefill), options).run()
