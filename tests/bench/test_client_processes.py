@@ -9,7 +9,10 @@ import pytest
 
 from headrace import loader, text
 from headrace.bench import worker
+from headrace.bench.audit import examine
+from headrace.bench.crosscheck import cross_check
 from headrace.bench.options import RunOptions
+from headrace.bench.record import RequestRecord
 
 
 class Slow:
@@ -44,3 +47,32 @@ def test_nothing_is_recounted_where_it_proves_nothing() -> None:
     assert not RunOptions(ignore_eos=False).ignores_eos
     assert not RunOptions(workload="structured").ignores_eos
     assert RunOptions(workload="structured", trace="azure:x").ignores_eos
+
+
+def answer(tokens: int, text: str) -> RequestRecord:
+    size = len(text.encode())
+    return RequestRecord(
+        0, 0, 0, 0, 0, 0, [1, 2], 2, 200, asked_tokens=64, output_tokens=tokens,
+        characters=len(text), text_bytes=size,
+    )  # fmt: skip
+
+
+def found(record: RequestRecord, *, ignore_eos: bool = False) -> set[str]:
+    findings = examine([record], [], open_loop=False, ignore_eos=ignore_eos, stream=True)
+    return {finding.code for finding in findings}
+
+
+def test_a_character_may_have_several_tokens() -> None:
+    # Of a real model: three signs of four bytes each, six tokens and the end.
+    assert "claims_impossible" not in found(answer(7, "\U0001f389" * 3))
+    assert "claims_impossible" in found(answer(14, "\U0001f389" * 3))
+    # Past the end come tokens without text.
+    assert "claims_impossible" not in found(answer(14, "a"), ignore_eos=True)
+
+
+def test_what_is_not_streamed_has_no_first_token_to_compare() -> None:
+    told = {name: {"mean": 0.3, "count": 1.0} for name in ("ttft", "itl", "e2e")}
+    whole = RequestRecord(0, 0, 0, 0, 0, 0, [10**9], 10**9, 200, output_tokens=16)
+    table, findings = cross_check(told, [whole], stream=False)
+    assert [finding.code for finding in findings] == ["disagree_e2e"]
+    assert table["ttft"]["client"] is table["itl"]["client"] is None

@@ -151,9 +151,11 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         sum((r.output_tokens or 0) > r.asked_tokens for r in told),
         "usage claims more tokens than were asked for", "claims_more",
     )  # fmt: skip
+    # A token is a byte at least, but for the end; past that come tokens without text.
+    plain = [] if ignore_eos else [r for r in told if r.text_bytes]
     share(
-        sum((r.output_tokens or 0) > max(1, r.characters) for r in told if r.characters),
-        "usage claims more tokens than the answer has characters", "claims_impossible",
+        sum((r.output_tokens or 0) > r.text_bytes + 1 for r in plain),
+        "usage claims more tokens than the answer has bytes", "claims_impossible",
     )  # fmt: skip
     # With ignore_eos special tokens are counted but have no text, so a recount proves nothing.
     counted = [] if ignore_eos else [r for r in told if r.recount_tokens is not None]

@@ -196,7 +196,7 @@ class Client:
         if record.sent_ns == 0:
             record.sent_ns = record.end_ns
         text = "".join(stream.text)
-        record.characters = len(text)
+        record.characters, record.text_bytes = len(text), len(text.encode(errors="replace"))
         if self._recount is not None and record.ok:
             record.recount_tokens = self._recount(text)
         return text

@@ -70,11 +70,14 @@ def means(before: Sums, after: Sums) -> dict[str, dict[str, float]]:
 
 
 def cross_check(
-    server: dict[str, dict[str, float]], records: Sequence[RequestRecord]
+    server: dict[str, dict[str, float]], records: Sequence[RequestRecord], *, stream: bool = True
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """({metric: {client, server}} of mean seconds, what disagrees)."""
+    """({metric: {client, server}} of mean seconds, what disagrees).
+
+    Without streaming the client sees only ends, the server its own first tokens.
+    """
     good = [record for record in records if record.ok]
-    streamed = [record for record in good if record.chunk_ns]
+    streamed = [record for record in good if record.chunk_ns and stream]
     values = {
         "ttft": [(r.chunk_ns[0] - r.sent_ns) / 1e9 for r in streamed],
         "itl": [

@@ -34,6 +34,8 @@ class RequestRecord(msgspec.Struct):
     """As the server's usage says."""
     cached_tokens: int | None = None
     characters: int = 0
+    text_bytes: int = 0
+    """Of the answer in UTF-8: with the end token the most tokens that it can have."""
     recount_tokens: int | None = None
     """Tokens of the answer's text, where the client has the tokenizer."""
     finish_reason: str | None = None

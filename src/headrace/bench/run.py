@@ -147,7 +147,7 @@ def judge_run(
         run.records, audits, open_loop=options.arrivals is not None,
         ignore_eos=options.ignores_eos, stream=options.streams,
     )  # fmt: skip
-    table, disagreements = cross_check(told, run.records)
+    table, disagreements = cross_check(told, run.records, stream=options.streams)
     findings += disagreements
     findings += stale_hits(run, template=options.resolved_endpoint == "chat")
     if interrupted:
