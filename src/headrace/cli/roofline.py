@@ -104,8 +104,8 @@ def roofline(
         each = f" of each of {engines} batches" if engines > 1 else ""
         for name, time in times:
             console.print(
-                f"{name}{each}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, predicted "
-                f"{time.tokens / time.seconds:,.0f}",
+                f"{name}{each}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, "
+                f"predicted {time.tokens / time.seconds:,.0f}",
                 highlight=False,
             )
     if html is not None:
