@@ -291,3 +291,18 @@ def test_exit_codes(tmp_path: Path) -> None:
         )  # fmt: skip
     assert failed.exit_code == 4
     assert "no request succeeded" in failed.output
+
+
+@pytest.mark.slow
+def test_an_slo_that_nothing_keeps_is_an_error(tmp_path: Path) -> None:
+    with MockServer(Behaviour(ttft=0.05, itl=0.001)) as server:
+        ended = CliRunner().invoke(
+            command,
+            ["search", "ttft:p99<1ms", "--url", server.url, "--seconds", "0.5", "--input", "5",
+             "--output", "4", "--limit", "4", "-o", str(tmp_path)],
+        )  # fmt: skip
+    assert isinstance(ended.exception, HeadraceError)
+    assert "not even concurrency 1 keeps ttft:p99<1ms" in ended.exception.message
+    # What was measured on the way is kept.
+    assert (tmp_path / "concurrency-1" / "result.json").is_file()
+    assert (tmp_path / "report.html").is_file()
