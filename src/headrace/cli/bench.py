@@ -336,7 +336,7 @@ def history_command(
     entries = History(database).metric(metric, workload)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("created", "commit", "workload", "load", metric):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for entry in entries:
         table.add_row(*entry[:4], f"{entry.value:.4g}")
     Console().print(table)
