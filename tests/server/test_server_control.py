@@ -119,6 +119,9 @@ def test_a_real_engine_gives_its_memory_back(tmp_path: Path, executor: str) -> N
             r"^headrace:engine_restarts_total\S* (\S+)", httpx.get(boss + "/metrics").text, re.M
         )
         assert not any(map(float, restarts)), "waking up is no restart"
+        httpx.post(boss + "/sleep?level=2", timeout=60).raise_for_status()
+        server.signal()
+        assert server.wait() == 0, "a sleeping server ends as any other"
 
 
 @pytest.mark.slow

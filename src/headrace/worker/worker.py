@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from functools import partial
@@ -177,8 +178,11 @@ class Worker:
     def allocate(self, pool: PoolShape) -> None:
         """Make the KV pool and whatever the backend prepares for whole steps; all rows are free.
 
-        Raises `DoesNotFit` where the device has no room for it.
+        Again, with another pool, it takes the place of the first, whose memory goes back to the
+        system (an engine that sleeps has a pool of nothing). Raises `DoesNotFit` where the device
+        has no room for it.
         """
+        again = hasattr(self, "_cache")
         try:
             self._allocate(pool)
         except torch.OutOfMemoryError:
@@ -186,6 +190,12 @@ class Worker:
                 raise
             wanted = pool_bytes(pool, self.arch, self._resolved.kv_dtype)
             raise out_of_memory(self._memory, self.facts.device_memory, wanted) from None
+        if again:
+            # Captured graphs and their runner know each other; what a start made may be frozen.
+            gc.unfreeze()
+            gc.collect()
+            if self._resolved.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _allocate(self, pool: PoolShape) -> None:
         begin = time.perf_counter()
