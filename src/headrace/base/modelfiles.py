@@ -36,3 +36,5 @@ class ModelFiles:
     licence: str | None = None
     pooling: Pooling = field(default_factory=Pooling)
     """What an embedding is made of."""
+    opened: Any = field(default=None, compare=False, repr=False)
+    """What was opened to read this, for who reads on in the same process (`loader.gguf`)."""

@@ -26,7 +26,6 @@ from .calibration import calibrate_quickly, needs_calibration
 from .core import EngineCore
 from .executor import Executor, Facts, InlineExecutor
 from .grammar import GrammarGate
-from .multiproc import MultiprocExecutor
 from .prediction import step_predictor
 from .real import REAL_WORKER, worker_loader
 from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_settings
@@ -58,11 +57,13 @@ def build(
     worker: str = REAL_WORKER,
     flight: FlightRecorder | None = None,
     on_phase: OnPhase = lambda name, seconds: None,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> Built:
     """Start an engine. Raises `OptionError`, `DoesNotFit`, `ModelFileError`, `UnsupportedModel`.
 
     The memory plan is made twice: with the size of the files, to know what to ask of the worker,
-    and with the size that the weights took, to know what is left for KV.
+    and with the size that the weights took, to know what is left for KV. `on_loaded` is called
+    when the weights are there: what follows is done by kernels, mostly.
     """
 
     @contextmanager
@@ -82,6 +83,7 @@ def build(
         for name, seconds in facts.phases.items():
             on_phase(name, seconds)
         on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
+        on_loaded()
         resolved = replace(
             resolved,
             options=replace(
@@ -120,6 +122,9 @@ def build(
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
     settings = worker_settings(resolved, wish)
     if resolved.options.executor == "multiproc":
+        # Local: brings the channels between processes, which nobody else here wants.
+        from .multiproc import MultiprocExecutor
+
         return MultiprocExecutor(files, settings, worker)
     return InlineExecutor(
         lambda: worker_loader(worker)(files, settings), threaded=resolved.options.depth > 1

@@ -8,12 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest
+from ..base.modelfiles import ModelFiles
 from ..base.request import (
     EmbeddingOutput,
     OutputDelta,
@@ -27,12 +29,15 @@ from ..loader import open_model
 from ..obs.progress import TokenProgress
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 from .adapters import AdapterBook
-from .build import Built, build
-from .core import EngineCore
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
+from .preload import collector_paused, preload_torch
 from .real import REAL_WORKER
+
+if TYPE_CHECKING:
+    from .build import Built
+    from .core import EngineCore
 
 TextOrIds = str | Sequence[int] | Mapping[str, Any]
 """A prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
@@ -52,23 +57,40 @@ class LLM:
         self, model: str | None = None, *, worker: str = REAL_WORKER, **options: Any
     ) -> None:
         """`options` are the fields of `EngineOptions`."""
-        begin = time.monotonic()
         if model is not None:
             options["model"] = model
         self.options = EngineOptions(**options)
         self.options.verify()
         self.phases: dict[str, float] = {}
         """Seconds of each start phase."""
+        if worker == REAL_WORKER and self.options.executor == "inline":
+            preload_torch()
+        with collector_paused():
+            self._start(worker)
+        self._ids = itertools.count()
+        self.adapters = AdapterBook()
+        self._lock = threading.Lock()
+
+    def _start(self, worker: str) -> None:
+        begin = time.monotonic()
+        # Local: these imports take a tenth of a second, in which torch's library is being loaded.
+        from .build import build
+
+        opening = time.monotonic()
+        self.phases["import_engine"] = opening - begin
         self.files = open_model(
             self.options.model,
             cache_dir=Path(self.options.cache_dir) if self.options.cache_dir else None,
             offline=self.options.offline,
         )
-        opened = time.monotonic()
-        self.phases["open_files"] = opened - begin
-        self.tokenizer: Tokenizer = load_tokenizer(self.files.tokenizer)
-        self.phases["tokenizer"] = time.monotonic() - opened
+        self.phases["open_files"] = time.monotonic() - opening
         self._template: ChatTemplate | None = None
+        # The kernels leave the interpreter alone while they try the first steps: until then the
+        # tokenizer would only be in the way of the imports.
+        tokenizer: Future[Tokenizer] = Future()
+        reading = threading.Thread(
+            target=_read_tokenizer, args=(self.files, tokenizer, self.phases), daemon=True
+        )
         # Nobody else waits here: what the caller hands over is never refused for its number.
         options_here = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
         self._built: Built | None = build(
@@ -76,7 +98,13 @@ class LLM:
             self.files,
             worker=worker,
             on_phase=lambda name, seconds: self.phases.__setitem__(name, seconds),
+            on_loaded=reading.start,
         )
+        try:
+            self.tokenizer: Tokenizer = tokenizer.result()
+        except BaseException:
+            self.close()
+            raise
         self._input = InputProcessor(
             self.files,
             self.tokenizer,
@@ -84,9 +112,6 @@ class LLM:
             self._built.facts.features,
         )
         self.phases["total"] = time.monotonic() - begin
-        self._ids = itertools.count()
-        self.adapters = AdapterBook()
-        self._lock = threading.Lock()
 
     @property
     def max_context(self) -> int:
@@ -361,6 +386,15 @@ class LLM:
                 if open_ or core.has_work:
                     _settle(core, answers)
         return [answers[request.id].output for request, _ in requests]
+
+
+def _read_tokenizer(files: ModelFiles, done: Future[Tokenizer], phases: dict[str, float]) -> None:
+    begin = time.monotonic()
+    try:
+        done.set_result(load_tokenizer(files.tokenizer))
+    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        done.set_exception(error)
+    phases["tokenizer"] = time.monotonic() - begin
 
 
 def _settle(core: EngineCore, requests: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ..base.config import EngineOptions
 from ..base.modelfiles import ModelFiles
 from ..loader import open_model
+from ..loader.panels import panel_folder, panel_path
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
 
 
@@ -43,7 +44,7 @@ async def open_for_serving(
     )
     opened = time.monotonic()
     on_files(files)
-    _read_ahead(files)
+    _read_ahead(files, options)
     read = time.monotonic()
     tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
@@ -51,8 +52,14 @@ async def open_for_serving(
     return OpenModel(files, tokenizer, template, phases)
 
 
-def _read_ahead(files: ModelFiles) -> None:
-    """Have the system read the weights while the engine process still imports."""
+def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:
+    """Have the system read the weights while the engine process still imports.
+
+    Not where they may be kept repacked: then the model's file is hardly read any more, and the
+    kept one comes into memory in huge pages only by way of its mapping.
+    """
+    if options.keep_packed and panel_path(files, panel_folder(options.cache_dir)).exists():
+        return
     if hasattr(os, "posix_fadvise"):
         for path in files.weights:
             with contextlib.suppress(OSError), path.open("rb") as file:

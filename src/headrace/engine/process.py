@@ -8,6 +8,7 @@ well.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -25,6 +26,7 @@ from ..obs.logs import configure_logs
 from . import messages
 from .core import EngineCore
 from .messages import WireError
+from .preload import preload_torch
 from .spawn import become_child
 
 if TYPE_CHECKING:
@@ -83,6 +85,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     """Be configured, start, serve until told to stop."""
     begin = time.monotonic()
+    gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
+    if import_torch:
+        preload_torch()
     # Local: the imports below take longer than saying hello, and the parent opens the files
     # of the model meanwhile.
     from .build import build
@@ -106,6 +111,8 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
         flight=flight,
         on_phase=lambda name, seconds: channel.send(messages.Phase(name, seconds)),
     )
+    gc.freeze()
+    gc.enable()
     try:
         facts = {
             "weight_bytes": float(built.facts.weight_bytes),

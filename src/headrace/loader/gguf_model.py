@@ -75,6 +75,7 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
             if isinstance(metadata.get(f"general.sampling.{name}"), int | float)
         },
         licence=licence or _text(metadata.get("general.license")),
+        opened=file,
     )
 
 

@@ -47,7 +47,7 @@ class PanelShelf:
         self, files: ModelFiles, folder: Path, layout: str, *, least: int = LEAST_BYTES
     ) -> None:
         """`layout` names how the kernels lay panels out; files of another layout are not used."""
-        self.path = folder / f"{_file_name(files)}{SUFFIX}"
+        self.path = panel_path(files, folder)
         self.outcome, self.reason = "memory", "repacked at this start"
         self._least = least
         self._files, self._layout = files, layout
@@ -178,10 +178,11 @@ def panel_folder(cache_dir: str | Path | None = None) -> Path:
     return root(cache_dir) / FOLDER
 
 
-def _file_name(files: ModelFiles) -> str:
+def panel_path(files: ModelFiles, folder: Path) -> Path:
     """Readable, and one for each path: a changed model file's panels replace the old ones."""
     path = str(files.path.resolve())
-    return f"{files.path.stem[:80]}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(path.encode()).hexdigest()[:12]
+    return folder / f"{files.path.stem[:80]}-{digest}{SUFFIX}"
 
 
 def _identity(files: ModelFiles, layout: str) -> dict[str, Any]:

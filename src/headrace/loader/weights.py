@@ -46,7 +46,8 @@ def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
     shape than the architecture says, `UnsupportedModel` if its type is not read.
     """
     if files.format == "gguf":
-        return _from_gguf(GgufFile(files.path), files.arch)
+        opened = files.opened if isinstance(files.opened, GgufFile) else GgufFile(files.path)
+        return _from_gguf(opened, files.arch)
     return _from_safetensors(files)
 
 

@@ -1,0 +1,64 @@
+"""Making a start shorter: what can be done beside the imports, and what can be left out of them.
+
+Importing torch holds the interpreter's lock for a second. A quarter of it is the system's loader,
+which relocates the largest library; that needs no interpreter, and another core does it meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..base.hardware import torch_build
+
+LIBRARY = Path("lib", "libtorch_cpu.so")
+
+
+def preload_torch() -> threading.Thread | None:
+    """Begin to load torch's library in a thread; None where that is of no use.
+
+    Only of builds for CPUs: the others want to find CUDA's libraries themselves first. Whatever
+    goes wrong is left to the import that follows, which does the same and can say why.
+    """
+    if "torch" in sys.modules or sys.platform != "linux" or torch_build()[1] is not None:
+        return None
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    library = Path(spec.submodule_search_locations[0]) / LIBRARY
+    if not library.is_file():
+        return None
+    thread = threading.Thread(target=_load, args=(library,), name="headrace-preload", daemon=True)
+    thread.start()
+    return thread
+
+
+def _load(library: Path) -> None:
+    # Not ctypes.CDLL(library): that keeps the interpreter's lock while the system loads.
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype = ctypes.c_void_p
+    dlopen(ctypes.c_char_p(os.fsencode(library)), ctypes.c_int(os.RTLD_NOW | os.RTLD_LOCAL))
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection inside: a start makes a million objects that stay, and walking over
+    them again and again costs a tenth of it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            if gc.get_freeze_count() == 0:
+                # All of them count as old at once, without the walk that would follow now.
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()

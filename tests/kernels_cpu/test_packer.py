@@ -1,0 +1,122 @@
+"""Packing for keeps: found weights are those that packing gives, and what is not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from cpu_cases import KINDS, random_blocks
+
+from headrace.kernels.cpu.library import Team
+from headrace.kernels.cpu.panels import Packer, pack, packed_bytes
+from headrace.kernels.weights import BlockWeight, DenseWeight
+
+
+class Shelf:
+    """A shelf in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, np.ndarray] = {}
+        self.replace: dict[str, Callable[[np.ndarray], None]] = {}
+        self.refused = ""
+
+    def find(self, name: str, kind: str, shape: tuple[int, int], size: int) -> np.ndarray | None:
+        found = None if self.refused else self.kept.get(f"{name} {kind} {shape}")
+        assert found is None or found.nbytes == size
+        return found
+
+    def refuse(self, why: str) -> None:
+        self.refused = why
+
+    def keep(self, name: str, kind: str, shape: Any, data: np.ndarray, replace: Any) -> None:
+        room = np.zeros(data.nbytes + 64, np.uint8)  # Aligned, as a mapped file is.
+        at = -room.ctypes.data % 64
+        copy = room[at : at + data.nbytes]
+        copy[:] = data
+        self.kept[f"{name} {kind} {shape}"], self.replace[name] = copy, replace
+
+
+def weights() -> list[BlockWeight | DenseWeight]:
+    made: list[BlockWeight | DenseWeight] = []
+    for index, kind in enumerate(KINDS):
+        weight = random_blocks(kind, 37 + index, 512, seed=index)
+        weight.name = f"layers.{index}"
+        made.append(weight)
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        made.append(DenseWeight(torch.randn(19, 96).to(dtype), f"dense {dtype}"))
+    return made
+
+
+def test_found_weights_are_those_that_packing_gives() -> None:
+    team, shelf = Team(2), Shelf()
+    first = [Packer(team, shelf).pack(weight) for weight in weights()]
+    assert len(shelf.kept) == len(KINDS) + 3
+    packer = Packer(team, shelf)
+    for weight, fresh in zip(weights(), first, strict=True):
+        found = packer.pack(weight)
+        assert torch.equal(found.data, fresh.data)
+        assert torch.equal(found.data, pack(weight, team).data)
+        kept = shelf.kept[f"{weight.name} {found.kind} {weight.shape}"]
+        assert found.data.data_ptr() == kept.ctypes.data
+    assert not shelf.refused
+
+
+def test_what_was_packed_can_move_to_the_shelf() -> None:
+    team, shelf = Team(1), Shelf()
+    (weight, *_) = weights()
+    packed = Packer(team, shelf).pack(weight)
+    before = packed.data.clone()
+    kept = shelf.kept[f"{weight.name} {packed.kind} {weight.shape}"]
+    shelf.replace[weight.name](kept)
+    assert packed.data.data_ptr() == kept.ctypes.data
+    assert torch.equal(packed.data, before)
+
+
+def test_a_layout_that_forgot_its_number_is_found_out() -> None:
+    team, shelf = Team(2), Shelf()
+    for weight in weights():
+        Packer(team, shelf).pack(weight)
+    for kept in shelf.kept.values():
+        kept[:] = np.roll(kept, 64)  # As if panels now began elsewhere.
+    packer = Packer(team, shelf)
+    for weight in weights():
+        assert torch.equal(packer.pack(weight).data, pack(weight, team).data)
+    assert "layers.0" in shelf.refused
+
+
+def test_small_weights_share_a_region() -> None:
+    packer = Packer(Team(1))
+    packed = [packer.pack(random_blocks("Q5_0", 20, 64, seed=n)) for n in range(50)]
+    places = sorted(each.data.data_ptr() for each in packed)
+    assert places[-1] - places[0] < 50 * 2 * packed_bytes("Q5_0", (20, 64))
+    assert all(place % 64 == 0 for place in places)
+    for n, each in enumerate(packed):
+        assert torch.equal(each.data, pack(random_blocks("Q5_0", 20, 64, seed=n), Team(1)).data)
+
+
+def test_a_mapped_source_is_given_back_and_comes_again(tmp_path: Any) -> None:
+    source = random_blocks("Q8_0", 512, 1024)
+    path = tmp_path / "blocks"
+    source.data.numpy().tofile(path)
+    mapped = np.memmap(path, np.uint8, "c", shape=tuple(source.data.shape))
+    weight = BlockWeight("Q8_0", torch.from_numpy(mapped), source.shape, mapped=True)
+    packed = Packer(Team(2)).pack(weight)
+    assert resident(mapped) < mapped.nbytes // 4
+    assert torch.equal(packed.data, pack(source, Team(2)).data)
+    assert torch.equal(weight.data, source.data)
+
+
+def resident(data: np.ndarray) -> int:
+    """Bytes of a mapping that this process has in memory."""
+    inside = False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            if "-" in line.split(":")[0].split(" ")[0]:
+                begin, end = (int(each, 16) for each in line.split(" ")[0].split("-"))
+                inside = begin <= data.ctypes.data < end
+            elif inside and line.startswith("Rss:"):
+                return int(line.split()[1]) * 1024
+    raise AssertionError("the mapping is not there")
