@@ -34,7 +34,8 @@ from headrace.base.step import StepPlan
 from headrace.kernels.operators import HostStep, KvLayer
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.roofline.composition import compose
-from headrace.roofline.hardware import DEVICES, PERFECT
+from headrace.roofline.efficiency import PERFECT
+from headrace.roofline.hardware import DEVICES
 from headrace.roofline.operators import Case
 from headrace.roofline.step import step_time
 from headrace.roofline.weights import WeightBytes

@@ -108,3 +108,29 @@ def test_a_part_that_hangs_is_ended_and_the_rest_named(tmp_path: Path) -> None:
     assert "not done in 3 s" in found["failures"][0]
     assert found["parts"]["llama"] == {"decode": [1]}
     assert found["left_out"][0].startswith("late:")
+
+
+ABSENT = (
+    "msgspec", "zmq", "fastapi", "starlette", "uvicorn", "psutil", "llguidance", "pydantic",
+    "httpx", "pytest", "gguf", "orjson", "uvloop", "prometheus_client", "pynvml", "duckdb",
+)  # fmt: skip
+"""What is not on a machine that has torch, triton and transformers only."""
+
+
+def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
+    code = (
+        "import sys\n"
+        f"for name in {ABSENT!r}: sys.modules[name] = None\n"
+        f"sys.path[:0] = [{str(ROOT / 'src')!r}, {str(ROOT / 'benchmarks')!r}]\n"
+        "import gpu_ahead, gpu_bench, gpu_checks, gpu_dry, gpu_parts\n"
+        "import headrace.kernels.triton.tune, headrace.worker, headrace.sched, headrace.loader\n"
+        "assert len(gpu_checks.all_checks()) > 80\n"
+        "assert set(gpu_checks.SMOKE) <= set(gpu_checks.all_checks())\n"
+        "names = {part.name for part in (*gpu_bench.PARTS, *gpu_bench.SMALL_PARTS)}\n"
+        "assert names - {'compile', 'checks', 'kernels', 'transformers'} <= set(gpu_parts.SETUPS)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
