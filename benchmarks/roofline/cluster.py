@@ -86,7 +86,7 @@ def plots(rows: list[dict[str, Any]], path: Path) -> None:
         for name, title, scale in (
             ("ttft_p50", "TTFT p50, ms", 1e3),
             ("ttft_p99", "TTFT p99, ms", 1e3),
-            ("hits", "prompt tokens from the caches, %", 100),
+            ("hits", "prompt tokens from caches, %", 100),
         ):
             lines = [
                 Series(
@@ -104,9 +104,9 @@ def plots(rows: list[dict[str, Any]], path: Path) -> None:
                         [row["possible"] * scale for row in found], dashed=True,
                     )
                 )  # fmt: skip
-            replicas = "one each" if tp == 1 else f"{tp} each"
-            charts.append(Chart(f"{model}, {replicas}: {title}", "H200", title, lines, log_x=True))
-    write_png(charts, path)
+            replicas = "a replica each" if tp == 1 else f"{tp} a replica"
+            charts.append(Chart(f"{model}, {replicas}", "H200", title, lines, log_x=True))
+    write_png(charts, path, columns=3)
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from ..base.errors import OptionError
 
 COLOURS = ("#2563a8", "#d1622b", "#2e8b57", "#8a4fa3", "#b8860b", "#c23b5e", "#3b8ea5", "#6b7280")
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 46
+FEW_VALUES = 8
+"""Up to so many values of a logarithmic axis are its ticks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,18 +215,34 @@ def _marks(series: Series, colour: str, across: _Axis, up: _Axis) -> list[str]:
     return parts
 
 
-def write_png(items: Sequence[Chart], path: Path) -> None:
+def _tick(value: float) -> str:
+    """Counts such as 1,024 in full."""
+    whole = value == round(value) and 1000 < value < 100_000
+    return f"{value:,.0f}" if whole and value % 1000 else short(value)
+
+
+def _log_ticks(values: Sequence[float]) -> list[float]:
+    """The values themselves where they are few, else round ones; none for values below 0."""
+    own = sorted({v for v in values if v > 0 and math.isfinite(v)})
+    if len(own) <= FEW_VALUES:
+        return own
+    return ticks(own[0], own[-1], log=True)
+
+
+def write_png(items: Sequence[Chart], path: Path, columns: int = 2) -> None:
     """All charts in one picture; `OptionError` where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
     except ImportError:
         raise OptionError(
             'PNG needs matplotlib: pip install "headrace[bench]"', param="png"
         ) from None
-    columns = 1 if len(items) == 1 else 2
+    columns = min(columns, len(items))
     lines = -(-len(items) // columns)
-    figure = Figure(figsize=(7.2 * columns, 4.3 * lines), layout="constrained")
+    width = 7.2 if columns < 3 else 5.2
+    figure = Figure(figsize=(width * columns, 4.3 * lines), layout="constrained")
     FigureCanvasAgg(figure)
     for number, chart in enumerate(items):
         axes = figure.add_subplot(lines, columns, number + 1)
@@ -234,6 +252,7 @@ def write_png(items: Sequence[Chart], path: Path) -> None:
         axes.set_xscale("log" if chart.log_x else "linear")
         axes.set_yscale("log" if chart.log_y else "linear")
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         from_zero = not chart.log_y and all(y >= 0 for s in chart.series for y in s.ys)
         for index, series in enumerate(chart.series):
             colour = COLOURS[index % len(COLOURS)]
@@ -246,14 +265,28 @@ def write_png(items: Sequence[Chart], path: Path) -> None:
             else:
                 style = "steps-post" if series.mark == "steps" else "default"
                 line = "--" if series.dashed else "-"
-                axes.plot(xs, ys, line, drawstyle=style, color=colour, label=series.name)
+                dot = "o" if series.mark == "line" and len(xs) <= 40 else ""
+                axes.plot(
+                    xs, ys, line, drawstyle=style, color=colour, label=series.name, marker=dot, ms=4
+                )
+        for axis, log, values in (
+            (axes.xaxis, chart.log_x, [x for s in chart.series for x in s.xs]),
+            (axes.yaxis, chart.log_y, [y for s in chart.series for y in s.ys]),
+        ):
+            if log:
+                found = (
+                    _log_ticks(values) if axis is axes.xaxis else ticks(*axes.get_ylim(), log=True)
+                )
+                axis.set_major_locator(FixedLocator(found))
+                axis.set_major_formatter(FuncFormatter(lambda value, _place: _tick(value)))
+                axis.set_minor_locator(NullLocator())
         if chart.names:
             axes.set_xticks(range(1, len(chart.names) + 1), chart.names, fontsize=7)
         for x, text in chart.notes:
             axes.axvline(x, color="#888", ls=":", lw=1)
             axes.annotate(text, (x, 0.96), xycoords=("data", "axes fraction"), fontsize=8)
         if len(chart.series) > 1:
-            axes.legend(fontsize=8)
+            axes.legend(fontsize=8, framealpha=0.7)
         if from_zero:
             axes.set_ylim(bottom=0)
     figure.savefig(path, dpi=110)
