@@ -8,7 +8,7 @@ import torch
 from ..base.step import PoolShape, StepPlan
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
-from .transfer import to_device
+from .transfer import all_to_device
 
 
 def make_batch(
@@ -28,27 +28,27 @@ def make_batch(
     starts = np.asarray(plan.starts, np.int64)
     lengths = starts + counts
     bounds = np.concatenate([[0], counts.cumsum()])
-    row_of_token = to_device(np.repeat(np.asarray(plan.rows, np.int64), counts), device)
-    positions = to_device(
-        np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts), device
-    )  # fmt: skip
+    owners = np.repeat(np.asarray(plan.rows, np.int64), counts)
+    place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
     columns = rows.columns[plan.rows]
     sampled = bounds[1:][np.asarray(plan.samples, np.bool_) & ~columns["pooling"]] - 1
-    types = None
+    size = pool.block_size
+    arrays = [
+        owners, place, place // size, place % size, np.asarray(plan.rows, np.int64),
+        np.asarray(sampled, np.int64), bounds.astype(np.int32), lengths.astype(np.int32),
+    ]  # fmt: skip
     if token_types:
         second = np.repeat(columns["second_at"], counts)
-        place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
-        types = to_device(((second > 0) & (place >= second)).astype(np.int64), device)
+        arrays.append(((second > 0) & (place >= second)).astype(np.int64))
+    row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *types = (
+        all_to_device(arrays, device)
+    )
     max_length = int(lengths.max())
-    size = pool.block_size
-    block = torch.div(positions, size, rounding_mode="floor")
-    offset = positions - block * size
-    entries = to_device(np.asarray(plan.rows, np.int64), device)
     used = -(-max_length // size)
     groups = [
         GroupBatch(
             tables=table[entries, :used],
-            slots=table[row_of_token, block].long() * size + offset,
+            slots=torch.add(offset, table[row_of_token, block], alpha=size),
             window=group.window,
         )
         for table, group in zip(tables.tables, pool.groups, strict=True)
@@ -56,12 +56,12 @@ def make_batch(
     return StepBatch(
         tokens=rows.tokens[row_of_token, positions].long(),
         positions=positions,
-        query_starts=to_device(bounds.astype(np.int32), device),
-        lengths=to_device(lengths.astype(np.int32), device),
+        query_starts=query_starts,
+        lengths=ends,
         groups=groups,
-        sample_rows=to_device(sampled, device),
+        sample_rows=sample_rows,
         max_count=int(counts.max()),
         max_length=max_length,
-        types=types,
+        types=types[0] if types else None,
         host=HostStep(counts, lengths),
     )

@@ -7,7 +7,7 @@ torch keeps until the device has read it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,47 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     if not len(tensor):
         return torch.empty_like(tensor, device=device)  # There is nothing to pin.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+_ALIGNED = 16
+"""Bytes: what kernels may take for granted of an array's address."""
+
+
+def all_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Several arrays in one copy: a launch each would cost the device more than their bytes."""
+    if device.type == "cpu":
+        return [to_device(array, device) for array in arrays]
+    starts, total = places(arrays)
+    pinned = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+    fill(pinned, arrays, starts)
+    return views(pinned.to(device, non_blocking=True), arrays, starts)
+
+
+def places(arrays: Sequence[npt.NDArray[Any]]) -> tuple[list[int], int]:
+    """Where each array begins in one buffer, and the buffer's length, in bytes."""
+    starts, at = [], 0
+    for array in arrays:
+        starts.append(at)
+        at += -(-array.nbytes // _ALIGNED) * _ALIGNED
+    return starts, max(at, _ALIGNED)
+
+
+def fill(buffer: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int]) -> None:
+    """Write the arrays into a uint8 buffer of the host."""
+    memory = buffer.numpy()
+    for array, start in zip(arrays, starts, strict=True):
+        memory[start : start + array.nbytes].view(array.dtype)[:] = array
+
+
+def views(
+    buffer: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int]
+) -> list[torch.Tensor]:
+    """The arrays, as they lie in a uint8 buffer of any device."""
+    found = []
+    for array, start in zip(arrays, starts, strict=True):
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        found.append(buffer[start : start + array.nbytes].view(dtype))
+    return found
 
 
 def to_host(tensor: torch.Tensor) -> Callable[[], list[Any]]:
