@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from server_fake import FakeEngine
 
 from headrace.base.config import ServerOptions
-from headrace.base.errors import OptionError
+from headrace.base.errors import OptionError, TooLarge
 from headrace.server.app import Application, create_app
 from headrace.server.keys import Key, hash_of, write_keys
 
@@ -117,8 +119,6 @@ async def test_forms_are_read_in_any_pieces(client: httpx.AsyncClient, size: int
 async def test_wrong_forms_are_refused(
     client: httpx.AsyncClient, tmp_path: Path, body: bytes, status: int, word: str
 ) -> None:
-    import re
-
     reply = await client.post("/v1/files", content=body, headers=KIND)
     assert reply.status_code == status, reply.text
     assert re.search(word, reply.json()["error"]["message"])
@@ -246,3 +246,60 @@ async def test_a_full_disk_is_a_503_and_leaves_nothing(
     assert 'headrace_server_failures_total{kind="file_write"} 1.0' in text
     monkeypatch.undo()
     assert (await put(client, b"x" * 20_000)).status_code == 200
+
+
+async def test_a_client_that_leaves_half_way_leaves_nothing(
+    app: Application, client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": GOOD[:-40], "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        """Nobody is there."""
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/files", "raw_path": b"/v1/files",
+        "query_string": b"", "headers": [(b"content-type", KIND["content-type"].encode())],
+        "http_version": "1.1", "scheme": "http", "server": ("test", 80), "client": ("test", 1),
+        "root_path": "", "asgi": {"version": "3.0"},
+    }  # fmt: skip
+    await app(scope, receive, send)
+    assert not [path for path in (tmp_path / "files").iterdir() if path.name.startswith("file-")]
+    assert not app.state.files._arriving
+    text = (await client.get("/metrics")).text
+    assert re.search(r'http_requests_total\{.*route="/v1/files".*status="499"\} 1.0', text)
+
+
+async def test_uploads_at_the_same_time_share_the_quota(client: httpx.AsyncClient) -> None:
+
+    replies = await asyncio.gather(*(put(client, b"x" * 15_000) for _ in range(6)))
+    kept = [reply for reply in replies if reply.status_code == 200]
+    assert sum(reply.json()["bytes"] for reply in kept) <= 50_000
+    assert {reply.status_code for reply in replies} == {200, 413}
+    stored = (await client.get("/v1/files")).json()["data"]
+    assert len(stored) == len(kept)
+
+
+async def test_an_upload_that_ended_meanwhile_counts(app: Application, tmp_path: Path) -> None:
+    slow = await app.state.files.receive("")
+    await slow.write(b"x" * 15_000)
+    for _ in range(2):  # They begin later and end before.
+        quick = await app.state.files.receive("")
+        await quick.write(b"x" * 17_450)
+        try:
+            await quick.keep("quick", "batch", None)
+        except TooLarge:
+            break
+        finally:
+            quick.close()
+    await slow.write(b"x" * 200)
+    with pytest.raises(TooLarge):
+        await slow.keep("slow", "batch", None)
+    slow.close()
+    kept = [path for path in (tmp_path / "files").iterdir() if path.name.startswith("file-")]
+    assert sum(path.stat().st_size for path in kept) <= 50_000

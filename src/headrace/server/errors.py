@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from ..base.errors import HeadraceError, InvalidRequest
 from .wire import encode
+
+Refusal = TypeVar("Refusal", bound=InvalidRequest)
 
 MAX_SHOWN = 200
 """Characters of a user's value that a message repeats."""
@@ -120,7 +122,7 @@ def _path(location: tuple[int | str, ...]) -> list[int | str]:
     ]
 
 
-def coded(error: InvalidRequest, code: str) -> InvalidRequest:
+def coded(error: Refusal, code: str) -> Refusal:
     """The error with a code of its own in place of its class's."""
     error.detail_code = code  # type: ignore[attr-defined]
     return error

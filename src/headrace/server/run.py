@@ -21,20 +21,22 @@ import uvicorn
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
-from .accounts import Accounts
-from .app import Application, create_app, create_operator_app
 from .protocol import BoundedProtocol, most_connections
-from .service import Service
 from .tls import Tls
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
+    from .accounts import Accounts
+    from .app import Application
+    from .service import Service
 
 log = logging.getLogger("headrace.server")
 
 BACKLOG = 2048
 LEDGER_SECONDS = 10.0
 """How often the usage of keys is written down."""
+SPAWN_SECONDS = 0.01
+"""Head start of the engine's start: enough to have its process running."""
 LAST_WORDS = 2.0
 """Seconds in which ended requests may still send their error."""
 
@@ -116,14 +118,23 @@ class ServerProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        app = create_app(None, self._options)
-        service: Service = app.state.service
-        tls = Tls.of(self._options)
-        if tls is not None:
-            tls.failed = app.state.meter.failed
-        servers = [_server(app, tls)]
-        if len(sockets) > 1:
-            servers.append(_server(create_operator_app(app), tls))
+        starting: asyncio.Future[ServingEngine] = asyncio.ensure_future(self._start_engine())
+        try:
+            await asyncio.sleep(SPAWN_SECONDS)
+            # Local: the engine's process imports torch while this one imports the routes.
+            from .app import create_app, create_operator_app
+
+            app = create_app(None, self._options)
+            service: Service = app.state.service
+            tls = Tls.of(self._options)
+            if tls is not None:
+                tls.failed = app.state.meter.failed
+            servers = [_server(app, tls)]
+            if len(sockets) > 1:
+                servers.append(_server(create_operator_app(app), tls))
+        except BaseException:
+            await _given_up(starting)
+            raise
         http: asyncio.Future[Any] = asyncio.gather(
             *(
                 server.serve(sockets=[listener])
@@ -135,7 +146,7 @@ class ServerProcess:
             habits.append(asyncio.create_task(tls.watch()))
         engine: ServingEngine | None = None
         try:
-            engine = await self._engine(http)
+            engine = await self._engine(starting, http)
             if engine is not None:
                 service.attach(engine)
                 if app.state.batches is not None:
@@ -167,23 +178,22 @@ class ServerProcess:
                 await asyncio.to_thread(service.spans.close)
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
 
-    async def _engine(self, http: asyncio.Future[Any]) -> ServingEngine | None:
+    async def _engine(
+        self, starting: asyncio.Future[ServingEngine], http: asyncio.Future[Any]
+    ) -> ServingEngine | None:
         """The started engine; None where a signal came first."""
-        starting: asyncio.Future[Any] = asyncio.ensure_future(self._start_engine())
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({starting, stop, http}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                engine: ServingEngine = starting.result()
-                return engine
+                return starting.result()
             if http.done():
                 http.result()
             return None
         finally:
             stop.cancel()
             if not starting.done():
-                starting.cancel()
-                await asyncio.wait({starting})
+                await _given_up(starting)
 
     async def _until_stopped(self, http: asyncio.Future[Any]) -> None:
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
@@ -235,6 +245,14 @@ class ServerProcess:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
         self._announce(f"try: {_example(addresses[0], engine)}")
+
+
+async def _given_up(starting: asyncio.Future[ServingEngine]) -> None:
+    """End a start that nobody waits for any more; an engine that it brought is closed."""
+    starting.cancel()
+    await asyncio.wait({starting})
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close(0.0)
 
 
 def _example(address: str, engine: ServingEngine) -> str:

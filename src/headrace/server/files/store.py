@@ -96,28 +96,34 @@ class FileStore:
     async def receive(self, owner: str) -> Arriving:
         """Room for a new file. Raises `RateLimited` and `StoreFailed`."""
         await self.purge()
-        count, used = await self._used(owner)
+        count, used = await self.base.run(lambda base: _used(base, owner), "file_read")
         if count >= MOST_FILES:
             raise RateLimited(f"at most {MOST_FILES} files are kept", retry_after=60.0)
         return Arriving(self, owner, used)
 
-    async def _used(self, owner: str) -> tuple[int, int]:
-        """(files, bytes) of an owner, those that arrive included."""
+    async def add(self, file: StoredFile, *, within_quota: bool = False) -> None:
+        """Make a content that lies at `path` a file. May be done twice.
 
-        def read(base: sqlite3.Connection) -> tuple[int, int]:
-            row = base.execute(
-                "select count(*), coalesce(sum(bytes), 0) from files where owner = ?", (owner,)
-            ).fetchone()
-            return int(row[0]), int(row[1])
-
-        return await self.base.run(read, "file_read")
-
-    async def add(self, file: StoredFile) -> None:
-        """Make a content that lies at `path` a file. May be done twice. Raises `StoreFailed`."""
+        Raises `StoreFailed`, and `TooLarge` where it has to be `within_quota` and is not.
+        """
         row = astuple(file)
-        await self.base.run(
-            lambda base: base.execute("insert or replace into files values (?,?,?,?,?,?,?)", row),
-            "file_write",
+
+        def write(base: sqlite3.Connection) -> None:
+            # Here and not before: another upload may have ended while this one came.
+            if within_quota and _used(base, file.owner)[1] + file.bytes > self._quota:
+                raise self._over_quota()
+            base.execute("insert or replace into files values (?,?,?,?,?,?,?)", row)
+
+        await self.base.run(write, "file_write")
+
+    def _over_quota(self) -> TooLarge:
+        return coded(
+            TooLarge(
+                f"the files of one key may have {self._quota} bytes together (file_quota); "
+                "delete some",
+                param="file",
+            ),
+            "quota_exceeded",
         )
 
     async def get(self, file_id: str, owner: str) -> StoredFile:
@@ -210,14 +216,7 @@ class Arriving:
                 "file_too_large",
             )
         if self._used + store._arriving[self._owner] > store._quota:
-            raise coded(
-                TooLarge(
-                    f"the files of one key may have {store._quota} bytes together (file_quota); "
-                    "delete some",
-                    param="file",
-                ),
-                "quota_exceeded",
-            )
+            raise store._over_quota()
         try:
             await asyncio.to_thread(self._append, piece)
         except OSError as error:
@@ -230,7 +229,7 @@ class Arriving:
         self._file.write(piece)
 
     async def keep(self, filename: str, purpose: str, expires: int | None) -> StoredFile:
-        """Raises `StoreFailed`; then nothing is kept."""
+        """Raises `StoreFailed` and `TooLarge`; then nothing is kept."""
         created = int(self._store._clock())
         stored = StoredFile(
             self.id, self._owner, filename, purpose, self.size, created, expires
@@ -249,8 +248,8 @@ class Arriving:
         except OSError as error:
             raise self._failure(error) from None
         try:
-            await self._store.add(stored)
-        except StoreFailed:
+            await self._store.add(stored, within_quota=True)
+        except (StoreFailed, TooLarge):
             self._store.path(self.id).unlink(missing_ok=True)
             raise
         return stored
@@ -269,6 +268,14 @@ class Arriving:
                 self._file.close()
         with suppress(OSError):
             self._part.unlink(missing_ok=True)
+
+
+def _used(base: sqlite3.Connection, owner: str) -> tuple[int, int]:
+    """(files, bytes) of an owner, without those that arrive."""
+    row = base.execute(
+        "select count(*), coalesce(sum(bytes), 0) from files where owner = ?", (owner,)
+    ).fetchone()
+    return int(row[0]), int(row[1])
 
 
 def _lock(folder: Path) -> IO[bytes] | None:
