@@ -13,7 +13,7 @@ from headrace.base.errors import EngineDead, Overloaded
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
-from headrace.engine.core import FAILED_STEPS, EngineCore
+from headrace.engine.core import FAILED_STEPS, PREDICTED_FOR, EngineCore
 from headrace.engine.executor import Facts, InlineExecutor, StepFuture
 from headrace.kv import KvManager
 from headrace.roofline.step import Estimate
@@ -124,6 +124,26 @@ def test_a_step_carries_its_prediction() -> None:
     core.add(request("a", [1, 2, 3], 2))
     core.turn()
     assert (core.stats.predicted_seconds, core.stats.flops, core.stats.bytes) == (0.5, 30.0, 7.0)
+
+
+def test_decoding_steps_are_predicted_again_only_now_and_then() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def predict(plan: StepPlan) -> Estimate:
+        asked.append((plan.number, plan.tokens))
+        return Estimate(float(plan.number), 0.0, 0.0)
+
+    core, _, _ = make(predict=predict)
+    core.add(request("a", [1, 2, 3], 2 * PREDICTED_FOR + 10))
+    for _ in range(5):
+        core.turn()
+    assert core.stats.predicted_seconds == 1.0, "of the first step that only decoded"
+    core.add(request("b", [1, 2], 40))
+    run(core)
+    # Prompts, each first decode after one, then every so many steps, and when one has ended.
+    assert asked[:4] == [(0, 3), (1, 1), (5, 3), (6, 2)]
+    assert asked[4] == (6 + PREDICTED_FOR, 2)
+    assert len(asked) < 10
 
 
 def test_times_of_a_step() -> None:

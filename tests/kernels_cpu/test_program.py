@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from cpu_cases import random_blocks
@@ -11,6 +13,7 @@ from kernel_cases import make_batch
 
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
+from headrace.kernels.lora import add_lora
 from headrace.kernels.operators import (
     KvCache,
     KvLayer,
@@ -19,7 +22,7 @@ from headrace.kernels.operators import (
     StepBatch,
     StepLimits,
 )
-from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
+from headrace.kernels.weights import BlockWeight, DenseWeight, LoraWeight, StackedWeight, Weight
 
 HIDDEN, HEADS, KV_HEADS, SIZE, INNER, VOCABULARY = 256, 4, 2, 64, 512, 300
 
@@ -124,6 +127,79 @@ def test_no_rows_sampled_and_a_batch_over_the_limits(best: CpuOperators) -> None
     large, _ = make_batch([(0, 20)])
     hidden, logits = (x.clone() for x in program(large))
     assert torch.equal(hidden, net.forward(best, large, make_cache(64))[0])
+
+
+def test_a_batch_that_comes_again_is_read_again(best: CpuOperators) -> None:
+    """Its numbers, not its addresses; also after another one, and one that is too large."""
+    net = Net(best, ("Q5_0", "Q8_0", "Q6_K"), False, False)
+    program = best.compile(net.forward, make_cache(64), StepLimits(16, 2, 512))
+    assert program is not None
+    fixed, _ = make_batch([(0, 1)])
+    fixed.fixed = True
+    other, _ = make_batch([(0, 5)])
+    large, _ = make_batch([(0, 20)])
+    for step, between in enumerate([None, other, large, None]):
+        fixed.tokens.fill_(step + 3)
+        hidden, logits = (x.clone() for x in program(fixed))
+        wanted = net.forward(best, fixed, make_cache(64))
+        assert torch.equal(hidden, wanted[0])
+        assert torch.equal(logits, wanted[1])
+        if between is not None:
+            program(between)
+
+
+def test_adapters_are_records_of_the_program(best: CpuOperators) -> None:
+    """The sum of the parts, by definition; tokens without an adapter keep their bits."""
+    net = Net(best, ("Q5_0", "Q8_0", "Q6_K"), False, False)
+    torch.manual_seed(0)
+    slots, room = 3, 5
+    additions = {}
+    for weight in (net.qkv, net.out, net.gate_up, net.down):
+        outs = [part.shape[0] for part in getattr(weight, "parts", (weight,))]
+        additions[id(weight)] = LoraWeight(
+            torch.randn(slots, len(outs) * room, weight.shape[1]) * 0.05,
+            tuple(torch.randn(slots, room, out) * 0.05 for out in outs),
+            np.array([3, 0, 5], np.int32),
+        )
+    limits, plain_cache, cache = StepLimits(64, 8, 512), make_cache(64), make_cache(64)
+    plain = best.compile(net.forward, plain_cache, limits)
+    adapted = best.compile_adapted(net.forward, cache, limits, additions, plain)
+    assert adapted is not None
+    assert plain is not None
+    batch, _ = make_batch([(0, 9), (3, 1), (0, 30), (4, 1), (2, 1)])
+    of_entry = [2, -1, 0, 1, 0]
+    of_token = torch.tensor(of_entry).repeat_interleave(torch.tensor([9, 1, 30, 1, 1])).int()
+    groups = [(slot, (of_token == slot).nonzero().squeeze(1)) for slot in range(slots)]
+    for weight in additions.values():  # Beyond an adapter's own rank nothing counts.
+        for part, up in enumerate(weight.up):
+            weight.down[0, part * room + 3 : (part + 1) * room] = 0
+            assert up.shape[1] == room
+
+    class Adding:
+        def __getattr__(self, name: str) -> object:
+            return getattr(best, name)
+
+        def linear(
+            self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+        ) -> torch.Tensor:
+            y = best.linear(x, weight, bias)
+            add_lora(y, x, groups, additions[id(weight)])
+            return y
+
+    batch.adapters = of_token
+    found = adapted(batch)
+    assert found is not None
+    hidden, logits = (x.clone() for x in found)
+    wanted = net.forward(cast(Operators, Adding()), batch, make_cache(64))
+    torch.testing.assert_close(hidden, wanted[0], atol=2e-3, rtol=2e-2)
+    torch.testing.assert_close(logits, wanted[1], atol=2e-2, rtol=2e-2)
+    base_hidden, base_logits = (x.clone() for x in plain(batch))
+    for entry, (begin, end) in enumerate(zip((0, 9, 10, 40, 41), (9, 10, 40, 41, 42), strict=True)):
+        same = torch.equal(hidden[begin:end], base_hidden[begin:end])
+        assert same == (of_entry[entry] in (-1, 1)), "only who has an adapter differs"
+        assert same == torch.equal(logits[entry], base_logits[entry])
+    large, _ = make_batch([(0, 70)])
+    assert adapted(large) is None
 
 
 def test_two_programs_and_two_teams_in_turn() -> None:

@@ -20,6 +20,8 @@ from ..roofline.step import Estimate
 from .adapters import AdapterSlots
 from .executor import Executor, StepFuture
 
+PREDICTED_FOR = 16
+"""Steps for which the estimate of a decoding step stands, while as many sequences decode."""
 FAILED_STEPS = 3
 """Failures in a row after which the worker is taken to be broken."""
 
@@ -71,6 +73,8 @@ class EngineCore:
         self._check = check
         self._clock = clock
         self._predict = predict
+        self._last_estimate: tuple[int, int, Estimate] | None = None
+        """Of the latest step that only decoded and was asked about: (entries, step, estimate)."""
         self._flying: deque[tuple[StepPlan, StepFuture]] = deque()
         self._emitted: list[SequenceDelta] = []
         self._schedule_seconds = 0.0
@@ -178,6 +182,20 @@ class EngineCore:
                 self._idle_seconds = self._clock() - self._device_free_at
             self._flying.append((plan, self.executor.submit(plan)))
 
+    def _expected(self, plan: StepPlan) -> Estimate:
+        """What the roofline expects of a plan. Of one that decodes as many sequences as the last
+        did, that is hardly another number: it is asked again only every few steps."""
+        assert self._predict is not None
+        entries, before = len(plan.rows), self._last_estimate
+        decodes = sum(plan.counts) == entries
+        if decodes and before is not None:
+            known, number, estimate = before
+            if known == entries and 0 < plan.number - number < PREDICTED_FOR:
+                return estimate
+        estimate = self._predict(plan)
+        self._last_estimate = (entries, plan.number, estimate) if decodes else None
+        return estimate
+
     def _update(self, plan: StepPlan, result: StepResult) -> None:
         assert result.number == plan.number, f"result {result.number} for step {plan.number}"
         if result.error is None:
@@ -189,7 +207,7 @@ class EngineCore:
         stats = self.scheduler.stats()
         stats.seconds = result.seconds
         if self._predict is not None:
-            stats.predicted_seconds, stats.flops, stats.bytes = self._predict(plan)
+            stats.predicted_seconds, stats.flops, stats.bytes = self._expected(plan)
         stats.schedule_seconds = self._schedule_seconds
         stats.idle_seconds = self._idle_seconds
         self.stats = stats

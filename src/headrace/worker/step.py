@@ -70,11 +70,10 @@ class Steps:
         logprobs: list[list[TokenLogprobs]] | None = None
         failures: dict[int, str] = {}
         arrived: Callable[[], list[int]] | None = None
-        rows = np.array(plan.rows)
-        entries = self._sampling(plan, rows)
+        entries = self._sampling(plan)
         if len(entries):
-            rows = rows[entries]
-            places = (np.array(plan.starts) + np.array(plan.counts))[entries]
+            rows = np.array([plan.rows[entry] for entry in entries])
+            places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
             found: list[TokenLogprobs | None] | None = None
             if sampled is None:
                 assert logits is not None
@@ -92,7 +91,7 @@ class Steps:
             if self.masks is not None:
                 # The next step's masks follow from these tokens: this one is waited for.
                 for place, fault in self.masks.advance(rows, arrived).items():
-                    failures[int(entries[place])] = f"the demanded form cannot be kept: {fault}"
+                    failures[entries[place]] = f"the demanded form cannot be kept: {fault}"
         read = None if stop is None else stop()
 
         def finish() -> StepResult:
@@ -102,7 +101,7 @@ class Steps:
             else:
                 tokens = [[] for _ in plan.rows]
                 if arrived is not None:
-                    for entry, token in zip(entries.tolist(), arrived(), strict=True):
+                    for entry, token in zip(entries, arrived(), strict=True):
                         tokens[entry] = [] if entry in failures else [token]
             seconds, gap = (time.perf_counter() - begin, 0.0) if read is None else read()
             return StepResult(
@@ -153,9 +152,11 @@ class Steps:
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
 
-    def _sampling(self, plan: StepPlan, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _sampling(self, plan: StepPlan) -> list[int]:
         """The entries that get a token: those that sample and want no vector."""
-        samples = np.array(plan.samples)
-        if self.rows.pooling:
-            samples &= ~self.rows.columns["pooling"][rows]
-        return samples.nonzero()[0]
+        vectors = self.rows.pooling
+        return [
+            entry
+            for entry, (row, samples) in enumerate(zip(plan.rows, plan.samples, strict=True))
+            if samples and row not in vectors
+        ]

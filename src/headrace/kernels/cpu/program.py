@@ -142,7 +142,8 @@ class CpuProgram:
         self._records = emit.program(self._emitted)
         self._step = HrStep()
         self._filled: StepBatch | None = None
-        """The batch that `_step` points to, where it may come again as it is."""
+        """The batch that `_step` and `_results` are of, where it may come again as it is."""
+        self._results = self._hidden, self._logits
 
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         found = self.adapted(batch)
@@ -150,25 +151,23 @@ class CpuProgram:
 
     def adapted(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As a call; None, and nothing was computed, where the step is beyond the limits."""
-        tokens, rows = batch.tokens.shape[0], batch.sample_rows.shape[0]
-        limits = self._limits
-        if tokens > limits.tokens or max(rows, batch.lengths.shape[0]) > limits.entries:
-            return None
-        self._operators.team.run(self._records, len(self._emitted), self._header(batch))
-        return self._hidden[:tokens], self._logits[:rows]
-
-    def _header(self, batch: StepBatch) -> HrStep:
         if batch is not self._filled:
-            fill_step(self._step, batch)
+            self._filled = None
+            step, limits = fill_step(self._step, batch), self._limits
+            if step.n > limits.tokens or max(step.r, step.b) > limits.entries:
+                return None
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
-        return self._step
+            self._results = self._hidden[: step.n], self._logits[: step.r]
+        self._operators.team.run(self._records, len(self._emitted), self._step)
+        return self._results
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Run a step; → (name, seconds) of every record."""
         count = len(self._emitted)
         seconds = (ctypes.c_double * count)()
-        self._operators.team.run(self._records, count, self._header(batch), seconds)
+        self._filled = None
+        self._operators.team.run(self._records, count, fill_step(self._step, batch), seconds)
         return list(zip(self.names, seconds, strict=True))
 
 
