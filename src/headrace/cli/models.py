@@ -38,11 +38,11 @@ def models(
         print(json.dumps([asdict(model) | {"path": str(model.path)} for model in found]))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", no_wrap=True)
+    table.add_column("name", min_width=20, overflow="fold")
     table.add_column("what")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("on disk", no_wrap=True)
-    table.add_column("repacked", justify="right", no_wrap=True)
+    table.add_column("size", justify="right", no_wrap=True, min_width=6)
+    table.add_column("on disk", no_wrap=True, min_width=7)
+    table.add_column("repacked", justify="right", no_wrap=True, min_width=8)
     table.add_column("licence")
     for model in found:
         state = "yes" if model.complete else size(model.cached) if model.cached else "–"

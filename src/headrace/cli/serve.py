@@ -11,7 +11,6 @@ from ..base.config import EngineOptions, ServerOptions
 from ..obs.logs import configure_logs
 from ..server.run import ServerProcess
 from .configured import configured
-from .explain import show
 from .start import started
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -28,6 +27,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk."""
     if dry_run:
+        from .explain import show  # Local: the other run does without its imports.
+
         show(engine, server)
         return
     configure_logs(server.log_level, server.log_format)
