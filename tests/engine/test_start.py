@@ -38,11 +38,25 @@ def decisions(options: EngineOptions, files: ModelFiles, machine: Hardware) -> d
 def test_without_a_gpu(files: ModelFiles) -> None:
     resolved = resolve(EngineOptions(), files, Hardware(CPU, ()))
     assert (resolved.options.device, resolved.options.dtype) == ("cpu", "float32")
-    assert resolved.options.kv_dtype == "float32"
+    assert resolved.options.kv_dtype == "bfloat16"
     assert resolved.options.threads == 4
     assert resolved.available == 2**33
     for decision in resolved.decisions:
         assert decision.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "kv_dtype"),
+    [
+        ({"kernels": "cpu"}, "bfloat16"),
+        ({"kernels": "ref"}, "float32"),
+        ({"dtype": "float16"}, "float16"),
+        ({"kv_dtype": "int8"}, "int8"),
+    ],
+)
+def test_the_kv_of_a_cpu(files: ModelFiles, fields: dict[str, str], kv_dtype: str) -> None:
+    resolved = resolve(EngineOptions(**fields), files, Hardware(CPU, ()))  # type: ignore[arg-type]
+    assert resolved.options.kv_dtype == kv_dtype
 
 
 @pytest.mark.parametrize(("gpu", "dtype"), [(GPU, "bfloat16"), (OLD_GPU, "float16")])
@@ -94,7 +108,7 @@ def test_explain_needs_no_weights_and_says_what_was_given_up(files: ModelFiles) 
 
 def test_what_does_not_fit_says_what_would_help(files: ModelFiles) -> None:
     small = Hardware(replace(CPU, available=int(3.2 * 2**20)), ())
-    options = EngineOptions(max_context=512, max_sequences=64, step_tokens=512)
+    options = EngineOptions(kv_dtype="float32", max_context=512, max_sequences=64, step_tokens=512)
     with pytest.raises(DoesNotFit) as caught:
         explain(options, files, small)
     assert "--step-tokens 64" in caught.value.message

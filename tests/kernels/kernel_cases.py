@@ -63,6 +63,19 @@ def make_kv(
     return KvLayer(k.to(dtype), v.to(dtype))
 
 
+def quantised(kv: KvLayer, dtype: torch.dtype) -> KvLayer:
+    """The same KV in another type; int8 with a scale per token and head."""
+    if dtype != torch.int8:
+        return KvLayer(kv.k.to(dtype), kv.v.to(dtype))
+    (k, k_scale), (v, v_scale) = (_codes(x) for x in (kv.k, kv.v))
+    return KvLayer(k, v, k_scale, v_scale)
+
+
+def _codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = (x.abs().amax(-1) / 127).clamp_min(1e-30)
+    return (x / scale.unsqueeze(-1)).round().to(torch.int8), scale
+
+
 def attention_by_definition(
     q: torch.Tensor,
     kv: KvLayer,
@@ -83,8 +96,11 @@ def attention_by_definition(
             where = [(table[p // size], p % size) for p in range(first, position + 1)]
             for head in range(heads):
                 group = head // (heads // kv_heads)
-                keys = torch.stack([kv.k[b, group, o] for b, o in where]).double()
-                values = torch.stack([kv.v[b, group, o] for b, o in where]).double()
+                keys, values = (
+                    torch.stack([x[b, group, o] * (1 if s is None else s[b, group, o])
+                                 for b, o in where]).double()
+                    for x, s in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
+                )  # fmt: skip
                 scores = keys @ q[token, head].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)

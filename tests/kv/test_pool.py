@@ -68,6 +68,46 @@ def test_the_second_block_of_one_content_is_not_entered() -> None:
     assert pool.index == {key(1): a}
 
 
+def test_blocks_without_memory_are_spared_once_enough_are_cached() -> None:
+    pool = BlockPool(101, keep=4)
+    for number in range(60):  # one sequence of two blocks after the other
+        blocks = [pool.take(), pool.take()]
+        for at, block in enumerate(blocks):
+            pool.enter(key(2 * number + at), block)
+        for block in reversed(blocks):
+            pool.give_back(block)
+        pool.check_integrity({})
+    assert pool.touched == 6  # four kept, two in use
+    assert pool.cached == len(pool.index) == 6
+    assert key(119) in pool.index
+    assert key(0) not in pool.index
+    # Those who run have all of the pool: then the cached ones go, the oldest first.
+    assert len({pool.take() for _ in range(100)}) == 100
+    assert pool.index == {}
+
+
+def test_without_a_bound_all_blocks_are_used_before_a_cached_one_goes() -> None:
+    pool = BlockPool(7)
+    for number in range(6):
+        block = pool.take()
+        pool.enter(key(number), block)
+        pool.give_back(block)
+    assert pool.touched == 6
+    assert pool.take() == 1
+
+
+def test_a_forgotten_block_is_empty_at_once() -> None:
+    pool = BlockPool(4)
+    a, b = pool.take(), pool.take()
+    for number, block in enumerate((a, b)):
+        pool.enter(key(number), block)
+        pool.give_back(block)
+    pool.forget(b)
+    pool.check_integrity({})
+    assert (pool.cached, pool.free) == (1, 3)
+    assert pool.take() == b
+
+
 def test_giving_back_what_is_not_owned_is_a_bug() -> None:
     pool = BlockPool(3)
     with pytest.raises(AssertionError, match="not owned"):

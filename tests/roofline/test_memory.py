@@ -46,7 +46,7 @@ def test_everything_fits_and_nothing_is_given_up() -> None:
 
 
 def test_windowed_layers_have_a_group_of_their_own() -> None:
-    made = plan(GEMMA_270M, rows=8, available=40 * GIB)
+    made = plan(GEMMA_270M, rows=8, available=40 * GIB, device="cuda")
     full, windowed = made.pool.groups
     assert full.window is None
     assert full.layers == (5, 11, 17)
@@ -113,6 +113,21 @@ def test_explicit_kv_memory() -> None:
     assert made.max_context < 32_768
     with pytest.raises(DoesNotFit, match=r"--kv-memory \d+MiB"):
         plan(kv_memory=9 * GIB)
+
+
+def test_a_host_keeps_its_memory() -> None:
+    token = kv_token_bytes(QWEN_05B, "bfloat16") * 24
+    made = plan(rows=64, available=64 * GIB, kv_dtype="bfloat16")
+    assert made.kv_tokens == 64 * 1024, "so many tokens a row, where nobody chose a context"
+    assert "--kv-memory" in made.decisions[-1].reason
+    few = plan(rows=2, available=64 * GIB, kv_dtype="bfloat16")
+    assert few.kv_tokens == 32_768, "one sequence of the full context at least"
+    chosen = plan(rows=64, max_context=4096, available=16 * GIB, kv_dtype="bfloat16")
+    assert 1.9 * GIB < chosen.kv_bytes <= 2 * GIB, "an eighth of the memory"
+    asked = plan(rows=64, available=64 * GIB, kv_dtype="bfloat16", kv_memory=8 * GIB)
+    assert asked.kv_bytes > 8 * GIB - 16 * token
+    device = plan(rows=64, available=64 * GIB, kv_dtype="bfloat16", device="cuda")
+    assert device.kv_bytes > 20 * GIB
 
 
 @pytest.mark.parametrize(

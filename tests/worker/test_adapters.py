@@ -91,7 +91,7 @@ def ask(worker: Worker, adapter: str | None, **more: Any) -> Any:
 def test_equal_to_merged_weights(folder: Path, family: str, kernels: str) -> None:
     path = tiny.make(family, folder / f"{family}-{kernels}")
     adapter = lora.make(path, folder / f"{family}-{kernels}-adapter")
-    worker = worker_of(path, kernels=kernels)
+    worker = worker_of(path, kernels=kernels, kv_dtype="float32")
     worker.load_adapter("a", str(adapter))
     answer, plain = ask(worker, "a"), ask(worker, None)
     oracle = Oracle(lora.merged(path, adapter))

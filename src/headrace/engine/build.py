@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 OnPhase = Callable[[str, float], None]
 _PROOF_SALT = "headrace start"
+KEPT_PREFIXES = 0.25
+"""Share of a CPU's pool that cached prefixes fill before blocks without memory are taken: a pool is
+sized for a full house, and memory that a quieter engine never needs is left alone."""
 
 
 @dataclass(slots=True)
@@ -153,7 +156,9 @@ def _core(
         depth=options.depth,
         whole=encoder,
     )
-    kv = KvManager(memory.pool, prefix_cache=options.prefix_cache)
+    # On a CPU blocks get their memory when they are first written: see `kv.pool`.
+    keep = KEPT_PREFIXES if options.device == "cpu" else 1.0
+    kv = KvManager(memory.pool, prefix_cache=options.prefix_cache, keep=keep)
     resources: list[Resource] = []
     if "grammar" in facts.features:
         resources.append(GrammarGate(executor.prepare_grammar))

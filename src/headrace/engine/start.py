@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.config import Decision, EngineOptions, parse_size
+from ..base.config import Decision, EngineOptions, auto_kv_dtype, parse_size
 from ..base.errors import OptionError
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
@@ -50,7 +50,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         decide("dtype", dtype, why)
     kv_dtype = options.kv_dtype
     if kv_dtype == "auto":
-        kv_dtype = decide("kv_dtype", dtype, "the type of the activations")
+        kv_dtype, why = auto_kv_dtype(device, dtype, options.kernels)
+        decide("kv_dtype", kv_dtype, why)
     step_tokens = options.step_tokens
     if step_tokens is None and files.arch.encoder is not None:
         step_tokens = decide(

@@ -48,10 +48,12 @@ class BlockTable:
 class KvManager:
     """Owns every block of every group; `sched` asks it for room and it answers with deltas."""
 
-    def __init__(self, pool: PoolShape, *, prefix_cache: bool = True) -> None:
+    def __init__(self, pool: PoolShape, *, prefix_cache: bool = True, keep: float = 1.0) -> None:
+        """`keep`: the share of each pool that cached prefixes may fill before blocks without
+        memory are taken (see `pool`); 1 where all of the pool has its memory from the start."""
         self.block_size = pool.block_size
         self.groups: tuple[GroupShape, ...] = pool.groups
-        self.pools = [BlockPool(group.blocks) for group in pool.groups]
+        self.pools = [BlockPool(group.blocks, int(keep * group.blocks)) for group in pool.groups]
         self.prefix_cache = prefix_cache
         self.prefix_queries = 0
         """Tokens looked up in the index since the start."""

@@ -6,12 +6,19 @@ A block is in exactly one of three states:
     cached    refs == 0    free, but its content is in the index: may be taken up again
     empty     refs == 0    free, and its content means nothing
 
-Cached and empty blocks stand in one doubly linked list, threaded through two arrays of block
-numbers, so that taking the next free block, giving one back and pulling one out of the middle
-(a prefix hit on a cached block) are each a few assignments. The list runs from the block to be
-taken next to the block to be taken last: empty blocks are put at its head, cached ones at its
-tail, which makes eviction least-recently-used without a clock. Block 0 is the null block, never
-owned, and therefore free to serve as the list's sentinel.
+Free blocks stand in two doubly linked lists, empty ones and cached ones, threaded through two
+arrays of block numbers, so that taking the next free block, giving one back and pulling one out
+of the middle (a prefix hit on a cached block) are each a few assignments. Block 0 is the null
+block, never owned, and therefore free to serve as the empty list's sentinel; the cached list's
+lies behind the last block. Empty blocks are put at the head of theirs and cached ones at the tail
+of theirs: eviction is least-recently-used without a clock.
+
+Empty blocks are taken before cached ones, with one exception. Where memory is handed out page by
+page as it is first written (a CPU), a block that was never owned has no memory yet. Such blocks
+come last among the empty, in ascending order, and one of them is taken only while at most `keep`
+blocks are cached: so finished sequences leave `keep` blocks of prefixes behind and the
+memory of the process does not grow to the whole pool for the sake of prefixes that nobody asks
+for again.
 """
 
 from __future__ import annotations
@@ -22,12 +29,19 @@ from headrace.base.step import NULL_BLOCK
 class BlockPool:
     """Blocks 1 … blocks-1 of one group, and the index from content key to block."""
 
-    __slots__ = ("_before", "_next", "free", "index", "keys", "refs", "total")
+    __slots__ = (
+        "_before", "_next", "cached", "free", "index", "keep", "keys", "refs", "total", "touched",
+    )  # fmt: skip
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, keep: int | None = None) -> None:
         assert blocks >= 1, "the null block is part of every pool"
         self.total = blocks - 1
         """Blocks that can be owned."""
+        self.keep = self.total if keep is None else keep
+        """Cached blocks that stay while there are others that were never owned."""
+        self.touched = 0
+        """The highest block that was ever owned: memory was written up to here."""
+        self.cached = 0
         self.free = 0
         """Cached and empty blocks together."""
         self.refs: list[int] = []
@@ -46,14 +60,19 @@ class BlockPool:
         self.refs = [0] * count
         self.keys = [None] * count
         self.index = {}
-        self._next = [*range(1, count), NULL_BLOCK]
-        self._before = [count - 1, *range(count - 1)]
-        self.free = count - 1
+        # Empty: 0 → 1 → … → count - 1 → 0. Cached: count → count.
+        self._next = [*range(1, count), NULL_BLOCK, count]
+        self._before = [count - 1, *range(count - 1), count]
+        self.free, self.cached, self.touched = count - 1, 0, 0
 
     def take(self) -> int:
         """The next free block, owned once and empty; its old content leaves the index."""
         block = self._next[NULL_BLOCK]
-        assert block != NULL_BLOCK, "no free block: the caller counts before it takes"
+        if block == NULL_BLOCK or (block > self.touched and self.cached > self.keep):
+            block = self._next[self.total + 1]
+            assert block <= self.total, "no free block: the caller counts before it takes"
+        elif block > self.touched:
+            self.touched = block
         self._unlink(block)
         key = self.keys[block]
         if key is not None:
@@ -74,15 +93,11 @@ class BlockPool:
         assert refs >= 0, f"block {block} is given back but not owned"
         self.refs[block] = refs
         if refs == 0:
-            link, before = self._next, self._before
             if self.keys[block] is None:
-                after = link[NULL_BLOCK]
-                link[NULL_BLOCK], before[block] = block, NULL_BLOCK
-                link[block], before[after] = after, block
+                self._insert(block, NULL_BLOCK)
             else:
-                last = before[NULL_BLOCK]
-                before[NULL_BLOCK], link[block] = block, NULL_BLOCK
-                before[block], link[last] = last, block
+                self._insert(block, self._before[self.total + 1])
+                self.cached += 1
             self.free += 1
 
     def enter(self, key: bytes, block: int) -> bool:
@@ -98,29 +113,50 @@ class BlockPool:
         """Take a block out of the index: its content turned out not to be there."""
         key = self.keys[block]
         if key is not None:
+            free = self.refs[block] == 0
+            if free:
+                self._unlink(block)
             del self.index[key]
             self.keys[block] = None
+            if free:
+                self._insert(block, NULL_BLOCK)
+                self.free += 1
+
+    def _insert(self, block: int, before: int) -> None:
+        """Into a list, behind `before`."""
+        after = self._next[before]
+        self._next[before], self._before[block] = block, before
+        self._next[block], self._before[after] = after, block
 
     def _unlink(self, block: int) -> None:
+        """A free block out of its list; its key still says which that is."""
         after, before = self._next[block], self._before[block]
         self._next[before] = after
         self._before[after] = before
         self.free -= 1
+        if self.keys[block] is not None:
+            self.cached -= 1
 
     def check_integrity(self, owners: dict[int, int]) -> None:
         """Assert the invariants; `owners` counts the tables that hold each block."""
-        walked = []
-        block = self._next[NULL_BLOCK]
-        while block != NULL_BLOCK:
-            assert self._before[self._next[block]] == block, "the list is broken"
-            assert self.refs[block] == 0, f"block {block} is free and owned"
-            walked.append(block)
-            assert len(walked) <= self.total, "the list has a cycle"
-            block = self._next[block]
+        walked: list[int] = []
+        for sentinel, full in ((NULL_BLOCK, False), (self.total + 1, True)):
+            block = self._next[sentinel]
+            while block != sentinel:
+                assert self._before[self._next[block]] == block, "the list is broken"
+                assert self.refs[block] == 0, f"block {block} is free and owned"
+                assert (self.keys[block] is not None) == full, f"block {block} in the wrong list"
+                walked.append(block)
+                assert len(walked) <= self.total, "the list has a cycle"
+                block = self._next[block]
         assert len(walked) == self.free
+        touched = [block for block in range(1, self.total + 1) if self.keys[block] is not None]
+        touched += [block for block, refs in enumerate(self.refs) if refs]
+        assert max(touched, default=0) <= self.touched
         owned = sum(1 for refs in self.refs if refs)
         cached = sum(1 for block in walked if self.keys[block] is not None)
         empty = self.free - cached
+        assert cached == self.cached
         assert empty + cached + owned == self.total, (empty, cached, owned, self.total)
         assert self.refs[NULL_BLOCK] == 0
         assert self.keys[NULL_BLOCK] is None

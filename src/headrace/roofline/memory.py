@@ -22,6 +22,13 @@ USABLE = {"cpu": 0.5, "cuda": 0.92}
 """Share of the available memory that is planned: a host has other tenants and a page cache that
 serves mapped weights, a device has the driver's context, library workspaces and fragmentation."""
 
+HOST_POOL_SHARE = 0.125
+HOST_TOKENS_PER_ROW = 1024
+"""On a host the pool is no larger than this share of the available memory and, where nobody chose
+a context, than so many tokens a row, unless one sequence needs more or `kv_memory` asks for it:
+beside the weights of a model that fits a CPU, gigabytes of KV are for prefixes that hardly ever
+come back, and the memory belongs to others too. (A device is the engine's own: it takes all.)"""
+
 COMFORTABLE_CONTEXT = 2048
 """Below this context, rows are given up before more context is."""
 
@@ -127,7 +134,8 @@ def plan_memory(
 
     `max_context=None` leaves the context to the plan: the model's, lowered to what fits.
     An explicit context is kept or refused; rows are lowered where that helps. `kv_memory`, where
-    given, is the size of the pool and may then use what `USABLE` would leave alone.
+    given, is the size of the pool and may then use what `USABLE` would leave alone; without it a
+    host's pool is bounded by `HOST_POOL_SHARE` and `HOST_TOKENS_PER_ROW`.
     `workspace_bytes` is what the kernels need beside the activations, `graph_bytes` what captured
     graphs take; `step_bytes`, where the largest step was measured, is what its tensors take, and
     then stands in for the formula of `activation_bytes`; `kv_share` ranks keep one part each of
@@ -190,9 +198,17 @@ def plan_memory(
                 f"activations and tables beside the pool; {_size(available)} are there in all",
             )
         )
-    pool = largest_pool(fitted, room(fitted))
+    allowed, per_row = room(fitted), None
+    if device == "cpu" and kv_memory is None:
+        per_row = max_context or min(HOST_TOKENS_PER_ROW, fitted.max_context)
+        enough = _enough_for_a_host(fitted, available, per_row)
+        if enough < allowed:
+            allowed = enough
+        else:
+            per_row = None
+    pool = largest_pool(fitted, allowed)
     kv_bytes = pool_bytes(fitted, pool)
-    decisions.append(_pool_decision(fitted, pool, kv_bytes))
+    decisions.append(_pool_decision(fitted, pool, kv_bytes, per_row))
     plan = MemoryPlan(
         pool=pool,
         rows=fitted.rows,
@@ -329,6 +345,13 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     return _pool(wish, low)
 
 
+def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
+    """Bytes of the pool that a host's engine takes unless it is told otherwise."""
+    average = _pool(wish, wish.rows * _blocks(wish, per_row))
+    share = int(available * HOST_POOL_SHARE)
+    return max(pool_bytes(wish, smallest_pool(wish)), min(share, pool_bytes(wish, average)))
+
+
 def pool_bytes(wish: Wish, pool: PoolShape) -> int:
     """Σ over groups of blocks · S · layers · bytes per token and layer, / ranks that share it."""
     token = kv_token_bytes(wish.arch, wish.kv_dtype)
@@ -415,17 +438,22 @@ def _refusal(
     )
 
 
-def _pool_decision(wish: Wish, pool: PoolShape, kv_bytes: int) -> Decision:
+def _pool_decision(wish: Wish, pool: PoolShape, kv_bytes: int, per_row: int | None) -> Decision:
+    """`per_row`: the tokens that bounded it on a host."""
     groups = ", ".join(f"{group.name} {group.blocks} blocks" for group in pool.groups)
+    if all(g.blocks > window_cap(wish, g.window) for g in pool.groups):
+        reason = "every row has its full context"
+    elif per_row is not None:
+        reason = (
+            f"one sequence of {wish.max_context} tokens, or {per_row} for each of "
+            f"{wish.rows} rows within {HOST_POOL_SHARE:.1%} of the memory: --kv-memory takes more"
+        )
+    else:
+        reason = "what remains beside weights and activations"
     return Decision(
         "kv_memory",
         _size(kv_bytes),
-        f"{groups} of {pool.block_size} tokens in {wish.kv_dtype}"
-        + (
-            "; every row has its full context"
-            if all(g.blocks > window_cap(wish, g.window) for g in pool.groups)
-            else "; what remains beside weights and activations"
-        ),
+        f"{groups} of {pool.block_size} tokens in {wish.kv_dtype}; {reason}",
     )
 
 

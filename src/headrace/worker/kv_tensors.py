@@ -35,7 +35,7 @@ def allocate_kv(pool: PoolShape, arch: ModelArch, kv_dtype: str, device: torch.d
             k, v = (_zeros(shape, dtype, device) for _ in range(2))
             scales: list[torch.Tensor | None] = [None, None]
             if kv_dtype in ("int8", "fp8"):
-                scales = [torch.zeros(shape[:3], device=device) for _ in range(2)]
+                scales = [_zeros(shape[:3], torch.float32, device) for _ in range(2)]
             layers[layer] = KvLayer(k, v, scales[0], scales[1])
     assert -1 not in groups, f"layer {groups.index(-1)} is in no group"
     windows = [group.window for group in pool.groups]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..base.config import Decision
+from ..base.config import Decision, auto_kv_dtype
 from ..base.errors import OptionError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,8 +85,8 @@ def resolve(options: WorkerOptions) -> Resolved:
         decisions.append(Decision("dtype", dtype, reason))
     kv_dtype = options.kv_dtype
     if kv_dtype == "auto":
-        kv_dtype = dtype
-        decisions.append(Decision("kv_dtype", kv_dtype, "as dtype"))
+        kv_dtype, reason = auto_kv_dtype(device, dtype, options.kernels)
+        decisions.append(Decision("kv_dtype", kv_dtype, reason))
     for param, value, allowed in (("dtype", dtype, DTYPES), ("kv_dtype", kv_dtype, KV_DTYPES)):
         if value not in allowed:
             raise OptionError(

@@ -10,7 +10,7 @@ from .library import LibraryAbsent, load
 from .operators import CpuOperators
 from .records import KINDS
 
-KV_DTYPES = ("float32", "float16", "bfloat16")
+KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 OPERATORS = frozenset(
     ("embed", "rms_norm", "add_rms_norm", "add", "linear", "rope_and_cache", "attention", "gated",
      "moe", "select", "logits")

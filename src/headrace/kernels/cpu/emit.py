@@ -40,7 +40,10 @@ from .records import (
 )
 
 Emitted = tuple[int, Structure]
-KV_KINDS = {torch.float32: KINDS["F32"], torch.float16: KINDS["F16"], torch.bfloat16: KINDS["BF16"]}
+KV_KINDS = {
+    torch.float32: KINDS["F32"], torch.float16: KINDS["F16"], torch.bfloat16: KINDS["BF16"],
+    torch.int8: records.KV_I8,
+}  # fmt: skip
 
 
 class Matrix(NamedTuple):
@@ -174,8 +177,15 @@ def can_gate(weight: Weight) -> bool:
 def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
     assert layer.k.is_contiguous()
     assert layer.v.is_contiguous()
+    scales: tuple[int | None, int | None] = (None, None)
+    if layer.k.dtype == torch.int8:
+        assert layer.k_scale is not None
+        assert layer.v_scale is not None
+        assert layer.k_scale.is_contiguous()
+        assert layer.v_scale.is_contiguous()
+        scales = (layer.k_scale.data_ptr(), layer.v_scale.data_ptr())
     return HrKv(
-        layer.k.data_ptr(), layer.v.data_ptr(), KV_KINDS[layer.k.dtype], layer.block_size,
+        layer.k.data_ptr(), layer.v.data_ptr(), *scales, KV_KINDS[layer.k.dtype], layer.block_size,
         heads, kv_heads, layer.k.shape[-1], group,
     )  # fmt: skip
 

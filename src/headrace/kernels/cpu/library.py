@@ -30,7 +30,7 @@ LAYOUT = f"cpu panels {VERSION}"
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
-LEVELS = ("avx2", "avx512", "vnni")
+LEVELS = ("avx2", "avx512", "vnni", "bf16")
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),

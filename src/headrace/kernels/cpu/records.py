@@ -10,6 +10,8 @@ KINDS = {
     "Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8,
     "F32": 16, "F16": 17, "BF16": 18,
 }  # fmt: skip
+KV_I8 = 19
+"""Kind of a KV cache of int8 codes with scales; no kind of weights."""
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
@@ -84,7 +86,7 @@ class HrRowsOp(Structure):
 
 class HrKv(Structure):
     _fields_ = [
-        ("k", _P), ("v", _P), ("kind", _I), ("block_size", _I),
+        ("k", _P), ("v", _P), ("k_scale", _P), ("v_scale", _P), ("kind", _I), ("block_size", _I),
         ("heads", _I), ("kv_heads", _I), ("head_dim", _I), ("group", _I),
     ]  # fmt: skip
 

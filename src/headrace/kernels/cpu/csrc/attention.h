@@ -1,66 +1,61 @@
 // Causal attention over the paged KV, decode and prefill in one kernel.
 //
 // The arithmetic. A query row and KV position cost 2E multiply-adds per query head and read
-// 2E values per KV head. Decode is bound by reading KV (default model, bf16: 12 KiB a position of
-// context, against 391 MB of weights a token: 1 % per 325 positions); prefill by the fp32 fma
-// rate: 4 · H · E · L² / 2 operations a layer. The R = H / G query heads of a KV head are rows of
-// one small product, so K and V are read once per KV head, not per query head.
+// 2E values per KV head. Prefill of L tokens: 2 · H · E · L² operations a layer (multiply and add
+// counted, half of the square seen); the default model (24 · 14 · 64) at 2,048 tokens 0.180 TFLOP. One
+// Zen 4 core gives 117 GFLOP/s in fp32 and 235 with vdpbf16ps (measured): two cores need at least
+// 0.77 s and 0.38 s. Beside them stands one exp per score, 0.7 · 10⁹ of them: about ten
+// vector operations for sixteen, half of them on other ports: 0.06 to 0.1 s.
+// Decode reads the KV: default model, bf16, 12 KiB a position, against 391 MB of weights a token
+// (1 % per 325 positions); int8 half of that and 6 % for the scales.
 //
-// K lies transposed in its page ([E][S], written so by rope): sixteen positions are sixteen lanes
-// and a score is a fused chain over E; V lies [S][E]: lanes are E. So neither product sums lanes.
+// The R = H / G query heads of a KV head are rows of one small product, so K and V are read once
+// per KV head, not per query head. Rows go in groups of up to seven over tiles of 64 positions
+// (tiles.h): all rows of an item over one tile, which lies in L1 then (16 KB), before the next.
+// Scores are sums over E with positions as lanes, results sums over positions with E as lanes:
+// no lane is ever summed with another but in the softmax's denominator.
 //
-// Rows are taken kRowsA at a time over tiles of 64 positions that start at multiples of 64 of the
-// *sequence*, in order, with the online softmax (Milakov and Gimelshein 2018): which tiles a row
-// sees and the order of every sum depend on its position alone. Positions that a row must not see
-// get the weight exactly zero and tiles beyond its own are skipped for the row, so a row's bits
-// are the same in a chunk of 512, in a chunk of one and in any batch.
+// Online softmax (Milakov and Gimelshein 2018) in base 2: queries are multiplied by scale · log2 e
+// (by scale alone under a soft cap) when they are packed, and rounded to bf16 where K is. Which
+// tiles a row sees and the order of every sum depend on its position alone; positions that it must
+// not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
+// row's bits are the same in a chunk of 512, in a chunk of one, and in any batch.
+//
+// Items run KV head by KV head, then sequence by sequence: sequences that share a prefix find its
+// pages of this head in L2, where the thread's previous item left them.
 #pragma once
+#include "rope.h"
 #include "rows.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int kTile = 64;            // KV positions of a tile
-constexpr int kVectors = kTile / 16;
-constexpr int kRowsA = 6;            // query rows in registers
+constexpr int kRowsA = 7;            // query rows of a product, at most
 constexpr int kQueryRows = 96;       // query rows of an item, about
+constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kFloor = -1e30f;     // what a running maximum starts from: finite, so that
-                                     // exp(−inf − kFloor) is 0 and not NaN
+                                     // 2^(−inf − kFloor) is 0 and not NaN
 
-template <int K>
-HR_INLINE F kv_load(const void* base, int64_t at) {
-  if constexpr (K == HR_F32) return f_load(static_cast<const float*>(base) + at);
-  if constexpr (K == HR_F16) return f_half(static_cast<const uint16_t*>(base) + at);
-  return f_bf16(static_cast<const uint16_t*>(base) + at);
-}
-
-template <int K>
-HR_INLINE float kv_one(const void* base, int64_t at) {
-  if constexpr (K == HR_F32) return static_cast<const float*>(base)[at];
-  const uint16_t bits = static_cast<const uint16_t*>(base)[at];
-  if constexpr (K == HR_F16) return _cvtsh_ss(bits);
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  memcpy(&x, &wide, 4);
-  return x;
-}
-
-// scores[m][64] = q[m] · K over one tile; k[e · 64 + position], fp32.
-template <int M>
-HR_INLINE void score_rows(const float* const* q, int64_t size, const float* k, float* scores) {
+// scores[m][64] = q[m] · K over one tile; q: [E / wide][M][wide].
+template <class T, int M>
+HR_INLINE void score_rows(const typename T::Row* q, int64_t size, const Tile<T>& tile,
+                          float* scores) {
   F acc[M][kVectors];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) acc[m][v] = f_zero();
-  for (int64_t e = 0; e < size; ++e) {
-    F kk[kVectors];
+  const typename T::Cell* k[kVectors] = {tile.k[0], tile.k[1], tile.k[2], tile.k[3]};
+  const int64_t k_step = tile.k_step;
+  for (int64_t step = 0; step < size / T::wide; ++step) {
+    typename T::Vector w[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) kk[v] = f_load(k + e * kTile + 16 * v);
+    for (int v = 0; v < kVectors; ++v) w[v] = T::load(k[v] + step * k_step);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      F x = f_set(q[m][e]);
+      auto x = T::spread(q + (step * M + m) * T::wide);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[m][v] = f_fma(x, kk[v], acc[m][v]);
+      for (int v = 0; v < kVectors; ++v) acc[m][v] = T::dot(acc[m][v], w[v], x);
     }
   }
 #pragma GCC unroll 8
@@ -69,25 +64,29 @@ HR_INLINE void score_rows(const float* const* q, int64_t size, const float* k, f
     for (int v = 0; v < kVectors; ++v) f_store(scores + m * kTile + 16 * v, acc[m][v]);
 }
 
-// out[m] = out[m] · factor[m] + p[m] · V, over 64 columns of E at a time; v[position · size + e].
-template <int M, int W>
-HR_INLINE void value_columns(const float* p, const float* v, int64_t size, int64_t column,
-                             int count, const float* factor, float* out) {
+// out[m] = out[m] · factor[m] + p[m] · V over 16 · W columns of E; p: [M][64].
+template <class T, int M, int W>
+HR_INLINE void value_columns(const typename T::Row* p, const Tile<T>& tile, int64_t size,
+                             int64_t column, int count, const float* factor, float* out) {
   F acc[M][W];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
     for (int w = 0; w < W; ++w)
       acc[m][w] = f_mul(f_load(out + m * size + column + 16 * w), f_set(factor[m]));
-  for (int j = 0; j < count; ++j) {
-    F vv[W];
+  for (int block = 0; block * 16 < count; ++block) {
+    const typename T::Cell* v = tile.v[block] + column * T::wide;
+    const int steps = ((count - 16 * block < 16 ? count - 16 * block : 16) + T::wide - 1) / T::wide;
+    for (int j = 0; j < steps; ++j, v += size * T::wide) {
+      typename T::Vector vv[W];
 #pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) vv[w] = f_load(v + j * size + column + 16 * w);
+      for (int w = 0; w < W; ++w) vv[w] = T::load(v + 16 * T::wide * w);
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      F x = f_set(p[m * kTile + j]);
+      for (int m = 0; m < M; ++m) {
+        auto x = T::spread(p + m * kTile + 16 * block + j * T::wide);
 #pragma GCC unroll 4
-      for (int w = 0; w < W; ++w) acc[m][w] = f_fma(x, vv[w], acc[m][w]);
+        for (int w = 0; w < W; ++w) acc[m][w] = T::dot(acc[m][w], vv[w], x);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -96,198 +95,167 @@ HR_INLINE void value_columns(const float* p, const float* v, int64_t size, int64
     for (int w = 0; w < W; ++w) f_store(out + m * size + column + 16 * w, acc[m][w]);
 }
 
-template <int M>
-void value_rows(const float* p, const float* v, int64_t size, int count, const float* factor,
-                float* out) {
+template <class T, int M>
+void tile_rows(const HrAttention& op, int64_t window, const typename T::Row* q, const int64_t* position,
+               int64_t start, const Tile<T>& tile, float* scores, typename T::Row* p,
+               float* highest, float* total, float* out) {
+  const int64_t size = op.kv.head_dim;
+  score_rows<T, M>(q, size, tile, scores);
+
+  float top[16] = {0}, was[16] = {0}, factor[16];
+  int count = 0;  // positions of the tile that some row sees
+  for (int m = 0; m < M; ++m) {
+    // Positions that row m sees: [from, to) of the tile.
+    const int64_t first = window > 0 ? position[m] - window + 1 - start : 0;
+    const int64_t behind = position[m] + 1 - start;
+    const int from = first < 0 ? 0 : first > kTile ? kTile : static_cast<int>(first);
+    const int to = behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind);
+    if (to > count) count = to;
+    float* s = scores + m * kTile;
+    F best = f_set(-__builtin_inff());
+    const bool plain = from == 0 && to == kTile && op.softcap <= 0 && !tile.k_scale;
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      F x = f_load(s + 16 * i);
+      if (!plain) {
+        if (tile.k_scale) x = f_mul(x, f_load(tile.k_scale + 16 * i));
+        if (op.softcap > 0) {
+          F cap = f_set(op.softcap);
+          x = f_mul(f_set(op.softcap * kLog2e), f_tanh(f_div(x, cap)));
+        }
+        x = f_range(x, from - 16 * i, to - 16 * i, -__builtin_inff());
+        f_store(s + 16 * i, x);
+      }
+      best = f_max(best, x);
+    }
+    top[m] = f_top(best);
+    was[m] = highest[m];
+  }
+  F before = f_load(was), now = f_max(before, f_load(top));
+  f_store(factor, f_exp2(f_sub(before, now)));
+  f_store(top, now);
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    highest[m] = top[m];
+    F high = f_set(top[m]), sum = f_zero();
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) {
+      F e = f_exp2(f_sub(f_load(scores + m * kTile + 16 * i), high));
+      sum = f_add(sum, e);
+      if (tile.v_scale) e = f_mul(e, f_load(tile.v_scale + 16 * i));
+      T::store(p + m * kTile + 16 * i, e);
+    }
+    f_store(total + 16 * m, f_fma(f_load(total + 16 * m), f_set(factor[m]), sum));
+  }
+
   int64_t column = 0;
   for (; column + 64 <= size; column += 64)
-    value_columns<M, 4>(p, v, size, column, count, factor, out);
+    value_columns<T, M, 4>(p, tile, size, column, count, factor, out);
   for (; column < size; column += 16)
-    value_columns<M, 1>(p, v, size, column, count, factor, out);
+    value_columns<T, M, 1>(p, tile, size, column, count, factor, out);
 }
 
-template <int M>
-void tile_rows(const HrAttention& op, int64_t window, const float* const* q,
-               const int64_t* position, int64_t tile, int count, const float* k, const float* v, float* scores, float* highest,
-               float* total, float* out) {
-  const int64_t size = op.kv.head_dim;
-  score_rows<M>(q, size, k, scores);
-  float factor[M];
-  for (int m = 0; m < M; ++m) {
-    // Positions of this tile that row m sees: [from, to).
-    const int64_t start = tile * kTile;
-    int64_t from = window > 0 ? position[m] - window + 1 - start : 0;
-    int64_t to = position[m] + 1 - start;
-    if (from < 0) from = 0;
-    if (to > kTile) to = kTile;
-    float* s = scores + m * kTile;
-    if (from >= to) {  // nothing here for this row: leave everything as it was
-      factor[m] = 1.0f;
-      memset(s, 0, kTile * sizeof(float));
-      continue;
-    }
-    F top = f_set(kFloor);
-    F x[kVectors];
-    for (int i = 0; i < kVectors; ++i) {
-      x[i] = f_mul(f_load(s + 16 * i), f_set(op.scale));
-      if (op.softcap > 0) {
-        F cap = f_set(op.softcap);
-        x[i] = f_mul(cap, f_tanh(f_div(x[i], cap)));
-      }
-      if (from > 16 * i || to < 16 * i + 16) {
-        float lanes[16];
-        f_store(lanes, x[i]);
-        for (int j = 0; j < 16; ++j)
-          if (16 * i + j < from || 16 * i + j >= to) lanes[j] = -__builtin_inff();
-        x[i] = f_load(lanes);
-      }
-      top = f_max(top, x[i]);
-    }
-    const float was = highest[m];
-    const float tile_top = f_highest(top);
-    const float now = tile_top > was ? tile_top : was;
-    F sum = f_zero();
-    for (int i = 0; i < kVectors; ++i) {
-      F e = f_exp(f_sub(x[i], f_set(now)));
-      sum = f_add(sum, e);
-      f_store(s + 16 * i, e);
-    }
-    float scratch[16];
-    f_store(scratch, f_exp(f_set(was - now)));
-    factor[m] = scratch[0];
-    highest[m] = now;
-    total[m] = total[m] * factor[m] + f_sum(sum);
-  }
-  value_rows<M>(scores, v, size, count, factor, out);
+// Rows of a product for R heads: seven where R is a multiple of it, else six.
+HR_INLINE int64_t group_rows(int64_t heads) { return heads % 7 == 0 ? 7 : 6; }
+
+HR_INLINE int64_t tokens_of_item(const HrKv& kv) {
+  const int64_t heads = kv.heads / kv.kv_heads, group = group_rows(heads);
+  int64_t even = 1;  // so many tokens fill whole groups
+  while (even * heads % group) ++even;
+  const int64_t tokens = kQueryRows / heads;
+  return tokens >= even ? tokens / even * even : tokens > 0 ? tokens : 1;
 }
 
-struct AttentionScratch {  // sizes for head size E: see attention_scratch
-  float* k;        // [E][64]
-  float* v;        // [64][E]
-  float* scores;   // [6][64]
-  float* out;      // [rows][E]
-  float* highest;  // [rows]
-  float* total;
-  const float** q;
-  int64_t* position;
+template <class T>
+struct Scratch {
+  TileRoom<T> room;
+  float* scores;        // [7][64]
+  typename T::Row* p;   // [7][64]
+  typename T::Row* q;   // [rows][E], group by group
+  typename T::Row* one; // [E]
+  float* out;           // [rows][E]
+  float* total;         // [rows][16]
+  float* highest;       // [rows]
 };
 
-HR_INLINE int64_t rows_of_item(const HrKv& kv) {
-  const int64_t heads = kv.heads / kv.kv_heads;
-  return heads > kQueryRows ? heads : kQueryRows / heads * heads;
-}
-
+// All sizes as if of floats: bf16 takes less.
 HR_INLINE int64_t attention_scratch(const HrKv& kv) {
-  const int64_t rows = rows_of_item(kv), size = kv.head_dim;
-  return 4 * (2 * kTile * size + kRowsA * kTile + rows * size + 2 * rows) + 16 * rows + 1024;
+  const int64_t rows = tokens_of_item(kv) * (kv.heads / kv.kv_heads), size = kv.head_dim;
+  return 4 * (2 * kTile * size + 2 * kTile + 2 * kRowsA * kTile + size + 2 * rows * size +
+              17 * rows) + 64 * 12;
 }
 
-HR_INLINE AttentionScratch carve(const HrKv& kv, uint8_t* at) {
-  const int64_t rows = rows_of_item(kv), size = kv.head_dim;
-  AttentionScratch s;
-  s.k = reinterpret_cast<float*>(at);
-  s.v = s.k + kTile * size;
-  s.scores = s.v + kTile * size;
-  s.out = s.scores + kRowsA * kTile;
-  s.highest = s.out + rows * size;
-  s.total = s.highest + rows;
-  s.q = reinterpret_cast<const float**>(s.total + rows + (rows & 1));
-  s.position = reinterpret_cast<int64_t*>(s.q + rows);
+template <class T>
+HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
+  const int64_t rows = tokens_of_item(kv) * (kv.heads / kv.kv_heads), size = kv.head_dim;
+  auto take = [&at](int64_t count) {
+    uint8_t* found = at;
+    at += (4 * count + 63) / 64 * 64;
+    return found;
+  };
+  Scratch<T> s;
+  s.room.k = reinterpret_cast<typename T::Cell*>(take(kTile * size));
+  s.room.v = reinterpret_cast<typename T::Cell*>(take(kTile * size));
+  s.room.k_scale = reinterpret_cast<float*>(take(kTile));
+  s.room.v_scale = reinterpret_cast<float*>(take(kTile));
+  s.scores = reinterpret_cast<float*>(take(kRowsA * kTile));
+  s.p = reinterpret_cast<typename T::Row*>(take(kRowsA * kTile));
+  s.q = reinterpret_cast<typename T::Row*>(take(rows * size));
+  s.one = reinterpret_cast<typename T::Row*>(take(size));
+  s.out = reinterpret_cast<float*>(take(rows * size));
+  s.total = reinterpret_cast<float*>(take(16 * rows));
+  s.highest = reinterpret_cast<float*>(take(rows));
   return s;
 }
 
-// The tile's K and V as fp32, from its pages. Positions past the end of the sequence are zero:
-// what an unwritten slot holds may be anything, and 0 · NaN is NaN.
-template <int K>
-void gather(const HrKv& kv, const int32_t* table, int g, int64_t tile, int64_t length, float* k,
-            float* v) {
-  const int64_t size = kv.head_dim, block = kv.block_size;
-  for (int i = 0; i < kVectors; ++i) {
-    const int64_t position = tile * kTile + 16 * i;
-    if (position >= length) {
-      for (int64_t e = 0; e < size; ++e) f_store(k + e * kTile + 16 * i, f_zero());
-      memset(v + 16 * i * size, 0, static_cast<size_t>(16 * size) * 4);
-      continue;
-    }
-    if (block % 16) {  // small pages: position by position
-      for (int64_t j = 0; j < 16; ++j) {
-        const bool exists = position + j < length;
-        const int64_t at = exists ? position + j : 0;
-        const int64_t start =
-            (static_cast<int64_t>(table[at / block]) * kv.kv_heads + g) * size * block;
-        for (int64_t e = 0; e < size; ++e) {
-          k[e * kTile + 16 * i + j] = exists ? kv_one<K>(kv.k, start + e * block + at % block) : 0;
-          v[(16 * i + j) * size + e] = exists ? kv_one<K>(kv.v, start + at % block * size + e) : 0;
-        }
-      }
-      continue;
-    }
-    const int64_t page = (static_cast<int64_t>(table[position / block]) * kv.kv_heads + g) * size * block;
-    const int64_t within = position % block;
-    for (int64_t e = 0; e < size; ++e)
-      f_store(k + e * kTile + 16 * i, kv_load<K>(kv.k, page + e * block + within));
-    const int64_t from = page + within * size;
-    const int64_t have = length - position < 16 ? length - position : 16;
-    for (int64_t e = 0; e < have * size; e += 16)
-      f_store(v + 16 * i * size + e, kv_load<K>(kv.v, from + e));
-    if (have < 16) {
-      memset(v + (16 * i + have) * size, 0, static_cast<size_t>((16 - have) * size) * 4);
-      for (int64_t e = 0; e < size; ++e)
-        for (int64_t j = have; j < 16; ++j) k[e * kTile + 16 * i + j] = 0;
-    }
-  }
-}
-
-HR_INLINE void gather_any(const HrKv& kv, const int32_t* table, int g, int64_t tile,
-                          int64_t length, float* k, float* v) {
-  switch (kv.kind) {
-    case HR_F32: return gather<HR_F32>(kv, table, g, tile, length, k, v);
-    case HR_F16: return gather<HR_F16>(kv, table, g, tile, length, k, v);
-    default: return gather<HR_BF16>(kv, table, g, tile, length, k, v);
-  }
-}
-
 // One item: tokens [first, last) of entry b, and the query heads of KV head g.
+template <class T>
 void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t first, int64_t last,
             uint8_t* scratch) {
   const HrKv& kv = op.kv;
-  const int64_t size = kv.head_dim, heads = kv.heads / kv.kv_heads;
+  const int64_t size = kv.head_dim, heads = kv.heads / kv.kv_heads, most = group_rows(heads);
   const HrGroup& group = step.groups[kv.group];
   const int64_t window = group.window;
   const int32_t* table = group.tables + b * group.table_stride;
   const int64_t length = step.lengths[b];
-  AttentionScratch s = carve(kv, scratch);
+  Scratch<T> s = carve<T>(kv, scratch);
   const int64_t rows = (last - first) * heads;
+  F scale = f_set(op.softcap > 0 ? op.scale : op.scale * kLog2e);
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = first + r / heads;
-    s.q[r] = op.q + token * op.stride + (g * heads + r % heads) * size;
-    s.position[r] = step.positions[token];
+    const float* q = op.q + (first + r / heads) * op.stride + (g * heads + r % heads) * size;
+    for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
+    const int64_t begin = r / most * most, count = rows - begin < most ? rows - begin : most;
+    typename T::Row* to = s.q + begin * size + (r - begin) * T::wide;
+    for (int64_t e = 0; e < size; e += T::wide, to += count * T::wide)
+      memcpy(to, s.one + e, sizeof(*to) * T::wide);
     s.highest[r] = kFloor;
-    s.total[r] = 0;
   }
   memset(s.out, 0, static_cast<size_t>(rows * size) * 4);
-  const int64_t lowest = s.position[0];
+  memset(s.total, 0, static_cast<size_t>(rows) * 64);
+  const int64_t* positions = step.positions + first;
+  const int64_t lowest = positions[0], highest = positions[last - first - 1];
   const int64_t begin = window > 0 && lowest >= window ? (lowest - window + 1) / kTile : 0;
-  const int64_t end = s.position[rows - 1] / kTile + 1;
-  for (int64_t tile = begin; tile < end; ++tile) {
-    gather_any(kv, table, g, tile, length, s.k, s.v);
-    const int64_t left = length - tile * kTile;
-    const int count = static_cast<int>(left < kTile ? left : kTile);
-    for (int64_t r = 0; r < rows; r += kRowsA) {
-      const int m = static_cast<int>(rows - r < kRowsA ? rows - r : kRowsA);
-      if (s.position[r + m - 1] < tile * kTile) continue;  // the tile is in these rows' future
-#define HR_CASE(M)                                                                             \
-  case M:                                                                                      \
-    tile_rows<M>(op, window, s.q + r, s.position + r, tile, count, s.k, s.v, s.scores, s.highest + r,  \
-                 s.total + r, s.out + r * size);                                               \
+  for (int64_t start = begin * kTile; start <= highest; start += kTile) {
+    Tile<T> tile;
+    open_tile(kv, table, g, start, length, rows > 2 * most, s.room, &tile);
+    for (int64_t r = 0; r < rows; r += most) {
+      const int m = static_cast<int>(rows - r < most ? rows - r : most);
+      if (positions[(r + m - 1) / heads] < start) continue;  // in these rows' future
+      if (window > 0 && positions[r / heads] - window + 1 >= start + kTile) continue;  // behind
+      int64_t position[kRowsA];
+      for (int i = 0; i < m; ++i) position[i] = positions[(r + i) / heads];
+#define HR_CASE(M)                                                                            \
+  case M:                                                                                     \
+    tile_rows<T, M>(op, window, s.q + r * size, position, start, tile, s.scores, s.p,            \
+                    s.highest + r, s.total + 16 * r, s.out + r * size);                       \
     break;
-      switch (m) { HR_CASE(1) HR_CASE(2) HR_CASE(3) HR_CASE(4) HR_CASE(5) HR_CASE(6) }
+      switch (m) { HR_CASE(1) HR_CASE(2) HR_CASE(3) HR_CASE(4) HR_CASE(5) HR_CASE(6) HR_CASE(7) }
 #undef HR_CASE
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = first + r / heads, at = (g * heads + r % heads) * size;
-    F inverse = f_set(1.0f / s.total[r]);
+    F inverse = f_set(1.0f / f_sum(f_load(s.total + 16 * r)));
     float* out = s.out + r * size;
     for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_mul(f_load(out + e), inverse));
     if (op.y) memcpy(op.y + token * op.y_stride + at, out, static_cast<size_t>(size) * 4);
@@ -298,21 +266,21 @@ void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t fir
 
 void op_attention(const HrAttention& op, const hr::Work& work) {
   const HrStep& step = *work.step;
-  const int64_t per_item = rows_of_item(op.kv) / (op.kv.heads / op.kv.kv_heads);
+  const int64_t per_item = tokens_of_item(op.kv);
   int64_t begin = 0, item = work.next();
-  for (int b = 0; b < step.b; ++b) {
-    const int64_t start = step.query_starts[b], stop = step.query_starts[b + 1];
-    const int64_t pieces = (stop - start + per_item - 1) / per_item;
-    const int64_t items = pieces * op.kv.kv_heads;
-    for (; item < begin + items; item = work.next()) {
-      // The longest first: later tokens see more of the context.
-      const int64_t piece = pieces - 1 - (item - begin) / op.kv.kv_heads;
-      const int g = static_cast<int>((item - begin) % op.kv.kv_heads);
-      const int64_t first = start + piece * per_item;
-      const int64_t last = first + per_item < stop ? first + per_item : stop;
-      attend(op, step, b, g, first, last, work.scratch);
+  for (int g = 0; g < op.kv.kv_heads; ++g) {
+    for (int b = 0; b < step.b; ++b) {
+      const int64_t start = step.query_starts[b], stop = step.query_starts[b + 1];
+      const int64_t items = (stop - start + per_item - 1) / per_item;
+      for (; item < begin + items; item = work.next()) {
+        // The longest first: later tokens see more of the context.
+        const int64_t first = start + (items - 1 - (item - begin)) * per_item;
+        const int64_t last = first + per_item < stop ? first + per_item : stop;
+        if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, b, g, first, last, work.scratch);
+        else attend<Floats>(op, step, b, g, first, last, work.scratch);
+      }
+      begin += items;
     }
-    begin += items;
   }
 }
 

@@ -1,5 +1,5 @@
-// One ISA level's table of kernels. Included by kernels_avx2.cpp, kernels_avx512.cpp and
-// kernels_vnni.cpp, each compiled with the flags of its level.
+// One ISA level's table of kernels. Included by kernels_avx2.cpp, kernels_avx512.cpp,
+// kernels_vnni.cpp and kernels_bf16.cpp, each compiled with the flags of its level.
 #pragma once
 #include "attention.h"
 #include "draw.h"
@@ -43,6 +43,7 @@ void run(const HrRecord& record, const hr::Work& work) {
 int64_t scratch_of(const HrRecord& record, const HrStep&) {
   if (record.code == HR_OP_ATTENTION)
     return attention_scratch(static_cast<const HrAttention*>(record.op)->kv);
+  if (record.code == HR_OP_ROPE) return 4 * static_cast<const HrRope*>(record.op)->kv.head_dim;
   if (record.code == HR_OP_DRAW) return kDrawScratch;
   return 0;
 }

@@ -7,6 +7,7 @@ namespace hr {
 extern const Kernels k_avx2;
 extern const Kernels k_avx512;
 extern const Kernels k_vnni;
+extern const Kernels k_bf16;
 
 // The table of the best level that this CPU runs; `wish` ("avx2" …) lowers it, null: the best.
 // Null when the CPU has not even AVX2, or not what was wished for.

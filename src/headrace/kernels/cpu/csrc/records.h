@@ -22,7 +22,8 @@ enum HrKind {
   HR_Q6_K = 8,
   HR_F32 = 16,
   HR_F16 = 17,
-  HR_BF16 = 18
+  HR_BF16 = 18,
+  HR_I8 = 19  // KV only: codes with a scale per token and head
 };
 
 enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2 };
@@ -152,10 +153,12 @@ typedef struct {
 } HrRowsOp;
 
 typedef struct {
-  void* k;               // pages [blocks, G, E, S]: positions are the lanes
-  void* v;               // pages [blocks, G, S, E]
-  int32_t kind;          // HR_F32, HR_F16, HR_BF16
-  int32_t block_size;    // S, a multiple of 16
+  void* k;               // pages [blocks, G], each of E · S values: see pages.h
+  void* v;
+  float* k_scale;        // [blocks, G, S] of HR_I8, else null
+  float* v_scale;
+  int32_t kind;          // HR_F32, HR_F16, HR_BF16, HR_I8
+  int32_t block_size;    // S, a multiple of 8
   int32_t heads;
   int32_t kv_heads;
   int32_t head_dim;      // E, a multiple of 16

@@ -1,4 +1,4 @@
-// Operators that work row by row: quantise, norm, gate, rope and KV write, sums.
+// Operators that work row by row: quantise, norm, gate, sums.
 //
 // All of them are bound by memory and small beside the products: a row of D floats is read once
 // or twice and written once. What they save is passes: norm and gate leave their result quantised,
@@ -214,85 +214,6 @@ void op_gated(const HrGated& op, const hr::Work& work) {
       case HR_SILU: gated_range<HR_SILU>(op, row, from, to); break;
       case HR_GELU_TANH: gated_range<HR_GELU_TANH>(op, row, from, to); break;
       default: gated_range<HR_GELU>(op, row, from, to); break;
-    }
-  }
-}
-
-// ---- rope, QK norm and the KV write, one pass over q, k and v
-
-HR_INLINE void store_kv(void* base, int kind, int64_t at, F x) {
-  if (kind == HR_F32) return f_store(static_cast<float*>(base) + at, x);
-  auto* p = static_cast<uint16_t*>(base) + at;
-  if (kind == HR_F16) return f_store_half(p, x);
-  f_store_bf16(p, x);
-}
-
-HR_INLINE void norm_head(float* head, int64_t size, const float* weight, float eps,
-                         float offset) {
-  F square = f_zero();
-  for (int64_t i = 0; i < size; i += 16) {
-    F v = f_load(head + i);
-    square = f_fma(v, v, square);
-  }
-  const float inverse =
-      1.0f / __builtin_sqrtf(f_sum(square) / static_cast<float>(size) + eps);
-  for (int64_t i = 0; i < size; i += 16) {
-    F w = f_add(f_load(weight + i), f_set(offset));
-    f_store(head + i, f_mul(f_mul(f_load(head + i), f_set(inverse)), w));
-  }
-}
-
-HR_INLINE void rotate_head(float* head, int64_t half, const float* cos, const float* sin) {
-  int64_t i = 0;
-  for (; i + 16 <= half; i += 16) {
-    F a = f_load(head + i), b = f_load(head + half + i);
-    F c = f_load(cos + i), s = f_load(sin + i);
-    f_store(head + i, f_fnma(b, s, f_mul(a, c)));
-    f_store(head + half + i, f_fma(a, s, f_mul(b, c)));
-  }
-  for (; i < half; ++i) {
-    const float a = head[i], b = head[half + i];
-    head[i] = __builtin_fmaf(-b, sin[i], a * cos[i]);
-    head[half + i] = __builtin_fmaf(a, sin[i], b * cos[i]);
-  }
-}
-
-void op_rope(const HrRope& op, const hr::Work& work) {
-  const HrKv& kv = op.kv;
-  const int64_t size = kv.head_dim, half = size / 2, block = kv.block_size;
-  const HrGroup& group = work.step->groups[kv.group];
-  int64_t first, last;
-  work.share(work.step->n, &first, &last);
-  for (int64_t n = first; n < last; ++n) {
-    float* row = op.qkv + n * op.stride;
-    const int64_t position = work.step->positions[n];
-    const float* cos = op.cos + position * half;
-    const float* sin = op.sin + position * half;
-    for (int h = 0; h < kv.heads + kv.kv_heads; ++h) {
-      float* head = row + h * size;
-      const float* weight = h < kv.heads ? op.q_norm : op.k_norm;
-      if (weight) norm_head(head, size, weight, op.eps, op.offset);
-      rotate_head(head, half, cos, sin);
-    }
-    const int64_t slot = group.slots[n];
-    for (int g = 0; g < kv.kv_heads; ++g) {
-      const int64_t page = (slot / block * kv.kv_heads + g) * size * block;
-      const float* k = row + (kv.heads + g) * size;
-      const float* v = k + kv.kv_heads * size;
-      // K by position lanes: E values, S apart.
-      const int64_t at = page + slot % block;
-      alignas(64) uint8_t narrow[64];
-      for (int64_t i = 0; i < size; i += 16) {
-        store_kv(narrow, kv.kind, 0, f_load(k + i));
-        for (int64_t j = 0; j < 16; ++j) {
-          const int64_t to = at + (i + j) * block;
-          if (kv.kind == HR_F32)
-            memcpy(static_cast<float*>(kv.k) + to, narrow + 4 * j, 4);
-          else
-            memcpy(static_cast<uint16_t*>(kv.k) + to, narrow + 2 * j, 2);
-        }
-        store_kv(kv.v, kv.kind, page + slot % block * size + i, f_load(v + i));
-      }
     }
   }
 }

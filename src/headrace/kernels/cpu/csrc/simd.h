@@ -4,6 +4,7 @@
 //   2  AVX2 + FMA + F16C     two ymm per sixteen lanes, int8 products by vpmaddubsw
 //   3  AVX-512 F/BW/DQ/VL    one zmm, int8 products by vpmaddubsw
 //   4  AVX-512 + VNNI        one zmm, int8 products by vpdpbusd
+//   5  the same + BF16       bf16 products by vdpbf16ps (pairs.h)
 // The levels give the same bits: integer sums are exact, float operations are the same fused
 // operations in the same order. Only `exp` and reductions could differ and they do not: they are
 // built from the same primitives.
@@ -18,7 +19,7 @@
 #include <cstring>
 
 #if !defined(HR_LEVEL)
-#error "HR_LEVEL must be 2, 3 or 4"
+#error "HR_LEVEL must be 2, 3, 4 or 5"
 #endif
 
 #define HR_INLINE static inline __attribute__((always_inline))

@@ -1,0 +1,125 @@
+// Products of bf16 in pairs, fp32 sums: what attention over bf16 and int8 KV is made of.
+//
+// A cell vector holds sixteen lanes of two bf16; a dot adds both products to each lane. AVX512-BF16
+// does it in one instruction (vdpbf16ps): twice the multiply-adds of fp32 a cycle. It adds the odd
+// product, then the even one, each rounded once, and a product of two bf16 is exact in fp32: so two
+// fused multiply-adds in that order give the same bits, and the other levels do that (measured
+// on Zen 4: 3.2 million of 3.2 million random lanes). The one exception are denormals, which the
+// instruction takes as zero; in attention they cannot arise but from cached values below 1e-8.
+//
+// Rows (queries, weights of positions) lie as bf16 where the instruction exists and as fp32 that
+// was rounded to bf16 elsewhere, so that a broadcast is one load at every level.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+#if HR_LEVEL >= 5
+
+using PairRow = uint16_t;
+struct B {
+  __m512i v;
+};
+HR_INLINE B b_load(const uint16_t* p) { return {_mm512_loadu_si512(p)}; }
+HR_INLINE B b_spread(const uint16_t* row) {
+  int32_t pair;
+  memcpy(&pair, row, 4);
+  return {_mm512_set1_epi32(pair)};
+}
+HR_INLINE F b_dot(F acc, B w, B x) {
+  return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w.v), reinterpret_cast<__m512bh>(x.v))};
+}
+HR_INLINE void b_round(uint16_t* row, F x) {  // sixteen values, rounded to nearest even
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(row),
+                      reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
+}
+
+#else
+
+using PairRow = float;
+struct B {
+  F even, odd;
+};
+HR_INLINE B b_load(const uint16_t* p) {
+  int32_t raw[16];
+  memcpy(raw, p, 64);
+  I pairs = i_load(raw);
+  return {f_bits(i_shl<16>(pairs)), f_bits(i_and(pairs, i_set(static_cast<int32_t>(0xffff0000u))))};
+}
+HR_INLINE B b_spread(const float* row) { return {f_set(row[0]), f_set(row[1])}; }
+HR_INLINE F b_dot(F acc, B w, B x) { return f_fma(w.even, x.even, f_fma(w.odd, x.odd, acc)); }
+HR_INLINE void b_round(float* row, F x) {
+  uint16_t narrow[16];
+  f_store_bf16(narrow, x);
+  f_store(row, f_bf16(narrow));
+}
+
+#endif
+
+// Sixteen int8 codes as bf16: exact, since bf16 has eight bits of mantissa.
+HR_INLINE void b_widen(uint16_t* to, const int8_t* codes) {
+#if HR_LEVEL >= 5
+  b_round(to, f_from_i(i_s8(codes)));
+#else
+  f_store_bf16(to, f_from_i(i_s8(codes)));
+#endif
+}
+
+// 2^x for x ≤ 0: below −100 exactly 0; NaN stays NaN. Degree 5 on |f| ≤ 1/2 (the Taylor series with
+// its last terms fitted: relative error below 3e-7, and 2^0 is exactly 1).
+HR_INLINE F f_exp2(F x) {
+#if HR_LEVEL >= 3
+  const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-100.0f), _CMP_NLT_UQ);
+  F k = {_mm512_roundscale_ps(x.v, 0)};
+#else
+  F low = f_set(-101.0f);
+  F y = f_max(low, x);  // the second operand when one is NaN
+  I n = i_round(y);
+  F k = f_from_i(n);
+#endif
+#if HR_LEVEL >= 3
+  F r = f_sub(x, k);
+#else
+  F r = f_sub(y, k);
+#endif
+  F p = f_set(0.00132495246f);
+  p = f_fma(p, r, f_set(0.00967162754f));
+  p = f_fma(p, r, f_set(0.0555078574f));
+  p = f_fma(p, r, f_set(0.240222394f));
+  p = f_fma(p, r, f_set(0.693146944f));
+  p = f_fma(p, r, f_set(1.0f));
+#if HR_LEVEL >= 3
+  return {_mm512_maskz_scalef_ps(keep, p.v, k.v)};
+#else
+  F e = f_mul(p, f_bits(i_shl<23>(i_add(n, i_set(127)))));
+  const __m256 least = _mm256_set1_ps(-100.0f);
+  return {_mm256_and_ps(e.a, _mm256_cmp_ps(x.a, least, _CMP_NLT_UQ)),
+          _mm256_and_ps(e.b, _mm256_cmp_ps(x.b, least, _CMP_NLT_UQ))};
+#endif
+}
+
+HR_INLINE float f_top(F x) {  // the highest lane
+#if HR_LEVEL >= 3
+  return _mm512_reduce_max_ps(x.v);
+#else
+  return f_highest(x);
+#endif
+}
+
+// Lanes from … to − 1 of x, `other` elsewhere.
+HR_INLINE F f_range(F x, int from, int to, float other) {
+  if (from <= 0 && to >= 16) return x;
+#if HR_LEVEL >= 3
+  const int high = to <= 0 ? 0 : to >= 16 ? 16 : to, low = from <= 0 ? 0 : from >= 16 ? 16 : from;
+  const auto mask = static_cast<__mmask16>(((1u << high) - 1) & ~((1u << low) - 1));
+  return {_mm512_mask_blend_ps(mask, _mm512_set1_ps(other), x.v)};
+#else
+  float lanes[16];
+  f_store(lanes, x);
+  for (int i = 0; i < 16; ++i)
+    if (i < from || i >= to) lanes[i] = other;
+  return f_load(lanes);
+#endif
+}
+
+}  // namespace

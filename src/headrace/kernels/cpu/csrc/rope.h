@@ -1,0 +1,65 @@
+// Rope, QK norm and the KV write: one pass over q, k and v.
+//
+// Bound by memory and small: a token reads (H + 2G) · E floats, writes q back and K and V to their
+// pages. K's page is transposed (pages.h), so a token's K is E / 2 stores (bf16) S pairs apart; the
+// sixteen tokens of a block write the same lines one after the other.
+#pragma once
+#include "pages.h"
+
+namespace {
+
+HR_INLINE void norm_head(float* head, int64_t size, const float* weight, float eps,
+                         float offset) {
+  F square = f_zero();
+  for (int64_t i = 0; i < size; i += 16) {
+    F v = f_load(head + i);
+    square = f_fma(v, v, square);
+  }
+  const float inverse =
+      1.0f / __builtin_sqrtf(f_sum(square) / static_cast<float>(size) + eps);
+  for (int64_t i = 0; i < size; i += 16) {
+    F w = f_add(f_load(weight + i), f_set(offset));
+    f_store(head + i, f_mul(f_mul(f_load(head + i), f_set(inverse)), w));
+  }
+}
+
+HR_INLINE void rotate_head(float* head, int64_t half, const float* cos, const float* sin) {
+  int64_t i = 0;
+  for (; i + 16 <= half; i += 16) {
+    F a = f_load(head + i), b = f_load(head + half + i);
+    F c = f_load(cos + i), s = f_load(sin + i);
+    f_store(head + i, f_fnma(b, s, f_mul(a, c)));
+    f_store(head + half + i, f_fma(a, s, f_mul(b, c)));
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
+    head[i] = __builtin_fmaf(-b, sin[i], a * cos[i]);
+    head[half + i] = __builtin_fmaf(a, sin[i], b * cos[i]);
+  }
+}
+
+void op_rope(const HrRope& op, const hr::Work& work) {
+  const HrKv& kv = op.kv;
+  const int64_t size = kv.head_dim, half = size / 2;
+  const HrGroup& group = work.step->groups[kv.group];
+  int64_t first, last;
+  work.share(work.step->n, &first, &last);
+  for (int64_t n = first; n < last; ++n) {
+    float* row = op.qkv + n * op.stride;
+    const int64_t position = work.step->positions[n];
+    const float* cos = op.cos + position * half;
+    const float* sin = op.sin + position * half;
+    for (int h = 0; h < kv.heads + kv.kv_heads; ++h) {
+      float* head = row + h * size;
+      const float* weight = h < kv.heads ? op.q_norm : op.k_norm;
+      if (weight) norm_head(head, size, weight, op.eps, op.offset);
+      rotate_head(head, half, cos, sin);
+    }
+    for (int g = 0; g < kv.kv_heads; ++g) {
+      const float* k = row + (kv.heads + g) * size;
+      write_kv(kv, group.slots[n], g, k, k + kv.kv_heads * size, work.scratch);
+    }
+  }
+}
+
+}  // namespace

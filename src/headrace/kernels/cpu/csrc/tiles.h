@@ -1,0 +1,203 @@
+// A tile: 64 positions of one sequence and KV head, as the products of attention read them.
+//
+// Tiles start at multiples of 64 of the *sequence*. For few rows a tile of bf16 pages is read where it
+// lies (blocks of 16 positions and more): four pointers, no copy. For many rows it is copied, since
+// the pages of one head lie at a power of two from each other: with two KV heads of 64 all of a
+// tile falls into half of the sets of an L1 and leaves no room in them (measured: a sixth of the
+// time of a long prefill). Everything else is brought into the thread's scratch too: fp32 and fp16 as fp32, int8 widened to bf16 (exact; its scales go to the
+// scores and to the weights of the positions), small pages position by position.
+//
+// What lies behind the end of a sequence may be anything. In K it does not matter: its scores are
+// replaced. V is not read there, but where a pair is half behind the end: 0 · NaN is NaN, so that
+// block's V is copied and its one position zeroed (of int8 the scale is zero).
+#pragma once
+#include "pages.h"
+
+namespace {
+
+constexpr int kTile = 64;
+constexpr int kVectors = kTile / 16;
+
+struct Floats {  // one value of E (or one position) a step, fp32 rows
+  static constexpr int wide = 1;
+  using Cell = float;
+  using Row = float;
+  using Vector = F;
+  HR_INLINE F load(const float* p) { return f_load(p); }
+  HR_INLINE F spread(const float* p) { return f_set(*p); }
+  HR_INLINE F dot(F acc, F w, F x) { return f_fma(w, x, acc); }
+  HR_INLINE void store(float* p, F x) { f_store(p, x); }
+};
+
+struct Pairs {  // two a step, bf16
+  static constexpr int wide = 2;
+  using Cell = uint16_t;
+  using Row = PairRow;
+  using Vector = B;
+  HR_INLINE B load(const uint16_t* p) { return b_load(p); }
+  HR_INLINE B spread(const PairRow* p) { return b_spread(p); }
+  HR_INLINE F dot(F acc, B w, B x) { return b_dot(acc, w, x); }
+  HR_INLINE void store(PairRow* p, F x) { b_round(p, x); }
+};
+
+template <class T>
+struct Tile {
+  const typename T::Cell* k[kVectors];  // sixteen positions each; step s at k[i] + s · k_step
+  const typename T::Cell* v[kVectors];  // sixteen positions each: [16 / wide][E][wide]
+  int64_t k_step;
+  const float* k_scale;  // [64], or null
+  const float* v_scale;
+};
+
+template <class T>
+struct TileRoom {
+  typename T::Cell* k;  // [E / wide][64][wide]
+  typename T::Cell* v;  // [64 / wide][E][wide]
+  float* k_scale;       // [64]
+  float* v_scale;
+};
+
+template <int K>
+HR_INLINE float kv_float(const void* base, int64_t at) {
+  if constexpr (K == HR_F32) return static_cast<const float*>(base)[at];
+  return _cvtsh_ss(static_cast<const uint16_t*>(base)[at]);
+}
+
+template <int K>
+HR_INLINE F kv_floats(const void* base, int64_t at) {
+  if constexpr (K == HR_F32) return f_load(static_cast<const float*>(base) + at);
+  return f_half(static_cast<const uint16_t*>(base) + at);
+}
+
+struct Place {  // of position p: its page, and where in it
+  int64_t page, within, scale;
+};
+HR_INLINE Place place_of(const HrKv& kv, const int32_t* table, int64_t g, int64_t p) {
+  const int64_t block = table[p / kv.block_size], within = p % kv.block_size;
+  return {page_of(kv, block, g), within, (block * kv.kv_heads + g) * kv.block_size + within};
+}
+
+// fp32 and fp16: everything as fp32 in the room.
+template <int K>
+void gather_floats(const HrKv& kv, const int32_t* table, int64_t g, int64_t start, int64_t length,
+                   const TileRoom<Floats>& to) {
+  const int64_t size = kv.head_dim, block = kv.block_size;
+  for (int i = 0; i < kTile; i += 16) {
+    const int64_t position = start + i, have = length - position < 16 ? length - position : 16;
+    if (have <= 0) break;
+    if (block % 16) {
+      for (int64_t j = 0; j < have; ++j) {
+        const Place at = place_of(kv, table, g, position + j);
+        for (int64_t e = 0; e < size; ++e) {
+          to.k[e * kTile + i + j] = kv_float<K>(kv.k, at.page + e * block + at.within);
+          to.v[(i + j) * size + e] = kv_float<K>(kv.v, at.page + at.within * size + e);
+        }
+      }
+    } else {
+      const Place at = place_of(kv, table, g, position);
+      for (int64_t e = 0; e < size; ++e)
+        f_store(to.k + e * kTile + i, kv_floats<K>(kv.k, at.page + e * block + at.within));
+      for (int64_t e = 0; e < have * size; e += 16)
+        f_store(to.v + i * size + e, kv_floats<K>(kv.v, at.page + at.within * size + e));
+    }
+  }
+}
+
+HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
+                         int64_t length, bool, const TileRoom<Floats>& room, Tile<Floats>* tile) {
+  if (kv.kind == HR_F32) gather_floats<HR_F32>(kv, table, g, start, length, room);
+  else gather_floats<HR_F16>(kv, table, g, start, length, room);
+  for (int i = 0; i < kVectors; ++i) {
+    tile->k[i] = room.k + 16 * i;
+    tile->v[i] = room.v + 16 * i * kv.head_dim;
+  }
+  tile->k_step = kTile;
+  tile->k_scale = tile->v_scale = nullptr;
+}
+
+// Pages of fewer than sixteen positions: `have` of them, one by one.
+template <class C, class Put>
+HR_INLINE void gather_few(const HrKv& kv, const int32_t* table, int64_t g, int64_t position,
+                          int64_t have, int64_t i, const TileRoom<Pairs>& to, Put put_cell) {
+  const int64_t size = kv.head_dim, block = kv.block_size;
+  for (int64_t j = 0; j < have; ++j) {
+    const Place at = place_of(kv, table, g, position + j);
+    const C* k = static_cast<const C*>(kv.k) + at.page + 2 * at.within;
+    const C* v = static_cast<const C*>(kv.v) + at.page + at.within / 2 * 2 * size + at.within % 2;
+    for (int64_t e = 0; e < size; ++e) {
+      to.k[e / 2 * 2 * kTile + 2 * (i + j) + e % 2] = put_cell(k[e / 2 * 2 * block + e % 2]);
+      to.v[(i + j) / 2 * 2 * size + 2 * e + j % 2] = put_cell(v[2 * e]);
+    }
+  }
+}
+
+HR_INLINE uint16_t bf16_of(int8_t code) {
+  uint32_t bits;
+  const float x = code;
+  memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+HR_INLINE void zero_one(uint16_t* v, int64_t size, int64_t at) {  // v: [8][E][2]
+  for (int64_t e = 0; e < size; ++e) v[at / 2 * 2 * size + 2 * e + at % 2] = 0;
+}
+
+HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
+                         int64_t length, bool copy, const TileRoom<Pairs>& room,
+                         Tile<Pairs>* tile) {
+  const int64_t size = kv.head_dim, block = kv.block_size;
+  const bool codes = kv.kind == HR_I8, copied = codes || copy || block % 16;
+  tile->k_step = 2 * (copied ? kTile : block);
+  tile->k_scale = codes ? room.k_scale : nullptr;
+  tile->v_scale = codes ? room.v_scale : nullptr;
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t position = start + 16 * i;
+    const int64_t have = length - position < 16 ? length - position : 16;
+    uint16_t *k = room.k + 32 * i, *v = room.v + 16 * i * size;
+    tile->k[i] = k;
+    tile->v[i] = v;
+    if (have <= 0) {  // never read but by the products of K, whose scores are replaced
+      tile->k[i] = tile->k[0];
+      if (codes)
+        for (int j = 0; j < 16; ++j) room.k_scale[16 * i + j] = room.v_scale[16 * i + j] = 0;
+      continue;
+    }
+    if (codes)
+      for (int64_t j = 0; j < 16; ++j) {
+        const bool exists = j < have;
+        const int64_t at = exists ? place_of(kv, table, g, position + j).scale : 0;
+        room.k_scale[16 * i + j] = exists ? kv.k_scale[at] : 0;
+        room.v_scale[16 * i + j] = exists ? kv.v_scale[at] : 0;
+      }
+    if (block % 16) {
+      if (codes)
+        gather_few<int8_t>(kv, table, g, position, have, 16 * i, room, bf16_of);
+      else
+        gather_few<uint16_t>(kv, table, g, position, have, 16 * i, room,
+                             [](uint16_t x) { return x; });
+    } else {
+      const Place at = place_of(kv, table, g, position);
+      const int64_t from_k = at.page + 2 * at.within, from_v = at.page + at.within * size;
+      if (codes) {
+        const auto* pk = static_cast<const int8_t*>(kv.k) + from_k;
+        const auto* pv = static_cast<const int8_t*>(kv.v) + from_v;
+        for (int64_t s = 0; s < size / 2; ++s)
+          for (int64_t half = 0; half < 32; half += 16)
+            b_widen(k + s * 2 * kTile + half, pk + s * 2 * block + half);
+        for (int64_t e = 0; e < 16 * size; e += 16) b_widen(v + e, pv + e);
+        continue;
+      }
+      const uint16_t* pk = static_cast<const uint16_t*>(kv.k) + from_k;
+      const uint16_t* pv = static_cast<const uint16_t*>(kv.v) + from_v;
+      if (copy)
+        for (int64_t s = 0; s < size / 2; ++s) memcpy(k + s * 2 * kTile, pk + s * 2 * block, 64);
+      else
+        tile->k[i] = pk;
+      if (!copy && have % 2 == 0) tile->v[i] = pv;
+      else memcpy(v, pv, static_cast<size_t>(16 * size) * 2);
+    }
+    if (have % 2 && !codes) zero_one(v, size, have);
+  }
+}
+
+}  // namespace
