@@ -171,10 +171,12 @@ def test_facts(make_worker) -> None:
     decided = {decision.name: decision for decision in facts.kernels}
     assert decided["kernels.attention"].value == "ref"
     assert decided["dtype"].value == "float32"
-    assert decided["kv_dtype"].reason == "as dtype"
+    assert decided["kv_dtype"].value == "float32"  # the reference stays exact
     worker.allocate(pool_of(worker.arch, 10))
     worker.warm_up()
-    assert list(facts.phases) == ["open_weights", "load_weights", "allocate", "warm_up"]
+    assert list(facts.phases) == [
+        "open_weights", "load_weights", "keep_weights", "allocate", "warm_up",
+    ]  # fmt: skip
     worker.close()
     assert not hasattr(worker, "_model")
 
