@@ -11,7 +11,9 @@ import torch
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.kernels.cpu.library import LAYOUT
 from headrace.loader.open import open_model
+from headrace.loader.panels import PanelShelf
 from headrace.text.load import load_tokenizer
 from headrace.worker.batch import make_batch
 from headrace.worker.options import WorkerOptions
@@ -24,10 +26,11 @@ PROMPT = (
 ROOM = 512
 
 
-def start(kernels: str) -> Worker:
+def start(kernels: str, panels: Path | None = None) -> Worker:
     files = open_model(DEFAULT_MODEL)
     options = WorkerOptions(kernels=kernels, rows=1, step_tokens=ROOM, max_context=ROOM)
-    worker = Worker(files, options)
+    shelf = None if panels is None else PanelShelf(files, panels, LAYOUT)
+    worker = Worker(files, options, shelf=shelf)
     layers = tuple(range(files.arch.layers))
     worker.allocate(PoolShape(16, (GroupShape("full", layers, None, ROOM // 16 + 1),)))
     return worker
@@ -96,3 +99,27 @@ def test_greedy_and_perplexity() -> None:
     got, want = perplexity(ours_text, text), perplexity(theirs_text, text)
     print(f"perplexity {got:.4f}, reference {want:.4f}, {100 * (got / want - 1):+.3f} %")
     assert abs(got / want - 1) < 0.005
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_kept_weights_give_the_same_tokens(tmp_path: Path) -> None:
+    """64 greedy tokens and every logit: packed at the start, written, and mapped."""
+    tokens: list[int] = []
+    logits = torch.empty(0)
+    for panels, where in ((None, ""), (tmp_path, "packed"), (tmp_path, "kept")):
+        worker = start("cpu", panels)
+        decisions = {each.name: each for each in worker.facts.kernels}
+        assert ("packed_weights" in decisions) == (panels is not None)
+        if panels is not None:
+            assert decisions["packed_weights"].value in ("mapped", "copied")
+        if not tokens:
+            tokens = greedy(worker, load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(
+                PROMPT), 64)  # fmt: skip
+            logits = all_logits(worker, tokens)
+        else:
+            assert greedy(worker, tokens[:-64], 64) == tokens, where
+            assert torch.equal(all_logits(worker, tokens), logits), where
+        worker.close()
+    (kept,) = tmp_path.glob("*.panels")
+    kept.unlink()

@@ -1,0 +1,69 @@
+"""What a start does beside its imports, each in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from headrace.base.hardware import torch_build
+from headrace.engine.preload import collector_paused
+
+PRELOAD = """
+import sys
+from headrace.engine.preload import preload_torch
+thread = preload_torch()
+assert thread is not None and "torch" not in sys.modules
+thread.join()
+assert any("libtorch_cpu.so" in line for line in open("/proc/self/maps"))
+import torch
+x = torch.randn(300, 300)
+assert torch.allclose(x @ torch.eye(300), x)
+assert preload_torch() is None
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the preload is for Linux")
+@pytest.mark.skipif(torch_build()[1] is not None, reason="builds with CUDA are not preloaded")
+def test_torch_works_after_its_library_was_loaded_beside() -> None:
+    done = subprocess.run([sys.executable, "-c", PRELOAD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_collector_comes_back_and_still_collects() -> None:
+    class Loop:
+        alive = 0
+
+        def __init__(self) -> None:
+            Loop.alive += 1
+            self.me = self
+
+        def __del__(self) -> None:
+            Loop.alive -= 1
+
+    assert gc.isenabled()
+
+    def start_that_fails() -> None:
+        with collector_paused():
+            assert not gc.isenabled()
+            Loop()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        start_that_fails()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert Loop.alive == 0
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
