@@ -376,6 +376,30 @@ async def test_a_request_that_kills_the_engine_is_given_up(
     assert len(engine.seen) == job_module.MOST_DEATHS
 
 
+async def test_a_request_that_kills_the_engine_takes_no_other_with_it(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.delay = 0.01
+    submit, deaths = engine.submit, 0
+
+    def watched(prompt: Any, sampling: Any, **more: Any) -> Any:
+        nonlocal deaths
+        stream = submit(prompt, sampling, **more)
+        if b"poison" in bytes(prompt):
+            deaths += 1
+            for name in list(engine.running):
+                engine._cancel(name)
+                engine.streams[name].fail(EngineDead("the engine died", retry_after=0.1))
+        return stream
+
+    engine.submit = watched  # type: ignore[method-assign]
+    lines = [request_line("poison" if i == 20 else f"{i}") for i in range(60)]
+    end = await until(client, await begin(client, jsonl(*lines)))
+    assert end["request_counts"] == {"total": 60, "completed": 59, "failed": 1}
+    assert deaths == job_module.MOST_DEATHS
+    assert set(await results(client, end["error_file_id"])) == {"poison"}
+
+
 async def test_a_full_disk_makes_a_batch_wait(
     client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

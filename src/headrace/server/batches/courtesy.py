@@ -40,6 +40,11 @@ class Courtesy:
             return 1
         return max(1, rows - -(-rows // 4) - self._service.in_work)
 
+    async def ready(self) -> None:
+        """Wait until the engine serves."""
+        while not self.room():
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def enter(self) -> bool:
         """Take a place if one comes free soon; False: look again whether it is still wanted."""
         if self.in_work >= self.room():

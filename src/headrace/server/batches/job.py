@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from .runner import BatchRunner
 
 MOST_DEATHS = 3
-"""Times that the engine may die with a request before the request is taken to be the cause."""
+"""Times that the engine may die with a request before the request is taken to be the cause: the
+first with others beside it, the next with no other suspect."""
 EXPIRED = ("batch_expired", "the batch expired before this request was done")
 LONGEST_PAUSE = 30.0
 """Seconds before a request that the engine could not take is tried again, at most."""
@@ -46,6 +48,8 @@ class Job:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
         self._deaths: dict[int, int] = {}
+        self._suspects = asyncio.Lock()
+        """Who was in the engine when it died goes into it again one at a time."""
 
     def stop(self) -> None:
         """Cancelled: what is in the engine is stopped too."""
@@ -175,21 +179,24 @@ class Job:
         assert line.body is not None
         body = last_in_line(line.body)
         for attempt in itertools.count():
-            answer = await post(
-                app, app.inside, batch.endpoint, body,
-                request_id=f"{line_id(batch.id, line.number)}-{attempt}",
-                account=self._account(), owner=batch.owner,
-            )  # fmt: skip
-            if answer.status not in (429, 503):
-                break
-            # The engine is full, loading, asleep or gone: not this request's fault, but for one
-            # that takes the engine with it each time.
-            if _code(answer.body) == "engine_dead":
-                self._deaths[line.number] = self._deaths.get(line.number, 0) + 1
-                if self._deaths[line.number] >= MOST_DEATHS:
+            await self._runner.courtesy.ready()
+            suspect = self._suspects if self._deaths.get(line.number) else nullcontext()
+            async with suspect:
+                answer = await post(
+                    app, app.inside, batch.endpoint, body,
+                    request_id=f"{line_id(batch.id, line.number)}-{attempt}",
+                    account=self._account(), owner=batch.owner,
+                )  # fmt: skip
+                if answer.status not in (429, 503):
                     break
-            pause = answer.headers.get("retry-after", "1")
-            await asyncio.sleep(min(LONGEST_PAUSE, max(1.0, float(pause))))
+                # The engine is full, loading, asleep or gone: not this request's fault, but for
+                # one that takes the engine with it each time.
+                if _code(answer.body) == "engine_dead":
+                    self._deaths[line.number] = self._deaths.get(line.number, 0) + 1
+                    if self._deaths[line.number] >= MOST_DEATHS:
+                        break
+                pause = answer.headers.get("retry-after", "1")
+                await asyncio.sleep(min(LONGEST_PAUSE, max(1.0, float(pause))))
         return answer
 
     def _account(self) -> Account | None:
