@@ -109,8 +109,11 @@ def main() -> None:
         }
         print(", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in constants.items()))
         for load in loads:
-            options = options_of(load, model, 100)
+            # Prompts of its own for every row: what another run asked is in the prefix cache.
+            options = options_of(load, model, 100 + len(found["rows"]))
             outcome = run_bench(options).result
+            if not outcome["valid"]:
+                print(f"not valid: {outcome['findings']}")
             real, virtual = percentiles(outcome), percentiles(simulated(spec, options))
             found["rows"].append(
                 {"load": load, "requests": options.requests, "valid": outcome["valid"],

@@ -16,6 +16,7 @@ from headrace.bench.calibrate import calibrate, measure_steps
 from headrace.engine.prediction import case_of, serving_types
 from headrace.loader import open_model
 from headrace.roofline.composition import compose
+from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors
 from headrace.roofline.hardware import load_hardware, save_hardware
 from headrace.roofline.machine import calibration_path
@@ -45,7 +46,7 @@ def main() -> None:
     if given.again:
         kept = json.loads(given.out.read_text())
         fitted_on, held = as_records(kept["fitted_on"]), as_records(kept["held_out"])
-        hardware = load_hardware(calibration_path())
+        hardware = load_hardware(calibration_path()).fitted(CPU_EFFICIENCY)
         case = case_of(files, dtype=kept["dtype"], kv_dtype=kept["kv_dtype"])
     else:
         hardware, _ = calibrate()
