@@ -32,7 +32,7 @@ from .adapters import AdapterBook
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
-from .preload import collector_paused, preload_torch
+from .preload import collector_paused, give_back, preload_torch
 from .real import REAL_WORKER
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class LLM:
             preload_torch()
         with collector_paused():
             self._start(worker)
+        give_back()
         self._ids = itertools.count()
         self.adapters = AdapterBook()
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from ..base.modelfiles import ModelFiles
 from ..loader import open_model
 from ..loader.panels import panel_folder, panel_path
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
+from .preload import give_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ async def open_for_serving(
     read = time.monotonic()
     tokenizer = await asyncio.to_thread(load_tokenizer, files.tokenizer)
     phases = {"open_files": opened - begin, "tokenizer": time.monotonic() - read}
+    give_back()
     template = chat_template(files.chat_template, files.special) if files.chat_template else None
     return OpenModel(files, tokenizer, template, phases)
 

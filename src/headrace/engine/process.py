@@ -26,7 +26,7 @@ from ..obs.logs import configure_logs
 from . import messages
 from .core import EngineCore
 from .messages import WireError
-from .preload import preload_torch
+from .preload import give_back, preload_torch
 from .spawn import become_child
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     )
     gc.freeze()
     gc.enable()
+    give_back()
     try:
         facts = {
             "weight_bytes": float(built.facts.weight_bytes),

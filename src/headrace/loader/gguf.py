@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class StringArray(Sequence[str]):
     sequence of the same strings; pickles and copies as a list.
     """
 
-    def __init__(self, buffer: bytes, starts: list[int], name: str) -> None:
+    def __init__(self, buffer: bytes, starts: array[int], name: str) -> None:
         self._buffer = buffer
         self._starts = starts
         self._name = name
@@ -226,7 +227,7 @@ class _Reader:
     def strings(self, key: str, count: int) -> StringArray:
         data, at, end = self.data, self.at, self.size
         self._bound(f"length of {key}", count, (end - at) // 8)
-        begin, starts = at, [0]
+        begin, starts = at, array("Q", [0])  # A list of them would take five times as much.
         length_at = _U64.unpack_from
         try:
             for _ in range(count):
