@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -248,6 +249,27 @@ def test_plan_command() -> None:
     refused = CliRunner().invoke(plan_command, ["llama-3.1-8b", "--tpot", "0.01"])
     assert isinstance(refused.exception, HeadraceError)
     assert "no layout" in str(refused.exception)
+    assert "the nearest is" in str(refused.exception)
+
+
+@pytest.mark.slow
+def test_plan_as_json() -> None:
+    """A mixture of experts, tight ITL: what was searched, simulated and refused, for programs."""
+    done = CliRunner().invoke(
+        plan_command,
+        ["qwen3-30b-a3b", "--rate", "30", "--hardware", "H100,THOR", "--itl", "40", "--json"],
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    kept = found["simulated"][-1]
+    assert kept["kept"]
+    assert kept["p99"]["itl"] <= 0.04
+    assert kept["cost_per_million_output_tokens"] > 0
+    prices = [one["price_per_hour"] for one in found["candidates"]]
+    assert prices == sorted(prices)
+    assert any(pool["ep"] > 1 for one in found["candidates"] for pool in one["pools"])
+    reasons = {one["reason"] for one in found["rejected"] if one["device"] == "THOR"}
+    assert "THOR has no link to others" in reasons
 
 
 def test_the_share_of_the_roofline() -> None:
