@@ -25,11 +25,11 @@ from headrace.roofline.plot import Chart, Series, write_png
 from headrace.roofline.weights import WeightBytes
 
 MODELS = {
-    "llama-3.1-8b": (1, 20.0, (8, 32, 128, 256)),
-    "llama-3.1-70b": (4, 9.0, (32, 128, 512, 1024)),
+    "llama-3.1-8b": (1, 20.0, (8, 32, 128)),
+    "llama-3.1-70b": (4, 9.0, (32, 128, 512)),
 }
 """Model → (devices of a replica, requests a second offered to each replica, cluster sizes)."""
-LARGEST = {"llama-3.1-70b": (2048, "prefix")}
+LARGEST = {"llama-3.1-8b": (512, "prefix"), "llama-3.1-70b": (2048, "prefix")}
 """One size more with one routing: to see how long the simulator takes."""
 PER_REPLICA = 20
 KV_TOKENS = 200_000
