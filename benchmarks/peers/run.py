@@ -11,6 +11,7 @@ round. What cannot be started is named as absent, never left out silently.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -62,7 +63,8 @@ def measure(peer: dict[str, Any], options: RunOptions, model: str, log: Path) ->
         wait_for(own, server)
         return run_bench(own).result
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # It has ended by itself.
+            os.killpg(server.pid, signal.SIGTERM)
         try:
             server.wait(20)
         except subprocess.TimeoutExpired:
@@ -127,6 +129,8 @@ def main() -> None:
     parser.add_argument("--output", default="128")
     parser.add_argument("--tokenizer")
     arguments = parser.parse_args()
+    # As Ctrl-C: the server that is being measured must not stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments.out.mkdir(parents=True, exist_ok=True)
     peers: dict[str, dict[str, Any]] = tomllib.loads(arguments.peers.read_text())
     absent: dict[str, str] = {}

@@ -60,6 +60,11 @@ def test_what_is_not_there_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyP
         peer = {"command": command, "port": 9}
         with pytest.raises(HeadraceError, match=r"is not (set|installed here)"):
             run.measure(peer, RunOptions(), "model", tmp_path / "log")
+    with pytest.raises(HeadraceError, match="ended with exit code 3"):
+        run.measure(
+            {"command": f"{sys.executable} -c 'raise SystemExit(3)'", "port": 9, "wait": 20.0},
+            RunOptions(), "model", tmp_path / "log",
+        )  # fmt: skip
     peers = (PEERS / "peers.toml").read_text()
     assert "{here}/openvino_server.py" in peers
     assert (PEERS / "openvino_server.py").is_file()
