@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from headrace.loader import cached_models, panelfile, remove
 from headrace.loader.kept import kept_panels
 from headrace.loader.panelfile import FORMAT, HUGE, MAGIC, PAGE, PanelFile, PanelFileWrong, Part
 from headrace.loader.panels import PanelShelf
+from headrace.loader.progress import TerminalLine
 
 IDENTITY = {"layout": "1", "source": "/model.gguf"}
 SIZES = {"small": 100, "one page": PAGE, "long": 3 * HUGE + 17}
@@ -275,19 +277,20 @@ from headrace.loader.kept import kept_panels
 panelfile.STAGE = t.HUGE
 
 class Slow:
-    def start(self, total, label): pass
+    def start(self, total, label): self.label = label
     def advance(self, n):
-        print("writing", flush=True)
-        time.sleep(float(sys.argv[4]))
+        if self.label.startswith("repacked"):
+            print("writing", flush=True)
+            time.sleep(float(sys.argv[4]))
     def done(self): pass
 
 path = Path(sys.argv[2])
 files = t.SimpleNamespace(path=path, weights=(path,))
-shelf = t.PanelShelf(files, Path(sys.argv[3]), "1", least=0)
+shelf = t.PanelShelf(files, Path(sys.argv[3]), "1", least=0, progress=Slow())
 for part in t.parts():
     if shelf.find(part.name, part.kind, part.shape, part.data.nbytes) is None:
         shelf.keep(part.name, part.kind, part.shape, part.data, lambda data: None)
-shelf.finish(Slow())
+shelf.finish()
 for part in t.parts():
     found = shelf.find(part.name, part.kind, part.shape, part.data.nbytes)
     assert found is None or bytes(found) == bytes(part.data)
@@ -351,3 +354,29 @@ def test_the_cache_accounts_for_it(tmp_path: Path) -> None:
     strange = cache / "panels" / "strange.panels"
     strange.write_bytes(b"x")
     assert remove(str(strange), cache) == 1
+
+
+class Terminal(io.StringIO):
+    def __init__(self, is_one: bool) -> None:
+        super().__init__()
+        self.is_one = is_one
+
+    def isatty(self) -> bool:
+        return self.is_one
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_sees_it_once(
+    files: ModelFiles, folder: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr(TerminalLine, "PATIENCE", 0.0)
+    monkeypatch.setattr(TerminalLine, "INTERVAL", 0.0)
+    shown = Terminal(terminal)
+    start(files, folder, progress=TerminalLine(shown))
+    seen = shown.getvalue()
+    assert ("repacking model.gguf for this CPU, once" in seen) == terminal
+    assert ("100 %" in seen) == terminal
+    assert seen.endswith("\r\x1b[K") == terminal
+    again = Terminal(terminal)
+    start(files, folder, progress=TerminalLine(again))
+    assert again.getvalue() == ""

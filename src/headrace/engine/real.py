@@ -17,6 +17,7 @@ from ..base.config import Decision
 from ..base.modelfiles import ModelFiles
 from ..kernels.cpu.library import LAYOUT
 from ..loader.panels import PanelShelf
+from ..loader.progress import TerminalLine
 from .executor import Facts, LoadedWorker
 from .grammar import tokenizer_for_grammars
 
@@ -68,7 +69,7 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
         return None
     if settings.get("kernels", "auto") not in ("auto", "cpu") or files.arch.encoder is not None:
         return None
-    return PanelShelf(files, Path(folder), LAYOUT)
+    return PanelShelf(files, Path(folder), LAYOUT, progress=TerminalLine())
 
 
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:

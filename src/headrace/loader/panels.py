@@ -23,7 +23,7 @@ from .cache import root
 from .kept import FOLDER, SUFFIX
 from .panelfile import TEMPORARY, PanelFile, PanelFileWrong, Part, file_size, write
 from .partial import MARGIN
-from .progress import Progress
+from .progress import Progress, Silent
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,9 +44,17 @@ class PanelShelf:
     """
 
     def __init__(
-        self, files: ModelFiles, folder: Path, layout: str, *, least: int = LEAST_BYTES
+        self,
+        files: ModelFiles,
+        folder: Path,
+        layout: str,
+        *,
+        least: int = LEAST_BYTES,
+        progress: Progress | None = None,
     ) -> None:
-        """`layout` names how the kernels lay panels out; files of another layout are not used."""
+        """`layout` names how the kernels lay panels out; files of another layout are not used.
+        `progress` is told of packing and of writing, in the bytes of each."""
+        self._progress = progress or Silent()
         self.path = panel_path(files, folder)
         self.outcome, self.reason = "memory", "repacked at this start"
         self._least = least
@@ -90,25 +98,26 @@ class PanelShelf:
     ) -> None:
         """Remember what was packed. `replace` gets the same bytes, kept, if they come to lie
         there: the packed ones may then be given up."""
+        if not self._packed:
+            total = sum(size for _, size, *_ in self._identity.get("weights", ()))
+            self._progress.start(total, f"repacking {self._files.path.name} for this CPU, once")
+        self._progress.advance(data.nbytes)
         self._packed.append((Part(name, kind, shape, data), replace))
 
-    def finish(self, progress: Progress | None = None) -> bool:
+    def finish(self) -> bool:
         """Write the file where something was packed, and go over to it; was it of any use?
 
         Never raises: without a file, what was packed stays where it is.
         """
         packed, self._packed = self._packed, []
         if packed:
-            self._write(packed, progress)
+            self._progress.done()
+            self._write(packed)
         elif self._file is not None:
             self._tell(self._file)
         return bool(packed) or self._file is not None
 
-    def _write(
-        self,
-        packed: list[tuple[Part, Callable[[npt.NDArray[Any]], None]]],
-        progress: Progress | None,
-    ) -> None:
+    def _write(self, packed: list[tuple[Part, Callable[[npt.NDArray[Any]], None]]]) -> None:
         # What was found before a weight was missed belongs into the new file too.
         unique = self._found | {part.name: part for part, _ in packed}
         total = sum(part.data.nbytes for part in unique.values())
@@ -127,7 +136,7 @@ class PanelShelf:
                 self._file = self._open()  # Perhaps another process has just written it.
                 if self._file is None or not self._holds(unique.values()):
                     self._check_space(file_size(list(unique.values())))
-                    write(self.path, self._identity, list(unique.values()), progress)
+                    write(self.path, self._identity, list(unique.values()), self._progress)
                     self._file = self._open()
         except (OSError, MemoryError) as error:
             what = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+import time
+from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
@@ -29,3 +31,43 @@ class Silent:
     def advance(self, n: int) -> None: ...
 
     def done(self) -> None: ...
+
+
+class TerminalLine:
+    """A `Progress` as one line of a terminal, for processes without the command line's bars.
+
+    Silent where the stream is no terminal, and for what is done in a moment.
+    """
+
+    PATIENCE = 0.5
+    """Seconds of work before the first word."""
+    INTERVAL = 0.1
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._shown = False
+        self._total = self._count = 0
+        self._label = ""
+        self._next = 0.0
+
+    def start(self, total: int, label: str) -> None:
+        self._total, self._label, self._count = total, label, 0
+        self._next = time.monotonic() + self.PATIENCE
+
+    def advance(self, n: int) -> None:
+        self._count += n
+        now = time.monotonic()
+        if now >= self._next and self._stream.isatty():
+            self._next = now + self.INTERVAL
+            share = min(100, 100 * self._count // max(1, self._total))
+            self._write(f"\r{self._label} {share:3d} %\x1b[K")
+            self._shown = True
+
+    def done(self) -> None:
+        if self._shown:
+            self._write("\r\x1b[K")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
