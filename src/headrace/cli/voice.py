@@ -19,6 +19,9 @@ from ..engine.input import default_sampling
 Message = dict[str, Any]
 
 
+_WHOLE = ("max_tokens", "top_k", "seed", "thinking_token_budget")
+
+
 @dataclass(slots=True)
 class SamplingOptions:
     """The sampling flags of the terminal; None leaves it to the model's authors."""
@@ -30,6 +33,7 @@ class SamplingOptions:
     min_p: float | None = option(None, "Least probability, as a share of the most likely's.")
     repetition_penalty: float | None = option(None, "Above 1: less of what is there already.")
     seed: int | None = option(None, "Same seed, same text.")
+    thinking_token_budget: int | None = option(None, "Longest reasoning, in tokens.")
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -40,7 +44,7 @@ class SamplingOptions:
     def set(self, name: str, text: str) -> None:
         """One field from what was typed; "none" unsets it. Raises `InvalidRequest`."""
         kinds: dict[str, type] = {
-            spec.name: int if spec.name in ("max_tokens", "top_k", "seed") else float
+            spec.name: int if spec.name in _WHOLE else float
             for spec in fields(self)
         }
         if name not in kinds:
