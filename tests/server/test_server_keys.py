@@ -360,7 +360,7 @@ def test_the_operators_port(tmp_path: Path) -> None:
 
 async def test_a_store_on_a_full_disk_keeps_the_ledger_in_memory() -> None:
     store = ResponseStore()
-    store._base.execute("pragma query_only = on")
+    store._base.now(lambda base: base.execute("pragma query_only = on"))
     assert await store.save_ledger({}) is True
     from headrace.server.accounts import Totals
 

@@ -230,7 +230,7 @@ async def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OptionError):
         ResponseStore(tmp_path / "bad.db")
     api = Api()
-    api.app.state.responses.store._base.execute("pragma query_only = on")
+    api.app.state.store._base.now(lambda base: base.execute("pragma query_only = on"))
     reply = (await api.ask()).json()
     assert reply["output"][0]["content"][0]["text"] == "Hello"
     assert reply["store"] is False
