@@ -44,8 +44,7 @@ class SamplingOptions:
     def set(self, name: str, text: str) -> None:
         """One field from what was typed; "none" unsets it. Raises `InvalidRequest`."""
         kinds: dict[str, type] = {
-            spec.name: int if spec.name in _WHOLE else float
-            for spec in fields(self)
+            spec.name: int if spec.name in _WHOLE else float for spec in fields(self)
         }
         if name not in kinds:
             raise InvalidRequest(f"there is no {name}; there are {', '.join(kinds)}", param=name)
