@@ -55,14 +55,11 @@ async def open_for_serving(
 
 
 def _read_ahead(files: ModelFiles, options: EngineOptions) -> None:
-    """Have the system read the weights while the engine process still imports.
-
-    Not where they may be kept repacked: then the model's file is hardly read any more, and the
-    kept one comes into memory in huge pages only by way of its mapping.
-    """
-    if options.keep_packed and panel_path(files, panel_folder(options.cache_dir)).exists():
-        return
+    """Have the system read the weights while the engine process still imports: those that are
+    kept repacked, where there are such, since then the model's file is hardly read any more."""
+    kept = panel_path(files, panel_folder(options.cache_dir))
+    paths = (kept,) if options.keep_packed and kept.exists() else files.weights
     if hasattr(os, "posix_fadvise"):
-        for path in files.weights:
+        for path in paths:
             with contextlib.suppress(OSError), path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
