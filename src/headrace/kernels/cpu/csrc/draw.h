@@ -21,12 +21,13 @@
 
 namespace {
 
-constexpr int64_t kDrawRoom = 16384;   // candidates
+constexpr int64_t kDrawRoom = 32768;   // candidates
 constexpr int64_t kDrawBlock = 512;    // tokens of which a sum is kept, where no filter is on
 constexpr int64_t kDrawBlocks = 4096;
-constexpr int kDrawCuts = 7;
+constexpr int kDrawCuts = 9;
 constexpr int64_t kDrawScratch = kDrawRoom * 12 + kDrawBlocks * 8;
-const float kDrawLadder[kDrawCuts] = {0.5f, 1.0f, 2.0f, 4.0f, 7.0f, 11.0f, 16.0f};
+const float kDrawLadder[kDrawCuts] = {0.5f, 1.0f, 2.0f, 3.0f, 4.5f,
+                                          6.0f, 8.0f, 10.0f, 13.0f};
 
 HR_INLINE uint32_t f_not_below(F x, F least) {  // a bit for each lane with x ≥ least
 #if HR_LEVEL >= 3
