@@ -55,6 +55,20 @@ def test_a_full_disk_ends_with_the_numbers_and_an_error(tmp_path: Path) -> None:
     assert "report:" not in ended.output
 
 
+def test_a_closed_pipe_leaves_the_files(tmp_path: Path) -> None:
+    # As in `headrace bench run … | head -1`.
+    with MockServer(QUICK) as server:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "headrace", "bench", "run", "--url", server.url, "--requests",
+             "4", "--input", "5", "--output", "4", "--no-history", "-o", str(tmp_path)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert run.stdout is not None
+        run.stdout.close()
+        run.wait(60)
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     assert write_text(tmp_path / "a", "x").read_text() == "x"
     with pytest.raises(HeadraceError, match="was not written: No such file"):

@@ -145,15 +145,18 @@ def run_command(
         if found is not None:
             add_limit(result, found, device)
             drawn.append(limit_chart(case, device, found))
+    problem = outcome.problem
+    if problem is None:
+        problem = _write_reports(folder, result, drawn)  # Before a closed pipe can end this.
+    if history:
+        _remember(console, result)
     if as_json:
         print(json.dumps(result))
     else:
         show_result(console, result)
-    if history:
-        _remember(console, result)
-    if outcome.problem is not None:
+    if problem is not None:
+        _say_unwritten(console, problem)
         raise typer.Exit(1)
-    _write_reports(folder, result, drawn)
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     if not result["valid"]:
         raise typer.Exit(INVALID_RUN)
@@ -361,7 +364,10 @@ def mock_command(
 
 
 def _measure(console: Console, options: RunOptions, folder: Path | None) -> dict[str, Any]:
-    return _outcome(console, options, folder).result
+    outcome = _outcome(console, options, folder)
+    if outcome.problem is not None:
+        _say_unwritten(console, outcome.problem)
+    return outcome.result
 
 
 def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outcome:
@@ -372,15 +378,22 @@ def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outc
             outcome = run_bench(options, folder, view.watch)
     finally:
         signal.signal(signal.SIGTERM, before)
-    if outcome.problem is not None:
-        text = f"not everything was written: {outcome.problem}"
-        console.print(text, style="bold red", highlight=False, soft_wrap=True)
     return outcome
 
 
-def _write_reports(folder: Path, result: dict[str, Any], extra: Sequence[Chart]) -> None:
-    write_text(folder / "result.json", json.dumps(result, indent=1))
-    write_text(folder / "report.html", html_report(result, extra))
+def _say_unwritten(console: Console, problem: str) -> None:
+    text = f"not everything was written: {problem}"
+    console.print(text, style="bold red", highlight=False, soft_wrap=True)
+
+
+def _write_reports(folder: Path, result: dict[str, Any], extra: Sequence[Chart]) -> str | None:
+    """→ why not everything was written; the numbers are shown all the same."""
+    try:
+        write_text(folder / "result.json", json.dumps(result, indent=1))
+        write_text(folder / "report.html", html_report(result, extra))
+    except HeadraceError as error:
+        return error.message
+    return None
 
 
 def _say_point(console: Console, point: Point) -> None:
