@@ -60,13 +60,11 @@ def build(
     worker: str = REAL_WORKER,
     flight: FlightRecorder | None = None,
     on_phase: OnPhase = lambda name, seconds: None,
-    on_loaded: Callable[[], None] = lambda: None,
 ) -> Built:
     """Start an engine. Raises `OptionError`, `DoesNotFit`, `ModelFileError`, `UnsupportedModel`.
 
     The memory plan is made twice: with the size of the files, to know what to ask of the worker,
-    and with the size that the weights took, to know what is left for KV. `on_loaded` is called
-    when the weights are there: what follows is done by kernels, mostly.
+    and with the size that the weights took, to know what is left for KV.
     """
 
     @contextmanager
@@ -86,7 +84,6 @@ def build(
         for name, seconds in facts.phases.items():
             on_phase(name, seconds)
         on_phase("load_other", time.monotonic() - begin - sum(facts.phases.values()))
-        on_loaded()
         resolved = replace(
             resolved,
             options=replace(

@@ -8,14 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest
-from ..base.modelfiles import ModelFiles
 from ..base.request import (
     EmbeddingOutput,
     OutputDelta,
@@ -84,14 +82,13 @@ class LLM:
             cache_dir=Path(self.options.cache_dir) if self.options.cache_dir else None,
             offline=self.options.offline,
         )
-        self.phases["open_files"] = time.monotonic() - opening
+        opened = time.monotonic()
+        self.phases["open_files"] = opened - opening
+        # Here, not in a thread: it holds the interpreter's lock, and what it would hold up is
+        # more than what it would run beside.
+        self.tokenizer: Tokenizer = load_tokenizer(self.files.tokenizer)
+        self.phases["tokenizer"] = time.monotonic() - opened
         self._template: ChatTemplate | None = None
-        # The kernels leave the interpreter alone while they try the first steps: until then the
-        # tokenizer would only be in the way of the imports.
-        tokenizer: Future[Tokenizer] = Future()
-        reading = threading.Thread(
-            target=_read_tokenizer, args=(self.files, tokenizer, self.phases), daemon=True
-        )
         # Nobody else waits here: what the caller hands over is never refused for its number.
         options_here = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
         self._built: Built | None = build(
@@ -99,13 +96,7 @@ class LLM:
             self.files,
             worker=worker,
             on_phase=lambda name, seconds: self.phases.__setitem__(name, seconds),
-            on_loaded=reading.start,
         )
-        try:
-            self.tokenizer: Tokenizer = tokenizer.result()
-        except BaseException:
-            self.close()
-            raise
         self._input = InputProcessor(
             self.files,
             self.tokenizer,
@@ -387,15 +378,6 @@ class LLM:
                 if open_ or core.has_work:
                     _settle(core, answers)
         return [answers[request.id].output for request, _ in requests]
-
-
-def _read_tokenizer(files: ModelFiles, done: Future[Tokenizer], phases: dict[str, float]) -> None:
-    begin = time.monotonic()
-    try:
-        done.set_result(load_tokenizer(files.tokenizer))
-    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-        done.set_exception(error)
-    phases["tokenizer"] = time.monotonic() - begin
 
 
 def _settle(core: EngineCore, requests: Iterable[str]) -> None:
