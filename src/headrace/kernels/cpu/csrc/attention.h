@@ -237,7 +237,7 @@ void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t fir
   const int64_t begin = window > 0 && lowest >= window ? (lowest - window + 1) / kTile : 0;
   for (int64_t start = begin * kTile; start <= highest; start += kTile) {
     Tile<T> tile;
-    open_tile(kv, table, g, start, length, rows > 2 * most, s.room, &tile);
+    open_tile(kv, table, g, start, length, s.room, &tile);
     for (int64_t r = 0; r < rows; r += most) {
       const int m = static_cast<int>(rows - r < most ? rows - r : most);
       if (positions[(r + m - 1) / heads] < start) continue;  // in these rows' future

@@ -1,10 +1,8 @@
 // A tile: 64 positions of one sequence and KV head, as the products of attention read them.
 //
-// Tiles start at multiples of 64 of the *sequence*. For few rows a tile of bf16 pages is read where it
-// lies (blocks of 16 positions and more): four pointers, no copy. For many rows it is copied, since
-// the pages of one head lie at a power of two from each other: with two KV heads of 64 all of a
-// tile falls into half of the sets of an L1 and leaves no room in them (measured: a sixth of the
-// time of a long prefill). Everything else is brought into the thread's scratch too: fp32 and fp16 as fp32, int8 widened to bf16 (exact; its scales go to the
+// Tiles start at multiples of 64 of the *sequence*. A tile of bf16 pages is read where it lies
+// (blocks of 16 positions and more): four pointers, no copy. Everything else is brought into the
+// thread's scratch first: fp32 and fp16 as fp32, int8 widened to bf16 (exact; its scales go to the
 // scores and to the weights of the positions), small pages position by position.
 //
 // What lies behind the end of a sequence may be anything. In K it does not matter: its scores are
@@ -104,7 +102,7 @@ void gather_floats(const HrKv& kv, const int32_t* table, int64_t g, int64_t star
 }
 
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
-                         int64_t length, bool, const TileRoom<Floats>& room, Tile<Floats>* tile) {
+                         int64_t length, const TileRoom<Floats>& room, Tile<Floats>* tile) {
   if (kv.kind == HR_F32) gather_floats<HR_F32>(kv, table, g, start, length, room);
   else gather_floats<HR_F16>(kv, table, g, start, length, room);
   for (int i = 0; i < kVectors; ++i) {
@@ -143,10 +141,9 @@ HR_INLINE void zero_one(uint16_t* v, int64_t size, int64_t at) {  // v: [8][E][2
 }
 
 HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
-                         int64_t length, bool copy, const TileRoom<Pairs>& room,
-                         Tile<Pairs>* tile) {
+                         int64_t length, const TileRoom<Pairs>& room, Tile<Pairs>* tile) {
   const int64_t size = kv.head_dim, block = kv.block_size;
-  const bool codes = kv.kind == HR_I8, copied = codes || copy || block % 16;
+  const bool codes = kv.kind == HR_I8, copied = codes || block % 16;
   tile->k_step = 2 * (copied ? kTile : block);
   tile->k_scale = codes ? room.k_scale : nullptr;
   tile->v_scale = codes ? room.v_scale : nullptr;
@@ -187,13 +184,9 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
         for (int64_t e = 0; e < 16 * size; e += 16) b_widen(v + e, pv + e);
         continue;
       }
-      const uint16_t* pk = static_cast<const uint16_t*>(kv.k) + from_k;
+      tile->k[i] = static_cast<const uint16_t*>(kv.k) + from_k;
       const uint16_t* pv = static_cast<const uint16_t*>(kv.v) + from_v;
-      if (copy)
-        for (int64_t s = 0; s < size / 2; ++s) memcpy(k + s * 2 * kTile, pk + s * 2 * block, 64);
-      else
-        tile->k[i] = pk;
-      if (!copy && have % 2 == 0) tile->v[i] = pv;
+      if (have % 2 == 0) tile->v[i] = pv;
       else memcpy(v, pv, static_cast<size_t>(16 * size) * 2);
     }
     if (have % 2 && !codes) zero_one(v, size, have);
