@@ -175,13 +175,17 @@ async def test_inert_fields_change_nothing(client: httpx.AsyncClient) -> None:
     assert reply.json()["choices"][0]["message"]["content"] == "Hell"
 
 
+async def test_a_budget_for_reasoning_needs_marks(client: httpx.AsyncClient) -> None:
+    refused = error_of(await client.post(CHAT, json=HELLO | {"thinking_token_budget": 9}), 400)
+    assert refused["param"] == "thinking_token_budget"
+
+
 async def test_every_sampling_field_arrives(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields = {
         "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1,
         "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3, "seed": 11,
         "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
         "include_stop_str_in_output": True, "skip_special_tokens": False, "prompt_logprobs": 1,
-        "thinking_token_budget": 9,
     }  # fmt: skip
     body = HELLO | fields | {"stop": "END", "logit_bias": {"7": -3}, "logprobs": True,
                              "top_logprobs": 2}  # fmt: skip
