@@ -71,7 +71,10 @@ class EngineOptions:
     block_size: int = option(
         16, "Tokens per KV block: the grain of prefix sharing.", choices=(8, 16, 32, 64, 128)
     )
-    kv_memory: str = option("auto", "Memory of the KV cache, as in 2GiB; auto: what remains.")
+    kv_memory: str = option(
+        "auto",
+        "Memory of the KV cache, as in 2GiB; auto: what remains, on a CPU 1,024 tokens a row.",
+    )
     prefix_cache: bool = option(True, "Share the KV of equal prefixes between requests.")
     policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
     depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
