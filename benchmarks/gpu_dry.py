@@ -85,6 +85,13 @@ MATRIX_BOUND = (
     "attention_prefill._prefill_kernel", "product_dense._product_kernel",
     "product_fp8._product_kernel", "moe_products._dense_kernel", "moe_products._fp8_kernel",
 )  # fmt: skip
+MATRIX = (
+    "attention_decode._split_kernel", "attention_prefill._prefill_kernel",
+    "product_dense._product_kernel", "product_fp8._product_kernel",
+    "product_packed._product_kernel", "moe_products._dense_kernel", "moe_products._fp8_kernel",
+    "moe_products._packed_kernel",
+)  # fmt: skip
+"""These multiply: without a matrix instruction the compiler has made nothing of them."""
 SPILLS_EXPLAINED: dict[str, str] = {}
 """Kernel → why its spills do no harm."""
 
@@ -214,6 +221,8 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
         yield f"{compiled.code.registers} registers x {compiled.warps} warps: it would not start"
     if compiled.code.spills and compiled.kernel not in SPILLS_EXPLAINED:
         yield f"{compiled.code.spills} spills"
+    if compiled.kernel in MATRIX and compiled.code.tensor_core == "none":
+        yield f"multiplies without matrix instructions ({compiled.code.instructions['all']} in all)"
     if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:
         wanted = {"sm_80": "HMMA", "sm_90": "warpgroup", "sm_100": "tensor memory"}
         # A mixture gives each expert few rows in small steps: there bandwidth binds.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from headrace.kernels.triton.sass import count_instructions, resident_blocks
+from pathlib import Path
+
+import pytest
+
+from headrace.kernels.triton.aot import Compiled
+from headrace.kernels.triton.sass import KINDS, Code, count_instructions, resident_blocks
 
 LISTING = """
 .text._kernel:
@@ -33,3 +38,17 @@ def test_resident_blocks_by_what_is_scarce() -> None:
     assert resident_blocks("sm_90", 96, 4, 39_168) == 5  # both
     assert resident_blocks("sm_80", 64, 4, 80 * 1024) == 2  # shared memory
     assert resident_blocks("sm_90", 64, 4, 240 * 1024) == 0
+
+
+def test_a_product_that_the_compiler_made_nothing_of_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Triton did for sm_100 with 5 and 6 bits at 128 x 128 on eight warps: 16 instructions."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu_dry
+
+    counts = dict.fromkeys((*KINDS, "all"), 0) | {"all": 16}
+    step = gpu_dry.STEPS[2]
+    for kernel, wanted in (("product_packed._product_kernel", 1), ("norm._norm_kernel", 0)):
+        compiled = Compiled(kernel, "sm_100", 8, 3, {}, 1024, Code(4, 0, counts), 0.0)
+        assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
