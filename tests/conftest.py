@@ -50,7 +50,7 @@ WHOLE = (
 """Tests of whole things (processes, browsers, models, Triton's interpreter): slow, each of them."""
 
 
-HAS_GPU = Path("/dev/nvidia0").exists()
+HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
