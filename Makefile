@@ -11,13 +11,14 @@ BIN := $(VENV)/bin
 # version of which a CPU wheel may be at hand.
 TORCH ?= torch==2.13.0
 
-.PHONY: help run test check explore lint bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check explore sanitize lint bench-cpu gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
 	@echo "make check      format, lint, types, ranks, unit and property tests (about a minute)"
 	@echo "make explore    the property tests with examples that were never tried"
+	@echo "make sanitize   the CPU kernels and their thread team under the thread sanitizer"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
@@ -64,6 +65,10 @@ gpu-bench:
 # The peers in benchmarks/cpu_peers.py's variables; one that is not there is named as absent.
 bench-cpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu_peers.py --json benchmarks/results/cpu_peers.json
+
+# The kernels of one level and the thread team, built with -fsanitize=thread: about a minute.
+sanitize: $(VENV)/.tested
+	$(BIN)/python -m pytest -q -rs -n 0 tests/kernels_cpu/test_sanitizers.py
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format src tests benchmarks
