@@ -17,7 +17,8 @@ STYLE = """
 *{box-sizing:border-box}body{margin:0 auto;padding:28px 24px 60px;max-width:1120px;color:var(--ink);
 background:var(--paper);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:34px 0 10px}
-p.sub{color:var(--dim);margin:0 0 16px;overflow-wrap:anywhere}p.foot{color:var(--dim);margin:18px 0 0}
+p.sub{color:var(--dim);margin:0 0 16px;overflow-wrap:anywhere}
+p.foot{color:var(--dim);margin:18px 0 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));
 gap:18px;margin-top:18px}
 svg.chart{width:100%;height:auto;background:var(--soft);border-radius:8px;color:var(--ink)}
