@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from conftest import HAS_GPU
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-if HAS_GPU:
+if torch.cuda.is_available():
     import gpu_checks
 
     NAMES = list(gpu_checks.all_checks())
@@ -25,7 +24,5 @@ else:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_right_on_the_device(name: str) -> None:
-    import torch
-
     row = gpu_checks.run_check(name, "cuda", torch.bfloat16)
     assert row["right"], row
