@@ -51,6 +51,9 @@ WHOLE = (
 
 
 HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
+if not HAS_GPU:
+    # Before any test module imports a Triton kernel: it is interpreted or not from then on.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
