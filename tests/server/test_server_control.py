@@ -83,7 +83,8 @@ def test_a_real_engine_gives_its_memory_back(tmp_path: Path, executor: str) -> N
     model = make_tiny_model(tmp_path / "tiny", hidden=256)
     command = headrace(
         "serve", str(model), "--port", "0", "--operator-port", "0", "--threads", "1",
-        "--max-sequences", "256", "--kv-memory", "256MiB", "--executor", executor,
+        "--max-sequences", "256", "--kv-memory", "256MiB", "--kv-dtype", "float32",
+        "--executor", executor,
     )  # fmt: skip
     with running(command) as server:
         boss = server.await_line(r"operator: (https?://\S+)").group(1)
