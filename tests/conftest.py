@@ -27,6 +27,7 @@ WHOLE = (
     "engine/test_async_engine.py",
     "engine/test_embeddings.py",
     "engine/test_llm.py",
+    "engine/test_sleep.py",
     "engine/test_soak.py",
     "engine/test_structured_output.py",
     "engine/test_supervision.py",

@@ -102,6 +102,22 @@ def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts
     return FakeWorker(), Facts(weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0})
 
 
+class DyingWorker(FakeWorker):
+    """Its process ends when a pool is allocated for the third time: at the first waking."""
+
+    allocations = 0
+
+    def allocate(self, pool: PoolShape) -> None:
+        self.allocations += 1
+        if self.allocations == 3:
+            os._exit(9)
+        super().allocate(pool)
+
+
+def load_dying(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
+    return DyingWorker(), Facts(weight_bytes=1000, device_memory=10**9)
+
+
 def load_after_failures(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
     """Fails to load from the second process on: a restart that does not succeed."""
     marker = files.path / "started-once"

@@ -63,6 +63,22 @@ def test_white_space_after_the_opening_mark_is_no_matter(llm: LLM) -> None:
     assert held.index(UNTHINK) == 3
 
 
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [
+        ("ab<think>cd\nef", True),
+        ("<think>ab</think>cd<|end|><think>ef", True),
+        ("ab<think>cd</think>ef", False),
+        ("ab<think>cd<|end|>ef", False),
+        ("ab<think>cd<|mark|>ef", False),
+    ],
+)
+def test_a_prompt_may_end_in_the_midst_of_reasoning(llm: LLM, prompt: str, inside: bool) -> None:
+    silent = {**NEVER_ITSELF, THINK: -100.0}
+    held = ask(llm, prompt, thinking_token_budget=3, logit_bias=silent).token_ids
+    assert [place for place, token in enumerate(held) if token == UNTHINK] == [3] * inside
+
+
 def test_who_ends_earlier_is_left_alone(llm: LLM) -> None:
     eager = {**NEVER_ITSELF, UNTHINK: 100.0}
     assert set(ask(llm, thinking_token_budget=2, logit_bias=eager).token_ids) == {UNTHINK}

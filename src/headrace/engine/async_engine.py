@@ -30,7 +30,7 @@ from .face import Health, Prompt
 from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
 from .opening import OpenModel, open_for_serving
-from .operations import ASLEEP_RETRY, Operations
+from .operations import Operations
 from .output import Answer
 from .real import REAL_WORKER
 from .stream import Stream
@@ -69,7 +69,7 @@ class AsyncEngine:
         self.adapters = AdapterBook()
         self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
         self._own_phases = model.phases
-        self.operations = Operations(supervisor, self._work)
+        self.operations = Operations(supervisor, self._work, self._end_all)
 
     @classmethod
     async def start(
@@ -375,7 +375,7 @@ class AsyncEngine:
         if self._draining:
             reason = "shutting down"
         elif asleep:
-            reason, retry_after = f"asleep (level {asleep})", ASLEEP_RETRY
+            reason, retry_after = f"asleep (level {asleep})", messages.ASLEEP_RETRY
         elif not ready:
             reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
         return Health(

@@ -103,7 +103,8 @@ def build(
         device = resolved.options.device
         if worker == REAL_WORKER and needs_calibration(device):
             with phase("calibrate"):
-                calibrate_quickly(options.threads or cpu().cores)
+                # Of the machine, whatever this start was given: the file is kept for good.
+                calibrate_quickly(cpu().cores)
         with phase("kv_pool"):
             executor.allocate(memory.pool)
             core = _core(resolved, memory, executor, flight, facts, files)

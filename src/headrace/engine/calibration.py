@@ -31,7 +31,7 @@ def needs_calibration(device: str) -> bool:
 
 
 def calibrate_quickly(threads: int) -> None:
-    """Measure and keep this CPU's ceilings.
+    """Measure with so many threads, and keep, this CPU's ceilings.
 
     A cache folder that cannot be written is no error: there are then no predictions.
     """
@@ -56,18 +56,23 @@ def quick_hardware(threads: int) -> Hardware:
 
     facts = cpu()
     square = torch.ones(SIZE, SIZE)
-    rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
+    others = torch.get_num_threads()
+    torch.set_num_threads(threads)  # A worker has set its own.
     try:
-        team = Team(threads)
-    except LibraryAbsent:
-        data, small = torch.ones(READ_BYTES // 4), torch.ones(CACHED_BYTES // 4)
-        bandwidth = best(lambda: READ_BYTES / timed(data.sum))
-        cached = best(lambda: CACHED_BYTES / timed(small.sum))
-    else:
-        data, small = allocate(READ_BYTES).fill_(1), allocate(CACHED_BYTES).fill_(1)
-        bandwidth = best(lambda: team.read_bandwidth(data))
-        cached = best(lambda: team.read_bandwidth(small))
-        rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
+        rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
+        try:
+            team = Team(threads)
+        except LibraryAbsent:
+            data, small = torch.ones(READ_BYTES // 4), torch.ones(CACHED_BYTES // 4)
+            bandwidth = best(lambda: READ_BYTES / timed(data.sum))
+            cached = best(lambda: CACHED_BYTES / timed(small.sum))
+        else:
+            data, small = allocate(READ_BYTES).fill_(1), allocate(CACHED_BYTES).fill_(1)
+            bandwidth = best(lambda: team.read_bandwidth(data))
+            cached = best(lambda: team.read_bandwidth(small))
+            rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
+    finally:
+        torch.set_num_threads(others)
     return Hardware(
         name=f"{facts.name}, {threads} threads",
         rates=rates,

@@ -144,7 +144,10 @@ class InputProcessor:
                 param="thinking_token_budget",
             )
         (opening,), (closing,) = ids
-        last = next((i for i in reversed(prompt) if self._tokenizer.piece(i).strip()), None)
+        # A prompt may end in the midst of reasoning (an answer that is continued). Control tokens
+        # begin and end turns: a mark in a turn before is the user's text, or was left open.
+        deciding = {opening, closing, *self._eos_ids, *self._tokenizer.special_ids}
+        last = next((index for index in reversed(prompt) if index in deciding), None)
         return ReasoningBudget(budget, opening, closing, last == opening)
 
     def _pooled(

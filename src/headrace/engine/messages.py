@@ -19,6 +19,9 @@ from ..base.modelfiles import ModelFiles
 from ..base.request import Request, SequenceDelta, StepStats
 from ..base.step import PoolShape, StepPlan, StepResult
 
+ASLEEP_RETRY = 5.0
+"""Seconds after which a client that met a sleeping engine should ask again."""
+
 
 class WireFiles(msgspec.Struct, array_like=True):
     """`ModelFiles` without its tokenizer, which only the API process needs."""

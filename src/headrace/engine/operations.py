@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,8 +20,7 @@ from ..base.errors import EngineDead, HeadraceError, Overloaded
 from . import messages
 from .supervisor import State, Supervisor
 
-ASLEEP_RETRY = 5.0
-"""Seconds after which a client that met a sleeping engine should ask again."""
+log = logging.getLogger("headrace.engine")
 TRIES = 100
 """Times, with 50 ms between them, that a sleep waits for the last turn of the loop."""
 KEPT_PROFILES = 20
@@ -45,11 +46,17 @@ class Work(Protocol):
 class Operations:
     """Belongs to one event loop; imports no torch. One of sleep and wake runs at a time."""
 
-    def __init__(self, supervisor: Supervisor, work: Work) -> None:
+    def __init__(
+        self, supervisor: Supervisor, work: Work, on_end: Callable[[EngineDead], None]
+    ) -> None:
+        """`on_end`: the engine process was ended, and whoever still waits for it ends too."""
         self.asleep = 0
         """Level of sleep; 0: awake."""
         self._supervisor = supervisor
         self._work = work
+        self._on_end = on_end
+        self._ending: asyncio.Task[None] | None = None
+        """The latest end of the engine process, which goes on though who asked for it has left."""
         self._asked: dict[int, asyncio.Future[dict[str, float]]] = {}
         self._number = 0
         self._turn = asyncio.Lock()
@@ -59,7 +66,7 @@ class Operations:
         if self.asleep:
             raise Asleep(
                 f"the engine sleeps (level {self.asleep}); an operator can wake it",
-                retry_after=ASLEEP_RETRY,
+                retry_after=messages.ASLEEP_RETRY,
             )
 
     async def reset_prefix_cache(self) -> dict[str, float]:
@@ -71,28 +78,44 @@ class Operations:
         """Give memory back; requests in work are ended ("abort") or finished first ("wait").
 
         Level 1: the KV pool, and with it the prefixes. Level 2: everything, the process too.
-        Returns `kv_bytes` at level 1. Raises `EngineDead` where there is no engine.
+        Returns `kv_bytes` at level 1. Raises `EngineDead` where there is no engine. Cancelled
+        once the engine was asked it stays asleep, which it may be by now, until `wake`.
         """
         async with self._turn:
-            if self._supervisor.state is State.ASLEEP or self.asleep >= level:
+            await self._ended()
+            if self._supervisor.state is State.ASLEEP:
                 return {}
-            before, self.asleep = self.asleep, level
+            before, self.asleep = self.asleep, max(self.asleep, level)
             try:
                 if mode == "abort":
                     self._work.abort_all()
                 await self._work.idle.wait()
-                if level == 1:
-                    return await self._when_idle("sleep")
-                await self._supervisor.sleep()
-                self.fail(EngineDead("the engine was put to sleep", retry_after=ASLEEP_RETRY))
-                return {}
             except BaseException:
                 self.asleep = before
                 raise
+            try:
+                if level == 1:
+                    return await self._when_idle("sleep")
+                self._ending = asyncio.create_task(self._end(), name="headrace-sleep")
+                await asyncio.shield(self._ending)
+                return {}
+            except HeadraceError:
+                self.asleep = before
+                raise
+
+    async def _end(self) -> None:
+        await self._supervisor.sleep()
+        self._on_end(EngineDead("the engine was put to sleep", retry_after=messages.ASLEEP_RETRY))
+
+    async def _ended(self) -> None:
+        """Wait for an end whose asker has left: what it raised was his."""
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
 
     async def wake(self) -> None:
         """Serve again; returns when requests are. Raises `EngineDead` where that fails."""
         async with self._turn:
+            await self._ended()
             if self.asleep == 1:
                 await self._ask("wake")
             elif self.asleep == 2:
@@ -113,6 +136,8 @@ class Operations:
         folder = environment.cache_root() / "profiles"
         path = folder / f"timeline-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}.json"
         facts = await self._ask("stop_profile", str(path))
+        if facts["left_out"]:
+            log.warning("%s lacks the last %d steps: it was full", path, facts["left_out"])
         await asyncio.to_thread(_forget_old, folder)
         return path, int(facts["steps"])
 

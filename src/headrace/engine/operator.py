@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base.errors import HeadraceError, InvalidRequest, Overloaded
+from ..base.errors import EngineDead, HeadraceError, InvalidRequest, Overloaded
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape
 from ..roofline.machine import this_hardware
@@ -26,8 +26,9 @@ from .timeline import timeline
 if TYPE_CHECKING:
     from .build import Built
 
-MOST_STEPS = 20_000
-"""Steps of one recording; later ones are not in it."""
+MOST_ENTRIES = 50_000
+"""Of one recording, see `RecordingExecutor`. Its timeline is made in the engine's only thread: with
+so many it takes a second or two, after which the supervisor hears of it again."""
 SLEEPING_BLOCKS = 2
 """Blocks of each group that stay: the null block, and one that is never handed out."""
 
@@ -43,7 +44,8 @@ class Operator:
         self._before: Executor | None = None
 
     def perform(self, asked: messages.Operate) -> messages.Operated:
-        """Every refusal is an answer; what is raised ends the process."""
+        """Every refusal is an answer; what is raised ends the process, `EngineDead` too: a worker
+        that is gone serves nobody."""
         try:
             match asked.action:
                 case "reset_prefix_cache":
@@ -58,6 +60,8 @@ class Operator:
                     facts = self._stop_profile(Path(asked.argument))
                 case other:
                     raise InvalidRequest(f"the engine cannot {other}")
+        except EngineDead:
+            raise
         except HeadraceError as error:
             return messages.Operated(asked.number, {}, WireError.of(error))
         return messages.Operated(asked.number, facts)
@@ -101,13 +105,15 @@ class Operator:
             )
         core = self._built.core
         self._before = core.executor
-        self._recorder = core.executor = RecordingExecutor(core.executor, most=MOST_STEPS)
+        recorder = RecordingExecutor(core.executor, most_entries=MOST_ENTRIES)
+        self._recorder = core.executor = recorder
         return {}
 
     def _stop_profile(self, path: Path) -> dict[str, float]:
         if self._recorder is None or self._before is None:
             raise InvalidRequest("no profile is being recorded")
         steps = [step for step in self._recorder.steps if step.ended]
+        left_out = self._recorder.left_out
         self._built.core.executor, self._recorder, self._before = self._before, None, None
         device = self._decided("device", "cpu")
         hardware = this_hardware(device)
@@ -117,12 +123,12 @@ class Operator:
         model = StepModel(case, hardware)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.write_text(json.dumps(timeline(steps, model)))
+            path.write_text(json.dumps(timeline(steps, model, left_out=left_out)))
         except OSError as error:
             raise Overloaded(
                 f"the timeline cannot be written: {error.strerror}", retry_after=10.0
             ) from None
-        return {"steps": float(len(steps))}
+        return {"steps": float(len(steps)), "left_out": float(left_out)}
 
     def _decided(self, name: str, default: str) -> str:
         values = {decision.name: decision.value for decision in self._built.decisions}

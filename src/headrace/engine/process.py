@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..base.errors import EngineDead, EngineFault, HeadraceError
+from ..base.errors import EngineDead, EngineFault, HeadraceError, Overloaded
 from ..base.request import SequenceDelta
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
@@ -148,6 +148,10 @@ def serve(channel: Channel, core: EngineCore, operator: Operator) -> None:
                 return
             if isinstance(message, messages.Operate):
                 channel.send(operator.perform(message))
+            elif isinstance(message, messages.Submit) and operator.asleep:
+                # The scheduler still has the blocks of the pool that was given back.
+                refusal = Overloaded("the engine sleeps", retry_after=messages.ASLEEP_RETRY)
+                channel.send(messages.Refused(message.request.id, WireError.of(refusal)))
             else:
                 accept(channel, core, message)
         if not arrived and not core.has_work:

@@ -10,6 +10,9 @@ from typing import Any
 from ..base.step import StepPlan, StepResult
 from .executor import Executor, StepFuture
 
+STEP_ENTRIES = 16
+"""What a step weighs in a recording beside its rows: about as many operators are drawn of it."""
+
 
 @dataclass(slots=True)
 class RecordedStep:
@@ -37,22 +40,28 @@ class _Watched:
 
 
 class RecordingExecutor:
-    """Stands before a loaded executor and keeps every step that passes."""
+    """Stands before a loaded executor and keeps the steps that pass, from the first one on."""
 
-    def __init__(self, inner: Executor, *, most: int | None = None) -> None:
-        """`most`: steps that are kept; later ones only pass."""
+    def __init__(self, inner: Executor, *, most_entries: int | None = None) -> None:
+        """`most_entries`: a step has one per row and `STEP_ENTRIES` more; steps after the one
+        that fills the recording only pass, and are counted in `left_out`."""
         self._inner = inner
-        self._most = most
+        self._most_entries = most_entries
+        self._entries = 0
         self._rows: dict[int, int] = {}
         self.steps: list[RecordedStep] = []
+        self.left_out = 0
 
     def submit(self, plan: StepPlan) -> StepFuture:
+        if self._most_entries is not None and self._entries >= self._most_entries:
+            self.left_out += 1
+            return self._inner.submit(plan)
+        self._entries += len(plan.rows) + STEP_ENTRIES
         self._rows.update({one.row: one.sequence_id for one in plan.admitted})
         step = RecordedStep(
             plan, time.perf_counter(), sequences={row: self._rows.get(row, -1) for row in plan.rows}
         )
-        if self._most is None or len(self.steps) < self._most:
-            self.steps.append(step)
+        self.steps.append(step)
         return _Watched(self._inner.submit(plan), step)
 
     def __getattr__(self, name: str) -> Any:

@@ -170,13 +170,15 @@ class Supervisor:
             self._task = asyncio.create_task(self._supervise(), name="headrace-supervisor")
 
     async def _end_process(self) -> None:
-        if self._channel is not None and self._child is not None:
+        channel, child = self._channel, self._child
+        if channel is not None and child is not None:
             with contextlib.suppress(PeerGone):
-                self._channel.send(messages.Stop())
+                channel.send(messages.Stop())
             for _ in range(100):
-                if self._child.exit_code is not None:
+                if child.exit_code is not None:
                     break
                 await asyncio.sleep(0.02)
+        # `close` may have come while `sleep` waited here, and be done.
         self._bury()
         self._channel = self._child = None
 

@@ -50,17 +50,21 @@ class _Events:
         )  # fmt: skip
 
 
-def timeline(steps: Sequence[RecordedStep], model: StepModel) -> dict[str, Any]:
+def timeline(
+    steps: Sequence[RecordedStep], model: StepModel, *, left_out: int = 0
+) -> dict[str, Any]:
     """The loop, the device as measured, the roofline's operators, and a track per sequence.
 
     The operators are where the roofline expects them, from the start of their step; the gap after
     them is what it cannot explain. Where it expects more time than there is until the next step
     they are shortened alike, and `predicted_us` says how long each was to be.
+
+    `left_out`: later steps that are not among `steps`; the engine's name says so.
     """
     spans = device_spans(steps)
     origin = min((min(s.submitted, b) for s, (b, _) in zip(steps, spans, strict=True)), default=0.0)
     events = _Events(origin)
-    events.name(ENGINE, "engine")
+    events.name(ENGINE, f"engine ({left_out} later steps left out)" if left_out else "engine")
     events.name(SEQUENCES, "sequences")
     for track, name in TRACKS.items():
         events.name(ENGINE, name, track)
