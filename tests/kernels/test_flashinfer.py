@@ -85,6 +85,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         paged_kv_last_page_len_buffer: Any = None, backend: str = "auto", jit_args: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.use_tensor_cores = use_tensor_cores
         assert kv_layout == "HND"
         assert float_workspace_buffer.dtype == torch.uint8
         assert not float_workspace_buffer[:64].any()
@@ -97,6 +98,9 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         kv_data_type: Any = None, o_data_type: Any = None, sm_scale: float | None = None,
         non_blocking: bool = True,
     ) -> None:  # fmt: skip
+        group = num_qo_heads // num_kv_heads
+        if not self.use_tensor_cores and group not in (1, 2, 3, 4, 8):
+            raise RuntimeError(f"Unsupported group_size: {group}")
         starts = torch.arange(len(indptr), dtype=torch.int32)
         heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
         self.keep(starts, indptr, indices, last_page_len, heads, window_left, logits_soft_cap,
@@ -158,13 +162,14 @@ def make_step(entries: list[tuple[int, int]], window: int | None) -> StepBatch:
 
 @pytest.mark.parametrize("entries", [[(0, 1)], [(15, 1), (16, 1), (40, 1)], [(0, 20), (33, 1)]])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (7, None), (None, 20.0)])
+@pytest.mark.parametrize("heads", [6, 14])  # groups of 3, and of 7 as Qwen2.5-0.5B has them
 def test_what_is_planned_is_the_step(
-    entries: list[tuple[int, int]], window: int | None, softcap: float | None
+    entries: list[tuple[int, int]], window: int | None, softcap: float | None, heads: int
 ) -> None:
     torch.manual_seed(1)
     batch = make_step(entries, window)
     kv = KvLayer(*torch.randn(2, int(batch.groups[0].tables.max()) + 1, 2, BLOCK, 64))
-    q = torch.randn(len(batch.tokens), 6, 64)
+    q = torch.randn(len(batch.tokens), heads, 64)
     ops = FlashInferOperators(torch.float32, CPU, Library)
     expected = reference_attention.attention(q, kv, batch, 0, 0.1, softcap)
     torch.testing.assert_close(ops.attention(q, kv, batch, 0, 0.1, softcap), expected)

@@ -34,7 +34,10 @@ class FlashInferOperators(TritonOperators):
             library = import_module("flashinfer")
         workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
         self._prefill = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
-        self._decode = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "HND")
+        # Its kernels without tensor cores know groups of 1, 2, 3, 4 and 8 query heads only.
+        self._decode = library.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "HND", use_tensor_cores=True
+        )
         self._planned: tuple[StepBatch, tuple[object, ...]] | None = None
 
     def attention(
