@@ -156,10 +156,13 @@ def test_one_wrong_bit_is_seen(files: ModelFiles, folder: Path, at: int) -> None
     [
         ("payload", 0), ("payload", HUGE + 1), ("payload", -HUGE), ("payload", "x"),
         ("payload", 1 << 70), ("size", 0), ("size", -HUGE), ("size", 1 << 70), ("size", None),
+        ("payload", float("inf")), ("size", float("nan")),
         ("entries", [1]), ("entries", {"w": [1]}), ("sums", []), ("sums", ["x"] * 4), ("sums", 7),
         ("entries", {"w": ["F32", 1, 1, -PAGE, 10]}), ("entries", {"w": ["F32", 1, 1, 0, 1 << 60]}),
         ("entries", {"w": ["F32", 1, 1, 1 << 60, 1]}), ("entries", {"w": ["F32", 1, 1, 0, -1]}),
-        ("entries", {"w": ["F32", 1, 1, 7, 1]}), ("entries", {"w": ["F32", "a", 1, 0, 1]}),
+        ("entries", {"w": ["F32", 1, 1, 7, 1]}), ("sums", [float("-inf")] * 4),
+        ("entries", {"w": ["F32", 1, 1, 0, float("inf")]}),
+        ("entries", {"w": ["F32", "a", 1, 0, 1]}),
     ],
 )  # fmt: skip
 def test_a_hostile_head_is_refused(tmp_path: Path, field: str, value: Any) -> None:
@@ -169,12 +172,24 @@ def test_a_hostile_head_is_refused(tmp_path: Path, field: str, value: Any) -> No
     length = int.from_bytes(raw[12:16], "little")
     head = json.loads(raw[48 : 48 + length])
     head[field] = value
-    fresh = json.dumps(head).encode()
-    fixed = MAGIC + FORMAT.to_bytes(4, "little") + len(fresh).to_bytes(4, "little")
-    start_of = fixed + hashlib.sha256(fresh).digest() + fresh
+    start_of = headed(json.dumps(head).encode())
     path.write_bytes(start_of + raw[len(start_of) :])
     with pytest.raises(PanelFileWrong):
         PanelFile(path, IDENTITY)
+
+
+def headed(raw: bytes) -> bytes:
+    """The begin of a file whose head this is, with the sum that belongs to it."""
+    fixed = MAGIC + FORMAT.to_bytes(4, "little") + len(raw).to_bytes(4, "little")
+    return fixed + hashlib.sha256(raw).digest() + raw
+
+
+def test_a_deeply_nested_head_is_refused_and_listed_as_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(headed(b'{"identity":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
+    with pytest.raises(PanelFileWrong):
+        PanelFile(path, IDENTITY)
+    assert panelfile.describe(path) is None
 
 
 def test_a_changed_model_is_packed_again(tmp_path: Path, folder: Path) -> None:

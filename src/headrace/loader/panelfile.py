@@ -43,6 +43,10 @@ MAX_HEAD = 64 << 20
 STAGE = 32 << 20
 """Bytes written at a time: large pieces become huge pages of the page cache."""
 _FIXED = struct.Struct("<8sII32s")
+_SENSELESS = (
+    KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
+"""What reading a head raises that is JSON of another shape: `int(Infinity)`, a deep nesting, …"""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ of Linux 5.14, which Python 3.11 does not name."""
 
@@ -81,7 +85,7 @@ class PanelFile:
                 raise PanelFileWrong("its head is damaged")
             try:
                 self._read_head(json.loads(raw), identity, _FIXED.size + length, size)
-            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            except _SENSELESS as error:
                 raise PanelFileWrong(f"its head makes no sense: {error}") from None
             self._map = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         self.path = path
@@ -158,7 +162,7 @@ class PanelFile:
 
 def describe(path: Path) -> dict[str, Any] | None:
     """The identity in a file's head, whoever made it; None where it is no such file."""
-    with suppress(OSError, ValueError, KeyError, TypeError, struct.error), path.open("rb") as file:
+    with suppress(OSError, struct.error, *_SENSELESS), path.open("rb") as file:
         magic, format_, length, digest = _FIXED.unpack(file.read(_FIXED.size))
         if magic == MAGIC and format_ == FORMAT and length <= MAX_HEAD:
             raw = file.read(length)
