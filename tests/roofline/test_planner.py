@@ -12,7 +12,7 @@ from headrace.base.errors import DoesNotFit, InvalidRequest
 from headrace.roofline.counts import Layout, device_bytes
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
-from headrace.roofline.planner import Found, frontier, layouts, make_case, search
+from headrace.roofline.planner import LOADS, Found, frontier, layouts, make_case, search
 from headrace.roofline.prices import PRICES, read_prices
 from headrace.roofline.steady import Demand, Engine, Goal
 
@@ -61,6 +61,20 @@ def test_every_dimension_is_searched() -> None:
     budgets = {one.pools[0].state.step_tokens for one in tight.candidates}
     assert 512 in budgets, "a tight ITL needs small chunks"
     assert all(one.itl <= 0.012 for one in tight.candidates)
+
+
+def test_pools_tell_the_time_of_the_transfer() -> None:
+    pooled = [one for one in few().candidates if len(one.pools) == 2]
+    assert pooled
+    for one in pooled:
+        pool = one.pools[0]
+        engine = Engine(pool.case, one.hardware, DEMAND)
+        alone = min(
+            (engine.prefill_only(pool.state.step_tokens, load) for load in LOADS),
+            key=lambda state: abs(state.rate - pool.state.rate),
+        )
+        assert engine.transfer() > 0
+        assert one.ttft == pool.state.ttft == pytest.approx(alone.ttft + engine.transfer())
 
 
 def test_what_does_not_fit_is_named_with_the_reason() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..base.arch import ModelArch
@@ -267,8 +267,11 @@ def _best_pool(role: Role, engine: Engine, room: int, goal: Goal, found: Found) 
         else:
             states += [engine.decode_only(batch, load) for batch in batches(room)]
     found.settings += len(states)
-    moved = engine.transfer() if role == "prefill" else 0.0
-    kept = [s for s in states if goal.miss(s.ttft + moved, s.tpot, s.itl) <= 1]
+    if role == "prefill":
+        # The KV's way over the link counts, for the goal and in what is told.
+        moved = engine.transfer()
+        states = [replace(state, ttft=state.ttft + moved) for state in states]
+    kept = [state for state in states if goal.miss(state.ttft, state.tpot, state.itl) <= 1]
     if not kept:
         return []
     best = max(kept, key=lambda state: state.rate)
