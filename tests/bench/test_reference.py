@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -174,6 +175,13 @@ def test_the_gate() -> None:
     assert held[1].share == pytest.approx(10 / 10.05)
     assert [one.passes(0.99) for one in held] == [True, True, False]
     assert [one.passes(0.999) for one in held] == [False, False, False]
+    # A reference without a right answer cannot be missed, and the share is a number of JSON.
+    nothing = replace(reference, tasks={"arithmetic/50": 0.0})
+    for right in (0, 36):
+        scores = [TaskScore("arithmetic", 50, right, 0)]
+        (one,) = hold(nothing, agreed=None, perplexity=None, scores=scores)
+        assert one.share == 1.0
+        json.dumps(asdict(one), allow_nan=False)
     # Another text, another number of questions: nothing to be held against.
     none = hold(reference, agreed=None, perplexity=Perplexity(10.0, 8, 2, "c"),
                 scores=[TaskScore("arithmetic", 10, 9, 0)])  # fmt: skip

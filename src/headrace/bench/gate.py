@@ -51,7 +51,8 @@ def hold(
     for score in scores:
         known = (reference.tasks or {}).get(task_key(score.name, score.items))
         if known is not None:
-            share = score.score / known if known else float("inf")
+            # Nothing can be lost where the reference has nothing; and JSON knows no infinity.
+            share = score.score / known if known else 1.0
             made.append(Held("tasks", score.name, score.score, known, share))
     return made
 

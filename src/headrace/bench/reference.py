@@ -62,7 +62,7 @@ class Reference:
     answers: list[Answer]
     perplexity: Perplexity | None = None
     tasks: dict[str, float] | None = None
-    """Name of a task set with its seed and size → score."""
+    """`gate.task_key` of a task set (name and size; the seed is always 0) → score."""
 
 
 def answers_of(
