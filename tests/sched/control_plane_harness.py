@@ -315,6 +315,15 @@ def pool_of(*groups: tuple[int | None, int], block_size: int = 4) -> PoolShape:
     )
 
 
+def driver(
+    *groups: tuple[int | None, int], rows: int = 8, step_tokens: int = 64, max_context: int = 64,
+    max_waiting: int = 100, policy: str = "fcfs", depth: int = 1, drafts: int = 0,
+    whole: bool = False,
+) -> Driver:  # fmt: skip
+    limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts, whole)  # type: ignore[arg-type]
+    return Driver(limits, pool_of(*(groups or ((None, 64),))))
+
+
 def request_of(
     id: str, prompt: list[int], *, max_tokens: int | None = 4, stop_ids: tuple[int, ...] = (),
     n: int = 1, min_tokens: int = 0, prompt_logprobs: int | None = None, **fields: object,
