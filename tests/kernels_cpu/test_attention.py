@@ -184,6 +184,19 @@ def test_what_lies_behind_a_sequence_does_not_matter(
     assert torch.equal(ops.attention(q, as_pages(kv), batch, 0, 0.2, None), want)
 
 
+def test_what_other_caches_left_in_the_work_space_does_not_matter(ops: CpuOperators) -> None:
+    """Pages of 8 are gathered, and of an odd length the last pair is gathered by half."""
+    batch, blocks = make_batch([(20, 1)], block_size=8)
+    kv = make_kv(blocks, 2, 8, 32)
+    coded = as_pages(quantised(kv, torch.int8))
+    q = torch.randn(1, 4, 32)
+    want = ops.attention(q, coded, batch, 0, 0.2, None)
+    nan = torch.full_like(kv.k, float("nan"))
+    assert ops.attention(q, KvLayer(nan, nan.clone()), batch, 0, 0.2, None).isnan().all()
+    assert torch.equal(ops.attention(q, coded, batch, 0, 0.2, None), want)
+    assert want.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_nan_stays_in_its_row(ops: CpuOperators, dtype: torch.dtype, bad: float) -> None:

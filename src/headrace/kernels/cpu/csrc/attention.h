@@ -156,10 +156,10 @@ void tile_rows(const HrAttention& op, int64_t window, const typename T::Row* q, 
 }
 
 // Rows of a product for R heads: seven where R is a multiple of it, else six.
-HR_INLINE int64_t group_rows(int64_t heads) { return heads % 7 == 0 ? 7 : 6; }
+HR_INLINE int64_t product_rows(int64_t heads) { return heads % 7 == 0 ? 7 : 6; }
 
 HR_INLINE int64_t tokens_of_item(const HrKv& kv) {
-  const int64_t heads = kv.heads / kv.kv_heads, group = group_rows(heads);
+  const int64_t heads = kv.heads / kv.kv_heads, group = product_rows(heads);
   int64_t even = 1;  // so many tokens fill whole groups
   while (even * heads % group) ++even;
   const int64_t tokens = kQueryRows / heads;
@@ -213,7 +213,7 @@ template <class T>
 void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t first, int64_t last,
             uint8_t* scratch) {
   const HrKv& kv = op.kv;
-  const int64_t size = kv.head_dim, heads = kv.heads / kv.kv_heads, most = group_rows(heads);
+  const int64_t size = kv.head_dim, heads = kv.heads / kv.kv_heads, most = product_rows(heads);
   const HrGroup& group = step.groups[kv.group];
   const int64_t window = group.window;
   const int32_t* table = group.tables + b * group.table_stride;

@@ -67,7 +67,6 @@ HR_INLINE I i_load(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 HR_INLINE void i_store(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
 HR_INLINE I i_add(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 HR_INLINE I i_sub(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-HR_INLINE I i_mul(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 HR_INLINE I i_and(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
 HR_INLINE I i_max(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
 template <int N>
@@ -101,7 +100,6 @@ HR_INLINE void f_store_bf16(uint16_t* p, F a) {  // round to nearest even; NaN s
 }
 
 HR_INLINE C c_load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-HR_INLINE void c_store(uint8_t* p, C a) { _mm512_store_si512(p, a.v); }
 HR_INLINE C c_set(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
 HR_INLINE C c_and(C a, C b) { return {_mm512_and_si512(a.v, b.v)}; }
 // Bits of a where mask is 1, of b elsewhere.
@@ -186,7 +184,6 @@ HR_INLINE void i_store(int32_t* p, I x) {
   HR_INLINE I name(I x, I y) { return {_mm256_##op(x.a, y.a), _mm256_##op(x.b, y.b)}; }
 HR_I2(i_add, add_epi32)
 HR_I2(i_sub, sub_epi32)
-HR_I2(i_mul, mullo_epi32)
 HR_I2(i_and, and_si256)
 HR_I2(i_max, max_epi32)
 #undef HR_I2
@@ -231,10 +228,6 @@ HR_INLINE void f_store_bf16(uint16_t* p, F x) {
 
 HR_INLINE C c_load(const uint8_t* p) {
   return {_mm256_loadu_si256(as256(p)), _mm256_loadu_si256(as256(p + 32))};
-}
-HR_INLINE void c_store(uint8_t* p, C x) {
-  _mm256_store_si256(reinterpret_cast<__m256i*>(p), x.a);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
 }
 HR_INLINE C c_set(uint8_t x) {
   __m256i v = _mm256_set1_epi8(static_cast<char>(x));

@@ -7,7 +7,7 @@
 //
 // What lies behind the end of a sequence may be anything. In K it does not matter: its scores are
 // replaced. V is not read there, but where a pair is half behind the end: 0 · NaN is NaN, so that
-// block's V is copied and its one position zeroed (of int8 the scale is zero).
+// block's V is copied and its one position zeroed (whole int8 pages are finite).
 #pragma once
 #include "pages.h"
 
@@ -189,7 +189,7 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
       if (have % 2 == 0) tile->v[i] = pv;
       else memcpy(v, pv, static_cast<size_t>(16 * size) * 2);
     }
-    if (have % 2 && !codes) zero_one(v, size, have);
+    if (have % 2) zero_one(v, size, have);
   }
 }
 

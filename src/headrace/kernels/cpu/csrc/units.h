@@ -32,7 +32,6 @@ struct Q4_0 {
   HR_INLINE F scale(const uint8_t* block, const uint8_t*) {
     return f_half(reinterpret_cast<const uint16_t*>(block));
   }
-  HR_INLINE F min(const uint8_t*, const uint8_t*) { return f_zero(); }
 };
 
 template <int S>
