@@ -75,6 +75,17 @@ def test_what_was_packed_can_move_to_the_shelf() -> None:
     assert torch.equal(packed.data, before)
 
 
+def test_what_has_moved_leaves_no_region_behind() -> None:
+    team, shelf = Team(1), Shelf()
+    packer = Packer(team, shelf)
+    packed = {weight.name: packer.pack(weight) for weight in weights()}
+    assert packer._region.untyped_storage().nbytes() > 0
+    for name, each in packed.items():
+        shelf.replace[name](shelf.kept[f"{name} {each.kind} {each.shape}"])
+    assert packer._region.untyped_storage().nbytes() == 0
+    assert torch.equal(packer.pack(weights()[0]).data, packed["layers.0"].data)
+
+
 def test_a_layout_that_forgot_its_number_is_found_out() -> None:
     team, shelf = Team(2), Shelf()
     for weight in weights():

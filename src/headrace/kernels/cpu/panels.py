@@ -75,6 +75,8 @@ class Packer:
 
             def replace(kept: npt.NDArray[Any]) -> None:
                 packed.data = tensor_of(kept)
+                # The rest of a region, even none of it, keeps the whole region in memory.
+                self._region = torch.empty(0, dtype=torch.uint8)
 
             shelf.keep(weight.name, kind, shape, packed.data.numpy(), replace)
         return packed
