@@ -14,8 +14,8 @@ import torch
 
 from ..base.errors import ModelFileError
 from ..kernels.weights import Fp8Weight
+from .schemes import FP8_BLOCK
 
-BLOCK = 128
 SCALES = ("weight_scale", "weight_scale_inv")
 
 
@@ -33,8 +33,10 @@ def fp8_weight(tensors: Mapping[str, torch.Tensor], strategy: str, name: str) ->
     stored = tensors[found[0]]
     out, width = data.shape
     shapes = {
-        "tensor": (1, 1), "channel": (out, 1), "block": (-(-out // BLOCK), -(-width // BLOCK)),
-    }  # fmt: skip
+        "tensor": (1, 1),
+        "channel": (out, 1),
+        "block": (-(-out // FP8_BLOCK), -(-width // FP8_BLOCK)),
+    }
     wanted = shapes[strategy]
     # A scalar, [1] and [out] are written too.
     if stored.numel() != wanted[0] * wanted[1] or (stored.dim() == 2 and stored.shape != wanted):
