@@ -37,7 +37,8 @@ class FakeTokenizer:
     """One id per byte, from 0."""
 
     vocab_size = VOCABULARY
-    vocabulary = SimpleNamespace(added={}, special_ids=frozenset())
+    special_ids: frozenset[int] = frozenset()
+    vocabulary = SimpleNamespace(added={}, special_ids=special_ids)
 
     def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
         return list(text.encode())

@@ -32,6 +32,11 @@ def form(*parts: tuple[str, str | None, bytes], end: bool = True) -> bytes:
     return body + (f"--{BOUNDARY}--\r\n".encode() if end else b"")
 
 
+def named(more: bytes) -> bytes:
+    """A form whose only part has `more` after its name."""
+    return form(("file", None, b"{}")).replace(b'name="file"', b'name="file"' + more)
+
+
 GOOD = form(("purpose", None, b"batch"), ("file", "a.jsonl", b'{"a": 1}\r\n--\r\n----\n'))
 
 
@@ -114,6 +119,9 @@ async def test_forms_are_read_in_any_pieces(client: httpx.AsyncClient, size: int
         (b"------b junk\r\n", 400, "follows"),
         (form(("purpose", None, b"batch"), ("file", "a", b"x" * 20_001)), 413, "max_file"),
         (form(("purpose", None, b"\xff")), 400, "UTF-8"),
+        (named(b"; filename*=idna''x"), 400, "cannot be read"),
+        (named(b"; filename*=a\x00b''x"), 400, "cannot be read"),
+        (named(b"; filename*" + b"9" * 5000 + b"*=x"), 400, "cannot be read"),
     ],
 )
 async def test_wrong_forms_are_refused(
@@ -129,7 +137,8 @@ async def test_wrong_forms_are_refused(
 @pytest.mark.parametrize(
     ("content_type", "status"),
     [("application/json", 415), ("multipart/form-data", 400),
-     ("multipart/form-data; boundary=" + "x" * 99, 400), ("", 415)],
+     ("multipart/form-data; boundary=" + "x" * 99, 400),
+     ("multipart/form-data; boundary*=idna''x", 400), ("", 415)],
 )  # fmt: skip
 async def test_wrong_content_types(
     client: httpx.AsyncClient, content_type: str, status: int

@@ -13,10 +13,11 @@ import openai
 import pytest
 from processes import Running, headrace, running
 from served_model import make_tiny_model
-from server_fake import FakeEngine
+from server_fake import FakeEngine, FakeTokenizer
 from test_server_tools import ANSWER, TEMPLATE
 
 from headrace.base.errors import EngineFault
+from headrace.engine.input import InputProcessor
 from headrace.server.app import create_app
 from headrace.server.routes.chat.schema import ChatBody
 from headrace.server.routes.completions.schema import CompletionBody
@@ -45,6 +46,43 @@ async def ask(answer: str = "Hello", path: str = PATH, **more: Any) -> httpx.Res
         if path != PATH:
             del given["max_tokens"]
         return await client.post(path, json=given)
+
+
+class MarkTokenizer(FakeTokenizer):
+    """The marks of reasoning are tokens of their own."""
+
+    def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
+        marks = {"<think>": [300], "</think>": [301]}
+        return marks.get(text) or super().encode(text, special=special, add_bos=add_bos)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "single", "budget"),
+    [
+        ({"type": "enabled", "budget_tokens": 2000}, True, 2000),
+        ({"type": "enabled", "budget_tokens": 2000}, False, None),
+        ({"type": "enabled"}, True, None),
+        ({"type": "disabled", "budget_tokens": 2000}, True, None),
+        (None, True, None),
+    ],
+)
+async def test_the_budget_of_thinking(
+    thinking: dict[str, Any] | None, single: bool, budget: int | None
+) -> None:
+    engine = FakeEngine(template=TEMPLATE)
+    if single:
+        engine.tokenizer = MarkTokenizer()
+        engine._input = InputProcessor(engine.files, engine.tokenizer, engine.max_context)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app=create_app(engine))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = await client.post(PATH, json=body(thinking=thinking))
+        assert reply.status_code == 200, reply.text
+        ((_, sampling),) = engine.seen
+        assert sampling.thinking_token_budget == budget
+        wrong = {"type": "enabled", "budget_tokens": 0}
+        reply = await client.post(PATH, json=body(thinking=wrong))
+        assert reply.status_code == 400
+        assert "thinking.budget_tokens" in reply.json()["error"]["message"]
 
 
 def events(reply: httpx.Response) -> list[Any]:

@@ -63,6 +63,9 @@ async def test_a_listed_origin_may_read_and_ask() -> None:
         {"origin": "null"},
         {"origin": "http://test", "sec-fetch-site": "cross-site"},
         {"origin": "http://test:81"},
+        {"origin": "http://["},
+        {"origin": "http://test]"},
+        {"origin": "://"},
     ],
 )
 async def test_a_foreign_page_cannot_act(headers: dict[str, str]) -> None:
@@ -77,6 +80,15 @@ async def test_a_foreign_page_cannot_act(headers: dict[str, str]) -> None:
         assert not app.state.service.draining
         text = (await client.get("/metrics")).text
         assert 'headrace_refused_total{code="origin_not_allowed"} 2.0' in text
+
+
+async def test_anthropics_clients_are_refused_in_their_shape() -> None:
+    async with client_of(serving()) as client:
+        headers = {"origin": "https://evil.example"}
+        reply = await client.post("/v1/messages", json=CHAT, headers=headers)
+        assert reply.status_code == 403
+        assert reply.json()["type"] == "error"
+        assert reply.json()["error"]["type"] == "permission_error"
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,12 @@ class ServerOptions:
         None, "Folder of uploaded files and of batches; none: there are no such routes."
     )
     max_file: int = option(200 * 2**20, "Largest uploaded file, in bytes.", low=1024)
-    file_quota: int = option(2**30, "Bytes of the uploaded files of one key.", low=1024)
+    file_quota: int = option(
+        2**30,
+        "Bytes of the files of one key, uploads and results; over it no upload is taken and no "
+        "batch is begun.",
+        low=1024,
+    )
     keys: str | None = option(
         None, "File of API keys (headrace keys); with it every route but health needs a key."
     )

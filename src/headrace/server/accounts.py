@@ -150,7 +150,8 @@ class Accounts:
         return self._accounts.get(hash_of(secret))
 
     def named(self, name: str) -> Account | None:
-        """The account of the key with this name, as the ledger knows it."""
+        """The account of the key with this name, as the ledger knows it; None: it was removed."""
+        self._reload()
         return next((account for account in self if account.key.name == name), None)
 
     def _load(self) -> None:

@@ -9,8 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..base.errors import Forbidden, HeadraceError, Unauthorised
-from .errors import error_response
-from .routes.messages.serve import error_reply
+from .refusal import refusal
 
 if TYPE_CHECKING:
     from .accounts import Account, Accounts
@@ -59,8 +58,7 @@ class Gate:
                 account = self._caller(scope)
             except HeadraceError as error:
                 self._refused(error)
-                anthropic = scope["path"].startswith("/v1/messages")
-                reply = error_reply(error) if anthropic else error_response(error)
+                reply = refusal(scope["path"], error)
                 if isinstance(error, Unauthorised):
                     reply.headers["www-authenticate"] = "Bearer"
                 await reply(scope, receive, send)

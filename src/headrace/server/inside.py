@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,10 @@ class Answer:
 
 async def post(
     app: Any, stack: ASGIApp, path: str, body: bytes, *, request_id: str,
-    account: Account | None, owner: str,
+    account: Account | None, owner: str, left: Callable[[Usage], None] = lambda usage: None,
 ) -> Answer:  # fmt: skip
-    """The whole answer of `path`. Cancelling it stops the work, as a client that leaves does.
+    """The whole answer of `path`. Cancelling it stops the work, as a client that leaves does;
+    `left` is then told what was used until there.
 
     The request is marked as one of a batch (`headrace.batch`): it holds none of the places of
     those who wait, and no limit of its key per minute counts it.
@@ -71,6 +73,11 @@ async def post(
 
     try:
         await stack(scope, receive, send)
+    except asyncio.CancelledError:
+        usage = scope.get("headrace.usage")
+        if usage is not None:
+            left(usage)
+        raise
     except Exception:  # the border of a batch: a bug ends one line of it
         log.exception("unexpected error", extra={"request_id": request_id})
         answer.status, answer.body = 500, encode(error_body(internal_error()))

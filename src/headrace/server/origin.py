@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import Forbidden, HeadraceError, OptionError
-from .errors import error_response
+from .refusal import refusal
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 MAX_AGE = 600
@@ -71,7 +70,7 @@ class Origins:
                 "(option cors_origins)"
             )
             self._refused(error)
-            await error_response(error)(scope, receive, send)
+            await refusal(scope["path"], error)(scope, receive, send)
             return
         if not listed:
             await self._app(scope, receive, send)
@@ -95,7 +94,8 @@ def _foreign(origin: str, headers: Headers) -> bool:
         return site not in ("same-origin", "none")
     if not origin:
         return False  # No browser: they all send it with what is not safe.
-    return origin == "null" or urlsplit(origin).netloc != headers.get("host", "").lower()
+    # By the text alone: a page may send what no parser takes.
+    return origin.partition("://")[2] != headers.get("host", "").lower()
 
 
 def _preflight(origin: str, headers: Headers) -> Response:

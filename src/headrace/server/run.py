@@ -167,10 +167,11 @@ class ServerProcess:
             await asyncio.wait({http})
             for habit in habits:
                 habit.cancel()
+            if app.state.batches is not None:
+                await app.state.batches.close()
             await self._save_ledger(app)
             app.state.store.close()
             if app.state.files is not None:
-                await app.state.batches.close()
                 app.state.files.close()
             if engine is not None:
                 await engine.close(0.0)

@@ -20,6 +20,9 @@ class Speech:
     marks: ReasoningMarks | None = None
     special: Mapping[str, int] = field(default_factory=dict)
     """Special tokens, text → id."""
+    counts_reasoning: bool = False
+    """Are the marks one token each? Then reasoning can be limited to a number of tokens
+    (`engine.input`, ADR 0103)."""
 
     @classmethod
     def of(cls, engine: ServingEngine) -> Speech:
@@ -30,7 +33,11 @@ class Speech:
             for text, token in vocabulary.added.items()
             if token in vocabulary.special_ids
         }  # fmt: skip
-        return cls(detect_dialect(template), detect_reasoning(template), special)
+        marks = detect_reasoning(template)
+        counts = marks is not None and all(
+            len(engine.tokenizer.encode(mark)) == 1 for mark in (marks.open, marks.close)
+        )
+        return cls(detect_dialect(template), marks, special, counts)
 
     def hidden(self, *, tools: bool) -> frozenset[str]:
         """Special tokens that carry meaning: they must reach the router, and not the user."""

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,12 +14,13 @@ import msgspec
 from ...base.errors import NotFound
 from ..files.store import StoredFile
 from ..inside import Answer, post
-from .lines import MOST_LINES, Line, last_in_line, read_lines
+from .lines import MOST_LINES, Line, last_in_line, read_lines, sequences_of
 from .record import Batch
-from .results import Results, line_id
+from .results import Results, line_id, opened
 
 if TYPE_CHECKING:
     from ..accounts import Account
+    from ..generation import Usage
     from .record import Status
     from .runner import BatchRunner
 
@@ -26,6 +28,8 @@ MOST_DEATHS = 3
 """Times that the engine may die with a request before the request is taken to be the cause: the
 first with others beside it, the next with no other suspect."""
 EXPIRED = ("batch_expired", "the batch expired before this request was done")
+EXPIRED_AT_A_TIME = 256
+"""Lines that are written between two turns of the event loop."""
 LONGEST_PAUSE = 30.0
 """Seconds before a request that the engine could not take is tried again, at most."""
 
@@ -46,6 +50,9 @@ class Job:
         self._runner = runner
         self._stopped = batch.status == "cancelling"
         self._tasks: set[asyncio.Task[None]] = set()
+        self._over = self._stopped
+        """What is in the engine and is ended now will not be done again: its tokens are charged."""
+        self._opened = False
         self._fault: BaseException | None = None
         self._deaths: dict[int, int] = {}
         self._suspects = asyncio.Lock()
@@ -53,7 +60,7 @@ class Job:
 
     def stop(self) -> None:
         """Cancelled: what is in the engine is stopped too."""
-        self._stopped = True
+        self._stopped = self._over = True
         for task in self._tasks:
             task.cancel()
 
@@ -74,24 +81,33 @@ class Job:
                 await runner.book.save(batch)
                 return
         self._fault = None
-        output = Results(runner.files.path(batch.output_file))
-        errors = Results(runner.files.path(batch.error_file))
+        output, errors = await opened(
+            runner.files.path(batch.output_file), runner.files.path(batch.error_file)
+        )
         try:
             output.check_room()
-            batch.completed, batch.failed = len(output.done), len(errors.done)
-            batch.prompt_tokens, batch.completion_tokens = output.prompt_tokens, output.completion
-            batch.cached_tokens = output.cached_tokens
+            if not self._opened:
+                self._opened = True
+                self._recount(output, errors)
             if batch.status != "finalizing":
                 try:
                     batch.end = await self._lines(output, errors)
                 except Ended as end:
                     batch.errors, batch.end = [end.error], "failed"
+                    self._over = True
             await self._end_tasks()
             await self._finish(output, errors)
         finally:
             await self._end_tasks()
             output.close()
             errors.close()
+
+    def _recount(self, output: Results, errors: Results) -> None:
+        """What was done before; from now on it is counted as it comes."""
+        batch = self.batch
+        batch.completed, batch.failed = len(output.done), len(errors.done)
+        batch.prompt_tokens, batch.completion_tokens = output.prompt_tokens, output.completion
+        batch.cached_tokens = output.cached_tokens
 
     async def _validate(self) -> None:
         """Count the lines. Raises `Ended`."""
@@ -101,7 +117,7 @@ class Job:
             batch.total = await asyncio.to_thread(_count, self._read())
         except (NotFound, FileNotFoundError):
             raise Ended("input_file_gone", "the input file was deleted") from None
-        if not self._stopped:
+        if batch.status == "validating":  # It may have been cancelled meanwhile.
             batch.enter("in_progress", int(runner.clock()))
             await runner.book.save(batch)
 
@@ -123,18 +139,19 @@ class Job:
                     return "cancelled"
                 if line.number in done:
                     continue
-                if line.problem is not None:
+                if line.body is None:
                     self._write(errors, line, None, line.problem)
-                elif await self._place():
+                elif await self._place(rows := sequences_of(line.body)):
                     task = asyncio.create_task(self._one(line, output, errors))
                     self._tasks.add(task)
-                    task.add_done_callback(self._left)
+                    task.add_done_callback(partial(self._left, rows))
                 elif not self._stopped:
                     self._write(errors, line, None, EXPIRED)
         except FileNotFoundError:
             raise Ended("input_file_gone", "the input file was deleted") from None
         while self._tasks and not (self._stopped or self._late):
             await asyncio.wait(self._tasks, timeout=0.5)
+        self._over = self._over or self._late
         await self._end_tasks()
         if self._fault is not None:
             raise self._fault
@@ -147,24 +164,27 @@ class Job:
 
     async def _expire(self, output: Results, errors: Results) -> None:
         """What was in the engine when the time was over came to no end either."""
-        done = output.done | errors.done
-        for line in self._read():
-            if line.number not in done:
-                self._write(errors, line, None, line.problem or EXPIRED)
-                await asyncio.sleep(0)
+        left = _unanswered(self._read(), output.done | errors.done)
+        while lines := await asyncio.to_thread(_some, left):
+            for line in lines:
+                self._write(errors, line, None, line.problem)
 
-    async def _place(self) -> bool:
-        """Wait for a place in the engine; False: it is not wanted any more, or it is too late."""
-        while not (self._stopped or self._late):
-            if self._fault is not None:
-                raise self._fault
-            if await self._runner.courtesy.enter():
-                return True
-        return False
+    async def _place(self, rows: int) -> bool:
+        """Wait for rows of the engine; False: they are not wanted any more, or it is too late."""
+        courtesy = self._runner.courtesy
+        try:
+            while not (self._stopped or self._late):
+                if self._fault is not None:
+                    raise self._fault
+                if await courtesy.enter(self, rows):
+                    return True
+            return False
+        finally:
+            courtesy.give_up(self)
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _left(self, rows: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._runner.courtesy.leave()
+        self._runner.courtesy.leave(rows)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._fault = self._fault or fault
 
@@ -172,7 +192,7 @@ class Job:
         """One request, until it has an answer that is its own. Raises `OSError`, `Ended`."""
         answer = await self._answer(line)
         self._write(output if answer.status == 200 else errors, line, answer, None)
-        self._charge(answer)
+        self._charge(answer.usage)
 
     async def _answer(self, line: Line) -> Answer:
         batch, app = self.batch, self._runner.app
@@ -185,7 +205,7 @@ class Job:
                 answer = await post(
                     app, app.inside, batch.endpoint, body,
                     request_id=f"{line_id(batch.id, line.number)}-{attempt}",
-                    account=self._account(), owner=batch.owner,
+                    account=self._account(), owner=batch.owner, left=self._unfinished,
                 )  # fmt: skip
                 if answer.status not in (429, 503):
                     break
@@ -201,20 +221,26 @@ class Job:
 
     def _account(self) -> Account | None:
         """Of the key that made the batch. Raises `Ended` where there is no such key any more."""
-        accounts = self._runner.app.state.accounts
-        if accounts is None:
-            return None
-        account: Account | None = accounts.named(self.batch.owner)
-        if account is None:
+        account = self._payer()
+        if account is None and self._runner.app.state.accounts is not None:
             raise Ended("key_removed", "the key that made this batch is not known any more")
         return account
 
-    def _charge(self, answer: Answer) -> None:
+    def _payer(self) -> Account | None:
+        accounts = self._runner.app.state.accounts
+        account: Account | None = None if accounts is None else accounts.named(self.batch.owner)
+        return account
+
+    def _unfinished(self, usage: Usage) -> None:
+        """A request was ended in the middle of its answer."""
+        if self._over:
+            self._charge(usage)
+
+    def _charge(self, usage: Usage | None) -> None:
         """The ledger of the key, and the usage of the batch."""
-        account = self._account()
+        account = self._payer()
         if account is not None:
             account.totals.requests += 1
-        usage = answer.usage
         if usage is not None:
             if account is not None:
                 account.totals.add(usage)
@@ -291,6 +317,17 @@ def _count(lines: Iterator[Line]) -> int:
     if not total:
         raise Ended("empty_file", "the input file has no requests")
     return total
+
+
+def _unanswered(lines: Iterator[Line], done: set[int]) -> Iterator[Line]:
+    """The lines without a result, without their bodies, each with the reason."""
+    for line in lines:
+        if line.number not in done:
+            yield Line(line.number, line.custom_id, problem=line.problem or EXPIRED)
+
+
+def _some(lines: Iterator[Line]) -> list[Line]:
+    return list(itertools.islice(lines, EXPIRED_AT_A_TIME))
 
 
 def _code(body: bytes) -> str | None:

@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 
-ENDPOINTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score",
-)  # fmt: skip
+from ..vectors import IN_WORK
+
 MOST_LINES = 50_000
 MOST_ID = 512
 """Characters of a custom_id."""
 PRIORITY = 10_000
 """Of every request of a batch under the policy "priority": a week behind those of people."""
 _FIELDS = {"custom_id", "method", "url", "body"}
+_VECTORS = ("input", "query", "documents", "text_1", "text_2")
+"""Fields of a body each text of which is, or may be, one input of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,23 @@ def _problem(
     if body.get("stream"):
         return "invalid_body", "stream is not allowed in a batch"
     return None
+
+
+def sequences_of(body: dict[str, Any]) -> int:
+    """Rows that the request may hold at a time, at least one.
+
+    The body is not verified: what is wrong in it is told by its route, before the engine.
+    """
+    n = body.get("n")
+    choices = n if type(n) is int and n > 0 else 1
+    texts = sum(_items(body[name]) for name in _VECTORS if name in body)
+    return max(choices * _items(body.get("prompt")), min(texts, IN_WORK))
+
+
+def _items(value: Any) -> int:
+    """Of a text, the ids of one, or a list of either."""
+    several = isinstance(value, list) and bool(value) and type(value[0]) is not int
+    return len(value) if several else 1
 
 
 def last_in_line(body: dict[str, Any]) -> bytes:

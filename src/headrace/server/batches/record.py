@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from ...base.errors import NotFound
 from ..database import Database
+
+log = logging.getLogger("headrace.server.batches")
 
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
@@ -99,8 +103,13 @@ def new_batch_id() -> str:
 class BatchBook:
     """The batches in the index of a folder of files."""
 
-    def __init__(self, base: Database) -> None:
+    def __init__(
+        self, base: Database, failed: Callable[[str], None] = lambda kind: None
+    ) -> None:  # fmt: skip
+        """`failed` counts rows that cannot be read."""
         self._base = base
+        self._failed = failed
+        self._unreadable: set[str] = set()
 
     async def save(self, batch: Batch) -> None:
         """Raises `StoreFailed`."""
@@ -152,19 +161,28 @@ class BatchBook:
             if place is None:
                 raise NotFound(f"there is no batch {after[:128]!r}", param="after")
             rows = rows[place + 1 :]
-        batches = [msgspec.json.decode(record, type=Batch) for _, record in rows[:limit]]
-        return batches, len(rows) > limit
+        return list(self._readable(rows[:limit])), len(rows) > limit
 
     async def unfinished(self) -> list[Batch]:
         """Oldest first. Raises `StoreFailed`."""
         marks = ", ".join("?" for _ in UNFINISHED)
 
-        def read(base: sqlite3.Connection) -> list[bytes]:
-            rows = base.execute(
-                f"select record from batches where status in ({marks}) order by created, rowid",
+        def read(base: sqlite3.Connection) -> list[tuple[str, bytes]]:
+            return base.execute(
+                f"select id, record from batches where status in ({marks}) order by created, rowid",
                 UNFINISHED,
-            )
-            return [row[0] for row in rows]
+            ).fetchall()
 
-        found = await self._base.run(read, "file_read")
-        return [msgspec.json.decode(record, type=Batch) for record in found]
+        return list(self._readable(await self._base.run(read, "file_read")))
+
+    def _readable(self, rows: Iterable[tuple[str, bytes]]) -> Iterator[Batch]:
+        """Without those that a damaged disk or another version left: they hold up no other."""
+        for name, record in rows:
+            try:
+                yield msgspec.json.decode(record, type=Batch)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                if name not in self._unreadable:
+                    self._unreadable.add(name)
+                    self._failed("file_read")
+                    log.error("a batch cannot be read", extra={"batch": name,
+                                                               "reason": str(error)})  # fmt: skip

@@ -6,6 +6,7 @@ full disk cut is cut off.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,11 @@ class Results:
         self.completion = 0
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._file = os.fdopen(handle, "r+b", buffering=0)
-        self._end = self._recover()
+        try:
+            self._end = self._recover()
+        except BaseException:
+            self._file.close()
+            raise
 
     def _recover(self) -> int:
         end = 0
@@ -114,6 +119,32 @@ class Results:
                 os.fsync(self._file.fileno())
         finally:
             self._file.close()
+
+
+async def opened(*paths: Path) -> list[Results]:
+    """In a thread: there may be hundreds of megabytes to read. Raises `OSError`; none is open
+    then, nor where this is cancelled."""
+    work = asyncio.ensure_future(asyncio.to_thread(_open_all, paths))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})  # A thread cannot be stopped.
+        if not work.cancelled() and work.exception() is None:
+            for results in work.result():
+                results.close()
+        raise
+
+
+def _open_all(paths: tuple[Path, ...]) -> list[Results]:
+    found: list[Results] = []
+    try:
+        for path in paths:
+            found.append(Results(path))
+    except BaseException:
+        for results in found:
+            results.close()
+        raise
+    return found
 
 
 def line_id(batch_id: str, number: int) -> str:

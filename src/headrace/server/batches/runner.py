@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..database import StoreFailed
 from ..files.store import FileStore
 from .courtesy import Courtesy
@@ -29,7 +31,7 @@ log = logging.getLogger("headrace.server.batches")
 MOST_AT_ONCE = 8
 """Batches that are worked on at the same time; others wait, those of busy owners longer."""
 AGAIN_SECONDS = 10.0
-"""Pause after the store failed."""
+"""Pause after the store failed, or the server itself did."""
 LOOK_SECONDS = 30.0
 """Time between two looks for files that have expired."""
 
@@ -50,7 +52,7 @@ class BatchRunner:
         """`failed`, `ended` and `line` count: failures, batches by end, requests by outcome."""
         self.app = app
         self.files = files
-        self.book = BatchBook(files.base)
+        self.book = BatchBook(files.base, failed)
         self.courtesy = Courtesy(app.state.service)
         self.failed = failed
         self.line = line
@@ -60,15 +62,22 @@ class BatchRunner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
-        """Go on with what is unfinished; from the event loop, once the engine is there."""
+        """Go on with what is unfinished; from the event loop, once the engine is there.
+
+        After `close` nothing begins any more: a batch that comes then is the next server's.
+        """
+        if self._closed:
+            return
         if self._main is None:
             self._main = asyncio.get_running_loop().create_task(self._run(), name="batches")
         self._news.set()
 
     async def close(self) -> None:
         """Stop; what is in work will be done again by the next server."""
+        self._closed = True
         tasks = [*self._tasks.values(), *([self._main] if self._main else [])]
         for task in tasks:
             task.cancel()
@@ -83,30 +92,39 @@ class BatchRunner:
 
     async def cancel(self, batch: Batch) -> Batch:
         """Begin to stop it. Raises `StoreFailed`; then it goes on."""
-        job = self._jobs.get(batch.id)
-        batch = self.live(batch)
-        before = batch.status
-        batch.enter("cancelling", int(self.clock()))
-        try:
-            await self.book.save(batch)
-        except StoreFailed:
-            batch.status = before
-            del batch.times["cancelling"]
-            raise
-        if job is not None:
-            job.stop()
+        batch, now = self.live(batch), int(self.clock())
+        batch = msgspec.structs.replace(batch, times=dict(batch.times))
+        batch.enter("cancelling", now)
+        await self.book.save(batch)
         self._news.set()
-        return batch
+        # Not before: while that was written, the batch may have been taken up from its older row,
+        # or may have got further.
+        job = self._jobs.get(batch.id)
+        if job is None:
+            return batch
+        if job.batch.status in ("validating", "in_progress"):
+            job.batch.enter("cancelling", now)
+            job.stop()
+            # Over what it wrote meanwhile; it will write its end too.
+            with suppress(StoreFailed):
+                await self.book.save(job.batch)
+        return job.batch
 
     async def _run(self) -> None:
         while True:
+            # Before the look: what comes while it lasts is looked for again.
+            self._news.clear()
             try:
                 await self._begin()
                 await self.files.purge()
             except StoreFailed:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
-            self._news.clear()
+            except Exception:  # the border of all batches: what fails once must not end them
+                log.exception("the batches have to wait")
+                self.failed("bug")
+                await asyncio.sleep(AGAIN_SECONDS)
+                continue
             # Not wait_for, whose cancellation is lost where the event comes at the same moment.
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):

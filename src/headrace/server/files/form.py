@@ -35,7 +35,10 @@ def boundary_of(content_type: str) -> bytes:
         raise UnsupportedMediaType(
             f"the content type must be multipart/form-data, not {content_type[:100] or 'absent'}"
         )
-    boundary = message.get_boundary()
+    try:
+        boundary = message.get_boundary()
+    except ValueError:  # a character set that cannot be (RFC 2231)
+        boundary = None
     if not boundary or len(boundary) > MAX_BOUNDARY or not boundary.isascii():
         raise _wrong(f"the boundary must have 1 to {MAX_BOUNDARY} ASCII characters")
     return boundary.encode()
@@ -71,10 +74,14 @@ class FormReader:
             message = HeaderParser().parsestr(head.decode("utf-8"))
         except UnicodeDecodeError:
             raise _wrong("the headers of a part are not UTF-8") from None
-        name = message.get_param("name", header="content-disposition")
+        try:
+            name = message.get_param("name", header="content-disposition")
+            filename = message.get_filename()
+        except ValueError:  # a character set that cannot be (RFC 2231)
+            raise _wrong("the names of a part cannot be read") from None
         if message.get_content_disposition() != "form-data" or not isinstance(name, str):
             raise _wrong("a part has no name")
-        return Part(name, message.get_filename())
+        return Part(name, filename)
 
     async def data(self) -> AsyncIterator[bytes]:
         """The content of the part whose head was read last."""

@@ -116,12 +116,18 @@ class FileStore:
 
         await self.base.run(write, "file_write")
 
-    def _over_quota(self) -> TooLarge:
+    async def check_quota(self, owner: str, *, param: str) -> None:
+        """Raise `TooLarge` where the owner's files leave no byte; also `StoreFailed`."""
+        _, used = await self.base.run(lambda base: _used(base, owner), "file_read")
+        if used >= self._quota:
+            raise self._over_quota(param)
+
+    def _over_quota(self, param: str = "file") -> TooLarge:
         return coded(
             TooLarge(
                 f"the files of one key may have {self._quota} bytes together (file_quota); "
                 "delete some",
-                param="file",
+                param=param,
             ),
             "quota_exceeded",
         )
@@ -171,7 +177,7 @@ class FileStore:
 
         gone = await self.base.run(drop, "file_write")
         if gone:
-            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+            await self._drop_content(file_id)
         return gone
 
     async def purge(self) -> None:
@@ -185,7 +191,16 @@ class FileStore:
             return [row[0] for row in rows]
 
         for file_id in await self.base.run(drop, "file_write"):
+            await self._drop_content(file_id)
+
+    async def _drop_content(self, file_id: str) -> None:
+        """Of a file whose row is gone: what cannot be removed only costs room."""
+        try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+        except OSError as error:
+            log.error("a content could not be removed", extra={"file": file_id,
+                                                               "reason": str(error)})  # fmt: skip
+            self._failed("file_write")
 
     def close(self) -> None:
         self.base.close()

@@ -55,6 +55,8 @@ async def create(request: Request) -> Response:
         raise RateLimited(
             f"at most {MOST_UNFINISHED} batches of one key are done at a time", retry_after=60.0
         )
+    # Results are written whatever their size, so that no work is lost: the bound is here.
+    await runner.files.check_quota(owner, param="input_file_id")
     now = int(runner.clock())
     batch = Batch(
         id=new_batch_id(),

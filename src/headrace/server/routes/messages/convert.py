@@ -12,8 +12,11 @@ from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
 
 
-def to_chat(body: CountBody) -> ChatBody:
-    """The same conversation as a chat body. Raises `InvalidRequest` naming the block."""
+def to_chat(body: CountBody, *, counts_reasoning: bool = False) -> ChatBody:
+    """The same conversation as a chat body. Raises `InvalidRequest` naming the block.
+
+    `counts_reasoning`: the model's reasoning can be limited to a number of tokens.
+    """
     messages: list[dict[str, Any]] = []
     if body.system:
         text = body.system if isinstance(body.system, str) else _texts(body.system, "system")
@@ -39,6 +42,8 @@ def to_chat(body: CountBody) -> ChatBody:
         wanted = body.thinking.type != "disabled"
         chat["chat_template_kwargs"] = {"enable_thinking": wanted}
         chat["include_reasoning"] = wanted and body.thinking.display != "omitted"
+        if wanted and counts_reasoning:
+            chat["thinking_token_budget"] = body.thinking.budget_tokens
     if isinstance(body, MessagesBody):
         chat |= {
             "max_tokens": body.max_tokens, "temperature": body.temperature, "top_p": body.top_p,

@@ -55,7 +55,13 @@ class MessageToolChoice(Body):
 
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Integer | None = None
+    budget_tokens: Integer | None = Field(
+        None,
+        ge=1,
+        lt=2**31,
+        description="Tokens of reasoning at most, where the model's marks of it are tokens of "
+        "their own; else without effect.",
+    )
     display: Literal["summarized", "omitted"] | None = None
 
 

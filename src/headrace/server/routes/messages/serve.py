@@ -46,7 +46,8 @@ def _error_frame(error: HeadraceError) -> bytes:
 
 
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
-    chat, stream = await begin(service, to_chat(body), request.scope["headrace.request_id"])
+    given = to_chat(body, counts_reasoning=service.speech.counts_reasoning)
+    chat, stream = await begin(service, given, request.scope["headrace.request_id"])
     chat.id = "msg_" + chat.id.removeprefix("chatcmpl-")
     request.scope["headrace.usage"] = chat.usage
     if body.stream:
