@@ -17,6 +17,7 @@ from headrace.kernels.triton.product_fp8 import (
     quantise_rows,
     quantise_weight,
 )
+from headrace.kernels.triton.table import architecture, multiplies_fp8
 from headrace.kernels.weights import DenseWeight, Fp8Weight, StackedWeight
 
 
@@ -93,6 +94,22 @@ def test_the_reference_and_old_gpus_expand_it() -> None:
     assert torch.equal(made.data, weight.values())
     old = TritonOperators(torch.float32, architecture="sm_80")
     assert isinstance(old.prepare(weight, "linear", None), DenseWeight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("capability", "has"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)]
+)
+def test_an_l40s_multiplies_fp8_in_the_row_of_those_before_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    device = torch.device("cuda")
+    assert multiplies_fp8(device) == has
+    assert architecture(device) == ("sm_90" if capability == (9, 0) else "sm_80")
+    # What was asked for decides alone, and a CPU (the interpreter) is taken for a new device.
+    assert not multiplies_fp8(device, "sm_80")
+    assert multiplies_fp8(device, "sm_90")
+    assert multiplies_fp8(torch.device("cpu"))
 
 
 def test_who_cannot_quantise_says_so() -> None:

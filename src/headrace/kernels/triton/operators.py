@@ -41,7 +41,7 @@ from .packed import merge_tiled, tile_weight
 from .product_dense import product_dense
 from .product_fp8 import BLOCK, merge_fp8, product_codes, product_fp8, quantise_weight
 from .product_packed import product_packed
-from .table import Table, architecture
+from .table import Table, architecture, multiplies_fp8
 
 WARM_UP = (1, 2, 17, 65, 512, 1024)
 """Steps of these many tokens use every configuration of the table and every specialisation."""
@@ -85,8 +85,8 @@ class TritonOperators:
                 return quantise_weight(weight.data)
             return DenseWeight(weight.data.to(self.dtype).contiguous())
         if isinstance(weight, Fp8Weight):
-            old = self._table(weight.data.device).architecture == "sm_80"
-            if old or role not in ("linear", "moe"):
+            fp8 = multiplies_fp8(weight.data.device, self._architecture)
+            if not fp8 or role not in ("linear", "moe"):
                 return DenseWeight(weight.values().to(self.dtype))
             return weight.per_row()
         if isinstance(weight, BlockWeight):

@@ -48,6 +48,16 @@ def architecture(device: torch.device) -> str:
     )
 
 
+def multiplies_fp8(device: torch.device, row: str | None = None) -> bool:
+    """Has the device products of e4m3? They came with 8.9, between two rows of the table.
+
+    `row`: decides alone where it was asked for; so does `architecture` for what is no GPU.
+    """
+    if row is None and device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 9)
+    return (row or architecture(device)) != "sm_80"
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """The configurations of one architecture."""
