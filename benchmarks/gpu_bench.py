@@ -25,12 +25,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 HERE = Path(__file__).parent
 SHARDS = min(12, os.cpu_count() or 1)
 """Processes that check and compile at the same time."""
@@ -82,6 +87,8 @@ class Bench:
         self._begin = time.perf_counter()
         self._end = self._begin + 60 * minutes
         self._path, self.size = path, size
+        self._over = threading.Event()
+        """Set when the run is broken off: no process is begun any more, and none is left."""
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_bench_"))
         self.record: dict[str, Any] = {
             "size": size, "commit": commit(), "began": time.strftime("%F %T"), "left_out": [],
@@ -102,7 +109,27 @@ class Bench:
         work = {"checks": self._checks, "compile": self._compile}.get(part.name, self._alone)
         work(part.name, limit)
         self.record["seconds"][part.name] = round(time.perf_counter() - begin, 1)
-        self.save()
+
+    def run_all(self, parts: Sequence[Part]) -> None:
+        """One after the other, with a record after each; `--smoke` at the same time."""
+        if self.size == "small":
+            # Nothing is measured, and most of it is starting and compiling. The record is saved at
+            # the end only: it cannot be written out while others add to it.
+            self._at_once(self.run, parts)
+            return
+        for part in parts:
+            self.run(part)
+            self.save()
+
+    def _at_once(self, work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
+        """Each in a thread. An interruption reaches only this one: it ends the others' processes,
+        which they would wait for."""
+        with ThreadPoolExecutor(max(1, len(items))) as pool:
+            try:
+                return list(pool.map(work, items))
+            except BaseException:
+                self._over.set()
+                raise
 
     def save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +163,7 @@ class Bench:
         code, tail = launch(
             [str(HERE / "gpu_parts.py"), name, "--size", self.size, "--out", str(out),
              "--seconds", str(limit - 3), "--ceilings", str(ceilings)],
-            limit,
+            limit, over=self._over,
         )  # fmt: skip
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
@@ -151,12 +178,9 @@ class Bench:
     def _checks(self, name: str, limit: float) -> None:
         names = list(TINY_CHECKS) if self.size == "tiny" else self._check_names()
         deadline = time.perf_counter() + limit
-        with ThreadPoolExecutor(SHARDS) as pool:
-            shards = [names[number::SHARDS] for number in range(SHARDS)]
-            rows = [
-                row for found in pool.map(lambda shard: self._shard(shard, deadline), shards)
-                for row in found
-            ]  # fmt: skip
+        shards = [names[number::SHARDS] for number in range(SHARDS)]
+        done = self._at_once(lambda shard: self._shard(shard, deadline), shards)
+        rows = [row for found in done for row in found]
         self.record["parts"][name] = rows
         for row in rows:
             if not row["right"]:
@@ -181,12 +205,12 @@ class Bench:
     def _shard(self, names: list[str], deadline: float) -> list[dict[str, Any]]:
         """Run some checks in a process; one that dies is followed by another for the rest."""
         rows: list[dict[str, Any]] = []
-        while names and deadline - time.perf_counter() > 3:
+        while names and deadline - time.perf_counter() > 3 and not self._over.is_set():
             output = self.folder / f"check_{time.perf_counter_ns()}"
             arguments = [str(HERE / "gpu_checks.py"), "--names", json.dumps(names)]
             if self.size == "tiny":
                 arguments.append("--tiny")
-            code, tail = launch(arguments, deadline - time.perf_counter(), output)
+            code, tail = launch(arguments, deadline - time.perf_counter(), output, over=self._over)
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
             rows += done
@@ -205,7 +229,9 @@ class Bench:
     def _compile(self, name: str, limit: float) -> None:
         """Fill Triton's cache, so that the rest does not compile one by one."""
         begin = time.perf_counter()
-        code, tail = launch([str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit)
+        code, tail = launch(
+            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit, over=self._over
+        )
         # Nothing rests on it: what is not in the cache is compiled when it is used.
         self.record["parts"][name] = {"exit": code, "last": tail,
                                       "seconds": time.perf_counter() - begin}  # fmt: skip
@@ -221,11 +247,16 @@ def environment(size: str) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
-def launch(arguments: list[str], limit: float, output: Path | None = None) -> tuple[int, str]:
+def launch(
+    arguments: list[str], limit: float, output: Path | None = None,
+    *, over: threading.Event | None = None,
+) -> tuple[int, str]:  # fmt: skip
     """→ (exit status, the end of what it said); its output is shown, or goes to a file.
 
-    At the limit the process and its children are ended.
+    The process and its children are ended at the limit, when `over` is set, and when this one is
+    interrupted: they are a session of their own, which no Ctrl-C reaches.
     """
+    end = time.perf_counter() + max(1.0, limit)
     with tempfile.TemporaryFile("w+") as errors:
         out = output.open("w") if output else None
         size = "tiny" if "--tiny" in arguments or "tiny" in arguments else ""
@@ -234,12 +265,14 @@ def launch(arguments: list[str], limit: float, output: Path | None = None) -> tu
             env=environment(size), cwd=HERE,
         )  # fmt: skip
         try:
-            code = process.wait(max(1.0, limit))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = -signal.SIGKILL
+            while time.perf_counter() < end and not (over and over.is_set()):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+                    break
         finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
             if out is not None:
                 out.close()
         errors.seek(0)
@@ -284,13 +317,7 @@ def main() -> int:
     name = {"tiny": "gpu_bench_tiny", "small": "gpu_bench_smoke", "real": "gpu_bench"}[size]
     path = arguments.json or HERE / f"results/{name}.json"
     bench = Bench(arguments.minutes, path, size)
-    if size == "small":
-        # At the same time: nothing is measured, and most of it is starting and compiling.
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(bench.run, parts))
-    else:
-        for part in parts:
-            bench.run(part)
+    bench.run_all(parts)
     if arguments.write:
         bench.write_choices()
     return bench.finish()

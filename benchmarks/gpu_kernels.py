@@ -11,6 +11,7 @@ import torch
 from gpu_models import BLOCK, Step, decode, make_batch, prefill
 
 from headrace.kernels import reference_attention, sampling
+from headrace.kernels.cuda_graphs import CudaRecorder
 from headrace.kernels.operators import KvLayer, RopeTable
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import sampling as triton_sampling
@@ -278,9 +279,21 @@ def draws(sizes: Sizes, rows: int, device: str) -> Iterator[Kernel]:
     )  # fmt: skip
 
 
-def measure(run: Callable[[], object], device: str, *, seconds: float = 0.15) -> float:
-    """Median seconds of one run; on a GPU with the second-level cache swept between runs."""
+class CaptureFailed(RuntimeError):
+    """A run that cannot be a CUDA graph, and why."""
+
+
+def measure(
+    run: Callable[[], object], device: str, *, seconds: float = 0.15, graph: bool = False
+) -> float:
+    """Median seconds of one run; on a GPU with the second-level cache swept between runs.
+
+    `graph`: of its replay as a CUDA graph, since of several launches in a row the host's time is
+    measured otherwise. Raises `CaptureFailed`; without effect on a CPU.
+    """
     run()
+    if graph and device == "cuda":
+        run = _captured(run, device)
     if device != "cuda":
         begin = time.perf_counter()
         run()
@@ -304,6 +317,26 @@ def measure(run: Callable[[], object], device: str, *, seconds: float = 0.15) ->
     return times[len(times) // 2] / 1e3
 
 
+def _captured(run: Callable[[], object], device: str) -> Callable[[], object]:
+    torch.cuda.synchronize()
+    try:
+        return CudaRecorder(torch.device(device)).capture(lambda: _drop(run()))
+    except RuntimeError as fault:
+        raise CaptureFailed(f"{type(fault).__name__}: {fault}"[:200]) from fault
+
+
+def _drop(result: object) -> None:
+    """Its memory is the graph's."""
+
+
+def measure_kernel(kernel: Kernel, device: str) -> tuple[float, str | None]:
+    """(seconds, why they hold the host's time between launches; None where they do not)."""
+    try:
+        return measure(kernel.run, device, graph=True), None
+    except CaptureFailed as failed:
+        return measure(kernel.run, device), f"no graph: {failed}"
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """What this device does at best, measured now."""
@@ -312,6 +345,14 @@ class Ceilings:
     """Bytes per second of a large copy, reading and writing counted."""
     rate: float
     """FLOP/s of a large product in the model's type."""
+
+    def limits(self, kernel: Kernel) -> dict[str, float]:
+        """Seconds by what binds. Operands in fp8 are multiplied at twice the rate."""
+        narrow = kernel.name.startswith(("product fp8,", "experts fp8,"))
+        return {
+            "memory": kernel.bytes / self.bandwidth,
+            "compute": kernel.flops / (self.rate * (2 if narrow else 1)),
+        }
 
 
 def measure_ceilings(device: str, dtype: torch.dtype) -> Ceilings:

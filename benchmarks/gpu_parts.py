@@ -24,7 +24,16 @@ if "tiny" in sys.argv:  # Read by triton when it is imported.
 import numpy as np
 import torch
 import triton
-from gpu_kernels import TINY, Ceilings, Sizes, cases, error, measure, measure_ceilings
+from gpu_kernels import (
+    TINY,
+    Ceilings,
+    Sizes,
+    cases,
+    error,
+    measure,
+    measure_ceilings,
+    measure_kernel,
+)
 from gpu_models import ARCHS, BLOCK, make_batch, prefill
 from gpu_paths import SMALL, SMALL_MOE
 from gpu_worker import Filled, Setup, block_bytes, make_worker, pool_of, run_load
@@ -144,7 +153,7 @@ def kernels(record: Record, size: str, device: str, dtype: torch.dtype, path: Pa
         row: dict[str, object] = {"kernel": kernel.name}
         try:
             wrong = None if kernel.check is None else kernel.check()
-            seconds = measure(kernel.run, device)
+            seconds, note = measure_kernel(kernel, device)
         except Exception as fault:  # noqa: BLE001 - a kernel that fails is a row that says so
             row |= {"right": False, "failure": f"{type(fault).__name__}: {fault}"[:500]}
             record.append("kernels", row)
@@ -152,14 +161,15 @@ def kernels(record: Record, size: str, device: str, dtype: torch.dtype, path: Pa
             if "CUDA error" in str(fault):
                 return 3  # The context is lost with it.
             continue
-        rate = ceilings.rate * (2 if "fp8," in kernel.name and "product" in kernel.name else 1)
-        limits = {"memory": kernel.bytes / ceilings.bandwidth, "compute": kernel.flops / rate}
+        limits = ceilings.limits(kernel)
         bound = max(limits, key=lambda name: limits[name])
         row |= {
             "error": wrong, "right": wrong is None or wrong <= 1, "us": seconds * 1e6,
             "bound": bound, "share": limits[bound] / seconds,
             "GB/s": kernel.bytes / seconds / 1e9, "TFLOP/s": kernel.flops / seconds / 1e12,
         }  # fmt: skip
+        if note is not None:
+            row["note"] = note
         record.append("kernels", row)
         verdict = "" if row["right"] else f"  WRONG by {wrong:.2f}"
         print(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu_bench  # noqa: E402
+import gpu_kernels  # noqa: E402
 
 
 def run(script: str, *arguments: str, interpreted: bool) -> str:
@@ -108,6 +110,102 @@ def test_a_part_that_hangs_is_ended_and_the_rest_named(tmp_path: Path) -> None:
     assert "not done in 3 s" in found["failures"][0]
     assert found["parts"]["llama"] == {"decode": [1]}
     assert found["left_out"][0].startswith("late:")
+
+
+def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
+    parts = gpu_bench.SMALL_PARTS
+    for size, expected in (("small", 0), ("real", len(parts))):
+        bench = gpu_bench.Bench(1, tmp_path / "bench.json", size)
+        with pytest.MonkeyPatch.context() as patch:
+            saves = []
+            patch.setattr(bench, "save", lambda saves=saves: saves.append(1))
+            for work in ("_checks", "_alone"):
+                patch.setattr(bench, work, lambda name, limit: None)
+            bench.run_all(parts)
+        assert len(saves) == expected
+        bench.finish()
+        assert set(json.loads((tmp_path / "bench.json").read_text())["seconds"]) == {
+            part.name for part in parts
+        }
+
+
+SLEEP = ["-c", "import time; time.sleep(60)"]
+
+
+def test_an_interruption_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                raise KeyboardInterrupt
+            return super().wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_bench.launch(SLEEP, 60)
+    assert made[0].poll() == -signal.SIGKILL
+
+
+def test_an_interruption_ends_the_processes_of_other_threads(tmp_path: Path) -> None:
+    bench = gpu_bench.Bench(1, tmp_path / "bench.json", "small")
+    codes = []
+
+    def work(number: int) -> None:
+        if number == 0:
+            raise KeyboardInterrupt
+        codes.append(gpu_bench.launch(SLEEP, 60, over=bench._over)[0])
+
+    with pytest.raises(KeyboardInterrupt):
+        bench._at_once(work, [0, 1, 2])
+    assert set(codes) <= {-signal.SIGKILL}
+
+
+def test_operands_in_fp8_are_held_against_twice_the_rate() -> None:
+    ceilings = gpu_kernels.Ceilings(bandwidth=2.0, rate=10.0)
+    for name, seconds in (
+        ("product fp8, 16 rows", 2), ("experts fp8, 16 rows", 2), ("product dense, 16 rows", 4),
+        ("experts int4, 1 rows", 4), ("add_rms_norm to fp8, 1 rows", 4),
+        ("attention decode 1 x 8, float8_e4m3fn KV", 4),
+    ):  # fmt: skip
+        kernel = gpu_kernels.Kernel(name, lambda: None, bytes=6.0, flops=40.0)
+        assert ceilings.limits(kernel) == {"memory": 3.0, "compute": seconds}
+
+
+def test_what_cannot_be_a_graph_is_timed_without_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(run: Any, device: str, *, graph: bool = False) -> float:
+        run = gpu_kernels._captured(run, device) if graph else run
+        return 0.1 if run() == "replayed" else 0.5
+
+    class Recorder:
+        def __init__(self, device: Any) -> None:
+            pass
+
+        def capture(self, run: Any) -> Any:
+            if run() is not None:
+                raise AssertionError("results are dropped")
+            return lambda: "replayed"
+
+    monkeypatch.setattr(gpu_kernels, "measure", measure)
+    monkeypatch.setattr(gpu_kernels, "CudaRecorder", Recorder)
+    monkeypatch.setattr(gpu_kernels.torch.cuda, "synchronize", lambda: None)
+    kernel = gpu_kernels.Kernel("k", lambda: "run", 1.0, 1.0)
+    assert gpu_kernels.measure_kernel(kernel, "cuda") == (0.1, None)
+
+    def refuse(self: Recorder, run: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Recorder, "capture", refuse)
+    seconds, note = gpu_kernels.measure_kernel(kernel, "cuda")
+    assert seconds == 0.5
+    assert note is not None
+    assert "not permitted" in note
 
 
 ABSENT = (
