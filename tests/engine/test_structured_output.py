@@ -136,7 +136,7 @@ def test_a_mixed_batch_with_preemptions(
 
 @pytest.fixture(scope="module")
 def small_pool(roomy: Path) -> Iterator[LLM]:
-    with opened(roomy, kv_memory="400KiB", max_context=512) as it:
+    with opened(roomy, kv_memory="400KiB", kv_dtype="float32", max_context=512) as it:
         yield it
         assert it._engine.core.scheduler.stats().preemptions > 0, "the pool was too large"
 
