@@ -7,9 +7,9 @@ import re
 import time
 from typing import Any
 
+from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult, TokenLogprobs
-from headrace.engine.executor import Facts
 
 HANG, CRASH, RAISE, SLOW, LOCK = 290, 291, 292, 293, 294
 """Prompt tokens that make a step hang, kill the process, raise, take 20 ms, or hang with the
@@ -98,8 +98,10 @@ class FakeWorker:
         pass
 
 
-def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
-    return FakeWorker(), Facts(weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0})
+def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+    return FakeWorker(), WorkerFacts(
+        weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0}
+    )
 
 
 class DyingWorker(FakeWorker):
@@ -114,11 +116,13 @@ class DyingWorker(FakeWorker):
         super().allocate(pool)
 
 
-def load_dying(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
-    return DyingWorker(), Facts(weight_bytes=1000, device_memory=10**9)
+def load_dying(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+    return DyingWorker(), WorkerFacts(weight_bytes=1000, device_memory=10**9)
 
 
-def load_after_failures(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Facts]:
+def load_after_failures(
+    files: ModelFiles, settings: dict[str, Any]
+) -> tuple[FakeWorker, WorkerFacts]:
     """Fails to load from the second process on: a restart that does not succeed."""
     marker = files.path / "started-once"
     if marker.exists():

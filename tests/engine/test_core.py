@@ -10,11 +10,12 @@ import pytest
 from engine_fakes import RAISE, FakeWorker, continuation
 
 from headrace.base.errors import EngineDead, Overloaded
+from headrace.base.facts import WorkerFacts
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
 from headrace.engine.core import FAILED_STEPS, PREDICTED_FOR, EngineCore
-from headrace.engine.executor import Facts, InlineExecutor, StepFuture
+from headrace.engine.executor import InlineExecutor, StepFuture
 from headrace.kv import KvManager
 from headrace.roofline.step import Estimate
 from headrace.sched import Limits, Scheduler
@@ -36,7 +37,7 @@ class LateExecutor(InlineExecutor):
     """Runs a step only when its result is asked for: what is in flight can be seen."""
 
     def __init__(self, worker: FakeWorker, clock: Clock) -> None:
-        super().__init__(lambda: (worker, Facts(0, 0)))
+        super().__init__(lambda: (worker, WorkerFacts(0, 0)))
         self.load()
         self.allocate(POOL)
         self.clock = clock

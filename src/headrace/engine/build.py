@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineFault
+from ..base.facts import WorkerFacts
 from ..base.hardware import cpu, hardware
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
@@ -24,7 +25,7 @@ from ..sched.resource import Resource
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .core import EngineCore
-from .executor import Executor, Facts, InlineExecutor
+from .executor import Executor, InlineExecutor
 from .grammar import GrammarGate
 from .prediction import step_predictor
 from .real import REAL_WORKER, worker_loader
@@ -46,7 +47,7 @@ class Built:
 
     core: EngineCore
     memory: MemoryPlan
-    facts: Facts
+    facts: WorkerFacts
     decisions: list[Decision]
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ def _core(
     memory: MemoryPlan,
     executor: Executor,
     flight: FlightRecorder | None,
-    facts: Facts,
+    facts: WorkerFacts,
     files: ModelFiles,
 ) -> EngineCore:
     options = resolved.options

@@ -9,28 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-from ..base.config import Decision
+from ..base.facts import WorkerFacts
 from ..base.step import PoolShape, StepPlan, StepResult
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known once the weights are loaded."""
-
-    weight_bytes: int
-    device_memory: int
-    """Bytes that the device has left for KV and work space."""
-    kernels: list[Decision] = field(default_factory=list)
-    phases: dict[str, float] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
-    """Of "grammar", "adapter", "pooling": what requests may ask for."""
-    step_bytes: int = 0
-    """Measured: the most that tensors of the largest step take; 0: not measured."""
-    graph_bytes: int = 0
-    """Measured: what captured graphs will take."""
 
 
 class StepFuture(Protocol):
@@ -43,7 +26,7 @@ class StepFuture(Protocol):
 class Executor(Protocol):
     """One worker, wherever it runs. Calls come in the order load, allocate, warm_up, submit*."""
 
-    def load(self) -> Facts:
+    def load(self) -> WorkerFacts:
         """Load the weights."""
 
     def allocate(self, pool: PoolShape) -> None: ...
@@ -89,7 +72,7 @@ class LaunchingWorker(Protocol):
 
 
 T = TypeVar("T")
-LoadWorker = Callable[[], tuple[LoadedWorker, Facts]]
+LoadWorker = Callable[[], tuple[LoadedWorker, WorkerFacts]]
 
 
 class InlineExecutor:
@@ -101,8 +84,8 @@ class InlineExecutor:
         # One thread for everything that the worker does: its libraries keep state per thread.
         self._thread = ThreadPoolExecutor(1, "headrace-worker") if threaded else None
 
-    def load(self) -> Facts:
-        def work() -> Facts:
+    def load(self) -> WorkerFacts:
+        def work() -> WorkerFacts:
             self._worker, facts = self._load_worker()
             return facts
 

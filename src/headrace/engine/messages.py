@@ -15,6 +15,7 @@ from ..base import errors
 from ..base.arch import ModelArch, Pooling
 from ..base.config import Decision, EngineOptions
 from ..base.errors import HeadraceError
+from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request, SequenceDelta, StepStats
 from ..base.step import PoolShape, StepPlan, StepResult
@@ -243,13 +244,7 @@ class Prepare(_Message):
 
 
 class Loaded(_Message):
-    weight_bytes: int
-    device_memory: int
-    kernels: list[Decision]
-    phases: dict[str, float]
-    features: list[str]
-    step_bytes: int = 0
-    graph_bytes: int = 0
+    facts: WorkerFacts
 
 
 class Done(_Message):

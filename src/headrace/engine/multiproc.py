@@ -13,11 +13,12 @@ from collections import OrderedDict, deque
 from typing import Any
 
 from ..base.errors import EngineDead
+from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.channel import Channel, PeerGone, PrivateFolder, address
 from . import messages
-from .executor import Facts, StepFuture
+from .executor import StepFuture
 from .messages import WireFiles
 from .spawn import STACKS, Child, explain_exit
 
@@ -55,19 +56,11 @@ class MultiprocExecutor:
     def pid(self) -> int:
         return self._child.pid
 
-    def load(self) -> Facts:
+    def load(self) -> WorkerFacts:
         self._expect(messages.Hello)
         self._channel.send(messages.Load(WireFiles.of(self._files), self._settings))
-        loaded = self._expect(messages.Loaded)
-        return Facts(
-            loaded.weight_bytes,
-            loaded.device_memory,
-            loaded.kernels,
-            loaded.phases,
-            tuple(loaded.features),
-            loaded.step_bytes,
-            loaded.graph_bytes,
-        )
+        facts: WorkerFacts = self._expect(messages.Loaded).facts
+        return facts
 
     def allocate(self, pool: PoolShape) -> None:
         self._channel.send(messages.Allocate(pool))

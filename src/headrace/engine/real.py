@@ -9,21 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..base.config import Decision
+from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..kernels.cpu.library import LAYOUT
 from ..loader.panels import PanelShelf
 from ..loader.progress import TerminalLine
-from .executor import Facts, LoadedWorker
+from .executor import LoadedWorker
 from .grammar import tokenizer_for_grammars
 
 REAL_WORKER = "headrace.engine.real:load_worker"
 
-WorkerLoader = Callable[[ModelFiles, dict[str, Any]], tuple[LoadedWorker, Facts]]
+WorkerLoader = Callable[[ModelFiles, dict[str, Any]], tuple[LoadedWorker, WorkerFacts]]
 
 
 def worker_loader(name: str) -> WorkerLoader:
@@ -33,7 +35,7 @@ def worker_loader(name: str) -> WorkerLoader:
     return loader
 
 
-def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, Facts]:
+def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, WorkerFacts]:
     """The real worker on the device that the settings name."""
     begin = time.monotonic()
     with ThreadPoolExecutor(1, "headrace-panels") as thread:
@@ -51,15 +53,7 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
             shelf=shelf.result(),
         )
     facts = worker.facts
-    return worker, Facts(
-        weight_bytes=facts.weight_bytes,
-        device_memory=facts.device_memory,
-        kernels=facts.kernels,
-        phases={"import_torch": imported, **facts.phases},
-        features=tuple(getattr(facts, "features", ())),
-        step_bytes=facts.step_bytes,
-        graph_bytes=facts.graph_bytes,
-    )
+    return worker, replace(facts, phases={"import_torch": imported, **facts.phases})
 
 
 def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:

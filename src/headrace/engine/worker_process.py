@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ..base.errors import EngineFault, HeadraceError
@@ -58,17 +59,7 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                 case messages.Load(files, settings):
                     worker, facts = worker_loader(loader)(files.open(), settings)
                     phases = {"worker_process": began - spawned, **facts.phases}
-                    channel.send(
-                        messages.Loaded(
-                            facts.weight_bytes,
-                            facts.device_memory,
-                            facts.kernels,
-                            phases,
-                            list(facts.features),
-                            facts.step_bytes,
-                            facts.graph_bytes,
-                        )
-                    )
+                    channel.send(messages.Loaded(replace(facts, phases=phases)))
                 case messages.Allocate(pool):
                     assert worker is not None
                     worker.allocate(pool)

@@ -5,7 +5,7 @@ Invariant: a row is permanent between admission and release.
 Where does my change go: what happens on the device in a step.
 """
 
-from .options import WorkerFacts, WorkerOptions
+from .options import WorkerOptions
 from .worker import Worker
 
-__all__ = ["Worker", "WorkerFacts", "WorkerOptions"]
+__all__ = ["Worker", "WorkerOptions"]

@@ -1,8 +1,8 @@
-"""What a worker is told, and what it tells back once its weights are loaded."""
+"""What a worker is told, and what of it "auto" becomes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -34,25 +34,6 @@ class WorkerOptions:
     """The largest rank of an adapter."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What is known once the weights are loaded."""
-
-    weight_bytes: int
-    device_memory: int
-    """Bytes that the device has left for KV and work space."""
-    kernels: list[Decision] = field(default_factory=list)
-    """Per operator which backend serves it and why; and what "auto" became."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of each part of loading."""
-    features: tuple[str, ...] = ()
-    """What it does beyond text: "grammar", "pooling"; "score": its one label rates pairs."""
-    step_bytes: int = 0
-    """Measured: the most that tensors of the largest step take; 0: not measured here."""
-    graph_bytes: int = 0
-    """Measured: what captured graphs will take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 from ..base import hardware
 from ..base.config import Decision
 from ..base.errors import EngineFault
+from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..kernels.backend import Question, Shelf
@@ -37,7 +38,7 @@ from .device_memory import (
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks, pool_bytes
-from .options import Resolved, WorkerFacts, WorkerOptions, resolve
+from .options import Resolved, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
