@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..base import environment
 from ..base.config import Decision, EngineOptions
@@ -26,7 +26,7 @@ from ..obs.metrics import EngineMetrics
 from . import messages
 from .adapter_loads import AdapterLoads
 from .adapters import AdapterBook
-from .face import Health, Prompt
+from .face import Health, Prompt, RequestOptions
 from .in_work import RequestsInWork, refusal
 from .input import InputProcessor
 from .opening import OpenModel, open_for_serving
@@ -189,27 +189,9 @@ class AsyncEngine:
             )
 
     async def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str | None = None,
-        grammar: str | None = None,
-        keep_ids: Collection[int] = (),
+        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[OutputDelta, None]:
-        stream = self.submit(
-            prompt,
-            sampling,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            grammar=grammar,
-            keep_ids=keep_ids,
-        )
+        stream = self.submit(prompt, sampling, **options)
         try:
             async for delta in stream:
                 yield delta
@@ -217,27 +199,9 @@ class AsyncEngine:
             stream.cancel()
 
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str | None = None,
-        grammar: str | None = None,
-        keep_ids: Collection[int] = (),
+        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
-        stream = self.submit(
-            prompt,
-            sampling,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            adapter=adapter,
-            grammar=grammar,
-            keep_ids=keep_ids,
-        )
+        stream = self.submit(prompt, sampling, **options)
         request = self._work.request(stream.request_id)
         answer = Answer(request, prompt if isinstance(prompt, str) else None)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from ..base.config import Decision, EngineOptions
 from ..base.modelfiles import ModelFiles
@@ -24,6 +24,17 @@ if TYPE_CHECKING:
 
 Prompt = str | list[int]
 """Text, which is tokenised with the model's begin-of-text where it has one, or token ids."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beside prompt and sampling; the defaults are those of `submit`."""
+
+    request_id: str | None
+    priority: int
+    cache_salt: str
+    adapter: str | None
+    grammar: str | None
+    keep_ids: Collection[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +129,12 @@ class ServingEngine(Protocol):
         """
 
     def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str | None = None,
-        grammar: str | None = None,
-        keep_ids: Collection[int] = (),
+        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[OutputDelta]:
         """`submit` as an asynchronous generator: closing or cancelling it stops the work."""
 
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str | None = None,
-        grammar: str | None = None,
-        keep_ids: Collection[int] = (),
+        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
         """The whole answer."""
 
