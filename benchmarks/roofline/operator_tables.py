@@ -147,22 +147,29 @@ def decodes(folder: Path, _device: Hardware, type: str) -> Iterator[Row]:
         yield Row(case, count, seconds, held, past >= 127 and heads >= 8)
 
 
-def experts(distribution: str) -> Callable[[Path, Hardware, str], Iterator[Row]]:
+def experts(
+    distribution: str, skew: float = 0.0, *, spread: bool = False
+) -> Callable[[Path, Hardware, str], Iterator[Row]]:
+    """`spread`: on several ranks of expert parallelism, of which the tables have the busiest."""
+
     def rows(folder: Path, device: Hardware, type: str) -> Iterator[Row]:
         if type not in device.rates:
             return
-        columns = "num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size"
+        columns = "num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size, moe_ep_size"
         names = {"fp8": "('fp8', 'fp8_block')", "fp4": "('nvfp4')"}.get(type, f"('{type}')")
+        ranks = "moe_ep_size between 2 and 32 and moe_tp_size = 1" if spread else "moe_ep_size = 1"
         where = (
-            f"moe_dtype in {names} and moe_ep_size = 1 and distribution = '{distribution}'"
+            f"moe_dtype in {names} and distribution = '{distribution}' and {ranks}"
             " and inter_size / moe_tp_size >= 128 and kernel_source not like '%nongated%'"
             " and topk < 20"  # Of those some frameworks' rows are without gates, unmarked.
         )
-        for tokens, hidden, inner, active, many, tp, seconds in best_rows(
+        for tokens, hidden, inner, active, many, tp, ep, seconds in best_rows(
             folder, "moe", columns, where
         ):
             model = arch(hidden=hidden, moe=Moe(many, active, inner))
-            case = Case(model, WeightBytes({"fp4": "nvfp4"}.get(type, type)), layout=Layout(tp))
+            layout = Layout(ep, ep=True) if spread else Layout(tp)
+            format = {"fp4": "nvfp4"}.get(type, type)
+            case = Case(model, WeightBytes(format), layout=layout, skew=skew)
             held = many == 160 or hidden == 5120 or tokens in (8, 96, 1024)
             yield Row(case, moe(case, tokens, 1), seconds, held, many >= 8)
 
@@ -238,7 +245,13 @@ CLASSES: dict[str, tuple[Callable[[Path, Hardware, str], Iterator[Row]], str]] =
     "attention/decode/64": (decodes, "64"),
     "experts/bfloat16": (experts("balanced"), "bfloat16"),
     "experts/fp8": (experts("balanced"), "fp8"),
-    "experts/fp8 uneven": (experts("power_law_1.2"), "fp8"),
+    "experts/fp8 uneven": (experts("power_law_1.2", 1.2), "fp8"),
+    "experts/fp8 uneven, as if even": (experts("power_law_1.2"), "fp8"),
+    "experts/fp8 spread": (experts("balanced", spread=True), "fp8"),
+    "experts/fp8 uneven spread": (experts("power_law_1.2", 1.2, spread=True), "fp8"),
+    "experts/fp8 uneven spread, as if even": (experts("power_law_1.2", spread=True), "fp8"),
+    "experts/fp8 DeepSeek's spread": (experts("power_law_1.01", 1.01, spread=True), "fp8"),
+    "experts/fp8 DeepSeek's spread, as if even": (experts("power_law_1.01", spread=True), "fp8"),
     "latent/prefill": (latents("context_mla"), ""),
     "latent/decode": (latents("generation_mla"), ""),
     "experts/fp4": (experts("balanced"), "fp4"),

@@ -21,6 +21,7 @@ from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
+from headrace.roofline.routing import typical_skew
 from headrace.roofline.steady import Demand, Engine
 from headrace.roofline.weights import WeightBytes
 
@@ -76,6 +77,7 @@ def case_of(row: Row) -> Case:
     return Case(
         KNOWN[row.model], WeightBytes(row.format, head_format="bfloat16"),
         kv_dtype="fp8" if narrow else "bfloat16", layout=row.layout,
+        skew=typical_skew(KNOWN[row.model]),
     )  # fmt: skip
 
 

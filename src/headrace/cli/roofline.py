@@ -29,6 +29,7 @@ from ..roofline.known import KNOWN
 from ..roofline.machine import calibration_path
 from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
+from ..roofline.routing import typical_skew
 from ..roofline.step import StepModel, StepTime, step_time
 from ..roofline.weights import WeightBytes, total_bytes
 
@@ -158,7 +159,8 @@ def make_case(
     kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     if format is not None or known is not None:
         arch = known if known is not None else open_model(model).arch
-        return Case(arch, WeightBytes(format or "bfloat16"), dtype, kv_dtype, layout)
+        weights = WeightBytes(format or "bfloat16")
+        return Case(arch, weights, dtype, kv_dtype, layout, typical_skew(arch))
     return case_of(open_model(model), dtype=dtype, kv_dtype=kv_dtype, layout=layout)
 
 

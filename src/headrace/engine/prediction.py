@@ -18,6 +18,7 @@ from ..roofline.composition import compose, compose_plan
 from ..roofline.counts import Case, Layout
 from ..roofline.formats import WEIGHT_BITS
 from ..roofline.machine import this_hardware
+from ..roofline.routing import typical_skew
 from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import from_tensors
 from .start import resolve
@@ -55,7 +56,8 @@ def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | No
     layers = [size for name, size in sizes.items() if re.search(r"layers?\.\d+\.", name)]
     assert layers, "a model has layers"
     weights = from_tensors(files.arch, sizes, format)
-    return Case(files.arch, weights, dtype, kv_dtype, layout or Layout())
+    skew = typical_skew(files.arch)
+    return Case(files.arch, weights, dtype, kv_dtype, layout or Layout(), skew)
 
 
 def serving_types(files: ModelFiles) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from .counts import Case, Count
 from .efficiency import Curve
 from .formats import dtype_bytes
 from .hardware import Hardware
+from .routing import EVEN, busiest
 
 
 def collectives(case: Case, tokens: int) -> Iterator[Count]:
@@ -15,7 +16,8 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
 
     After attention and after each feed-forward tp ranks add up N · D · b. With data-parallel
     attention a token goes to the ranks of its experts and back: of k active experts on R ranks it
-    is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b. A stage sends N · D · b.
+    is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b, and uneven routing takes as
+    many times longer as the busiest rank gets more tokens than the mean. A stage sends N · D · b.
     """
     arch, layout = case.arch, case.layout
     size = tokens * arch.hidden * dtype_bytes(case.dtype)
@@ -30,6 +32,9 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
         assert arch.moe is not None
         ranks = layout.ranks
         places = ranks * (1 - (1 - 1 / ranks) ** arch.moe.active)
+        if tokens:
+            sizes = arch.moe.experts, arch.moe.active, tokens * layout.dp, ranks
+            places *= busiest(*sizes, case.skew).tokens / busiest(*sizes, EVEN).tokens
         # The tp ranks of a group hold the same tokens: each sends its share of them.
         yield Count(
             "all_to_all", "exchange", 2 * sparse, "network", flops=0,

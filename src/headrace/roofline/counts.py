@@ -84,6 +84,8 @@ class Case:
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     layout: Layout = Layout()
+    skew: float = 0.0
+    """How unevenly tokens go to experts (`routing`); 0: exactly evenly."""
 
 
 def device_bytes(case: Case) -> int:
@@ -123,6 +125,8 @@ class Count:
     write_bytes: float = 0.0
     rows: int = 0
     """Rows of a product: what tiles are cut from."""
+    everyone: int = 0
+    """Tokens that the experts of all ranks share out among them."""
     shape: tuple[int, int] | None = None
     """(out, in) of the weight, before it is shared among ranks."""
     depth: float = 0.0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from .counts import Case, Count, linear, vector
 from .formats import dtype_bytes
+from .routing import busiest
 
 
 def sparse_layers(case: Case, tokens: int, layers: int) -> Iterator[Count]:
@@ -32,28 +33,31 @@ def sparse_layers(case: Case, tokens: int, layers: int) -> Iterator[Count]:
 
 
 def moe(case: Case, tokens: int, calls: int) -> Count:
-    """6 · N · k · D · I FLOPs for k active experts; the experts that are hit are read.
+    """6 · D · I FLOPs for each (token, expert) pair of the rank; the experts that are hit are read.
 
-    Expected number of experts hit under even routing: X · (1 - (1 - k / X) ** N). With expert
-    parallelism over R ranks each has X / R of them, and the tokens of all `dp` groups; without it
-    each has 1 / tp of every expert. Routing is taken as even: the busiest rank has more.
+    Without expert parallelism each rank has 1 / tp of every expert and of all N · k pairs. With it
+    X / R whole experts, tokens of all `dp` groups, and as many pairs as the busiest rank gets, on
+    which the others wait (`routing.busiest`). Experts hit: Σ 1 - (1 - p) ** N over their
+    popularities p, k / X each where routing is even. Gathering each expert's rows and adding up the
+    results is in the kernel's curve: the tables that it is fitted to measure the whole call.
     """
     arch, layout = case.arch, case.layout
     assert arch.moe is not None
     experts, active, inner = arch.moe.experts, arch.moe.active, arch.moe.intermediate
     everyone = tokens * layout.dp
-    hit = experts * (1 - (1 - active / experts) ** everyone)
+    ranks = layout.ranks if layout.ep else 1
+    load = busiest(experts, active, everyone, ranks, case.skew)
+    slices = 1 if layout.ep else layout.tp
     one = case.weights.of("experts", experts * 3 * arch.hidden * inner, calls) / experts
     b = dtype_bytes(case.dtype)
-    share = layout.ranks if layout.ep else layout.tp
-    arriving = everyone if layout.ep else tokens
-    if layout.ep:
-        # Tokens with at least one expert here.
-        arriving = round(everyone * (1 - (1 - 1 / layout.ranks) ** active))
+    # With slices every rank has all tokens of its group, with whole experts those that come to it.
+    arriving = load.tokens if layout.ep else tokens
     return Count(
         "moe", "experts", calls, "experts",
-        flops=6.0 * everyone * active * arch.hidden * inner / share, weight_bytes=hit * one / share,
+        flops=6.0 * load.pairs * arch.hidden * inner / slices,
+        weight_bytes=load.hit * one / slices,
         read_bytes=arriving * (arch.hidden * b + experts * b),
         write_bytes=arriving * arch.hidden * b,
-        rows=max(1, round(everyone * active / hit)) if tokens else 0, depth=arch.hidden + inner,
+        rows=max(1, round(load.pairs / load.hit)) if tokens else 0, depth=arch.hidden + inner,
+        everyone=everyone,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from ..base.errors import DoesNotFit, InvalidRequest
 from .counts import Case, Layout
 from .formats import weight_bits
 from .hardware import DEVICES, Hardware
+from .routing import typical_skew
 from .steady import MAX_BATCH, Demand, Engine, Goal, State
 from .weights import WeightBytes
 
@@ -186,7 +187,8 @@ def make_case(arch: ModelArch, format: str, hardware: Hardware, layout: Layout) 
     """fp8 also for the cache where the device computes in fp8; embedding and head stay wide."""
     narrow = format in ("fp8", "nvfp4") and "fp8" in hardware.rates
     weights = WeightBytes(format, head_format="bfloat16")
-    return Case(arch, weights, "bfloat16", "fp8" if narrow else "bfloat16", layout)
+    kv_dtype = "fp8" if narrow else "bfloat16"
+    return Case(arch, weights, "bfloat16", kv_dtype, layout, typical_skew(arch))
 
 
 def _engine(case: Case, hardware: Hardware, demand: Demand) -> tuple[Engine, int]:

@@ -19,6 +19,7 @@ from .counts import Case, Count
 from .efficiency import PERFECT, Efficiency
 from .hardware import Hardware
 from .operators import attention_counts, count_step
+from .routing import padding
 
 QUERY_TILE = 128
 """Queries that a prefill's attention works on at a time on a GPU (FlashAttention 2 and 3)."""
@@ -155,8 +156,12 @@ def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: boo
     if count.kind in ("product", "experts"):
         rate = hardware.rate(product_type(case, hardware, count))
         if padded and count.rows:
-            tile = hardware.tile_rows
-            return count.flops / rate * (-(-count.rows // tile) * tile / count.rows)
+            tile, moe = hardware.tile_rows, case.arch.moe
+            if count.everyone and moe is not None:
+                more = padding(moe.experts, moe.active, count.everyone, case.skew, tile)
+            else:
+                more = -(-count.rows // tile) * tile / count.rows
+            return count.flops / rate * more
         return count.flops / rate
     if count.kind == "attention":
         flops = count.flops
