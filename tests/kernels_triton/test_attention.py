@@ -98,3 +98,27 @@ def test_equals_reference(case: tuple[object, ...], kind: str) -> None:
     torch.testing.assert_close(
         everything.view(len(q), -1).float(), expected, atol=tolerance, rtol=tolerance
     )
+
+
+@pytest.mark.parametrize("case", CASES[1:4])
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("magnitude", [1e-3, 3e3])
+def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) -> None:
+    """A half-precision model's decode multiplies 8-bit codes in fp16, whatever V's size."""
+    entries, heads, kv_heads, width, block, window, softcap = case  # type: ignore[misc]
+    torch.manual_seed(4)
+    batch = make_batch(entries, block, window)
+    kv = make_kv(batch, kv_heads, block, width, kind)
+    assert kv.k_scale is not None
+    assert kv.v_scale is not None
+    kv.v_scale *= magnitude
+    q = torch.randn(len(batch.tokens), heads, width).to(torch.bfloat16)
+    wide = KvLayer(kv.k.float() * kv.k_scale.unsqueeze(-1), kv.v.float() * kv.v_scale.unsqueeze(-1))
+    expected = reference_attention.attention(q.float(), wide, batch, 0, width**-0.5, softcap)
+    out = torch.full_like(q, float("nan"))
+    attention_decode(
+        q, kv, batch, batch.groups[0], out, width**-0.5, softcap, DecodeConfig(split=128, tile=64)
+    )
+    torch.testing.assert_close(
+        out.view(len(q), -1).float() / magnitude, expected / magnitude, atol=4e-3, rtol=8e-3
+    )

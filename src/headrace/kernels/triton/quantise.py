@@ -1,4 +1,4 @@
-"""Quantising the row that a kernel just computed, while it is still in registers.
+"""8-bit codes: of the row that a kernel just computed, while it is still in registers; and back.
 
 A following 8-bit product wants its input as codes with one scale per row. Writing them from the
 norm or the gate instead of from a kernel of its own saves a read and a write of the activations
@@ -57,3 +57,36 @@ def store_groups(
     coded = to_codes(tiled / scale[:, None], codes.dtype.element_ty, HIGH, INTERPRET)
     tl.store(codes + row * width + columns, coded, mask=mask)
     tl.store(scales + row * groups + group, scale, mask=group < groups)
+
+
+@triton.jit
+def from_codes(codes, INTERPRET: tl.constexpr):
+    """int8 or e4m3 codes → the same numbers in fp16, which holds all of both exactly.
+
+    Said to the assembler, four codes a word, for two reasons (counted in the machine code, sm_90).
+    To bf16 there is no conversion but through fp16, and its second half (F2F) runs at an eighth of
+    the rate. And what the compiler knows to be a widening it moves behind the exchange of operands
+    between threads, which 8-bit numbers make byte by byte; as assembler that is not to be doubled
+    it stays before, and `ldmatrix` brings the 16-bit operands.
+    """
+    if INTERPRET:
+        return codes.to(tl.float32).to(tl.float16)
+    if codes.dtype == tl.int8:
+        # 0x6400 + n is 1024 + n in fp16 for n below 1024; codes + 128 are.
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 high, base;
+            xor.b32 high, $2, 0x80808080;
+            mov.b32 base, 0x64806480;
+            prmt.b32 $0, high, 0x64646464, 0x4140;
+            prmt.b32 $1, high, 0x64646464, 0x4342;
+            sub.rn.f16x2 $0, $0, base;
+            sub.rn.f16x2 $1, $1, base; }""",
+            "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=False, pack=4,
+        )  # fmt: skip
+    return tl.inline_asm_elementwise(
+        """{ .reg .b16 low, high;
+        mov.b32 {low, high}, $2;
+        cvt.rn.f16x2.e4m3x2 $0, low;
+        cvt.rn.f16x2.e4m3x2 $1, high; }""",
+        "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=False, pack=4,
+    )  # fmt: skip
