@@ -18,7 +18,7 @@ help:
 	@echo "make test       install, run every test that CI runs"
 	@echo "make check      format, lint, types, ranks, unit and property tests (about a minute)"
 	@echo "make explore    the property tests with examples that were never tried"
-	@echo "make sanitize   the CPU kernels and their thread team under the thread sanitizer"
+	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
@@ -66,9 +66,9 @@ gpu-bench:
 bench-cpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu_peers.py --json benchmarks/results/cpu_peers.json
 
-# The kernels of one level and the thread team, built with -fsanitize=thread: about a minute.
+# Address, undefined and thread over each level, and the kernel tests on such a library: minutes.
 sanitize: $(VENV)/.tested
-	$(BIN)/python -m pytest -q -rs -n 0 tests/kernels_cpu/test_sanitizers.py
+	SANITIZE=all $(BIN)/python -m pytest -q -rs -n 0 tests/kernels_cpu/test_sanitizers.py
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format src tests benchmarks

@@ -1,109 +1,28 @@
-// Runs the CPU kernels for a sanitizer: every kind of weight at odd shapes in memory of exactly
-// the right size, the operators around the products, and the thread team at its worst.
+// Runs the CPU kernels for a sanitizer: every kind of weight at every number of rows in memory of
+// exactly the right size, every operator at random shapes and strides (fuzz.h), and the thread
+// team at its worst.
 //
-//   driver            everything; the last line says "all right", the exit status is 0
+//   driver [rounds [seed]]   everything; the last line says "all right", the exit status is 0
 //
-// Built by the target `kernels_sanitized` of CMakeLists.txt with one ISA level (the sanitizers see
-// intrinsics, not the bits that differ between levels, and one level compiles in seconds). What a
+// Built by the target `kernels_sanitized` of CMakeLists.txt with one ISA level, HR_DRIVEN. What a
 // sanitizer finds ends the process; what the driver itself finds (different bits) does too.
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <initializer_list>
 
+#include "fuzz.h"
 #include "levels.h"
-#include "records.h"
 
 extern "C" {
 void* hr_team_new(int32_t threads, const char* wish);
 void hr_team_free(void* team);
-int32_t hr_run(void* team, const HrRecord* records, int32_t count, const HrStep* step,
-               double* seconds);
-int64_t hr_packed_bytes(int32_t kind, int64_t out, int64_t in);
-void hr_pack(void* team, int32_t kind, const uint8_t* rows, int64_t row_bytes, int64_t out,
-             int64_t in, uint8_t* target);
 }
 
 namespace hr {
-const Kernels* choose_kernels(const char*) { return &k_avx2; }
+const Kernels* choose_kernels(const char*) { return &HR_DRIVEN; }
 }  // namespace hr
 
 namespace {
-
-#define CHECK(condition)                                         \
-  do {                                                           \
-    if (!(condition)) {                                          \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      exit(1);                                                   \
-    }                                                            \
-  } while (0)
-
-// Memory of exactly `count` values: a read past its end is a finding.
-template <class T>
-struct Block {
-  T* data;
-  size_t bytes;
-  explicit Block(int64_t count) : bytes(static_cast<size_t>(count) * sizeof(T)) {
-    void* at = nullptr;
-    CHECK(posix_memalign(&at, 64, bytes ? bytes : 1) == 0);
-    data = static_cast<T*>(at);
-    memset(at, 0, bytes);
-  }
-  ~Block() { free(data); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-};
-
-uint64_t g_state = 88172645463325252ull;  // Marsaglia's xorshift64
-uint64_t random64() {
-  g_state ^= g_state << 13;
-  g_state ^= g_state >> 7;
-  return g_state ^= g_state << 17;
-}
-float random_float() { return static_cast<float>(random64() >> 40) * 0x1p-23f - 1.0f; }
-
-struct Kind {
-  int kind, span, bytes;
-  int halves[2];  // where its fp16 numbers are, −1: none
-};
-constexpr Kind kKinds[] = {
-    {HR_Q4_0, 32, 18, {0, -1}},   {HR_Q4_1, 32, 20, {0, 2}},   {HR_Q5_0, 32, 22, {0, -1}},
-    {HR_Q5_1, 32, 24, {0, 2}},    {HR_Q8_0, 32, 34, {0, -1}},  {HR_Q4_K, 256, 144, {0, 2}},
-    {HR_Q5_K, 256, 176, {0, 2}},  {HR_Q6_K, 256, 210, {208, -1}}, {HR_F32, 1, 4, {-1, -1}},
-    {HR_F16, 1, 2, {0, -1}},      {HR_BF16, 1, 2, {0, -1}}};
-
-struct Weight {
-  int kind, out, in;
-  Block<uint8_t> panels;
-  Weight(void* team, const Kind& k, int out_, int in_)
-      : kind(k.kind), out(out_), in(in_), panels(hr_packed_bytes(k.kind, out_, in_)) {
-    const int64_t row = static_cast<int64_t>(in) / k.span * k.bytes;
-    Block<uint8_t> file(row * out);
-    for (int64_t i = 0; i < row * out; ++i) file.data[i] = static_cast<uint8_t>(random64());
-    for (int64_t b = 0; b < row * out; b += k.bytes) {
-      if (k.kind == HR_F32) {
-        const float x = random_float();
-        memcpy(file.data + b, &x, 4);
-      }
-      for (int at : k.halves)
-        if (at >= 0) file.data[b + at + 1] = static_cast<uint8_t>(0x20 | (random64() & 0x83));
-    }
-    hr_pack(team, kind, file.data, row, out, in, panels.data);
-  }
-  HrPart part(float* y, int64_t stride, const float* bias, bool accumulate) const {
-    return {panels.data, bias, y, stride, kind, out, in, accumulate};
-  }
-};
-
-struct Codes {
-  Block<HrSix> six;
-  HrQuantised q;
-  Codes(int rows, int width)
-      : six(static_cast<int64_t>((rows + HR_SIX - 1) / HR_SIX) * (width / 32)),
-        q{six.data, width / 32} {}
-};
 
 void run(void* team, const HrRecord* records, int count, int rows) {
   HrStep step{};
@@ -155,20 +74,6 @@ void gates(void* team) {
       HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_GATE_UP, 0, &op}};
       run(team, records, 2, rows);
     }
-  }
-}
-
-// Norm with residual at odd widths, and to codes.
-void norms(void* team) {
-  for (int width : {1, 7, 33, 96}) {
-    constexpr int kRows = 5;
-    Block<float> x(kRows * width), residual(kRows * width), weight(width), y(kRows * width);
-    for (int i = 0; i < kRows * width; ++i) x.data[i] = residual.data[i] = random_float();
-    Codes codes(kRows, (width + 31) / 32 * 32);
-    HrNorm op{x.data, width, residual.data, width, weight.data, y.data, width,
-              width % 32 ? HrQuantised{nullptr, 0} : codes.q, 1e-6f, 1.0f, width, HR_ROWS_N};
-    HrRecord record{HR_OP_NORM, 0, &op};
-    run(team, &record, 1, kRows);
   }
 }
 
@@ -228,12 +133,14 @@ void teams_at_once(void* shared) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  const int rounds = count > 1 ? atoi(arguments[1]) : 60;
+  if (count > 2) g_state ^= static_cast<uint64_t>(atoll(arguments[2])) << 20;
   void* teams[3];
   for (int i = 0; i < 3; ++i) CHECK(teams[i] = hr_team_new(i + 1, nullptr));
   products(teams, 3);
   gates(teams[1]);
-  norms(teams[2]);
+  fuzz::everything(teams, 3, rounds);
   quick_jobs(teams[2], 300);
   teams_at_once(teams[1]);
   for (void* team : teams) hr_team_free(team);

@@ -35,6 +35,13 @@ namespace {
 
 constexpr int kSpins = 4000;
 constexpr int kYields = 16;
+#ifdef __SANITIZE_ADDRESS__  // it ends where the records of this job said
+constexpr bool kScratchStays = false;
+constexpr int64_t kScratchUnit = 64;
+#else
+constexpr bool kScratchStays = true;
+constexpr int64_t kScratchUnit = 4096;
+#endif
 
 void pause_cpu() { __builtin_ia32_pause(); }
 
@@ -194,16 +201,16 @@ bool make_room(Team* team, const HrRecord* records, int count, const HrStep* ste
     if (!team->counters) return false;
   }
   for (int64_t i = 0; i < counters; ++i) team->counters[i * kCounterStride] = 0;
-  int64_t need = 4096;
+  int64_t need = kScratchUnit;
   for (int i = 0; i < count; ++i) {
     const int64_t one = team->kernels->scratch(records[i], *step);
     if (one > need) need = one;
   }
-  if (need > team->scratch_each) {
+  const int64_t each = (need + kScratchUnit - 1) / kScratchUnit * kScratchUnit;
+  if (each > team->scratch_each || (!kScratchStays && each != team->scratch_each)) {
     free(team->scratch);
-    const int64_t each = (need + 4095) / 4096 * 4096;
     team->scratch = static_cast<uint8_t*>(
-        aligned_alloc(4096, static_cast<size_t>(each) * static_cast<size_t>(team->threads)));
+        aligned_alloc(kScratchUnit, static_cast<size_t>(each) * static_cast<size_t>(team->threads)));
     team->scratch_each = team->scratch ? each : 0;
     if (!team->scratch) return false;
   }

@@ -1,0 +1,294 @@
+// Every operator record at random shapes, strides and values, by each team: the same bits.
+//
+// What is refused is a touch outside of a row, a table, a page or the work space; numbers are the
+// business of the Python tests. The shapes are those that records.h allows and no others.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "weights.h"
+
+extern "C" int32_t hr_run(void* team, const HrRecord* records, int32_t count, const HrStep* step,
+                          double* seconds);
+
+namespace fuzz {
+
+using Bytes = std::vector<uint8_t>;
+
+// Runs the records on every team from the same start; what `read` gives must be the same.
+inline void by_all(void* const* teams, int count, const HrRecord* records, int length,
+                   const HrStep& step, const std::function<void()>& begin,
+                   const std::function<Bytes()>& read) {
+  Bytes first;
+  for (int t = 0; t < count; ++t) {
+    begin();
+    CHECK(hr_run(teams[t], records, length, &step, nullptr) == 0);
+    if (t == 0) first = read();
+    else CHECK(read() == first);
+  }
+}
+
+inline void add(Bytes* to, const Bytes& more) { to->insert(to->end(), more.begin(), more.end()); }
+
+inline HrStep rows_of(int n, int r) {
+  HrStep step{};
+  step.n = n;
+  step.r = r;
+  return step;
+}
+
+inline void embeds(void* const* teams, int count) {
+  const Kind& kind = kKinds[any(0, kAll - 1)];
+  const int vocab = any(1, 9), size = kind.span * (kind.span == 1 ? any(1, 70) : any(1, 2));
+  const int n = any(0, 12);
+  File file(kind, vocab, size);
+  Block<int64_t> tokens(n);
+  for (int i = 0; i < n; ++i) tokens.data[i] = any(0, vocab - 1);
+  Grid y(n, size);
+  HrEmbed op{file.data.data, file.row, y.block.data, y.stride, 0.5f, kind.kind, vocab, size};
+  HrRecord record{HR_OP_EMBED, 0, &op};
+  HrStep step = rows_of(n, 0);
+  step.tokens = tokens.data;
+  by_all(teams, count, &record, 1, step, [&] { y.fill(true); }, [&] { return y.bytes(); });
+}
+
+inline void norms(void* const* teams, int count) {
+  const bool coded = any(0, 1), sampled = any(0, 1), summed = any(0, 1);
+  const int width = coded ? 32 * any(1, 5) : any(1, 100), rows = any(0, 9);
+  Grid x(rows, width), residual(rows, width), y(rows, width);
+  Block<float> weight(width);
+  Codes codes(rows, width / 32 * 32, any(0, 3));
+  x.fill(true);
+  residual.fill(true);
+  for (int i = 0; i < width; ++i) weight.data[i] = any_float();
+  const Bytes before = residual.bytes();
+  HrNorm op{x.block.data, x.stride, summed ? residual.block.data : nullptr, residual.stride,
+            weight.data, !coded || any(0, 1) ? y.block.data : nullptr, y.stride,
+            coded ? codes.q : HrQuantised{nullptr, 0}, 1e-6f, 1.0f, width,
+            sampled ? HR_ROWS_R : HR_ROWS_N};
+  HrRecord record{HR_OP_NORM, 0, &op};
+  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  by_all(teams, count, &record, 1, step, [&] { residual.put(before); },
+         [&] {
+           Bytes all = y.bytes();
+           add(&all, residual.bytes());
+           add(&all, codes.bytes());
+           return all;
+         });
+}
+
+inline void rows_ops(void* const* teams, int count) {
+  const int width = any(0, 3) ? any(1, 100) : any(4090, 4200), rows = any(1, 9), n = any(1, 9);
+  const bool sampled = any(0, 1);
+  Grid x(n, width), y(rows, width);
+  Block<int64_t> chosen(rows);
+  for (int i = 0; i < rows; ++i) chosen.data[i] = any(0, n - 1);
+  x.fill(true);
+  y.fill(true);
+  const Bytes before = y.bytes();
+  HrRowsOp select{x.block.data, x.stride, y.block.data, y.stride, width, HR_ROWS_R, 0, 0};
+  HrRowsOp cap{nullptr, 0, y.block.data, y.stride, width, HR_ROWS_R, 5.0f, 0};
+  HrRecord records[] = {{HR_OP_SELECT, 0, &select}, {HR_OP_SOFTCAP, 0, &cap}};
+  HrStep step = rows_of(n, rows);
+  step.sample_rows = chosen.data;
+  const auto begin = [&] { y.put(before); };
+  const auto read = [&] { return y.bytes(); };
+  by_all(teams, count, records, 2, step, begin, read);
+  const int both = n < rows ? n : rows;
+  HrRowsOp sum{x.block.data, x.stride, y.block.data, y.stride, width,
+               sampled ? HR_ROWS_R : HR_ROWS_N, 0, 0};
+  HrRecord record{HR_OP_ADD, 0, &sum};
+  by_all(teams, count, &record, 1, rows_of(sampled ? 0 : both, sampled ? both : 0), begin, read);
+}
+
+inline void gates(void* const* teams, int count) {
+  const bool coded = any(0, 1);
+  const int size = coded ? 32 * any(1, 20) : any(1, 600), rows = any(0, 9);
+  Grid x(rows, 2 * size), y(rows, size);
+  Codes codes(rows, size / 32 * 32, any(0, 2));
+  x.fill(true);
+  HrGated op{x.block.data, x.stride, !coded || any(0, 1) ? y.block.data : nullptr, y.stride,
+             coded ? codes.q : HrQuantised{nullptr, 0}, size, any(0, 2)};
+  HrRecord record{HR_OP_GATED, 0, &op};
+  by_all(teams, count, &record, 1, rows_of(rows, 0), [] {},
+         [&] {
+           Bytes all = y.bytes();
+           add(&all, codes.bytes());
+           return all;
+         });
+}
+
+// Parts of different kinds side by side, onto what is there or not, with a bias or not.
+inline void linears(void* const* teams, int count) {
+  const bool dense = any(0, 3) == 0, sampled = any(0, 1);
+  const int in = dense ? any(1, 90) : 256 * any(1, 2), rows = any(0, 30), parts = any(1, 3);
+  std::unique_ptr<Weight> weights[3];
+  int wide = 0;
+  for (int i = 0; i < parts; ++i) {
+    const Kind& kind = kKinds[dense ? any(kQuantised, kAll - 1) : any(0, kAll - 1)];
+    weights[i] = std::make_unique<Weight>(teams[0], kind, any(1, 150), in);
+    wide += weights[i]->out;
+  }
+  Grid x(rows, in), y(rows, wide);
+  Block<float> bias(wide);
+  Codes codes(rows, in / 32 * 32, any(0, 2));
+  x.fill(true);
+  y.fill(true);
+  for (int i = 0; i < wide; ++i) bias.data[i] = random_float();
+  const Bytes before = y.bytes();
+  HrPart list[3];
+  for (int i = 0, first = 0; i < parts; first += weights[i++]->out)
+    list[i] = weights[i]->part(y.block.data + first, y.stride,
+                               any(0, 1) ? bias.data + first : nullptr, any(0, 1));
+  const int32_t which = sampled ? HR_ROWS_R : HR_ROWS_N;
+  HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
+  HrLinear linear{codes.q, x.block.data, x.stride, list, parts, which};
+  HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_LINEAR, 0, &linear}};
+  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  by_all(teams, count, records + dense, 2 - dense, step, [&] { y.put(before); },
+         [&] { return y.bytes(); });
+}
+
+inline void gate_ups(void* const* teams, int count) {
+  const int in = 256 * any(1, 2), out = 32 * any(1, 6), rows = any(0, 30);
+  Weight gate(teams[0], kKinds[any(0, kQuantised - 1)], out, in);
+  Weight up(teams[0], kKinds[any(0, kQuantised - 1)], out, in);
+  Grid x(rows, in);
+  Codes codes(rows, in, any(0, 2)), inner(rows, out, any(0, 2));
+  x.fill(true);
+  HrQuantise quantise{x.block.data, x.stride, codes.q, in, HR_ROWS_N};
+  HrGateUp op{codes.q, gate.part(nullptr, 0, nullptr, false), up.part(nullptr, 0, nullptr, false),
+              inner.q, any(0, 2), 0};
+  HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_GATE_UP, 0, &op}};
+  by_all(teams, count, records, 2, rows_of(rows, 0), [] {}, [&] { return inner.bytes(); });
+}
+
+inline void loras(void* const* teams, int count) {
+  const int n = any(0, 14), in = any(1, 70), parts = any(1, 3), room = any(1, 9), slots = any(1, 3);
+  Block<float> down(static_cast<int64_t>(slots) * parts * room * in);
+  for (size_t i = 0; i < down.bytes / 4; ++i) down.data[i] = random_float();
+  std::unique_ptr<Block<float>> ups[3];
+  HrLoraPart list[3];
+  int wide = 0;
+  for (int p = 0; p < parts; ++p) {
+    const int out = any(0, 2) ? any(1, 60) : any(250, 300);
+    ups[p] = std::make_unique<Block<float>>(static_cast<int64_t>(slots) * room * out);
+    list[p] = {ups[p]->data, out, wide};
+    wide += out;
+  }
+  Block<int32_t> ranks(slots), adapters(n);
+  for (int s = 0; s < slots; ++s) ranks.data[s] = any(0, room);
+  for (int i = 0; i < n; ++i)
+    adapters.data[i] = i && any(0, 2) ? adapters.data[i - 1] : any(-1, slots - 1);
+  Grid x(n, in), inner(n, parts * room), y(n, wide);
+  x.fill(true);
+  y.fill(true);
+  const Bytes before = y.bytes();
+  HrLora op{x.block.data, x.stride, inner.block.data, inner.stride, y.block.data, y.stride,
+            down.data, ranks.data, list, parts, room, in};
+  HrRecord records[] = {{HR_OP_LORA_DOWN, 0, &op}, {HR_OP_LORA_UP, 0, &op}};
+  HrStep step = rows_of(n, 0);
+  step.adapters = any(0, 5) ? adapters.data : nullptr;
+  by_all(teams, count, records, 2, step, [&] { y.put(before); }, [&] { return y.bytes(); });
+}
+
+inline void draws(void* const* teams, int count) {
+  const int rows = any(0, 6), vocab = any(0, 3) ? any(1, 700) : any(40000, 41000);
+  Grid logits(rows, vocab);
+  Block<HrDrawRow> rules(rows);
+  Block<int64_t> tokens(rows);
+  logits.fill(any(0, 3) == 0);
+  for (int r = 0; r < rows; ++r)
+    rules.data[r] = {0.1f + static_cast<float>(any(0, 20)) / 10, any(0, 2) ? 0.0f : 0.2f,
+                     any(0, 1) ? 1.0f : 0.6f, any(0, 1) ? 0 : any(1, vocab + 5),
+                     static_cast<double>(any(0, 999)) / 1000};
+  HrDraw op{logits.block.data, logits.stride, rules.data, tokens.data, vocab, rows};
+  HrRecord record{HR_OP_DRAW, 0, &op};
+  by_all(teams, count, &record, 1, rows_of(0, 0), [] {}, [&] {
+    for (int r = 0; r < rows; ++r) CHECK(tokens.data[r] >= -1 && tokens.data[r] < vocab);
+    const auto* at = reinterpret_cast<const uint8_t*>(tokens.data);
+    return Bytes(at, at + tokens.bytes);
+  });
+}
+
+// Several sequences over scattered pages: KV is written by rope and read by attention.
+inline void attentions(void* const* teams, int count) {
+  constexpr int kKv[] = {HR_F32, HR_F16, HR_BF16, HR_I8};
+  const int kind = kKv[any(0, 3)], block = 8 * any(1, 5), kv_heads = any(1, 3);
+  const int heads = kv_heads * (any(0, 3) ? any(1, 9) : 14), size = 16 * any(1, 5);
+  const int entries = any(1, 4), window = any(0, 1) ? 0 : any(1, 90);
+  std::vector<int64_t> positions, slots;
+  std::vector<int32_t> starts{0}, lengths;
+  int wide = 1, blocks = 1;
+  for (int b = 0; b < entries; ++b) {
+    const int before = any(0, 1) ? any(0, 150) : 0, own = any(1, any(0, 2) ? 3 : 40);
+    for (int i = 0; i < own; ++i) positions.push_back(before + i);
+    starts.push_back(static_cast<int32_t>(positions.size()));
+    lengths.push_back(before + own);
+    blocks += (before + own + block - 1) / block;
+    if ((before + own + block - 1) / block > wide) wide = (before + own + block - 1) / block;
+  }
+  const int n = static_cast<int>(positions.size());
+  const int apart = wide + any(0, 3);
+  Block<int32_t> tables(static_cast<int64_t>(entries - 1) * apart + wide);
+  for (int b = 0, page = blocks - 1; b < entries; ++b) {  // the last one first: a page of the end
+    const int have = (lengths[static_cast<size_t>(b)] + block - 1) / block;
+    for (int i = 0; i < have; ++i) tables.data[b * apart + i] = page--;
+    for (int t = starts[static_cast<size_t>(b)]; t < starts[static_cast<size_t>(b) + 1]; ++t) {
+      const int64_t p = positions[static_cast<size_t>(t)];
+      slots.push_back(static_cast<int64_t>(tables.data[b * apart + p / block]) * block + p % block);
+    }
+  }
+  const int64_t values = static_cast<int64_t>(blocks) * kv_heads * block * size;
+  const int64_t scales = kind == HR_I8 ? static_cast<int64_t>(blocks) * kv_heads * block : 0;
+  const int each = kind == HR_F32 ? 4 : kind == HR_I8 ? 1 : 2;
+  Block<uint8_t> k(values * each), v(values * each);
+  Block<float> k_scale(scales), v_scale(scales), q_norm(size), k_norm(size);
+  Block<float> cos(200 * size / 2), sin(200 * size / 2);
+  for (int i = 0; i < 200 * size / 2; ++i) cos.data[i] = random_float(), sin.data[i] = random_float();
+  for (int i = 0; i < size; ++i) q_norm.data[i] = any_float(), k_norm.data[i] = random_float();
+  const bool normed = any(0, 1), coded = size % 32 == 0 && any(0, 1);
+  Grid qkv(n, (heads + 2 * kv_heads) * size), y(n, heads * size);
+  Codes codes(n, heads * size / 32 * 32, any(0, 2));
+  qkv.fill(any(0, 1));
+  const Bytes before = qkv.bytes();
+  const HrKv kv{k.data, v.data, scales ? k_scale.data : nullptr, scales ? v_scale.data : nullptr,
+                kind, block, heads, kv_heads, size, 0};
+  HrRope rope{kv, qkv.block.data, qkv.stride, normed ? q_norm.data : nullptr,
+              normed ? k_norm.data : nullptr, cos.data, sin.data, 1e-6f, 1.0f};
+  HrAttention op{kv, qkv.block.data, qkv.stride, !coded || any(0, 1) ? y.block.data : nullptr,
+                 y.stride, coded ? codes.q : HrQuantised{nullptr, 0}, 0.2f, any(0, 2) ? 0 : 5.0f};
+  HrRecord records[] = {{HR_OP_ROPE, 0, &rope}, {HR_OP_ATTENTION, 0, &op}};
+  HrStep step = rows_of(n, 0);
+  step.b = entries;
+  step.positions = positions.data();
+  step.query_starts = starts.data();
+  step.lengths = lengths.data();
+  step.group_count = 1;
+  step.groups[0] = {tables.data, slots.data(), apart, window};
+  by_all(teams, count, records, 2, step, [&] { qkv.put(before); },
+         [&] {
+           Bytes all = y.bytes();
+           add(&all, qkv.bytes());
+           add(&all, codes.bytes());
+           add(&all, Bytes(k.data, k.data + k.bytes));
+           add(&all, Bytes(v.data, v.data + v.bytes));
+           return all;
+         });
+}
+
+inline void everything(void* const* teams, int count, int rounds) {
+  for (int i = 0; i < rounds; ++i) {
+    embeds(teams, count);
+    norms(teams, count);
+    rows_ops(teams, count);
+    gates(teams, count);
+    linears(teams, count);
+    gate_ups(teams, count);
+    loras(teams, count);
+    draws(teams, count);
+    attentions(teams, count);
+  }
+}
+
+}  // namespace fuzz
