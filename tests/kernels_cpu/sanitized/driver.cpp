@@ -77,6 +77,36 @@ void gates(void* team) {
   }
 }
 
+// The best output of each row without a matrix: of odd shapes, against the product's own.
+void heads(void* team, int threads) {
+  for (const Kind& kind : kKinds) {
+    constexpr int kIn = 256, kOut = 83, kStride = 16;
+    Weight weight(team, kind, kOut, kIn);
+    for (int rows : {1, 7, 13}) {
+      Block<float> x(rows * kIn), y(rows * kOut);
+      Block<HrBest> best(threads * kStride);
+      Block<int64_t> tokens(rows);
+      for (int i = 0; i < rows * kIn; ++i) x.data[i] = random_float();
+      Codes codes(rows, kIn);
+      HrQuantise quantise{x.data, kIn, codes.q, kIn, HR_ROWS_N};
+      HrPart part = weight.part(y.data, kOut, nullptr, false);
+      HrLinear linear{codes.q, x.data, kIn, &part, 1, HR_ROWS_N};
+      HrHead head{linear, best.data, kStride, tokens.data};
+      HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise},
+                            {HR_OP_LINEAR, 0, &linear},
+                            {HR_OP_BEST, 0, &head},
+                            {HR_OP_PICK, 0, &head}};
+      run(team, records, 4, rows);
+      for (int r = 0; r < rows; ++r) {
+        int64_t highest = 0;
+        for (int o = 1; o < kOut; ++o)
+          if (y.data[r * kOut + o] > y.data[r * kOut + highest]) highest = o;
+        CHECK(tokens.data[r] == highest);
+      }
+    }
+  }
+}
+
 // ---- the team: what it does between operators and between jobs
 
 struct Chain {  // `length` sums of a vector with itself: jobs whose end one can check
@@ -140,6 +170,7 @@ int main(int count, char** arguments) {
   for (int i = 0; i < 3; ++i) CHECK(teams[i] = hr_team_new(i + 1, nullptr));
   products(teams, 3);
   gates(teams[1]);
+  heads(teams[2], 3);
   fuzz::everything(teams, 3, rounds);
   quick_jobs(teams[2], 300);
   teams_at_once(teams[1]);

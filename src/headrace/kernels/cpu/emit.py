@@ -26,6 +26,7 @@ from .records import (
     HrEmbed,
     HrGated,
     HrGateUp,
+    HrHead,
     HrKv,
     HrLinear,
     HrLora,
@@ -119,6 +120,21 @@ def linear(
     )
     op.keep = array
     return records.LINEAR, op
+
+
+class Head:
+    """Room for the most likely token of each of `rows` rows: see csrc/head.h."""
+
+    def __init__(self, threads: int, rows: int) -> None:
+        stride = -(-rows // 8) * 8  # A cache line each at least: threads write side by side.
+        self.tokens = torch.zeros(rows, dtype=torch.int64)
+        self._best = torch.zeros(threads, stride, 2, dtype=torch.int32)
+
+    def records(self, product: HrLinear) -> tuple[Emitted, Emitted]:
+        """The records that take the place of `product`, which is of one part without a bias."""
+        op = HrHead(product, self._best.data_ptr(), self._best.shape[1], self.tokens.data_ptr())
+        op.keep = product, self
+        return (records.BEST, op), (records.PICK, op)
 
 
 def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:

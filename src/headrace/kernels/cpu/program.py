@@ -24,7 +24,7 @@ from . import emit
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .library import Team
 from .recorder import Node, Recorder, Unrecordable, Value
-from .records import UNIT, HrQuantised, HrStep
+from .records import UNIT, HrLinear, HrQuantised, HrStep
 from .step import fill_step
 
 
@@ -140,6 +140,9 @@ class CpuProgram:
         self.names = lowering.names
         self._hidden, self._logits = (lowering.floats[value] for value in results)
         self._records = emit.program(self._emitted)
+        self._head: _GreedyHead | None = None
+        if lowering.head is not None:
+            self._head = _GreedyHead(lowering, operators.team.threads, limits.entries)
         self._step = HrStep()
         self._filled: StepBatch | None = None
         """The batch that `_step` and `_results` are of, where it may come again as it is."""
@@ -151,16 +154,30 @@ class CpuProgram:
 
     def adapted(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As a call; None, and nothing was computed, where the step is beyond the limits."""
+        if not self._fill(batch):
+            return None
+        self._operators.team.run(self._records, len(self._emitted), self._step)
+        return self._results
+
+    def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `GreedyProgram`; None also where the head is capped or of several parts."""
+        head = self._head
+        if head is None or not self._fill(batch):
+            return None
+        self._operators.team.run(head.records, head.count, self._step)
+        return self._results[0], head.tokens[: self._step.r]
+
+    def _fill(self, batch: StepBatch) -> bool:
+        """Point the step to `batch`. False: it is beyond the limits."""
         if batch is not self._filled:
             self._filled = None
             step, limits = fill_step(self._step, batch), self._limits
             if step.n > limits.tokens or max(step.r, step.b) > limits.entries:
-                return None
+                return False
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
             self._results = self._hidden[: step.n], self._logits[: step.r]
-        self._operators.team.run(self._records, len(self._emitted), self._step)
-        return self._results
+        return True
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Run a step; → (name, seconds) of every record."""
@@ -169,6 +186,17 @@ class CpuProgram:
         self._filled = None
         self._operators.team.run(self._records, count, fill_step(self._step, batch), seconds)
         return list(zip(self.names, seconds, strict=True))
+
+
+class _GreedyHead:
+    """The same records but for the last: the most likely tokens in place of the logits."""
+
+    def __init__(self, lowering: _Lowering, threads: int, rows: int) -> None:
+        assert lowering.head is not None
+        room = emit.Head(threads, rows)
+        emitted = [*lowering.emitted[:-1], *room.records(lowering.head)]
+        self.tokens = room.tokens
+        self.records, self.count = emit.program(emitted), len(emitted)
 
 
 class _Lowering:
@@ -180,7 +208,9 @@ class _Lowering:
         self.floats: dict[Value, torch.Tensor] = {}
         self.names: list[str] = []
         self._codes: dict[Value, QuantisedRows] = {}
-        self._emitted: list[Emitted] = []
+        self.emitted: list[Emitted] = []
+        self.head: HrLinear | None = None
+        """The last record, where that is a product of one part which gives the logits."""
         self._dying: list[list[Value]] = [[] for _ in nodes]
         self._summed = self._find_sums()
         self._gates = self._find_gates()
@@ -269,7 +299,7 @@ class _Lowering:
 
     def _emit(self, name: str, emitted: Emitted) -> None:
         self.names.append(name)
-        self._emitted.append(emitted)
+        self.emitted.append(emitted)
 
     def run(self) -> list[Emitted]:
         for value, last in self._last.items():
@@ -279,7 +309,18 @@ class _Lowering:
             getattr(self, f"_{node.op}")(index, node)
             for value in self._dying[index]:
                 self._bury(value)
-        return self._emitted
+        self._find_head()
+        return self.emitted
+
+    def _find_head(self) -> None:
+        node, (_, op) = self.nodes[-1], self.emitted[-1]
+        if (
+            node.op == "linear"
+            and node.out is self.results[1]
+            and isinstance(op, HrLinear)  # No addition follows it.
+            and op.count == 1
+        ):
+            self.head = op
 
     def _bury(self, value: Value) -> None:
         if value in self.floats:

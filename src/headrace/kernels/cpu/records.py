@@ -15,7 +15,7 @@ KV_I8 = 19
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
-LORA_DOWN, LORA_UP, DRAW = 20, 21, 22
+LORA_DOWN, LORA_UP, DRAW, BEST, PICK = range(20, 25)
 MAX_GROUPS = 16
 SIX = 6
 """Rows of quantised activations that are interleaved."""
@@ -152,10 +152,18 @@ class HrDraw(Structure):
     ]  # fmt: skip
 
 
+class HrBest(Structure):
+    _fields_ = [("value", _F), ("token", _I)]
+
+
+class HrHead(Structure):
+    _fields_ = [("linear", HrLinear), ("best", _P), ("stride", _L), ("tokens", _P)]
+
+
 MIRRORED: list[type[Structure]] = [
     HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
     HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
-    HrDrawRow, HrDraw,
+    HrDrawRow, HrDraw, HrBest, HrHead,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

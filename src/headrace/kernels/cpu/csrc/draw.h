@@ -29,15 +29,6 @@ constexpr int64_t kDrawScratch = kDrawRoom * 12 + kDrawBlocks * 8;
 const float kDrawLadder[kDrawCuts] = {0.5f, 1.0f, 2.0f, 3.0f, 4.5f,
                                           6.0f, 8.0f, 10.0f, 13.0f};
 
-HR_INLINE uint32_t f_not_below(F x, F least) {  // a bit for each lane with x ≥ least
-#if HR_LEVEL >= 3
-  return _mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ);
-#else
-  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, least.a, _CMP_GE_OQ))) |
-         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, least.b, _CMP_GE_OQ))) << 8;
-#endif
-}
-
 HR_INLINE F f_where(F x, F least, F value) {  // value where x ≥ least, else zero
 #if HR_LEVEL >= 3
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ), value.v)};

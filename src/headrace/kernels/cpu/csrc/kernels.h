@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "draw.h"
 #include "gate_up.h"
+#include "head.h"
 #include "lora.h"
 #include "pack.h"
 #include "products.h"
@@ -35,6 +36,8 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_LORA_DOWN: return op_lora_down(*static_cast<const HrLora*>(record.op), work);
     case HR_OP_LORA_UP: return op_lora_up(*static_cast<const HrLora*>(record.op), work);
+    case HR_OP_BEST: return op_best(*static_cast<const HrHead*>(record.op), work);
+    case HR_OP_PICK: return op_pick(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);
     case HR_OP_SOFTCAP: return op_softcap(*static_cast<const HrRowsOp*>(record.op), work);
   }

@@ -65,7 +65,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrQuantise), sizeof(HrGated),   sizeof(HrRowsOp),
                            sizeof(HrKv),     sizeof(HrRope),      sizeof(HrAttention),
                            sizeof(HrGateUp), sizeof(HrRecord), sizeof(HrGroup), sizeof(HrStep),
-                           sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw)};
+                           sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw),
+                           sizeof(HrBest),   sizeof(HrHead)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

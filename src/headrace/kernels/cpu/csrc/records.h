@@ -44,7 +44,9 @@ enum HrCode {
   HR_OP_GATE_UP = 11,
   HR_OP_LORA_DOWN = 20,
   HR_OP_LORA_UP = 21,
-  HR_OP_DRAW = 22
+  HR_OP_DRAW = 22,
+  HR_OP_BEST = 23,
+  HR_OP_PICK = 24
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -68,6 +70,12 @@ typedef struct {
   int64_t stride;  // HrSix between blocks of six rows: K / 32
 } HrQuantised;
 
+enum HrInto {
+  HR_STORE = 0,  // y = x · wᵀ + bias
+  HR_ADD = 1,    // y += x · wᵀ + bias
+  HR_KEEP = 2    // y is [rows] HrBest: the highest of each row, no bias; see head.h
+};
+
 typedef struct {
   const uint8_t* data;  // panels of 16 outputs, 64-byte aligned
   const float* bias;    // [out] or null
@@ -76,7 +84,7 @@ typedef struct {
   int32_t kind;
   int32_t out;
   int32_t in;
-  int32_t accumulate;   // 1: y += x · wᵀ + bias
+  int32_t accumulate;   // HrInto
 } HrPart;
 
 typedef struct {
@@ -87,6 +95,18 @@ typedef struct {
   int32_t count;
   int32_t rows;
 } HrLinear;
+
+typedef struct {
+  float value;
+  int32_t token;        // INT32_MAX: there was no number yet
+} HrBest;
+
+typedef struct {        // BEST: each thread's best of every row; PICK: the best of all threads
+  HrLinear linear;      // of one part, whose y is not used
+  HrBest* best;         // [threads, stride]
+  int64_t stride;       // at least as many as rows
+  int64_t* tokens;      // [R]
+} HrHead;
 
 typedef struct {
   const uint8_t* data;  // rows as they lie in the file

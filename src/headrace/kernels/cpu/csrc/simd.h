@@ -310,6 +310,15 @@ HR_INLINE I dot_at(I acc, C w, const int8_t* a) {
 #endif
 }
 
+HR_INLINE uint32_t f_not_below(F x, F least) {  // a bit for each lane with x ≥ least
+#if HR_LEVEL >= 3
+  return _mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ);
+#else
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, least.a, _CMP_GE_OQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.b, least.b, _CMP_GE_OQ))) << 8;
+#endif
+}
+
 // ---- built from the above: the same bits at every level
 
 HR_INLINE float f_sum(F x) {  // a fixed tree over the sixteen lanes

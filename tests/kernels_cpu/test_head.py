@@ -1,0 +1,152 @@
+"""Greedy rows without logits: the token of every row is that of an argmax over the logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cpu_cases import BLOCKS, random_blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import make_batch
+
+from headrace.kernels.cpu.operators import CpuOperators
+from headrace.kernels.cpu.program import CpuProgram
+from headrace.kernels.operators import GreedyProgram, KvCache, Operators, StepBatch, StepLimits
+from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
+
+WIDTH, TOKENS = 256, 100
+TEAMS = {threads: CpuOperators(threads) for threads in (1, 2, 5)}
+
+
+def nothing(weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
+    raise AssertionError
+
+
+class Ends:
+    """A model of its two ends alone: row t of the table goes into the head."""
+
+    def __init__(
+        self, ops: CpuOperators, head: Weight, table: torch.Tensor, softcap: float | None = None
+    ) -> None:
+        self.table, self.softcap = DenseWeight(table), softcap
+        self.head = ops.prepare(head, "logits", nothing)
+
+    def forward(
+        self, ops: Operators, batch: StepBatch, cache: KvCache
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = ops.embed(batch.tokens, self.table, 1.0)
+        return x, ops.logits(ops.select(x, batch.sample_rows), self.head, self.softcap)
+
+
+def compiled(ops: CpuOperators, model: Ends, rows: int) -> CpuProgram:
+    program = ops.compile(model.forward, KvCache([], []), StepLimits(max(rows, 4), rows, 512))
+    assert isinstance(program, CpuProgram)
+    assert isinstance(program, GreedyProgram)
+    return program
+
+
+def repeated(kind: str, out: int, distinct: int, seed: int) -> Weight:
+    """A head in which every row comes about out / distinct times, wherever."""
+    generator = torch.Generator().manual_seed(seed)
+    which = torch.randint(distinct, (out,), generator=generator)
+    if kind not in BLOCKS:
+        rows = torch.randn(distinct, WIDTH, generator=generator)
+        return DenseWeight(rows[which].to(getattr(torch, kind)))
+    few = random_blocks(kind, distinct, WIDTH, seed=seed)
+    return BlockWeight(kind, few.data[which].contiguous(), (out, WIDTH))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([*BLOCKS, "float32", "float16", "bfloat16"]),
+    out=st.integers(1, 900),
+    distinct=st.integers(1, 900),
+    rows=st.integers(1, 40),
+    threads=st.sampled_from([1, 2, 5]),
+    seed=st.integers(0, 2**31),
+)
+def test_the_token_is_that_of_an_argmax(
+    kind: str, out: int, distinct: int, rows: int, threads: int, seed: int
+) -> None:
+    """Of equal logits, in one panel or in several threads' shares, the lowest."""
+    ops = TEAMS[threads]
+    torch.manual_seed(seed)
+    model = Ends(ops, repeated(kind, out, min(distinct, out), seed), torch.randn(TOKENS, WIDTH))
+    program = compiled(ops, model, rows)
+    batch, _ = make_batch([(3, 1)] * rows, seed=seed % 1000, vocabulary=TOKENS)
+    _, logits = program(batch)
+    wanted = logits.argmax(-1)
+    for _ in range(2):
+        found = program.greedy(batch)
+        assert found is not None
+        hidden, tokens = found
+        assert torch.equal(tokens, wanted)
+        assert torch.equal(hidden, model.table.data[batch.tokens])
+
+
+def test_every_level_finds_the_same(ops: CpuOperators) -> None:
+    for kind in ("Q8_0", "Q6_K", "bfloat16"):
+        model = Ends(ops, repeated(kind, 333, 40, 1), torch.randn(TOKENS, WIDTH))
+        program = compiled(ops, model, 20)
+        batch, _ = make_batch([(3, 1)] * 20)
+        wanted = program(batch)[1].argmax(-1)
+        found = program.greedy(batch)
+        assert found is not None
+        assert torch.equal(found[1], wanted)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "float32"])
+def test_rows_that_are_no_numbers(best: CpuOperators, kind: str) -> None:
+    """A row without a number gets token 0, as from argmax, and disturbs no other."""
+    table = torch.randn(TOKENS, WIDTH)
+    model = Ends(best, repeated(kind, 500, 500, 2), table)
+    program = compiled(best, model, 6)
+    batch, _ = make_batch([(3, 1)] * 6)
+    batch.tokens[:] = torch.arange(6)
+    table[1, 7], table[4, 200] = float("nan"), float("inf")
+    _, logits = program(batch)
+    if kind == "float32":
+        logits[4] = torch.where(logits[4].isnan(), -torch.inf, logits[4])
+    wanted = logits.argmax(-1)
+    found = program.greedy(batch)
+    assert found is not None
+    assert wanted[1] == 0
+    assert torch.equal(found[1], wanted)
+
+
+def test_all_logits_minus_infinity(best: CpuOperators) -> None:
+    table = torch.ones(TOKENS, WIDTH)
+    table[2, 0] = float("-inf")
+    program = compiled(best, Ends(best, DenseWeight(torch.ones(40, WIDTH)), table), 2)
+    batch, _ = make_batch([(3, 1)] * 2)
+    batch.tokens[:] = torch.tensor([2, 3])
+    assert program(batch)[1][0].eq(-torch.inf).all()
+    found = program.greedy(batch)
+    assert found is not None
+    assert found[1].tolist() == [0, 0]
+
+
+def test_where_it_cannot_go_that_way(best: CpuOperators) -> None:
+    """A capped head may make equal what is not; one of parts numbers its outputs by parts; a step
+    over the limits is not this program's."""
+    table = torch.randn(TOKENS, WIDTH)
+    batch, _ = make_batch([(3, 1)] * 2)
+    capped = Ends(best, random_blocks("Q8_0", 64, WIDTH), table, softcap=30.0)
+    assert compiled(best, capped, 2).greedy(batch) is None
+    parts = StackedWeight((random_blocks("Q8_0", 64, WIDTH), random_blocks("Q5_0", 32, WIDTH)))
+    assert compiled(best, Ends(best, parts, table), 2).greedy(batch) is None
+    plain = compiled(best, Ends(best, random_blocks("Q8_0", 64, WIDTH), table), 2)
+    assert plain.greedy(batch) is not None
+    assert plain.greedy(make_batch([(3, 1)] * 3)[0]) is None
+
+
+def test_steps_with_logits_and_without_in_turn(best: CpuOperators) -> None:
+    model = Ends(best, random_blocks("Q6_K", 700, WIDTH), torch.randn(TOKENS, WIDTH))
+    program = compiled(best, model, 8)
+    batch, _ = make_batch([(3, 1)] * 8)
+    batch.fixed = True
+    for step in range(6):
+        batch.tokens[:] = torch.arange(step, step + 8)
+        found = program.greedy(batch)
+        assert found is not None
+        assert torch.equal(found[1], program(batch)[1].argmax(-1))
