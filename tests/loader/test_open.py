@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import ModelFileError, ModelNotFound, UnsupportedModel
+from headrace.engine.prediction import tensor_bytes
 from headrace.loader import CATALOG, open_model
 from headrace.loader.hub_model import split_hub_name
+from headrace.loader.weights import load_weights
 
 from .fakes import hf_model, save_folder, save_gguf
 
@@ -107,6 +109,14 @@ def test_gguf(model: Any, tmp_path: Path) -> None:
     assert files.licence == "mit"
     assert isinstance(files.tokenizer, dict)
     assert len(files.tokenizer["tokenizer.ggml.tokens"]) == 320
+
+
+def test_a_header_is_read_once(model: Any, tmp_path: Path) -> None:
+    path = save_gguf(model, tmp_path / "m.gguf", "qwen2")
+    files = open_model(str(path))
+    path.unlink()
+    sizes, _ = tensor_bytes(files)
+    assert {name for name, _ in load_weights(files)} == set(sizes)
 
 
 @pytest.mark.parametrize(

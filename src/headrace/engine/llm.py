@@ -72,22 +72,22 @@ class LLM:
 
     def _start(self, worker: str) -> None:
         begin = time.monotonic()
-        # Local: these imports take a tenth of a second, in which torch's library is being loaded.
-        from .build import build
-
-        opening = time.monotonic()
-        self.phases["import_engine"] = opening - begin
         self.files = open_model(
             self.options.model,
             cache_dir=Path(self.options.cache_dir) if self.options.cache_dir else None,
             offline=self.options.offline,
         )
         opened = time.monotonic()
-        self.phases["open_files"] = opened - opening
+        self.phases["open_files"] = opened - begin
         # Here, not in a thread: it holds the interpreter's lock, and what it would hold up is
-        # more than what it would run beside.
+        # more than what it would run beside. Before any import: a module in C is loaded by the
+        # system's loader, which has a lock of its own, and torch's library has it now.
         self.tokenizer: Tokenizer = load_tokenizer(self.files.tokenizer)
-        self.phases["tokenizer"] = time.monotonic() - opened
+        read = time.monotonic()
+        self.phases["tokenizer"] = read - opened
+        from .build import build
+
+        self.phases["import_engine"] = time.monotonic() - read
         self._template: ChatTemplate | None = None
         # Nobody else waits here: what the caller hands over is never refused for its number.
         options_here = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))

@@ -11,7 +11,7 @@ from ..base.config import EngineOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.step import StepPlan
-from ..loader.gguf import GgufFile
+from ..loader.gguf_model import gguf_of
 from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
 from ..roofline.composition import compose, compose_plan
@@ -34,7 +34,7 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
     sizes: dict[str, int] = {}
     formats: Counter[str] = Counter()
     if files.format == "gguf":
-        for name, info in GgufFile(files.weights[0]).tensors.items():
+        for name, info in gguf_of(files).tensors.items():
             canonical = from_gguf_name(name, files.arch)
             if canonical is not None:
                 sizes[canonical] = info.nbytes

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -90,6 +91,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
         preload_torch()
     # Local: the imports below take longer than saying hello, and the parent opens the files
     # of the model meanwhile.
+    from ..loader.gguf_model import gguf_of
     from .build import build
     from .operator import Operator
 
@@ -104,6 +106,10 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
         return
     flight = FlightRecorder(Path(configure.flight))
     files = configure.files.open()
+    if files.format == "gguf":
+        begin = time.monotonic()
+        files = replace(files, opened=gguf_of(files))  # Its header is wanted more than once.
+        channel.send(messages.Phase("open_files_here", time.monotonic() - begin))
     built = build(
         configure.options,
         files,

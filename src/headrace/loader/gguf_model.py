@@ -79,6 +79,11 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
     )
 
 
+def gguf_of(files: ModelFiles) -> GgufFile:
+    """The file of a GGUF model, read anew only where this process has not opened it."""
+    return files.opened if isinstance(files.opened, GgufFile) else GgufFile(files.path)
+
+
 def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:
     value = metadata.get(f"tokenizer.ggml.{field}")
     if value is None or value in (-1, 0xFFFFFFFF):

@@ -23,6 +23,7 @@ from ..quant.checkpoint import LAYOUTS, load, shape_of
 from ..quant.ggml_types import DENSE, SUPPORTED
 from ..quant.schemes import Scheme, scheme_of
 from .gguf import GgufFile, TensorInfo
+from .gguf_model import gguf_of
 from .jsonfile import read_json
 from .names import Shapes, check, expected, from_gguf_name, from_hf_name
 from .shards import StoredTensor, read_headers
@@ -46,8 +47,7 @@ def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
     shape than the architecture says, `UnsupportedModel` if its type is not read.
     """
     if files.format == "gguf":
-        opened = files.opened if isinstance(files.opened, GgufFile) else GgufFile(files.path)
-        return _from_gguf(opened, files.arch)
+        return _from_gguf(gguf_of(files), files.arch)
     return _from_safetensors(files)
 
 
