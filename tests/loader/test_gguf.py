@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, ModelFileError
 from headrace.loader.gguf import GgufFile, StringArray
+from headrace.loader.panelfile import _of_mapping
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +235,21 @@ def test_version_2_is_read(tmp_path: Path) -> None:
     file: Any = GgufFile(path)
     assert file.version == 2
     assert file.metadata == {"k": 7}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="smaps are Linux's")
+def test_a_header_does_not_stay_mapped(tmp_path: Path) -> None:
+    words = [f"word {number}" * 8 for number in range(10_000)]
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    writer.add_array("a.words", words)
+    writer.add_tensor("dense", np.ones((3, 5), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(tmp_path / "m.gguf")
+    assert file.metadata["a.words"] == words
+    assert file.tensors["dense"].offset > 500_000
+    address = file.view("dense").ctypes.data - file.tensors["dense"].offset
+    assert bool((file.view("dense") == 1).all())
+    assert _of_mapping(address, "Rss:") < 200_000

@@ -109,7 +109,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     if files.format == "gguf":
         begin = time.monotonic()
         files = replace(files, opened=gguf_of(files))  # Its header is wanted more than once.
-        channel.send(messages.Phase("open_files_here", time.monotonic() - begin))
+        channel.send(messages.Phase("read_header", time.monotonic() - begin))
     built = build(
         configure.options,
         files,

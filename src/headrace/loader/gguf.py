@@ -13,6 +13,7 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -145,6 +146,9 @@ class GgufFile:
                 raise ModelFileError(f"{path.name}: metadata key {key!r:.80} appears twice")
             self.metadata[key] = value
         self.tensors = _tensors(reader, tensors, self._alignment())
+        with suppress(OSError, AttributeError):
+            # Vocabularies are megabytes; what is wanted of them has been copied.
+            self._map.madvise(mmap.MADV_DONTNEED, 0, reader.at // mmap.PAGESIZE * mmap.PAGESIZE)
 
     def view(self, name: str) -> npt.NDArray[Any]:
         """The tensor's bytes: uint8 [rows, bytes per row]; F32 and F16 as float arrays [shape].

@@ -112,7 +112,7 @@ def _vocabulary(library: LibraryTokenizer, config: dict[str, Any]) -> Vocabulary
         tokens=tokens,
         added={token.content: index for index, token in added.items()},
         special_ids=frozenset(index for index, token in added.items() if token.special),
-        ids=ids,
+        find=library.token_to_id,
         bos_id=bos,
         eos_id=eos,
         prefix_ids=prefix,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,7 +39,8 @@ class Vocabulary:
     """Tokens that are found in text as a whole, special or not: text → id."""
     special_ids: frozenset[int]
     """Ids that are no text: control tokens; left out when special tokens are skipped."""
-    ids: Mapping[str, int]
+    find: Callable[[str], int | None]
+    """The id of a token as the file writes it."""
     bos_id: int | None = None
     eos_id: int | None = None
     prefix_ids: tuple[int, ...] = ()
@@ -107,7 +108,7 @@ class Tokenizer:
         return {token: index for token, index in added.items() if index in special}
 
     def token_to_id(self, token: str) -> int | None:
-        return self.vocabulary.ids.get(token)
+        return self.vocabulary.find(token)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the file writes it."""

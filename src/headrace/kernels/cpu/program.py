@@ -23,6 +23,7 @@ from ..weights import LoraWeight
 from . import emit
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .library import Team
+from .mapped import MappedRows
 from .recorder import Node, Recorder, Unrecordable, Value
 from .records import UNIT, HrLinear, HrQuantised, HrStep
 from .step import fill_step
@@ -143,6 +144,8 @@ class CpuProgram:
         self._head: _GreedyHead | None = None
         if lowering.head is not None:
             self._head = _GreedyHead(lowering, operators.team.threads, limits.entries)
+        self._tables = [MappedRows(node.args["weight"]) for node in self._nodes
+                        if node.op == "embed"]  # fmt: skip
         self._step = HrStep()
         self._filled: StepBatch | None = None
         """The batch that `_step` and `_results` are of, where it may come again as it is."""
@@ -177,6 +180,8 @@ class CpuProgram:
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
             self._results = self._hidden[: step.n], self._logits[: step.r]
+        for table in self._tables:
+            table.read(self._step.n)
         return True
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:

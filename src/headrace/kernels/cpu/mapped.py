@@ -1,0 +1,32 @@
+"""How much of a table stays mapped that is read row by row from a mapping of its file."""
+
+from __future__ import annotations
+
+from ..weights import BlockWeight, Weight
+from .library import forget
+
+MOST_ROWS = 256
+"""Rows that are read before the pages go back: at 64 KiB for each at most 16 MiB and one step's."""
+
+
+class MappedRows:
+    """Gives back the pages of an embedding table that lies in the mapping of the model's file.
+
+    A row is some hundred bytes, but the system maps sixteen pages around each that is touched, so
+    that after a few thousand tokens the whole table counts as memory of this process. The page
+    cache keeps it either way: to map a row's pages again takes a microsecond or two.
+    """
+
+    def __init__(self, weight: Weight) -> None:
+        mapped = isinstance(weight, BlockWeight) and weight.mapped
+        self._data = weight.data if mapped and isinstance(weight, BlockWeight) else None
+        self._rows = 0
+
+    def read(self, rows: int) -> None:
+        """So many rows were read: perhaps it is time."""
+        if self._data is None:
+            return
+        self._rows += rows
+        if self._rows >= MOST_ROWS:
+            self._rows = 0
+            forget(self._data.data_ptr(), self._data.nbytes)
