@@ -18,6 +18,7 @@ from headrace.bench.history import History
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
 from headrace.bench.recovery import can_recover, recover
+from headrace.bench.result import read_result
 from headrace.bench.run import run_bench
 from headrace.bench.store import write_text
 from headrace.cli.bench import command
@@ -98,23 +99,55 @@ def test_a_history_that_cannot_be_written(tmp_path: Path) -> None:
         History(tmp_path / "file" / "h.duckdb").add(result)
 
 
+def begun(url: str, folder: Path) -> subprocess.Popen[str]:
+    """A run that would take very long, after its first twenty requests."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "headrace", "bench", "run", "--url", url, "--requests",
+         "100000", "-c", "2", "--input", "5", "--output", "4", "--no-history", "--api-key",
+         "secret", "-o", str(folder)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ},
+    )  # fmt: skip
+    requests, end = folder / "requests.jsonl", time.monotonic() + 60
+    while time.monotonic() < end and not (
+        requests.is_file() and requests.read_bytes().count(b"\n") > 20
+    ):
+        time.sleep(0.05)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_was_measured(
+    tmp_path: Path, with_signal: signal.Signals
+) -> None:
+    folder = tmp_path / "run"
+    with MockServer(Behaviour(ttft=0.02, itl=0.001)) as server:
+        run = begun(server.url, folder)
+        run.send_signal(with_signal)
+        output, _ = run.communicate(timeout=60)
+    assert "the run was interrupted" in output
+    assert "Traceback" not in output
+    result = read_result(folder)
+    assert result["interrupted"]
+    assert result["succeeded"] > 20
+    assert (folder / "report.html").is_file()
+    # And once more from the records, had the result been cut off while it was written.
+    (folder / "result.json").write_text('{"schema": "headrace.ben')
+    with pytest.raises(InvalidRequest, match=r"not whole JSON .*requests.jsonl"):
+        read_result(folder)
+    again = CliRunner().invoke(command, ["report", str(folder)])
+    assert again.exit_code == 0
+    assert f"{result['succeeded']} of" in again.output
+
+
 @pytest.mark.slow
 def test_a_killed_run_is_recovered(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with MockServer(Behaviour(ttft=0.02, itl=0.001)) as server:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "bench", "run", "--url", server.url, "--requests",
-             "100000", "-c", "2", "--input", "5", "--output", "4", "--no-history", "--api-key",
-             "secret", "-o", str(folder)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ},
-        )  # fmt: skip
-        requests, end = folder / "requests.jsonl", time.monotonic() + 60
-        while time.monotonic() < end and not (
-            requests.is_file() and requests.read_bytes().count(b"\n") > 20
-        ):
-            time.sleep(0.05)
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+        run = begun(server.url, folder)
+        run.kill()
+        run.communicate()
+    requests = folder / "requests.jsonl"
     assert can_recover(folder)
     assert "secret" not in (folder / "run.json").read_text()
     with requests.open("ab") as file:

@@ -261,6 +261,9 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
 def test_half_written_results_are_named(tmp_path: Path) -> None:
     whole = tmp_path / "result.json"
     whole.write_text('{"schema": "headrace.bench.run/1", "requests": 2')
+    with pytest.raises(InvalidRequest, match=r"not whole JSON [^;]*$"):
+        read_result(tmp_path)
+    (tmp_path / "requests.jsonl").touch()
     with pytest.raises(InvalidRequest, match=r"requests\.jsonl"):
         read_result(tmp_path)
     whole.write_text(json.dumps({"schema": "another/3"}))

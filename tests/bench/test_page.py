@@ -10,7 +10,7 @@ from headrace.bench.metrics import Run
 from headrace.bench.options import RunOptions
 from headrace.bench.record import RequestRecord
 from headrace.bench.report import html_report
-from headrace.bench.result import document
+from headrace.bench.result import document, histogram
 from headrace.roofline.page import STYLE
 from headrace.roofline.plot import Chart, Series, svg
 
@@ -60,3 +60,11 @@ def test_notes_stay_inside_and_above_the_marks(at: float, end: bool) -> None:
     assert len(set(re.findall(r' y="([\d.]+)">[ab]<', both))) == 2
     highest = min(float(y) for y in re.findall(r'<rect x="[\d.]+" y="([\d.]+)"', text))
     assert highest > 34 + 12
+
+
+def test_a_histogram_of_few_values_shows_them_all() -> None:
+    few, many = histogram([0.1] * 20 + [5.0]), histogram([0.1, 0.2] * 500 + [60.0])
+    assert sum(few["shares"]) == pytest.approx(1)
+    assert few["edges"][-1] == 5.0
+    assert many["edges"][-1] < 1, "one that is far away does not flatten the others"
+    assert many["quantiles"][-1] == 60.0

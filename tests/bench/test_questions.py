@@ -306,3 +306,25 @@ def test_an_slo_that_nothing_keeps_is_an_error(tmp_path: Path) -> None:
     # What was measured on the way is kept.
     assert (tmp_path / "concurrency-1" / "result.json").is_file()
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_comparison_that_cannot_be_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a late client, or interrupted early: which runs, why, and where they are kept."""
+    late, early = noisy(0.1, 1), noisy(0.1, 2)
+    late["valid"] = False
+    for pairs, said in (
+        ([(early, early), (early, late)], "1 of 4 runs were invalid (1-b)"),
+        ([(early, early)], "interrupted after 1 of 5 pairs"),
+        ([], "interrupted after 0 of 5 pairs"),
+    ):
+        monkeypatch.setattr(
+            "headrace.cli.bench.comparing.interleave", lambda *_, pairs=pairs: pairs
+        )
+        ended = CliRunner().invoke(
+            command, ["compare", "http://a", "http://b", "-o", str(tmp_path / "kept")]
+        )
+        assert isinstance(ended.exception, HeadraceError)
+        assert said in ended.exception.message
+        assert "kept" in ended.exception.message

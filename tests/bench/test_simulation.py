@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import DoesNotFit, HeadraceError
-from headrace.bench.limit import add_limit, limit_chart, limit_of
+from headrace.bench.limit import add_limit, limit_of
 from headrace.bench.options import RunOptions
+from headrace.bench.report import html_report, result_charts
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
@@ -282,10 +283,15 @@ def test_the_share_of_the_roofline() -> None:
     assert found.predicted_share == pytest.approx(1.0, abs=0.15)
     assert 0.3 < found.share < found.predicted_share
     assert found.batch in (23, 24)
-    add_limit(result, found, DEVICES["H200"])
+    add_limit(result, found, CASE, DEVICES["H200"])
     assert result["figures"]["roofline_share"]["value"] == found.share
-    names = [series.name for series in limit_chart(CASE, DEVICES["H200"], found).series]
-    assert "decode step, measured" in names
+    (chart,) = (c for c in result_charts(json.loads(json.dumps(result))) if "Roofline" in c.title)
+    measured = {series.name: series for series in chart.series if series.mark == "marked"}
+    assert set(measured) == {"decode step, measured", "whole run, measured"}
+    ceiling = next(series for series in chart.series if "ceiling" in series.name)
+    for series in measured.values():
+        assert series.ys[0] < max(ceiling.ys), "nothing is above the roof"
+    assert "whole run, measured" in html_report(result)
 
 
 def test_a_capped_pool_still_holds_one_sequence() -> None:

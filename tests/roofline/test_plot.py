@@ -24,6 +24,7 @@ TIME = step_time(Case(LLAMA_8B), DEVICES["H200"], decode_step(LLAMA_8B, 8, 1000)
 def test_ticks_are_round() -> None:
     assert ticks(0, 10, log=False) == [0, 2, 4, 6, 8, 10]
     assert ticks(1, 1000, log=True) == [1, 10, 100, 1000]
+    assert ticks(8, 140, log=True) == [10, 20, 50, 100]
     assert [short(value) for value in (0, 1500, 2e6, 0.25)] == ["0", "1.5k", "2M", "0.25"]
 
 
@@ -31,7 +32,7 @@ def test_ticks_are_round() -> None:
     st.lists(st.tuples(st.floats(1e-6, 1e12), st.floats(1e-6, 1e12)), min_size=1, max_size=60),
     st.booleans(),
     st.booleans(),
-    st.sampled_from(["line", "points", "bars", "steps", "area"]),
+    st.sampled_from(["line", "points", "marked", "bars", "steps", "area"]),
 )
 def test_every_chart_is_well_formed(
     points: list[tuple[float, float]], log_x: bool, log_y: bool, mark: str
@@ -42,6 +43,26 @@ def test_every_chart_is_well_formed(
     for circle in tree.iter("circle"):
         assert 0 <= float(circle.attrib["cx"]) <= 640
         assert 0 <= float(circle.attrib["cy"]) <= 360
+
+
+def test_a_long_legend_goes_on_below_itself() -> None:
+    names = [f"operators of part {n}, measured" for n in range(6)]
+    tree = ElementTree.fromstring(svg(Chart("t", "x", "y", [Series(n, [1], [1]) for n in names])))
+    found = [text for text in tree.iter("text") if text.text in names]
+    assert len(found) == 6
+    for text in found:
+        assert float(text.attrib["x"]) + 6.2 * len(text.text or "") < 640
+    lowest = max(float(text.attrib["y"]) for text in found)
+    assert lowest > 60
+    for line in tree.iter("line"):
+        assert float(line.attrib["y1"]) > lowest, "the plot begins below it"
+
+
+def test_tags_are_written_beside_their_points() -> None:
+    series = Series("runs", [1, 9], [5, 6], "marked", tags=["1 user", "16 users"])
+    tree = ElementTree.fromstring(svg(Chart("t", "x", "y", [series])))
+    found = {text.text: float(text.attrib["x"]) for text in tree.iter("text")}
+    assert 62 < found["1 user"] < found["16 users"] < 640 - 14
 
 
 def test_empty_and_infinite_series_do_not_break() -> None:

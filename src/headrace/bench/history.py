@@ -104,8 +104,9 @@ def history_chart(name: str, entries: list[Entry]) -> Chart:
     groups: dict[str, list[tuple[int, Entry]]] = {}
     for number, entry in enumerate(entries, 1):
         groups.setdefault(f"{entry.workload} {entry.load}", []).append((number, entry))
+    only = f": {next(iter(groups))}" if len(groups) == 1 else ""  # One group has no legend.
     return Chart(
-        f"{name} over runs", "run", name,
+        f"{name} over runs{only}", "run", name,
         [
             Series(
                 group, [number for number, _ in found], [entry.value for _, entry in found],

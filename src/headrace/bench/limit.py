@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..roofline.composition import decode_step, prefill_step
@@ -23,6 +23,11 @@ class Limit:
     predicted_share: float
     """Predicted seconds / seconds of the run: near 1 where prediction and run agree and the server
     was always busy."""
+    flops: float
+    bytes: float
+    """Of all prefills and decode steps."""
+    seconds: float
+    """Of the run."""
     decode: StepTime
     decode_seconds: float
     """The median TPOT that was measured."""
@@ -44,7 +49,7 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
     tokens = [record.tokens for record in good]
     mean = round(sum(prompts) / len(prompts) + sum(tokens) / len(tokens) / 2)
     decode = step_time(case, hardware, decode_step(case.arch, batch, mean))
-    least = predicted = 0.0
+    least = predicted = flops = moved = 0.0
     seen: dict[tuple[int, int], StepTime] = {}
     for record, prompt in zip(good, prompts, strict=True):
         cached = min(record.cached_tokens or 0, prompt - 1)
@@ -55,17 +60,22 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
             first = seen[key] = step_time(case, hardware, prefill_step(case.arch, [key[0]], key[1]))
         least += first.limit_seconds + (record.tokens - 1) * decode.limit_seconds / batch
         predicted += first.seconds + (record.tokens - 1) * decode.seconds / batch
+        flops += first.flops + (record.tokens - 1) * decode.flops / batch
+        moved += first.bytes + (record.tokens - 1) * decode.bytes / batch
     pauses = sorted(
         (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / (record.tokens - 1)
         for record in good
         if record.tokens > 1
     )
     measured = pauses[len(pauses) // 2] if pauses else 0.0
-    return Limit(least / run.seconds, predicted / run.seconds, decode, measured, batch)
+    return Limit(
+        least / run.seconds, predicted / run.seconds, flops, moved, run.seconds, decode, measured,
+        batch,
+    )  # fmt: skip
 
 
-def add_limit(result: dict[str, Any], found: Limit, hardware: Hardware) -> None:
-    """Into the result document: figures and what they are relative to."""
+def add_limit(result: dict[str, Any], found: Limit, case: Case, hardware: Hardware) -> None:
+    """Into the result document: figures, what they are relative to, and the chart for reports."""
     result["figures"]["roofline_share"] = {"value": found.share, "unit": "share"}
     result["figures"]["predicted_share"] = {"value": found.predicted_share, "unit": "share"}
     result["roofline"] = {
@@ -76,16 +86,18 @@ def add_limit(result: dict[str, Any], found: Limit, hardware: Hardware) -> None:
         "decode_predicted_seconds": found.decode.seconds,
         "decode_measured_seconds": found.decode_seconds,
         "bound": found.decode.bound,
+        "chart": asdict(limit_chart(case, hardware, found)),
     }
 
 
 def limit_chart(case: Case, hardware: Hardware, found: Limit) -> Chart:
-    """The roofline with the decode step's operators, and the whole step as it was measured."""
+    """The roofline with the decode step's operators, and the step and the whole run as measured."""
     step = found.decode
-    intensity = step.flops / step.bytes
-    measured = []
-    for name, seconds in (("decode step, predicted", step.seconds),
-                          ("decode step, measured", found.decode_seconds)):  # fmt: skip
-        if seconds:
-            measured.append(Series(name, [intensity], [step.flops / seconds], "points"))
-    return roofline_chart(case, hardware, step, measured)
+    at, whole = step.flops / step.bytes, found.flops / found.bytes
+    points = [("decode step, predicted", at, step.flops / step.seconds, "points")]
+    if found.decode_seconds:
+        points.append(("decode step, measured", at, step.flops / found.decode_seconds, "marked"))
+    points.append(("whole run, measured", whole, found.flops / found.seconds, "marked"))
+    return roofline_chart(
+        case, hardware, step, [Series(name, [x], [y], mark) for name, x, y, mark in points]
+    )

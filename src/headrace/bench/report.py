@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 from ..roofline.page import charts, page, table
@@ -108,9 +107,10 @@ def result_charts(result: dict[str, Any]) -> list[Chart]:
         points = result["samples"][name]["percentiles"]
         notes = [(points[p] * 1e3, p) for p in ("p50", "p99") if points[p] * 1e3 <= edges[-1]]
         shares = [share * 100 for share in found["shares"]]
-        made.append(
-            Chart(title, "ms", "% of samples", [Series(name, middles, shares, "bars")], notes=notes)
-        )
+        longest = result["samples"][name]["high"] * 1e3
+        label = f"ms (up to {number(longest)}, cut here)" if longest > edges[-1] else "ms"
+        bars = Series(name, middles, shares, "bars")
+        made.append(Chart(title, label, "% of samples", [bars], notes=notes))
     quantiles = [
         Series(name, range(101), [v * 1e3 for v in result["histograms"][name]["quantiles"]])
         for name in ("ttft", "itl", "e2e")
@@ -127,10 +127,13 @@ def result_charts(result: dict[str, Any]) -> list[Chart]:
     made.append(Chart("Requests in flight", at, "requests", [flying]))
     if line["ttft"]:
         made.append(Chart("Time to first token by planned time", at, "ms", [first]))
+    if (drawn := result.get("roofline", {}).get("chart")) is not None:
+        series = [Series(**one) for one in drawn["series"]]
+        made.append(Chart(**{**drawn, "series": series}))
     return made
 
 
-def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
+def html_report(result: dict[str, Any]) -> str:
     """The whole page."""
     options, server = result["options"], result["server"]
     what = options["trace"] or options["workload"]
@@ -150,7 +153,7 @@ def html_report(result: dict[str, Any], extra: Sequence[Chart] = ()) -> str:
         for title, text in figure_rows(result)
     ) + "</div>"  # fmt: skip
     body += "<h2>Latency</h2>" + table(HEADER, latency_rows(result))
-    body += charts([*result_charts(result), *extra])
+    body += charts(result_charts(result))
     if result["slo"] is not None:
         body += "<h2>SLO</h2>" + table(
             ("limit", "value", "verdict"),

@@ -22,6 +22,8 @@ from .slo import Slo
 from .statistics import describe
 
 SCHEMA = "headrace.bench.run/1"
+MANY = 400
+"""From so many values on a histogram leaves out the largest 0.5 %."""
 TIMELINE_POINTS = 120
 
 
@@ -80,11 +82,15 @@ def timeline(run: Run) -> dict[str, list[float]]:
 
 
 def histogram(values: list[float]) -> dict[str, list[float]]:
-    """Shares per bin between the least and the 99.5th percentile, and the cumulative curve."""
+    """Shares per bin, and the cumulative curve.
+
+    Bins reach from the least value to the largest, of many values to the 99.5th percentile: one
+    that is far away would make a single bar of all others.
+    """
     if not values:
         return {"edges": [], "shares": [], "quantiles": []}
     data = np.asarray(values)
-    top = float(np.percentile(data, 99.5))
+    top = float(np.percentile(data, 99.5) if data.size >= MANY else data.max())
     low = float(data.min())
     counts, edges = np.histogram(data, 40, (low, top if top > low else low + 1e-9))
     return {
@@ -176,10 +182,9 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text())
     except ValueError as error:
-        raise InvalidRequest(
-            f"{path} is not whole JSON ({error}); what was measured is in requests.jsonl beside it",
-            param="result",
-        ) from None
+        kept = path.with_name("requests.jsonl")
+        where = f"; what was measured is in {kept}" if kept.is_file() else ""
+        raise InvalidRequest(f"{path} is not whole JSON ({error}){where}", param="result") from None
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise InvalidRequest(f"{path} is no {SCHEMA} document but {found!r}", param="result")

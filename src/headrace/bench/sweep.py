@@ -201,13 +201,13 @@ def sweep_charts(points: Sequence[Point]) -> list[Chart]:
     front = pareto(points)
     return [
         Chart(
-            "Throughput against interactivity (Pareto)", "tok/s per user once it streams",
+            f"Throughput against interactivity by {by} (Pareto)", "tok/s per user once it streams",
             "tok/s of all users",
             [
                 Series(
                     "runs", [p.interactivity for p in points],
                     [p.figure("output_throughput") for p in points], "points",
-                    [f"{by} {p.value:g}" for p in points],
+                    [f"{by} {p.value:g}" for p in points], tags=[f"{p.value:g}" for p in points],
                 ),
                 Series(
                     "front", [p.interactivity for p in front],

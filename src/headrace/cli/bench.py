@@ -6,7 +6,7 @@ import json
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
 from ..bench.export import aiperf, vllm_bench
 from ..bench.history import History, history_chart
-from ..bench.limit import add_limit, limit_chart, limit_of
+from ..bench.limit import add_limit, limit_of
 from ..bench.live import LiveView, show_result
 from ..bench.mock import Behaviour, MockServer
 from ..bench.options import RunOptions
@@ -34,7 +34,7 @@ from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page
-from ..roofline.plot import Chart, write_png
+from ..roofline.plot import write_png
 from .bench_flags import (
     Arrive,
     AsJson,
@@ -139,15 +139,13 @@ def run_command(
     folder = out or _default_folder("run")
     outcome = _outcome(console, options, folder)
     result = outcome.result
-    drawn: list[Chart] = []
     if case is not None and device is not None:
         found = limit_of(outcome.run, case, device)
         if found is not None:
-            add_limit(result, found, device)
-            drawn.append(limit_chart(case, device, found))
+            add_limit(result, found, case, device)
     problem = outcome.problem
     if problem is None:
-        problem = _write_reports(folder, result, drawn)  # Before a closed pipe can end this.
+        problem = _write_reports(folder, result)  # Before a closed pipe can end this.
     if history:
         _remember(console, result)
     if as_json:
@@ -274,8 +272,22 @@ def compare_command(
             base, replace(base, url=b), repeats, folder,
             lambda options, place: _measure(console, options, place),
         )  # fmt: skip
-        if any(not side["valid"] for pair in pairs for side in pair):
-            raise HeadraceError("a run was invalid: its client was the bottleneck")
+        late = [
+            f"{number}-{name}"
+            for number, pair in enumerate(pairs)
+            for name, side in zip("ab", pair, strict=True)
+            if not side["valid"]
+        ]
+        if late:
+            raise HeadraceError(
+                f"no comparison: {len(late)} of {2 * len(pairs)} runs were invalid "
+                f"({', '.join(late)}): `headrace bench report {folder}/{late[0]}` says why"
+            )
+        if len(pairs) < 2:
+            raise HeadraceError(
+                f"no comparison: interrupted after {len(pairs)} of {repeats} pairs, an interval "
+                f"needs 2; what was measured is in {folder}"
+            )
         compared = comparing.compare_pairs(pairs, tolerance)
     else:
         compared = comparing.compare_single(Path(a), Path(b), tolerance)
@@ -339,9 +351,11 @@ def history_command(
     entries = History(database).metric(metric, workload)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("created", "commit", "workload", "load", metric):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     for entry in entries:
-        table.add_row(*entry[:4], f"{entry.value:.4g}")
+        # By the minute, and the commit as short as git's own: a terminal has 80 columns.
+        created, commit = entry.created[:16], entry.commit[:9]
+        table.add_row(created, commit, entry.workload, entry.load, f"{entry.value:.4g}")
     Console().print(table)
     if html is not None:
         body = charts([history_chart(metric, entries)])
@@ -386,11 +400,11 @@ def _say_unwritten(console: Console, problem: str) -> None:
     console.print(text, style="bold red", highlight=False, soft_wrap=True)
 
 
-def _write_reports(folder: Path, result: dict[str, Any], extra: Sequence[Chart]) -> str | None:
+def _write_reports(folder: Path, result: dict[str, Any]) -> str | None:
     """→ why not everything was written; the numbers are shown all the same."""
     try:
         write_text(folder / "result.json", json.dumps(result, indent=1))
-        write_text(folder / "report.html", html_report(result, extra))
+        write_text(folder / "report.html", html_report(result))
     except HeadraceError as error:
         return error.message
     return None

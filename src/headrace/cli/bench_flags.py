@@ -21,7 +21,7 @@ Trace = Annotated[
 ]
 TraceSpeed = Annotated[float, typer.Option(help="How much faster than recorded.")]
 Input = Annotated[
-    str, typer.Option(help="Prompt tokens: N, uniform:A:B, normal:M:S, lognormal:M:S.")
+    str, typer.Option(help="Prompt tokens: N, uniform:LOW:HIGH, normal:MEAN:SD, lognormal:…")
 ]
 Output = Annotated[str, typer.Option(help="Output tokens, likewise.")]
 Requests = Annotated[int, typer.Option(help="Requests (sessions, where a workload has turns).")]
@@ -30,7 +30,7 @@ Arrive = Annotated[
     str | None,
     typer.Option(
         "--arrivals",
-        help="Open loop: constant:R, poisson:R, gamma:R:B, ramp:A:B:S, trace. None: closed loop.",
+        help="Open loop: constant:R, poisson:R, gamma:R:B, ramp:FROM:TO:S, trace. Else closed.",
     ),
 ]
 Users = Annotated[int, typer.Option("--concurrency", "-c", help="Users of the closed loop.")]

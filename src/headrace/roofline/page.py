@@ -21,7 +21,7 @@ p.sub{color:var(--dim);margin:0 0 16px;overflow-wrap:anywhere}
 p.foot{color:var(--dim);margin:18px 0 0}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(420px,100%),1fr));
 gap:18px;margin-top:18px}
-svg.chart{width:100%;height:auto;background:var(--soft);border-radius:8px;color:var(--ink)}
+svg.chart{width:100%;max-width:760px;height:auto;background:var(--soft);border-radius:8px;color:var(--ink)}
 svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .title{font-size:14px;font-weight:600}
 svg .tick{font-size:11px;fill:var(--dim)}svg .mid{text-anchor:middle}svg .end{text-anchor:end}
 svg .grid{stroke:var(--line);stroke-width:1}svg .note{stroke:var(--dim);stroke-dasharray:3 3}

@@ -19,7 +19,7 @@ FEW_VALUES = 8
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one colour: `mark` line, points, steps, bars or area."""
+    """Points of one colour: `mark` line, points, marked (they stand out), steps, bars or area."""
 
     name: str
     xs: Sequence[float]
@@ -28,6 +28,8 @@ class Series:
     labels: Sequence[str] | None = None
     """Shown when the pointer rests on a point."""
     dashed: bool = False
+    tags: Sequence[str] = ()
+    """Written beside the points: for few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def ticks(low: float, high: float, *, log: bool, wanted: int = 6) -> list[float]
     """Round values between low and high: 1, 2 or 5 times a power of ten."""
     if log:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-        steps: tuple[float, ...] = (1, 2, 5) if last - first <= 2 else (1,)
+        steps: tuple[float, ...] = (1, 2, 5) if high / low < 300 else (1,)
         if high / low < 12:
             steps = (1, 1.5, 2, 3, 4, 5, 7)
         values = [m * 10.0**e for e in range(first, last + 1) for m in steps]
@@ -108,7 +110,8 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
     xs = [float(x) for series in chart.series for x in series.xs]
     ys = [float(y) for series in chart.series for y in series.ys]
     legend = [series.name for series in chart.series if series.name]
-    top = TOP + (18 if len(legend) > 1 else 0)
+    places = _legend_places(legend, width)
+    top = TOP + (places[-1][1] - TOP + 12 if len(legend) > 1 else 0)
     if chart.names:
         xs = [0.4, len(chart.names) + 0.6]
     if chart.notes and ys:
@@ -122,14 +125,12 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
     ]
     parts += _grid(chart, across, up, width, height, top)
     if len(legend) > 1:
-        at = LEFT
-        for number, name in enumerate(legend):
+        for number, (name, (left, base)) in enumerate(zip(legend, places, strict=True)):
             colour = COLOURS[number % len(COLOURS)]
             parts.append(
-                f'<rect x="{at}" y="28" width="10" height="10" fill="{colour}"/>'
-                f'<text x="{at + 14}" y="37" class="tick">{html.escape(name)}</text>'
+                f'<rect x="{left}" y="{base - 9}" width="10" height="10" fill="{colour}"/>'
+                f'<text x="{left + 14}" y="{base}" class="tick">{html.escape(name)}</text>'
             )
-            at += 26 + int(6.2 * len(name))
     for number, series in enumerate(chart.series):
         parts += _marks(series, COLOURS[number % len(COLOURS)], across, up)
     for number, (x, text) in enumerate(chart.notes):
@@ -142,6 +143,18 @@ def svg(chart: Chart, width: int = 640, height: int = 360) -> str:
             f"{html.escape(text)}</text>"
         )
     return "".join([*parts, "</svg>"])
+
+
+def _legend_places(names: Sequence[str], width: int) -> list[tuple[int, int]]:
+    """(x, baseline) of each name; a line that is full goes on below."""
+    places, x, y = [], LEFT, TOP + 3
+    for name in names:
+        wide = 26 + int(6.2 * len(name))
+        if x > LEFT and x + wide > width - RIGHT:
+            x, y = LEFT, y + 15
+        places.append((x, y))
+        x += wide
+    return places
 
 
 def _grid(chart: Chart, across: _Axis, up: _Axis, width: int, height: int, top: int) -> list[str]:
@@ -201,8 +214,11 @@ def _marks(series: Series, colour: str, across: _Axis, up: _Axis) -> list[str]:
                 f'<rect x="{x - gap * 0.45:.1f}" y="{min(y, floor):.1f}" width="{gap * 0.9:.1f}" '
                 f'height="{abs(floor - y):.1f}" fill="{colour}" fill-opacity="0.8"/>'
             )
-    if series.mark == "points" or (series.mark == "line" and len(points) <= 40):
+    if series.mark in ("points", "marked") or (series.mark == "line" and len(points) <= 40):
         radius = 3.2 if len(points) <= 200 else 1.8
+        corner = ""
+        if series.mark == "marked":
+            radius, corner = 6.0, ' stroke="currentColor" stroke-width="1.4"'
         labels = series.labels or [
             f"{series.name} ({short(x)}, {short(y)})"
             for x, y in zip(series.xs, series.ys, strict=True)
@@ -210,7 +226,13 @@ def _marks(series: Series, colour: str, across: _Axis, up: _Axis) -> list[str]:
         for (x, y), text in zip(points, labels, strict=False):
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}" '
-                f'fill-opacity="0.85"><title>{html.escape(text)}</title></circle>'
+                f'fill-opacity="0.85"{corner}><title>{html.escape(text)}</title></circle>'
+            )
+        for (x, y), text in zip(points, series.tags, strict=False):
+            side = "" if x < across.end - 90 else " end"
+            parts.append(
+                f'<text x="{x + (-9 if side else 9):.1f}" y="{y - 6:.1f}" class="tick{side}">'
+                f"{html.escape(text)}</text>"
             )
     return parts
 
@@ -257,8 +279,12 @@ def write_png(items: Sequence[Chart], path: Path, columns: int = 2) -> None:
         for index, series in enumerate(chart.series):
             colour = COLOURS[index % len(COLOURS)]
             xs, ys = list(series.xs), list(series.ys)
+            for x, y, text in zip(xs, ys, series.tags, strict=False):
+                axes.annotate(text, (x, y), (6, 5), textcoords="offset points", fontsize=8)
             if series.mark == "points":
                 axes.plot(xs, ys, "o", ms=4, color=colour, label=series.name)
+            elif series.mark == "marked":
+                axes.plot(xs, ys, "D", ms=7, color=colour, mec="black", label=series.name)
             elif series.mark == "bars":
                 gap = min((b - a for a, b in itertools.pairwise(xs)), default=0.8)
                 axes.bar(xs, ys, gap * 0.9, color=colour, label=series.name)
