@@ -1,11 +1,14 @@
 """The same workload against several servers, interleaved, and the ratio table.
 
-    python benchmarks/peers/run.py benchmarks/peers/peers.toml --model FILE.gguf --out DIR
+    python benchmarks/peers/run.py benchmarks/peers/peers.toml --model FILE.gguf --tokenizer \
+        FILE.gguf --requests 24 --output 64 --out DIR --json benchmarks/results/peers_table.json
 
 Each peer is a command in an environment of its own (see peers.toml). Every round starts one server
 after the other, measures, and stops it, in an order that turns with the rounds, so that a slow
 minute of a shared machine hits no peer alone. Ratios are to the first peer that runs, within a
-round. What cannot be started is named as absent, never left out silently.
+round. What cannot be started is named as absent, never left out silently, and a run that the
+bench's audit finds invalid is named below the table. The client has a higher priority where the
+system allows it: it must be there when an answer comes, and all servers compute on every core.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +35,12 @@ from headrace.bench.statistics import ratio_interval
 FIGURES = (
     ("output tok/s", "figures", "output_throughput", None),
     ("TTFT p50 ms", "samples", "ttft", "p50"),
+    ("TTFT p99 ms", "samples", "ttft", "p99"),
     ("ITL p50 ms", "samples", "itl", "p50"),
+    ("ITL p99 ms", "samples", "itl", "p99"),
 )
+PROMPT = -10
+"""Niceness of the client; the servers keep the ordinary one."""
 
 
 def value(result: dict[str, Any], kind: str, name: str, percentile: str | None) -> float:
@@ -61,7 +69,8 @@ def measure(peer: dict[str, Any], options: RunOptions, model: str, log: Path) ->
             wait=peer.get("wait", 300.0), extra=peer.get("extra", {}),
         )  # fmt: skip
         wait_for(own, server)
-        return run_bench(own).result
+        with prompt():
+            return run_bench(own).result
     finally:
         with contextlib.suppress(ProcessLookupError):  # It has ended by itself.
             os.killpg(server.pid, signal.SIGTERM)
@@ -70,6 +79,18 @@ def measure(peer: dict[str, Any], options: RunOptions, model: str, log: Path) ->
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
+
+
+@contextlib.contextmanager
+def prompt() -> Iterator[None]:
+    """This process, and the client that it starts, with a higher priority."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, PROMPT)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def wait_for(options: RunOptions, server: subprocess.Popen[bytes]) -> None:
@@ -113,7 +134,37 @@ def table(results: dict[str, list[dict[str, Any]]], absent: dict[str, str]) -> s
             cells.append(f"{middle:.1f}, ×{ratio:.2f}{interval}")
         lines.append(f"| {title} | " + " | ".join(cells) + " |")
     lines += [f"absent: {name}: {reason}" for name, reason in absent.items()]
+    for name in names:
+        late = [n for n, found in enumerate(results[name]) if not found["valid"]]
+        failed = sum(found["requests"] - found["succeeded"] for found in results[name])
+        if late:
+            lines.append(f"invalid: {name} in the rounds {late}: the client was late or overloaded")
+        if failed:
+            lines.append(f"failed: {name}: {failed} requests")
     return "\n".join(lines)
+
+
+def summary(
+    results: dict[str, list[dict[str, Any]]], absent: dict[str, str], load: argparse.Namespace
+) -> dict[str, Any]:
+    """What is kept of a comparison: the load, and each round's figures by peer."""
+    return {
+        "load": {
+            name: getattr(load, name) for name in ("requests", "concurrency", "input", "output")
+        },
+        "rounds": {
+            name: [
+                {
+                    "created": one["created"], "valid": one["valid"], "succeeded": one["succeeded"],
+                    **{title: value(one, *rest) for title, *rest in FIGURES},
+                }
+                for one in found
+            ]
+            for name, found in results.items()
+            if found
+        },
+        "absent": {name: why for name, why in absent.items() if not results[name]},
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -128,6 +179,7 @@ def main() -> None:
     parser.add_argument("--input", default="128")
     parser.add_argument("--output", default="128")
     parser.add_argument("--tokenizer")
+    parser.add_argument("--json", type=Path, help="Keep the figures of all rounds here.")
     arguments = parser.parse_args()
     # As Ctrl-C: the server that is being measured must not stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -166,6 +218,9 @@ def main() -> None:
     }
     text = table(results, {name: why for name, why in absent.items() if not results[name]})
     (arguments.out / "table.md").write_text(text + "\n")
+    if arguments.json is not None:
+        kept = summary(results, absent, arguments)
+        arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
     print(text)
 
 

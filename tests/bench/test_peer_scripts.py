@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -80,15 +81,17 @@ def test_peers_are_compared_within_rounds(tmp_path: Path, monkeypatch: pytest.Mo
             ports.append(free.port)
     tables = [
         f'[{name}]\ncommand = "{mock.format(itl=itl, port="{port}")}"\nport = {port}\n'
-        for (name, itl), port in zip((("quick", 0.002), ("slow", 0.02)), ports, strict=True)
+        for (name, itl), port in zip((("quick", 0.002), ("slow", 0.5)), ports, strict=True)
     ]
     config.write_text("\n".join([*tables, '[gone]\ncommand = "/nowhere/x"\nport = 1\n']))
     out = tmp_path / "out"
     monkeypatch.setattr(
         sys, "argv",
         ["run.py", str(config), "--model", "m", "--out", str(out), "--only", "3", "--requests", "4",
-         "--concurrency", "2", "--input", "4", "--output", "30"],
+         "--concurrency", "2", "--input", "4", "--output", "10",
+         "--json", str(tmp_path / "kept.json")],
     )  # fmt: skip
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     run.main()
     text = (out / "table.md").read_text()
     assert "| | quick | slow |" in text
@@ -98,3 +101,23 @@ def test_peers_are_compared_within_rounds(tmp_path: Path, monkeypatch: pytest.Mo
     }
     speeds = {n: r["figures"]["output_throughput"]["value"] for n, r in results.items()}
     assert speeds["quick"] > 2 * speeds["slow"]
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert set(kept["absent"]) == {"gone"}
+    assert kept["rounds"]["slow"][0]["output tok/s"] == speeds["slow"]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before, "the client's priority is its own"
+
+
+def test_runs_that_are_not_to_be_believed_are_named() -> None:
+    run = script("run")
+    one = {
+        "valid": True, "requests": 4, "succeeded": 4,
+        "figures": {"output_throughput": {"value": 5.0}},
+        "samples": {name: {"percentiles": {"p50": 1.0, "p99": 2.0}} for name in ("ttft", "itl")},
+    }  # fmt: skip
+    results = {"a": [one, one], "b": [one, {**one, "valid": False, "succeeded": 3}]}
+    lines = run.table(results, {"c": "not here"}).splitlines()
+    assert lines[-3:] == [
+        "absent: c: not here",
+        "invalid: b in the rounds [1]: the client was late or overloaded",
+        "failed: b: 1 requests",
+    ]
