@@ -149,3 +149,33 @@ async def test_a_worker_that_dies_on_waking_is_replaced(options: dict[str, Any])
         assert engine.health().restarts == 1
         assert engine.operations.asleep == 0
         await served(engine)
+
+
+async def test_waking_up_is_no_restart(options: dict[str, Any]) -> None:
+    """Neither before a death nor after one; and what was counted before the sleep stays."""
+    async with await started(options) as engine:
+
+        def counted(name: str) -> float:
+            labels = {"model_name": engine.model_name, "engine": "0"}
+            return engine.registry.get_sample_value(name, labels) or 0.0
+
+        async def slept() -> None:
+            before = counted("vllm:prefix_cache_queries_total")
+            await engine.operations.sleep(2)
+            await engine.operations.wake()
+            await served(engine)
+            assert counted("vllm:prefix_cache_queries_total") > before > 0
+
+        await served(engine)
+        await slept()
+        assert counted("headrace:engine_restarts_total") == 0
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        for _ in range(1000):
+            if engine.health().restarts and engine.health().ready:
+                break
+            await asyncio.sleep(0.02)
+        await served(engine)
+        assert counted("headrace:engine_restarts_total") == 1
+        await slept()
+        assert counted("headrace:engine_restarts_total") == 1

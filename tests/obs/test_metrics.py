@@ -93,11 +93,15 @@ def test_totals_survive_a_restart_of_the_engine() -> None:
     metrics = EngineMetrics("m")
     metrics.step(StepStats(preemptions=5, prefix_queries=100, prefix_hits=40))
     metrics.step(StepStats(preemptions=6, prefix_queries=120, prefix_hits=40))
-    metrics.restarted()
+    metrics.begun(after_failure=True)
     metrics.step(StepStats(preemptions=1, prefix_queries=10, prefix_hits=0))
     assert value(metrics, "vllm:num_preemptions_total") == 7
     assert value(metrics, "vllm:prefix_cache_queries_total") == 130
     assert value(metrics, "vllm:prefix_cache_hits_total") == 40
+    assert value(metrics, "headrace:engine_restarts_total") == 1
+    metrics.begun(after_failure=False)  # It was put to sleep and woken.
+    metrics.step(StepStats(preemptions=0, prefix_queries=4, prefix_hits=0))
+    assert value(metrics, "vllm:prefix_cache_queries_total") == 134
     assert value(metrics, "headrace:engine_restarts_total") == 1
 
 

@@ -22,7 +22,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.step import TokenLogprobs
 from headrace.engine.face import Health
 from headrace.engine.input import InputProcessor
-from headrace.engine.operations import Asleep
+from headrace.engine.operations import Asleep, Profile
 from headrace.engine.stream import Stream
 from headrace.text import ChatTemplate
 
@@ -80,11 +80,11 @@ class FakeOperations:
             raise InvalidRequest("a profile is being recorded; stop it first")
         self.recording = True
 
-    async def stop_profile(self) -> tuple[Path, int]:
+    async def stop_profile(self) -> Profile:
         if not self.recording:
             raise InvalidRequest("no profile is being recorded")
         self.recording = False
-        return Path("timeline.json"), 3
+        return Profile(Path("timeline.json"), 3, 2)
 
 
 class FakeEngine:

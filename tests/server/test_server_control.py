@@ -58,11 +58,44 @@ async def test_asleep_it_refuses_and_says_when() -> None:
         assert (await client.get("/v1/health/live")).status_code == 200
         assert (await boss.post("/wake_up")).json() == {"is_sleeping": False, "level": 0}
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        for wrong in ({"level": 0}, {"level": 3}, {"level": "x"}, {"mode": "keep"}):
-            assert (await boss.post("/sleep", params=wrong)).status_code == 400
+        for wrong in ({"level": 0}, {"level": 3}, {"level": "x"}, {"mode": "keep"}, {"tags": "x"}):
+            refused = await boss.post("/sleep", params=wrong)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == next(iter(wrong))
         assert (await boss.post("/stop_profile")).status_code == 400
         assert (await boss.post("/start_profile")).json() == {"recording": True}
-        assert (await boss.post("/stop_profile")).json() == {"path": "timeline.json", "steps": 3}
+        stopped = (await boss.post("/stop_profile")).json()
+        assert stopped == {"path": "timeline.json", "steps": 3, "left_out": 2}
+
+
+@pytest.mark.parametrize(
+    ("level", "tags", "wakes"),
+    [
+        (1, [], True),
+        (1, ["kv_cache"], True),
+        (1, ["weights", "kv_cache"], True),
+        (1, ["weights"], False),
+        (1, ["scheduling"], False),
+        (2, ["kv_cache", "weights"], True),
+        (2, ["weights"], False),
+        (2, ["kv_cache"], False),
+        (0, ["weights"], True),
+    ],
+)
+async def test_all_that_sleeps_is_woken_or_nothing(
+    level: int, tags: list[str], wakes: bool
+) -> None:
+    """vLLM wakes weights and KV one after the other; a part alone serves nobody here."""
+    app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
+    async with client_of(create_operator_app(app)) as boss:
+        if level:
+            await boss.post("/sleep", params={"level": level})
+        reply = await boss.post("/wake_up", params={"tags": tags})
+        assert reply.status_code == (200 if wakes else 400)
+        if not wakes:
+            assert reply.json()["error"]["param"].startswith("tags")
+        assert (await boss.get("/is_sleeping")).json()["level"] == (0 if wakes else level)
+        assert (await boss.post("/wake_up", params={"tag": "x"})).status_code == 400
 
 
 def ask(server: Running, **more: Any) -> httpx.Response:
@@ -144,6 +177,7 @@ def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.Mo
             ask(server)
             made = httpx.post(boss + "/stop_profile", timeout=60).json()
             assert made["steps"] >= 8
+            assert made["left_out"] == 0
             events = json.loads(Path(made["path"]).read_text())["traceEvents"]
             assert sum(event.get("tid") == 1 and event["ph"] == "X" for event in events) >= 8
             assert httpx.post(boss + "/stop_profile").status_code == 400

@@ -107,3 +107,32 @@ async def test_required_tools_need_an_engine_that_holds_a_form() -> None:
     reply = await ask(ANSWER, tools=TOOLS, tool_choice="required")
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("written", "reasoning"),
+    [
+        ("<think>\nThey want", "the weather."),
+        ([{"type": "text", "text": "<think>They "}], "the weather."),
+        ("<think>They</think> I look", None),
+        ("I look at <thin", None),
+    ],
+)
+async def test_an_answer_that_goes_on_in_the_midst_of_its_reasoning(
+    written: Any, reasoning: str | None, stream: bool
+) -> None:
+    """The prompt ends inside reasoning: so does what comes first, until the mark."""
+    rest = "the weather.</think>\nI look." if reasoning else "the weather. I look."
+    messages = [
+        {"role": "user", "content": "What is <think> for?"},
+        {"role": "assistant", "content": written},
+    ]
+    reply = await ask(rest, messages=messages, continue_final_message=True, stream=stream)
+    if stream:
+        message = assembled(events(reply))
+        message["reasoning_content"] = message["reasoning_content"] or None
+    else:
+        message = reply.json()["choices"][0]["message"]
+    assert message.get("reasoning_content") == reasoning
+    assert message["content"] == ("I look." if reasoning else rest)

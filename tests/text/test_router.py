@@ -218,9 +218,23 @@ def test_mistral_call_ids_and_id_form() -> None:
 
 def test_reasoning_that_the_prompt_opened() -> None:
     assert THINK.open_in("<|im_start|>assistant\n<think>\n")
+    assert not THINK.open_in("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     text = "hm, <tool_call>\n</think>\n\nHello"
     message = every_cut(text, DIALECTS["hermes"], reasoning=THINK, in_reasoning=True)
     assert message.result() == ("Hello", "hm, <tool_call>", [])
+
+
+def test_reasoning_in_whose_midst_the_prompt_ends() -> None:
+    turn = "<|im_start|>assistant\n"
+    for written in ("<think>\nFirst, I", "<think>\n", "  <think>a < b\nand"):
+        assert THINK.open_in(turn + written.strip(), answer=written.strip())
+    # The template opened it, the answer begins behind the mark.
+    assert THINK.open_in(f"{turn}<think>\nFirst, I", answer="First, I")
+    # It was closed; or it is the text of somebody else.
+    assert not THINK.open_in(f"{turn}<think>hm</think>So", answer="<think>hm</think>So")
+    asked = f"<|im_start|>user\nWhat is <think>?<|im_end|>\n{turn}"
+    assert not THINK.open_in(asked)
+    assert not THINK.open_in(f"{asked}It is", answer="It is")
 
 
 def test_reasoning_only_at_the_start() -> None:

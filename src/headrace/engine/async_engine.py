@@ -64,6 +64,8 @@ class AsyncEngine:
         self._work = RequestsInWork(self.tokenizer, self.metrics, supervisor.send)
         self._most = options.max_sequences + options.max_waiting
         self._draining = False
+        self._restarts = 0
+        """Of the supervisor, when the engine process of now began to serve."""
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
         self.adapters = AdapterBook()
@@ -279,8 +281,9 @@ class AsyncEngine:
             "enable_prefix_caching": str(self.options.prefix_cache),
         }
         self.metrics.up = 1.0
-        if self._supervisor.restarts:
-            self.metrics.restarted()
+        restarts = self._supervisor.restarts  # Waking up from a deep sleep is none.
+        self.metrics.begun(after_failure=restarts > self._restarts)
+        self._restarts = restarts
         self.operations.ready()
         self._loads.again()
         self._note_phases()

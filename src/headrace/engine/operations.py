@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from ..base import environment
 from ..base.errors import EngineDead, HeadraceError, Overloaded
@@ -33,6 +33,17 @@ class Asleep(Overloaded):
     """The engine sleeps until an operator wakes it."""
 
     code = "asleep"
+
+
+class Profile(NamedTuple):
+    """A recording of the engine's steps."""
+
+    path: Path
+    """The timeline, for ui.perfetto.dev."""
+    steps: int
+    """In it."""
+    left_out: int
+    """Later steps that a full recording lacks."""
 
 
 class Work(Protocol):
@@ -131,15 +142,15 @@ class Operations:
         self.check_awake()
         await self._ask("start_profile")
 
-    async def stop_profile(self) -> tuple[Path, int]:
-        """(file with the timeline for ui.perfetto.dev, how many steps are in it)"""
+    async def stop_profile(self) -> Profile:
+        """Write the timeline of what was recorded. Raises `InvalidRequest` where nothing was."""
         folder = environment.cache_root() / "profiles"
         path = folder / f"timeline-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}.json"
         facts = await self._ask("stop_profile", str(path))
         if facts["left_out"]:
             log.warning("%s lacks the last %d steps: it was full", path, facts["left_out"])
         await asyncio.to_thread(_forget_old, folder)
-        return path, int(facts["steps"])
+        return Profile(path, int(facts["steps"]), int(facts["left_out"]))
 
     async def _when_idle(self, action: str) -> dict[str, float]:
         """The last request has left here a moment before it has left there."""

@@ -168,8 +168,9 @@ class EngineMetrics(Collector):
         """Something broke: death, hang, start (of the engine), step, observer."""
         self._failures.add(kind)
 
-    def restarted(self) -> None:
-        self._restarts += 1
+    def begun(self, *, after_failure: bool) -> None:
+        """A new engine process serves: its own counts begin at zero."""
+        self._restarts += after_failure
         for counter in (self._preemptions, self._prefix_queries, self._prefix_hits):
             counter.restart()
 

@@ -82,12 +82,13 @@ READ_ERRORS = (404, 503)
 
 def replies(
     reply: Any, *, stream: bool = False, errors: bool = True, body: bool = True,
-    error: Any = ErrorReply, bad_query: bool = False,
+    error: Any = ErrorReply, bad_query: bool = False, kept: bool = False,
 ) -> dict[int | str, Any]:  # fmt: skip
     """The `responses` of a route: its answer, as a stream too, and the errors.
 
     `body`: whether it takes one, which may be wrong in more ways; `bad_query`: it takes none, but
-    a query, which may be wrong too. `error`: the shape of errors.
+    a query, which may be wrong too; `kept`: it reads what may be damaged. `error`: the shape of
+    errors.
     """
     success: dict[str, Any] = {"model": reply}
     if stream:
@@ -96,7 +97,8 @@ def replies(
     found: dict[int | str, Any] = {200: success}
     if errors:
         for status, words in ERRORS.items():
-            if (body and not bad_query) or status in READ_ERRORS or (bad_query and status == 400):
+            wrong = (bad_query and status == 400) or (kept and status == 500)
+            if (body and not bad_query) or status in READ_ERRORS or wrong:
                 found[status] = {"model": error, "description": words}
     return found
 

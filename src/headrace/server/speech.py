@@ -51,15 +51,16 @@ class Speech:
         return tuple(self.special[text] for text in sorted(hidden))
 
     def router(
-        self, prompt: str, *, tools: frozenset[str] | None, hidden: frozenset[str]
+        self, *, opened: bool, tools: frozenset[str] | None, hidden: frozenset[str]
     ) -> StreamRouter | None:
-        """For one choice; None where everything is content. `tools` None: none are on offer."""
+        """For one choice; None where everything is content. `opened`: the prompt ends inside
+        reasoning; `tools` None: none are on offer."""
         if tools is None and self.marks is None:
             return None
         return StreamRouter(
             self.dialect if tools is not None else None,
             tools=tools,
             reasoning=self.marks,
-            in_reasoning=self.marks is not None and self.marks.open_in(prompt),
+            in_reasoning=opened,
             hidden=hidden,
         )

@@ -13,7 +13,7 @@ from .load import load_tokenizer
 from .reasoning import ReasoningMarks, detect_reasoning
 from .router import StreamRouter
 from .stops import StopStrings
-from .template import ChatTemplate, chat_template
+from .template import ChatTemplate, chat_template, open_end
 from .tokenizer import Tokenizer
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "detect_reasoning",
     "find_dialect",
     "load_tokenizer",
+    "open_end",
 ]

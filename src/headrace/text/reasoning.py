@@ -10,9 +10,16 @@ class ReasoningMarks:
     open: str
     close: str
 
-    def open_in(self, prompt: str) -> bool:
-        """Does the prompt end inside reasoning, which the model then goes on with?"""
-        return prompt.rstrip().endswith(self.open)
+    def open_in(self, prompt: str, answer: str = "") -> bool:
+        """Does the prompt end inside reasoning, which the model then goes on with?
+
+        `answer`: the end of the prompt that is the beginning of the answer. A mark counts in it
+        and right before it; one further up is what somebody wrote in an earlier turn.
+        """
+        _, mark, thoughts = prompt.rpartition(self.open)
+        if not mark or self.close in thoughts:
+            return False
+        return answer.rstrip().endswith(thoughts.strip())
 
 
 THINK = ReasoningMarks("<think>", "</think>")

@@ -117,8 +117,14 @@ def chat_template(source: str | None, special: Mapping[str, str] | None = None) 
     return ChatTemplate(source, special=special)
 
 
+def open_end(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text with which a prompt ends that goes on with the last message. Raises
+    `InvalidRequest` where there is none."""
+    return _open_end(clean_messages(messages[-1:]))
+
+
 def _open_end(messages: list[dict[str, Any]]) -> str:
-    """The text that the prompt will end with: the last message's, as templates strip it."""
+    """Of cleaned messages, as templates strip it."""
     content = messages[-1].get("content")
     if not isinstance(content, str) or not content.strip():
         raise InvalidRequest(

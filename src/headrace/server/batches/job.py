@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...base.errors import NotFound
+from ...base.errors import NotFound, TooLarge
 from ..files.store import StoredFile
 from ..inside import Answer, post
 from .lines import MOST_LINES, Line, last_in_line, read_lines, sequences_of
@@ -30,6 +30,8 @@ first with others beside it, the next with no other suspect."""
 EXPIRED = ("batch_expired", "the batch expired before this request was done")
 EXPIRED_AT_A_TIME = 256
 """Lines that are written between two turns of the event loop."""
+MOST_QUOTAS = 2
+"""A batch that was begun may go over the quota of its owner, at most by as much again."""
 LONGEST_PAUSE = 30.0
 """Seconds before a request that the engine could not take is tried again, at most."""
 
@@ -53,6 +55,8 @@ class Job:
         self._over = self._stopped
         """What is in the engine and is ended now will not be done again: its tokens are charged."""
         self._opened = False
+        self._held = 0
+        """Bytes of its results, as long as they are no files."""
         self._fault: BaseException | None = None
         self._deaths: dict[int, int] = {}
         self._suspects = asyncio.Lock()
@@ -85,6 +89,7 @@ class Job:
             runner.files.path(batch.output_file), runner.files.path(batch.error_file)
         )
         try:
+            self._hold(output.size + errors.size)
             output.check_room()
             if not self._opened:
                 self._opened = True
@@ -99,8 +104,27 @@ class Job:
             await self._finish(output, errors)
         finally:
             await self._end_tasks()
+            self._hold(-self._held)
             output.close()
             errors.close()
+
+    def _hold(self, more: int) -> None:
+        """Results are bytes of their owner from the moment that they are written."""
+        growing, owner = self._runner.files.growing, self.batch.owner
+        self._held += more
+        growing[owner] += more
+        if not growing[owner]:
+            del growing[owner]
+
+    async def _full(self) -> str | None:
+        """Why nothing more may be begun for this owner, or None. Raises `StoreFailed`."""
+        try:
+            await self._runner.files.check_quota(
+                self.batch.owner, param="input_file_id", times=MOST_QUOTAS
+            )
+        except TooLarge as error:
+            return error.message
+        return None
 
     def _recount(self, output: Results, errors: Results) -> None:
         """What was done before; from now on it is counted as it comes."""
@@ -133,15 +157,18 @@ class Job:
         """
         done = output.done | errors.done
         lines = self._read()
+        full: str | None = None
         try:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if self._stopped:
                     return "cancelled"
                 if line.number in done:
                     continue
+                if (full := await self._full()) is not None:
+                    break
                 if line.body is None:
                     self._write(errors, line, None, line.problem)
-                elif await self._place(rows := sequences_of(line.body)):
+                elif await self._place(rows := sequences_of(line.body, self.batch.endpoint)):
                     task = asyncio.create_task(self._one(line, output, errors))
                     self._tasks.add(task)
                     task.add_done_callback(partial(self._left, rows))
@@ -157,6 +184,8 @@ class Job:
             raise self._fault
         if self._stopped:
             return "cancelled"
+        if full is not None:
+            raise Ended("quota_exceeded", full)
         if len(output.done) + len(errors.done) < self.batch.total:
             await self._expire(output, errors)
         expired = self._late and self.batch.completed < self.batch.total
@@ -197,7 +226,7 @@ class Job:
     async def _answer(self, line: Line) -> Answer:
         batch, app = self.batch, self._runner.app
         assert line.body is not None
-        body = last_in_line(line.body)
+        body = last_in_line(line.body, batch.endpoint)
         for attempt in itertools.count():
             await self._runner.courtesy.ready()
             suspect = self._suspects if self._deaths.get(line.number) else nullcontext()
@@ -262,6 +291,7 @@ class Job:
                 "request_id": line_id(self.batch.id, line.number),
                 "body": msgspec.Raw(answer.body),
             }
+        before = into.size
         into.append(
             line.number,
             {
@@ -269,6 +299,7 @@ class Job:
                 "response": response, "error": error,
             },
         )  # fmt: skip
+        self._hold(into.size - before)
         good = answer is not None and answer.status == 200
         if good:
             self.batch.completed += 1

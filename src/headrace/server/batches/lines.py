@@ -11,6 +11,7 @@ import msgspec
 
 from ..vectors import IN_WORK
 
+RESPONSES = "/v1/responses"
 MOST_LINES = 50_000
 MOST_ID = 512
 """Characters of a custom_id."""
@@ -97,16 +98,19 @@ def _problem(
     body = value.get("body")
     if not isinstance(body, dict):
         return "invalid_body", "body must be an object"
-    if body.get("stream"):
-        return "invalid_body", "stream is not allowed in a batch"
+    for name in ("stream", "background"):
+        if body.get(name):
+            return "invalid_body", f"{name} is not allowed in a batch"
     return None
 
 
-def sequences_of(body: dict[str, Any]) -> int:
+def sequences_of(body: dict[str, Any], endpoint: str = "") -> int:
     """Rows that the request may hold at a time, at least one.
 
     The body is not verified: what is wrong in it is told by its route, before the engine.
     """
+    if endpoint == RESPONSES:  # Its `input` is one conversation.
+        return 1
     n = body.get("n")
     choices = n if type(n) is int and n > 0 else 1
     texts = sum(_items(body[name]) for name in _VECTORS if name in body)
@@ -119,8 +123,14 @@ def _items(value: Any) -> int:
     return len(value) if several else 1
 
 
-def last_in_line(body: dict[str, Any]) -> bytes:
-    """The body as it is served: its request waits behind those of people."""
+def last_in_line(body: dict[str, Any], endpoint: str = "") -> bytes:
+    """The body as it is served: its request waits behind those of people.
+
+    A response is in the file of results, and in the store of people's only where it asks for it:
+    many thousands of them would leave no room there for others.
+    """
+    if endpoint == RESPONSES and body.get("store") is None:
+        body = {**body, "store": False}
     given = body.get("priority")
     if given is None or type(given) is int:
         body = {**body, "priority": max(given or 0, PRIORITY)}

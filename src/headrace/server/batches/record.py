@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...base.errors import NotFound
+from ...base.errors import HeadraceError, NotFound
 from ..database import Database
 
 log = logging.getLogger("headrace.server.batches")
@@ -22,6 +22,12 @@ Status = Literal[
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 MOST_KEPT = 10_000
 """Batches that are remembered; the oldest that are done go first."""
+
+
+class BatchUnreadable(HeadraceError):
+    """What is kept of a batch is damaged, or of another version."""
+
+    code = "batch_unreadable"
 
 
 class Batch(msgspec.Struct):
@@ -131,7 +137,7 @@ class BatchBook:
         await self._base.run(write, "batch_write")
 
     async def get(self, batch_id: str, owner: str) -> Batch:
-        """Raises `NotFound` and `StoreFailed`."""
+        """Raises `NotFound`, `StoreFailed` and `BatchUnreadable`."""
 
         def read(base: sqlite3.Connection) -> bytes | None:
             row = base.execute(
@@ -142,7 +148,13 @@ class BatchBook:
         found = await self._base.run(read, "file_read")
         if found is None:
             raise NotFound(f"there is no batch {batch_id[:128]!r}", param="batch_id")
-        return msgspec.json.decode(found, type=Batch)
+        for batch in self._readable([(batch_id, found)]):
+            return batch
+        raise BatchUnreadable(
+            f"what is kept of {batch_id} cannot be read; the server's log has the reason, and "
+            "other batches go on",
+            param="batch_id",
+        )
 
     async def listed(
         self, owner: str, *, after: str | None, limit: int

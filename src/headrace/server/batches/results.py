@@ -25,6 +25,10 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _Details = _Details()
+    # The same in the words of /v1/responses.
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Details = _Details()
 
 
 class _Body(msgspec.Struct):
@@ -84,9 +88,10 @@ class Results:
     def _count(self, line: _Line) -> None:
         usage = line.response.body.usage if line.response is not None else None
         if usage is not None:
-            self.prompt_tokens += usage.prompt_tokens
-            self.completion += usage.completion_tokens
+            self.prompt_tokens += usage.prompt_tokens + usage.input_tokens
+            self.completion += usage.completion_tokens + usage.output_tokens
             self.cached_tokens += usage.prompt_tokens_details.cached_tokens
+            self.cached_tokens += usage.input_tokens_details.cached_tokens
 
     def check_room(self) -> None:
         """Raise `OSError` where the disk has no room for some more lines."""

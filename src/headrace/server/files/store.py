@@ -77,6 +77,8 @@ class FileStore:
         self._clock = clock
         self._arriving: Counter[str] = Counter()
         """Bytes of each owner that are being received."""
+        self.growing: Counter[str] = Counter()
+        """Bytes of each owner's results that are no files yet."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(folder)
@@ -99,7 +101,7 @@ class FileStore:
         count, used = await self.base.run(lambda base: _used(base, owner), "file_read")
         if count >= MOST_FILES:
             raise RateLimited(f"at most {MOST_FILES} files are kept", retry_after=60.0)
-        return Arriving(self, owner, used)
+        return Arriving(self, owner, used + self.growing[owner])
 
     async def add(self, file: StoredFile, *, within_quota: bool = False) -> None:
         """Make a content that lies at `path` a file. May be done twice.
@@ -107,19 +109,21 @@ class FileStore:
         Raises `StoreFailed`, and `TooLarge` where it has to be `within_quota` and is not.
         """
         row = astuple(file)
+        growing = self.growing[file.owner]
 
         def write(base: sqlite3.Connection) -> None:
             # Here and not before: another upload may have ended while this one came.
-            if within_quota and _used(base, file.owner)[1] + file.bytes > self._quota:
+            if within_quota and _used(base, file.owner)[1] + growing + file.bytes > self._quota:
                 raise self._over_quota()
             base.execute("insert or replace into files values (?,?,?,?,?,?,?)", row)
 
         await self.base.run(write, "file_write")
 
-    async def check_quota(self, owner: str, *, param: str) -> None:
-        """Raise `TooLarge` where the owner's files leave no byte; also `StoreFailed`."""
+    async def check_quota(self, owner: str, *, param: str, times: int = 1) -> None:
+        """Raise `TooLarge` where the owner's files, and the results that will be files, leave no
+        byte of `times` quotas; also `StoreFailed`."""
         _, used = await self.base.run(lambda base: _used(base, owner), "file_read")
-        if used >= self._quota:
+        if used + self.growing[owner] >= times * self._quota:
             raise self._over_quota(param)
 
     def _over_quota(self, param: str = "file") -> TooLarge:

@@ -55,7 +55,7 @@ async def create(request: Request) -> Response:
         raise RateLimited(
             f"at most {MOST_UNFINISHED} batches of one key are done at a time", retry_after=60.0
         )
-    # Results are written whatever their size, so that no work is lost: the bound is here.
+    # One that was begun may go over the quota, so that little work is lost: the bound is here.
     await runner.files.check_quota(owner, param="input_file_id")
     now = int(runner.clock())
     batch = Batch(
@@ -98,7 +98,7 @@ async def listed(
     )
 
 
-@router.get("/v1/batches/{batch_id}", responses=replies(BatchReply, body=False))
+@router.get("/v1/batches/{batch_id}", responses=replies(BatchReply, body=False, kept=True))
 async def retrieve(request: Request, batch_id: str) -> Response:
     """How far a batch is."""
     runner = _runner(request)

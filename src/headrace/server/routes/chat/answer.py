@@ -15,7 +15,7 @@ from ...wire import DONE, encode, frame, json_response
 if TYPE_CHECKING:
     from ....engine.face import OutputStream
     from .parts import Parts
-    from .serve import Chat
+    from .request import Chat
 
 
 def _logprobs(chat: Chat, delta: OutputDelta) -> dict[str, Any] | None:

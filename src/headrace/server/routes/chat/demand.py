@@ -27,9 +27,10 @@ def tools_of(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
 
 
 def grammar_of(
-    body: ChatBody, speech: Speech, tools: list[Tool], choice: ToolChoice, prompt: str
+    body: ChatBody, speech: Speech, tools: list[Tool], choice: ToolChoice, opened: bool
 ) -> str | None:
-    """One grammar for everything that is demanded, or None. Raises `InvalidRequest`."""
+    """One grammar for everything that is demanded, or None; `opened`: the prompt ends inside
+    reasoning. Raises `InvalidRequest`."""
     source = body.form()
     if tools and speech.dialect is not None:
         calls = tool_grammar(
@@ -46,7 +47,5 @@ def grammar_of(
             )
         source = calls if source is None else source
     if source is not None and speech.marks is not None:
-        source = after_reasoning(
-            source, speech.marks, opened=speech.marks.open_in(prompt), special=speech.special
-        )
+        source = after_reasoning(source, speech.marks, opened=opened, special=speech.special)
     return source

@@ -6,12 +6,23 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....base.errors import InvalidRequest
 from ...openapi import replies
 from ...service import of
 from ...wire import json_response
 from .schema import ProfileReply, ResetReply, SleepingReply, SleepReply
 
 router = APIRouter(tags=["operator"])
+
+
+def _only_known(request: Request, *names: str) -> None:
+    """Raise where the query asks for something that this server does not know: it would be
+    believed to have been done."""
+    for name in request.query_params:
+        if name not in names:
+            raise InvalidRequest(
+                f"{name[:100]} is not known here; allowed: {', '.join(names)}", param=name[:100]
+            )
 
 
 @router.post("/sleep", responses=replies(SleepReply, bad_query=True))
@@ -23,6 +34,7 @@ async def sleep(
     ] = "abort",
 ) -> Response:
     """Give the engine's memory back; requests are refused until it is woken."""
+    _only_known(request, "level", "mode")
     operations = of(request).engine.operations
     facts = await operations.sleep(level, mode)
     reply: dict[str, Any] = {"is_sleeping": True, "level": operations.asleep}
@@ -31,10 +43,25 @@ async def sleep(
     return json_response(reply)
 
 
-@router.post("/wake_up", responses=replies(SleepingReply, body=False))
-async def wake_up(request: Request) -> Response:
+@router.post("/wake_up", responses=replies(SleepingReply, bad_query=True))
+async def wake_up(
+    request: Request,
+    tags: Annotated[
+        list[Literal["weights", "kv_cache"]],
+        Query(description="What to wake, all that sleeps: a part alone is refused."),
+    ] = [],  # noqa: B006 - FastAPI copies it
+) -> Response:
     """Take the memory again; answered when requests are served."""
-    await of(request).engine.operations.wake()
+    _only_known(request, "tags")
+    operations = of(request).engine.operations
+    asleep = {1: {"kv_cache"}, 2: {"kv_cache", "weights"}}.get(operations.asleep, set())
+    if tags and asleep - set(tags):
+        raise InvalidRequest(
+            f"the engine wakes as a whole: tags must name {' and '.join(sorted(asleep))}, or "
+            "nothing",
+            param="tags",
+        )
+    await operations.wake()
     return json_response({"is_sleeping": False, "level": 0})
 
 
@@ -62,5 +89,5 @@ async def start_profile(request: Request) -> Response:
 @router.post("/stop_profile", responses=replies(ProfileReply, bad_query=True))
 async def stop_profile(request: Request) -> Response:
     """Write what was recorded as the timeline that `headrace profile` writes."""
-    path, steps = await of(request).engine.operations.stop_profile()
-    return json_response({"path": str(path), "steps": steps})
+    made = await of(request).engine.operations.stop_profile()
+    return json_response({"path": str(made.path), "steps": made.steps, "left_out": made.left_out})

@@ -28,3 +28,5 @@ class ProfileReply(TypedDict):
     path: str
     """On the server's disk; open it in ui.perfetto.dev."""
     steps: int
+    left_out: int
+    """Later steps that are not in it: the recording was full."""

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from ...entry import entered
 from ...openapi import AnthropicError, replies, takes
 from ...wire import json_response
-from ..chat.serve import Chat
+from ..chat.request import Chat
 from .convert import to_chat
 from .schema import CountBody, CountReply, MessageReply, MessagesBody
 from .serve import error_reply, serve

@@ -14,7 +14,7 @@ from ...connection import EventStream, while_connected
 from ...errors import error_headers
 from ...generation import deltas
 from ...wire import json_response, named_frame
-from ..chat.serve import Chat, begin
+from ..chat.request import Chat, begin
 from .convert import to_chat
 from .schema import MessagesBody, MessageUsage
 

@@ -28,7 +28,7 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     chat: dict[str, Any] = {
         "messages": messages, "model": body.model, "max_tokens": body.max_output_tokens,
         "temperature": body.temperature, "top_p": body.top_p, "stream": body.stream,
-        "parallel_tool_calls": body.parallel_tool_calls,
+        "parallel_tool_calls": body.parallel_tool_calls, "priority": body.priority,
     }  # fmt: skip
     if body.tools:
         chat["tools"] = [

@@ -96,6 +96,7 @@ class ResponseBody(Body):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = Field(None, max_length=16)
     user: str | None = None
+    priority: Integer | None = Field(None, description="Lower runs first (policy priority).")
 
     include: Any = unsupported([])
     top_logprobs: Any = unsupported(0)

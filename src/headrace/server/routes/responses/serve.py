@@ -15,7 +15,7 @@ from ...connection import EventStream, while_connected
 from ...generation import Usage, deltas
 from ...store import ResponseStore, Stored
 from ...wire import json_response, named_frame
-from ..chat.serve import Chat, begin
+from ..chat.request import Chat, begin
 from .build import ResponseBuilder
 from .convert import items_of, to_chat
 from .schema import ResponseBody

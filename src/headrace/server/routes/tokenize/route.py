@@ -13,8 +13,8 @@ from ...logprobs import token_text
 from ...openapi import replies, takes
 from ...service import Service
 from ...wire import json_response
+from ..chat.request import Chat
 from ..chat.schema import ChatBody
-from ..chat.serve import Chat
 from .schema import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 
 router = APIRouter(tags=["tokens"])

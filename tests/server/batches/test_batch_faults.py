@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_fake import FakeEngine
-from test_server_batches import (
+from batch_kit import (
     CHAT,
     begin,
     client_of,
@@ -25,6 +24,7 @@ from test_server_batches import (
     serving,
     until,
 )
+from server_fake import FakeEngine
 
 from headrace.base.config import EngineOptions, ServerOptions
 from headrace.base.request import StepStats
@@ -38,24 +38,6 @@ from headrace.server.batches.results import Results, opened
 from headrace.server.batches.runner import BatchRunner
 from headrace.server.keys import Key, hash_of, write_keys
 from headrace.server.run import ServerProcess, take_port
-
-
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def app(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[Application]:
-    app = serving(tmp_path / "files", engine)
-    yield app
-    await close(app)
-
-
-@pytest.fixture
-async def client(app: Application) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(app) as client:
-        yield client
 
 
 def failures(app: Application, kind: str) -> float:
@@ -100,6 +82,14 @@ async def test_a_row_that_cannot_be_read_holds_up_no_other(
     assert (await until(client, batch))["status"] == "completed"
     listed = (await client.get("/v1/batches")).json()["data"]
     assert [one["id"] for one in listed] == [batch["id"]]
+    for reply in (
+        await client.get("/v1/batches/batch_x"), await client.post("/v1/batches/batch_x/cancel"),
+    ):  # fmt: skip
+        assert reply.status_code == 500
+        assert reply.json()["error"]["code"] == "batch_unreadable"
+        assert reply.json()["error"]["param"] == "batch_id"
+    assert (await client.get("/v1/batches/batch_y")).status_code == 404
+    assert (await look(client, batch))["status"] == "completed"
     assert failures(app, "file_read") == 1, "counted once, not with every look"
 
 
@@ -228,6 +218,7 @@ async def test_a_batch_that_comes_during_the_look_is_not_forgotten(
 )
 def test_rows_of_a_request(body: dict[str, Any], rows: int) -> None:
     assert sequences_of(body) == rows
+    assert sequences_of(body, "/v1/responses") == 1, "a conversation, however many items it has"
 
 
 @pytest.mark.parametrize(("n", "most"), [(2, 6), (4, 4), (20, 20)])
@@ -280,9 +271,9 @@ async def test_a_large_request_is_not_overtaken_for_ever() -> None:
 async def test_no_batch_is_begun_over_the_quota(tmp_path: Path) -> None:
     app = serving(tmp_path / "files", FakeEngine(), file_quota=3000)
     async with client_of(app) as client:
-        batch = await begin(client, jsonl(*(request_line(f"{i}") for i in range(10))))
+        batch = await begin(client, jsonl(*(request_line(f"{i}") for i in range(6))))
         end = await until(client, batch)
-        assert end["status"] == "completed"  # Its results are kept, whatever their size.
+        assert end["status"] == "completed"  # One that was begun may go over the quota.
         assert (await client.get("/v1/files")).json()["data"][0]["bytes"] > 1500
         body = {"input_file_id": batch["input_file_id"], "endpoint": CHAT,
                 "completion_window": "1h"}  # fmt: skip
@@ -293,6 +284,36 @@ async def test_no_batch_is_begun_over_the_quota(tmp_path: Path) -> None:
         assert len((await client.get("/v1/batches")).json()["data"]) == 1
         await client.delete(f"/v1/files/{end['output_file_id']}")
         assert (await client.post("/v1/batches", json=body)).status_code == 200
+    await close(app)
+
+
+async def test_what_a_batch_writes_counts_before_it_is_a_file(tmp_path: Path) -> None:
+    """An upload is refused meanwhile; over twice the quota the batch ends with what is done."""
+    quota, engine = 6000, FakeEngine(delay=0.005)
+    engine.options = EngineOptions(max_sequences=8)  # A batch may have six.
+    app = serving(tmp_path / "files", engine, file_quota=quota)
+    async with client_of(app) as client:
+        batch = await begin(client, jsonl(*(request_line(f"{i}") for i in range(40))))
+        uploaded = (await client.get(f"/v1/files/{batch['input_file_id']}")).json()["bytes"]
+        for _ in range(1500):
+            if app.state.files.growing[""] + uploaded > quota:
+                break
+            await asyncio.sleep(0.005)
+        files = {"file": ("in.jsonl", b"{}")}
+        over = await client.post("/v1/files", files=files, data={"purpose": "batch"})
+        assert over.status_code == 413
+        assert over.json()["error"]["code"] == "quota_exceeded"
+        assert (await client.get("/v1/files")).json()["data"][0]["purpose"] == "batch"
+        end = await until(client, batch)
+        assert end["status"] == "failed"
+        assert [one["code"] for one in end["errors"]["data"]] == ["quota_exceeded"]
+        found = await results(client, end["output_file_id"])
+        assert 0 < len(found) == end["request_counts"]["completed"] < 40
+        kept = sum(one["bytes"] for one in (await client.get("/v1/files")).json()["data"])
+        longest = max(len(json.dumps(line)) for line in found.values())
+        assert 2 * quota <= kept < 2 * quota + 8 * longest, "no more than what was in the engine"
+        assert not app.state.files.growing
+        assert not engine.running
     await close(app)
 
 

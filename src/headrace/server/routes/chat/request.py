@@ -1,0 +1,195 @@
+"""A chat request: messages → template → tokens → one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from ....base.errors import InvalidRequest
+from ....base.sampling import SamplingParams
+from ....text import open_end
+from ...errors import coded
+from ...generation import Usage
+from .demand import grammar_of, tools_of
+from .parts import Parts
+from .schema import ChatBody, Message
+
+if TYPE_CHECKING:
+    from ....engine.face import OutputStream
+    from ...service import Service
+
+INLINE_MESSAGES = 64
+"""Longer conversations are rendered in a thread."""
+
+
+class Chat:
+    """One chat request on its way: what every part of its answer needs."""
+
+    def __init__(self, service: Service, body: ChatBody, request_id: str) -> None:
+        self.service = service
+        self.body = body
+        self.id = f"chatcmpl-{body.request_id or request_id}"
+        self.created = int(time.time())
+        self.adapter = service.adapter(body.model)
+        self.model = self.adapter or service.name
+        self.n = 1 if body.n is None else body.n
+        self.top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        self.prompt: list[int] = []
+        self.text = ""
+        """The rendered prompt."""
+        self.opened = False
+        """Does the prompt end inside reasoning?"""
+        self.tools, self.choice = tools_of(body)
+        self.hidden = service.speech.hidden(tools=bool(self.tools))
+        self.grammar: str | None = None
+        self.usage = Usage()
+
+    def sampling(self) -> SamplingParams:
+        body = self.body
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        body.verify_stream_options()
+        limit = body.max_completion_tokens
+        return body.sampling(
+            defaults=self.service.defaults,
+            max_tokens=body.max_tokens if limit is None else limit,
+            logprobs=self.top_logprobs,
+            vocab_size=self.service.vocab_size,
+        )
+
+    async def tokenise(self) -> None:
+        """Render the messages and fill `prompt`."""
+        body = self.body
+        self.service.check_generates()
+        template = self.service.engine.template
+        if template is None:
+            raise coded(
+                InvalidRequest(
+                    "this model has no chat template; use /v1/completions", param="messages"
+                ),
+                "no_chat_template",
+            )
+        final = bool(body.continue_final_message)
+        variables = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+            if body.reasoning_effort == "none":
+                variables.setdefault("enable_thinking", False)
+        reserved = variables.keys() & _RESERVED
+        if reserved:
+            raise InvalidRequest(
+                f"{min(reserved)} cannot be set here", param="chat_template_kwargs"
+            )
+        arguments: dict[str, Any] = {
+            "tools": self._offered(),
+            "add_generation_prompt": (
+                not final if body.add_generation_prompt is None else body.add_generation_prompt
+            ),
+            "continue_final_message": final,
+            "variables": variables,
+        }
+        messages = [_plain(index, message) for index, message in enumerate(body.messages)]
+        if len(messages) <= INLINE_MESSAGES:
+            self.text = template.render(messages, **arguments)
+        else:
+            self.text = await asyncio.to_thread(template.render, messages, **arguments)
+        marks = self.service.speech.marks
+        if marks is not None:
+            self.opened = marks.open_in(self.text, open_end(messages) if final else "")
+        self.prompt = await self.service.encode(self.text, raw=False)
+
+    async def demand(self) -> None:
+        """Set `grammar`; compiling it may take long, so it is done in a thread."""
+        body = self.body
+        if not (self.tools or body.form_wanted):
+            return
+        self.grammar = await asyncio.to_thread(
+            grammar_of, body, self.service.speech, self.tools, self.choice, self.opened
+        )
+        self.service.check_grammar(self.grammar)
+
+    def _offered(self) -> list[dict[str, Any]] | None:
+        if not self.tools:
+            return None
+        return [tool.model_dump(exclude_none=True) for tool in self.body.tools or ()]
+
+    def parts(self) -> list[Parts]:
+        """One per choice."""
+        names = frozenset(tool.name for tool in self.tools) if self.tools else None
+        shown = self.body.include_reasoning is not False
+        return [
+            Parts(
+                self.service.speech.router(opened=self.opened, tools=names, hidden=self.hidden),
+                show_reasoning=shown,
+            )
+            for _ in range(self.n)
+        ]
+
+    def submit(self, sampling: SamplingParams) -> OutputStream:
+        stream = self.service.engine.submit(
+            self.prompt,
+            sampling,
+            request_id=self.id,
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt or "",
+            adapter=self.adapter,
+            grammar=self.grammar,
+            # Marks that are special tokens must reach the router, which keeps them from the user.
+            keep_ids=self.service.speech.ids(self.hidden),
+        )
+        self.usage.known_prompt(0, len(self.prompt))
+        return stream
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.service.fingerprint,
+        }
+
+
+_RESERVED = {
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
+}  # fmt: skip
+
+
+def _plain(index: int, message: Message) -> dict[str, Any]:
+    """The message as templates read it; parts that are no text are refused by name."""
+    for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if part.type not in ("text", "refusal"):
+            raise coded(
+                InvalidRequest(
+                    f"this model takes no {part.type} parts; allowed: text",
+                    param=f"messages.{index}.content.{place}",
+                ),
+                "unsupported_content",
+            )
+        if part.type == "text" and part.text is None:
+            raise InvalidRequest(
+                "a text part needs text", param=f"messages.{index}.content.{place}.text"
+            )
+    plain = message.model_dump(
+        exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"}
+    )
+    if isinstance(message.content, list):
+        plain["content"] = [
+            {"type": "text", "text": part.text or part.refusal or ""} for part in message.content
+        ]
+    if "reasoning" in plain:
+        plain.setdefault("reasoning_content", plain.pop("reasoning"))
+    if message.role == "assistant":
+        plain.setdefault("content", None)
+    return plain
+
+
+async def begin(service: Service, body: ChatBody, request_id: str) -> tuple[Chat, OutputStream]:
+    """Everything up to the first token: check, render, tokenise, submit."""
+    service.check_model(body.model, adapters=True)
+    chat = Chat(service, body, request_id)
+    sampling = chat.sampling()
+    await chat.tokenise()
+    await chat.demand()
+    return chat, chat.submit(sampling)
