@@ -105,3 +105,28 @@ def test_a_step_beyond_the_limits_still_gets_its_batch() -> None:
     bench = Bench(2)
     batch = bench.check(plan((0, 3, STEP + 10, True)))
     assert not batch.fixed
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_decode_is_make_and_keeps_the_tokens(count: int) -> None:
+    bench = Bench(3)
+    for place in range(10, 20):
+        step = plan(*((row, place + row, 1, True) for row in range(count)))
+        batch = bench.batches.decode(step)
+        assert batch is not None
+        assert bench.check(step) is batch
+        new = [1000 + place + row for row in range(count)]
+        bench.batches.keep(new)
+        for row, token in enumerate(new):
+            assert bench.rows.tokens[row, place + row + 1] == token
+    other = plan(*((row, 10, 1, True) for row in reversed(range(count))))
+    assert bench.batches.decode(other) is batch
+    bench.check(other)
+    bench.batches.keep(list(range(count)))
+    assert bench.rows.tokens[:count, 11].tolist() == list(reversed(range(count)))
+
+
+def test_what_is_not_a_decoding_step() -> None:
+    bench = Bench(4)
+    assert bench.batches.decode(plan((0, 3, 1, True), (1, 4, 1, False))) is None
+    assert bench.batches.decode(plan((0, 3, 2, True))) is None

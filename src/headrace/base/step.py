@@ -96,9 +96,10 @@ class BlockCopy(NamedTuple):
     target_tier: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
-    """What to compute in one step (control → data)."""
+    """What to compute in one step (control → data). Nobody changes one that was scheduled; it is
+    not frozen because that would cost every step a call for each field."""
 
     number: int
     rows: list[int]
@@ -144,7 +145,7 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """What came out of one step (data → control). Lists run parallel to the plan's rows."""
 

@@ -100,9 +100,7 @@ class InlineExecutor:
     def submit(self, plan: StepPlan) -> StepFuture:
         if self._thread is not None:
             return _Launched(plan, self._thread.submit(launch, self._loaded, plan))
-        done: Future[StepResult] = Future()
-        done.set_result(execute(self._loaded, plan))
-        return done
+        return _Done(execute(self._loaded, plan))
 
     def prepare_grammar(self, source: str) -> bool:
         return self._loaded.prepare_grammar(source)
@@ -129,6 +127,18 @@ class InlineExecutor:
         return work() if self._thread is None else self._thread.submit(work).result()
 
 
+class _Done:
+    """A result that is there."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        return self._result
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
     """A step that the worker's thread launches: the next one need not wait for its result."""
@@ -137,7 +147,10 @@ class _Launched:
     finish: Future[Callable[[], StepResult]]
 
     def result(self) -> StepResult:
-        return _guarded(self.plan, lambda: self.finish.result()())
+        try:
+            return self.finish.result()()
+        except Exception as fault:  # noqa: BLE001 - the border between the planes
+            return _failed(self.plan, fault)
 
 
 def launch(worker: LoadedWorker, plan: StepPlan) -> Callable[[], StepResult]:
@@ -150,12 +163,12 @@ def launch(worker: LoadedWorker, plan: StepPlan) -> Callable[[], StepResult]:
 
 def execute(worker: LoadedWorker, plan: StepPlan) -> StepResult:
     """One step; what a worker raises becomes the error of the step. A named border."""
-    return _guarded(plan, lambda: worker.execute(plan))
-
-
-def _guarded(plan: StepPlan, work: Callable[[], StepResult]) -> StepResult:
     try:
-        return work()
+        return worker.execute(plan)
     except Exception as fault:  # noqa: BLE001 - the border between the planes
-        message = f"{type(fault).__name__}: {fault}"
-        return StepResult(plan.number, [[] for _ in plan.rows], error=message[:2000])
+        return _failed(plan, fault)
+
+
+def _failed(plan: StepPlan, fault: Exception) -> StepResult:
+    message = f"{type(fault).__name__}: {fault}"
+    return StepResult(plan.number, [[] for _ in plan.rows], error=message[:2000])

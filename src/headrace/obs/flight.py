@@ -26,6 +26,47 @@ _HEADER = struct.Struct("<I")
 _encode = msgspec.json.Encoder().encode
 
 
+class _Step(msgspec.Struct):
+    """What every record says. Structs, not dictionaries: two of these are written in every step."""
+
+    step: int
+    at: float
+    state: str
+    entries: int
+    tokens: int
+
+
+class _Submitted(_Step):
+    rows: list[int]
+    starts: list[int]
+    counts: list[int]
+    admitted: list[list[int]]
+    """(row, sequence, tokens) each."""
+    released: list[int]
+    block_writes: int
+    copies: int
+    running: int
+    waiting: int
+
+
+class _Finished(_Step):
+    error: str | None
+    sampled: int
+    seconds: float
+    schedule_seconds: float
+    idle_seconds: float
+    kv_usage: float
+    running: int
+    waiting: int
+    preemptions: int
+
+
+class _Short(_Step):
+    """A record that was too long."""
+
+    error: str
+
+
 class FlightRecorder:
     """Writes the ring. A path of None keeps it in anonymous memory (an engine in this process)."""
 
@@ -40,57 +81,37 @@ class FlightRecorder:
                 self._ring = mmap.mmap(file.fileno(), length)
 
     def submitted(self, plan: StepPlan, running: int, waiting: int) -> None:
+        admitted = [
+            [entry.row, entry.sequence_id, len(entry.tokens)] for entry in plan.admitted[:_SHOWN]
+        ]
         self._write(
-            plan.number,
-            {
-                "step": plan.number,
-                "at": time.time(),
-                "state": "submitted",
-                "entries": len(plan.rows),
-                "tokens": plan.tokens,
-                "rows": plan.rows[:_SHOWN],
-                "starts": plan.starts[:_SHOWN],
-                "counts": plan.counts[:_SHOWN],
-                "admitted": [
-                    [entry.row, entry.sequence_id, len(entry.tokens)]
-                    for entry in plan.admitted[:_SHOWN]
-                ],
-                "released": plan.released[:_SHOWN],
-                "block_writes": len(plan.blocks),
-                "copies": len(plan.copies),
-                "running": running,
-                "waiting": waiting,
-            },
-        )
+            _Submitted(
+                plan.number, time.time(), "submitted", len(plan.rows), plan.tokens,
+                plan.rows[:_SHOWN], plan.starts[:_SHOWN], plan.counts[:_SHOWN], admitted,
+                plan.released[:_SHOWN], len(plan.blocks), len(plan.copies), running, waiting,
+            )
+        )  # fmt: skip
 
     def finished(self, plan: StepPlan, result: StepResult, stats: StepStats) -> None:
+        error = result.error
         self._write(
-            plan.number,
-            {
-                "step": plan.number,
-                "at": time.time(),
-                "state": "failed" if result.error else "done",
-                "error": result.error[:500] if result.error else None,
-                "entries": len(plan.rows),
-                "tokens": plan.tokens,
-                "sampled": sum(map(len, result.tokens)),
-                "seconds": result.seconds,
-                "schedule_seconds": stats.schedule_seconds,
-                "idle_seconds": stats.idle_seconds,
-                "kv_usage": stats.kv_usage,
-                "running": stats.running,
-                "waiting": stats.waiting,
-                "preemptions": stats.preemptions,
-            },
-        )
+            _Finished(
+                plan.number, time.time(), "failed" if error else "done", len(plan.rows),
+                plan.tokens, error[:500] if error else None, sum(map(len, result.tokens)),
+                result.seconds, stats.schedule_seconds, stats.idle_seconds, stats.kv_usage,
+                stats.running, stats.waiting, stats.preemptions,
+            )
+        )  # fmt: skip
 
-    def _write(self, step: int, record: dict[str, Any]) -> None:
+    def _write(self, record: _Submitted | _Finished) -> None:
         data = _encode(record)
         if len(data) > SLOT_BYTES - _HEADER.size:
-            short = {name: record[name] for name in ("step", "at", "state", "entries", "tokens")}
             # One character may take six bytes in JSON.
-            data = _encode({**short, "error": str(record.get("error") or "")[:200]})
-        at = step % self._size * SLOT_BYTES
+            error = (record.error or "")[:200] if isinstance(record, _Finished) else ""
+            data = _encode(
+                _Short(record.step, record.at, record.state, record.entries, record.tokens, error)
+            )
+        at = record.step % self._size * SLOT_BYTES
         self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn slot reads as empty.
         self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data
         self._ring[at : at + _HEADER.size] = _HEADER.pack(len(data))

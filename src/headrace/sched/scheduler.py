@@ -80,7 +80,8 @@ class Scheduler:
         self._step = 0
         self._order = 0
         self._retry = RetryEstimate()
-        self._last = StepStats()
+        self._last = 0, 0, 0, 0, 0
+        """Of the latest step: its number, entries, tokens, those of prompts, and new ones."""
         self._check = check_plans()
 
     # What the engine asks
@@ -109,20 +110,13 @@ class Scheduler:
 
     def stats(self) -> StepStats:
         """Counts after the latest update; the engine's loop fills in the times."""
-        last = self._last
+        step, entries, tokens, prefill_tokens, sampled_tokens = self._last
+        kv, roster = self.kv, self._roster
+        # By position: this is made in every step.
         return StepStats(
-            step=last.step,
-            running=self.running,
-            waiting=self.waiting,
-            entries=last.entries,
-            tokens=last.tokens,
-            prefill_tokens=last.prefill_tokens,
-            sampled_tokens=last.sampled_tokens,
-            kv_usage=self.kv.usage,
-            prefix_queries=self.kv.prefix_queries,
-            prefix_hits=self.kv.prefix_hits,
-            preemptions=self._roster.preemptions,
-        )
+            step, roster.running, len(roster.waiting), entries, tokens, prefill_tokens,
+            sampled_tokens, kv.usage, kv.prefix_queries, kv.prefix_hits, roster.preemptions,
+        )  # fmt: skip
 
     # Requests come and go
 
@@ -407,13 +401,9 @@ class Scheduler:
     def _note(self, flight: Flight, sampled: int) -> None:
         plan = flight.plan
         tokens = plan.tokens
-        self._last = StepStats(
-            step=plan.number,
-            entries=len(plan.rows),
-            tokens=tokens,
-            prefill_tokens=tokens - sum(plan.counts[: flight.decodes]),
-            sampled_tokens=sampled,
-        )
+        entries = len(plan.rows)
+        decoded = tokens if flight.decodes == entries else sum(plan.counts[: flight.decodes])
+        self._last = plan.number, entries, tokens, tokens - decoded, sampled
 
     def _finish(
         self, sequence: Sequence, finish: FinishReason, error: str | None = None

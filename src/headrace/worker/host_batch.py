@@ -8,7 +8,10 @@ very same `StepBatch`, and only numbers change.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..base.step import PoolShape, StepPlan
@@ -19,6 +22,19 @@ from .rows import BlockTables, Rows
 _FEW = 3
 _TABLE_STEP = 8
 """Tables are cut to a multiple of so many blocks, so that their view seldom changes."""
+
+
+class _Few(NamedTuple):
+    """The host's memory, number by number."""
+
+    known: memoryview
+    """Token of [row, place]."""
+    tables: list[memoryview]
+    """Per group: block of [row, block]."""
+    tokens: memoryview
+    positions: memoryview
+    lengths: memoryview
+    slots: list[memoryview]
 
 
 class HostBatches:
@@ -46,9 +62,21 @@ class HostBatches:
         # Of decoding steps, entry i is token i and samples.
         self._each_entry = torch.arange(limits.entries)
         self._each_bound = torch.arange(limits.entries + 1, dtype=torch.int32)
+        # For single numbers: numpy's own indexing takes several times as long.
+        self._few = _Few(
+            rows.host_tokens.data,
+            [table.data for table in tables.host],
+            self._tokens.data,
+            self._positions.data,
+            self._lengths.data,
+            [slots.data for slots in self._slots],
+        )
         self._decoding: StepBatch | None = None
-        self._decoded: list[int] = []
-        """The rows whose tables were picked last, and of which state and width."""
+        self._starts: list[int] = []
+        self._of: list[int] = []
+        """The rows of the last step, and the same as an array."""
+        self._of_array: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        """Of which state and width of their tables what was picked is; -1: of none."""
         self._picked_version = self._picked_width = -1
 
     def make(self, plan: StepPlan) -> StepBatch:
@@ -60,19 +88,43 @@ class HostBatches:
             return self._decode(plan, count)
         return self._mixed(plan, count, total)
 
+    def decode(self, plan: StepPlan) -> StepBatch | None:
+        """As `make`, of a step in which every entry computes one token and gets one, and no row
+        pools; None of any other."""
+        count = len(plan.rows)
+        if self._typed or sum(plan.counts) != count or count > self._limits.entries:
+            return None
+        return self._decode(plan, count) if all(plan.samples) else None
+
+    def keep(self, tokens: list[int]) -> None:
+        """Write the new token of each row behind what it computed: after `decode`, its tokens."""
+        if len(tokens) <= _FEW:
+            known = self._few.known
+            for row, start, token in zip(self._of, self._starts, tokens, strict=True):
+                known[row, start + 1] = token
+        else:
+            self._rows.host_tokens[self._of_array, self._lengths[: len(tokens)]] = tokens
+
+    def _array_of(self, rows: list[int]) -> npt.NDArray[np.int64]:
+        """These rows, which are most often those of the step before."""
+        if self._of != rows:
+            self._of, self._of_array = rows, np.array(rows)
+            self._picked_version = -1
+        return self._of_array
+
     def _decode(self, plan: StepPlan, count: int) -> StepBatch:
         """One token each, all of which sample."""
         max_length = max(plan.starts) + 1
+        rows, self._starts = self._array_of(plan.rows), plan.starts
         if count <= _FEW:
             self._decode_few(plan)
         else:
-            rows = np.array(plan.rows)
             starts = self._positions[:count]
             starts[:] = plan.starts
             np.add(starts, 1, out=self._lengths[:count], casting="unsafe")
             self._tokens[:count] = self._rows.host_tokens[rows, starts]
             self._place(rows, starts, count)
-        width = self._pick(plan.rows, max_length)
+        width = self._pick(rows, max_length)
         batch = self._decoding
         if batch is None or len(batch.tokens) != count or batch.groups[0].tables.shape[1] != width:
             batch = self._decoding = self._views(
@@ -84,17 +136,18 @@ class HostBatches:
 
     def _decode_few(self, plan: StepPlan) -> None:
         """The same for so few rows that a call for all of them costs more than a loop."""
-        tokens, size = self._rows.host_tokens, self._pool.block_size
+        known, tables, tokens, positions, lengths, all_slots = self._few
+        size = self._pool.block_size
         for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
-            self._positions[place] = start
-            self._lengths[place] = start + 1
-            self._tokens[place] = tokens[row, start]
+            positions[place] = start
+            lengths[place] = start + 1
+            tokens[place] = known[row, start]
             block, offset = divmod(start, size)
-            for table, slots in zip(self._tables.host, self._slots, strict=True):
-                slots[place] = int(table[row, block]) * size + offset
+            for table, slots in zip(tables, all_slots, strict=True):
+                slots[place] = table[row, block] * size + offset
 
     def _mixed(self, plan: StepPlan, count: int, total: int) -> StepBatch:
-        rows, starts = np.array(plan.rows), np.array(plan.starts)
+        rows, starts = self._array_of(plan.rows), np.array(plan.starts)
         counts = np.array(plan.counts)
         lengths = starts + counts
         self._lengths[:count] = lengths
@@ -111,7 +164,7 @@ class HostBatches:
         ends = bounds[1:][samples] - 1
         self._sampled[: len(ends)] = ends
         max_length = int(lengths.max())
-        width = self._pick(plan.rows, max_length)
+        width = self._pick(rows, max_length)
         batch = self._views(
             total,
             count,
@@ -131,16 +184,15 @@ class HostBatches:
             np.multiply(table[rows, block], size, out=slots[:total], casting="unsafe")
             slots[:total] += offset
 
-    def _pick(self, rows: list[int], max_length: int) -> int:
+    def _pick(self, rows: npt.NDArray[np.int64], max_length: int) -> int:
         """Copy the tables of these rows; → the width of what was copied."""
         used = -(-max_length // self._pool.block_size)
         width = min(-(-used // _TABLE_STEP) * _TABLE_STEP, self._tables.width)
         same = self._picked_version == self._tables.version and self._picked_width == width
-        if not same or self._decoded != rows:
+        if not same:
             for table, picked in zip(self._tables.host, self._picked, strict=True):
                 picked[: len(rows), :width] = table[rows, :width]
             self._picked_version, self._picked_width = self._tables.version, width
-            self._decoded = rows
         return width
 
     def _views(

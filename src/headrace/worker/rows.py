@@ -66,6 +66,8 @@ class Rows:
         self.scoring: set[int] = set()
         """Held rows that ask for log-probabilities of their prompt."""
         self.pooling: set[int] = set()
+        self.asking: set[int] = set()
+        """Held rows that ask for anything at all but the model's own most likely tokens."""
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
@@ -79,7 +81,10 @@ class Rows:
         if len(admission.tokens) > self.tokens.shape[1]:
             raise EngineFault(f"{len(admission.tokens)} tokens do not fit into a row")
         ids = np.asarray(admission.tokens, np.int32)
-        self.tokens[row, : len(ids)] = to_device(ids, self.tokens.device)
+        if len(self.host_tokens):
+            self.host_tokens[row, : len(ids)] = ids
+        else:
+            self.tokens[row, : len(ids)] = to_device(ids, self.tokens.device)
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
         self.columns[row] = (
             admission.prompt_length,
@@ -120,11 +125,15 @@ class Rows:
             self.scoring.add(row)
         if admission.pooling:
             self.pooling.add(row)
+        if not plain or sampling.prompt_logprobs is not None or admission.pooling:
+            self.asking.add(row)
+        if admission.adapter is not None:
+            self.asking.add(row)
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
-            for some in (self.choosing, self.scoring, self.pooling):
+            for some in (self.choosing, self.scoring, self.pooling, self.asking):
                 some.difference_update(rows)
 
     def append(

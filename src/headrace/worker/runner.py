@@ -49,6 +49,11 @@ class Runner:
         """Does a step run as a program of the backend?"""
         return self._program is not None
 
+    @property
+    def chooses(self) -> bool:
+        """Are there steps for which the program chooses the tokens (`greedy`)?"""
+        return self._greedy is not None
+
     def run(
         self, batch: StepBatch, operators: Operators | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,8 +1,10 @@
 """One step of a worker, from its plan to its result.
 
 Order: releases, admissions, block tables, copies, forward, sampling. What a step pays for beside
-the forward pass is what some row of it asks: a step of rows that take the most likely token is a
-few writes into static arrays around one call.
+the forward pass is what some row of it asks: on the host a step of rows that take the most likely
+token is a few writes into static arrays around one call. Between two calls the weights have gone
+through all caches, so that whatever else a step did there would run cold: a microsecond of Python
+is ten, entering `inference_mode` is fifty.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..base.environment import check_plans
 from ..base.step import StepPlan, StepResult, TokenLogprobs
 from ..kernels.operators import KvCache, Operators, StepBatch
 from .adapters import Adapters
 from .grammar import GrammarMasks
+from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
 from .pooling import Pooler
 from .prompt_scores import PromptScores
@@ -47,11 +49,46 @@ class Steps:
     masks: GrammarMasks | None
     adapters: Adapters | None
     stopwatch: Stopwatch | None
+    check: bool
+    """Verify every plan."""
+    host: HostBatches | None
+    """Where `batch` comes from, if the program chooses tokens there."""
+    _tokens: torch.Tensor | None = None
+    _values: memoryview | None = None
+    """The memory of `_tokens`, which is the same tensor step after step."""
 
-    def launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
-        """Start a step that began at `begin`; the function that comes back waits for it."""
-        if check_plans():
+    def launch(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
+        """Do or start a step that began at `begin`: its result, or a function that waits for it."""
+        if self.check:
             plan.verify(rows=len(self.rows.held))
+        result = None if self.host is None else self._decode(self.host, plan, begin)
+        if result is not None:
+            return result
+        with torch.inference_mode():
+            return self._launch(plan, begin)
+
+    def _decode(self, host: HostBatches, plan: StepPlan, begin: float) -> StepResult | None:
+        """A step on the host that decodes rows which take the most likely token. None, and nothing
+        was computed, where somebody comes or goes or asks for more: then the general way."""
+        if plan.released or plan.admitted or plan.copies:
+            return None
+        if not self.rows.asking.isdisjoint(plan.rows):
+            return None
+        self.tables.write(plan.blocks)
+        batch = host.decode(plan)
+        chosen = None if batch is None else self.runner.greedy(batch)
+        if chosen is None:
+            return None
+        tokens = chosen[1]
+        if tokens is not self._tokens or self._values is None:
+            self._tokens, self._values = tokens, tokens.numpy().data
+        values: list[int] = self._values.tolist()
+        host.keep(values)
+        return StepResult(
+            plan.number, [[token] for token in values], seconds=time.perf_counter() - begin
+        )
+
+    def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         self._prepare(plan)
         batch = self.batch(plan)
         slots = None if self.adapters is None else self.adapters.slots_of(plan)

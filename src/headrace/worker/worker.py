@@ -12,6 +12,7 @@ import torch
 
 from ..base import hardware
 from ..base.config import Decision
+from ..base.environment import check_plans
 from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
@@ -219,7 +220,17 @@ class Worker:
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
             additions = None if self._adapters is None else self._adapters.by_weight
             self._runner = Runner(self._model, self._operators, self._cache, limits, additions)
-            self._batch = self._batches(pool, limits)
+            typed = encoder is not None
+            host = None
+            if device.type == "cpu":
+                host = HostBatches(self._rows, self._tables, pool, limits, token_types=typed)
+            self._batch: Callable[[StepPlan], StepBatch] = (
+                host.make
+                if host is not None
+                else partial(
+                    make_batch, rows=self._rows, tables=self._tables, pool=pool, token_types=typed
+                )
+            )
             if device.type == "cpu" and self._runner.whole:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 torch.set_num_threads(1)
@@ -239,15 +250,10 @@ class Worker:
                 masks=self._masks,
                 adapters=self._adapters,
                 stopwatch=Stopwatch() if device.type == "cuda" else None,
+                check=check_plans(),
+                host=host if self._runner.chooses else None,
             )
         self._phases["allocate"] = time.perf_counter() - begin
-
-    def _batches(self, pool: PoolShape, limits: StepLimits) -> Callable[[StepPlan], StepBatch]:
-        """How the batch of a step is made here."""
-        rows, tables, typed = self._rows, self._tables, self.arch.encoder is not None
-        if self._resolved.device.type == "cpu":
-            return HostBatches(rows, tables, pool, limits, token_types=typed).make
-        return partial(make_batch, rows=rows, tables=tables, pool=pool, token_types=typed)
 
     def _head(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return self._model.logits(self._operators, hidden, rows)
@@ -270,7 +276,12 @@ class Worker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Order: releases, admissions, block tables, copies, forward, sampling."""
-        return self.launch(plan)()
+        begin = time.perf_counter()
+        try:
+            started = self._steps.launch(plan, begin)
+            return started if isinstance(started, StepResult) else started()
+        except Exception as error:  # noqa: BLE001 - the border, as in `launch`
+            return _failed(plan, begin, error)
 
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Start a step; the function that comes back waits for its result.
@@ -280,33 +291,24 @@ class Worker:
         function may be called in any thread, once; launches stay in their own.
         """
         begin = time.perf_counter()
+        # The border of the data plane: whatever went wrong in a step ends that step's sequences
+        # and no others.
+        try:
+            started = self._steps.launch(plan, begin)
+        except Exception as error:  # noqa: BLE001
+            started = _failed(plan, begin, error)
+        if isinstance(started, StepResult):
+            result = started
+            return lambda: result
+        finish = started
 
-        def guarded(work: Callable[[], StepResult]) -> StepResult:
-            # The border of the data plane: whatever went wrong in a step ends that step's
-            # sequences and no others.
+        def wait() -> StepResult:
             try:
-                return work()
-            except Exception as error:  # noqa: BLE001
-                return StepResult(
-                    plan.number,
-                    tokens=[[] for _ in plan.rows],
-                    seconds=time.perf_counter() - begin,
-                    error=f"{type(error).__name__}: {' '.join(str(error).split())}",
-                )
+                return finish()
+            except Exception as error:  # noqa: BLE001 - the same border
+                return _failed(plan, begin, error)
 
-        finish: Callable[[], StepResult] | None = None
-
-        def start() -> StepResult:
-            nonlocal finish
-            with torch.inference_mode():
-                finish = self._steps.launch(plan, begin)
-            return StepResult(plan.number, [])
-
-        started = guarded(start)
-        if finish is None:
-            return lambda: started
-        ready = finish
-        return lambda: guarded(ready)
+        return wait
 
     def prepare_grammar(self, source: str) -> bool:
         """Begin to compile a grammar that will come; is it done? May be called from any thread."""
@@ -337,6 +339,15 @@ class Worker:
         for name in list(self.__dict__):
             if name not in ("options", "arch", "facts"):
                 del self.__dict__[name]
+
+
+def _failed(plan: StepPlan, begin: float, error: Exception) -> StepResult:
+    return StepResult(
+        plan.number,
+        tokens=[[] for _ in plan.rows],
+        seconds=time.perf_counter() - begin,
+        error=f"{type(error).__name__}: {' '.join(str(error).split())}",
+    )
 
 
 def _free_memory(device: torch.device) -> int:

@@ -94,6 +94,7 @@ class Team:
 
     def __init__(self, threads: int, level: str | None = None) -> None:
         self._library = load()
+        self._run = self._library.hr_run
         handle = self._library.hr_team_new(threads, level.encode() if level else None)
         if not handle:
             raise LibraryAbsent(f"no team of {threads} threads at level {level or 'best'}")
@@ -105,14 +106,16 @@ class Team:
 
     def run(self, records: Any, count: int, step: HrStep, seconds: Any = None) -> None:
         """Run `count` records (an array of `HrRecord`) on a step."""
-        failed = self._library.hr_run(
-            self.handle,
+        self.run_at(
             ctypes.addressof(records),
             count,
             ctypes.addressof(step),
             None if seconds is None else ctypes.addressof(seconds),
         )
-        if failed:
+
+    def run_at(self, records: int, count: int, step: int, seconds: int | None = None) -> None:
+        """`run` by addresses, for who runs the same records again and again."""
+        if self._run(self.handle, records, count, step, seconds):
             raise MemoryError("no memory for the work space of the CPU kernels")
 
     def read_bandwidth(self, data: torch.Tensor) -> float:

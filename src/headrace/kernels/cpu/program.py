@@ -147,9 +147,12 @@ class CpuProgram:
         self._tables = [MappedRows(node.args["weight"]) for node in self._nodes
                         if node.op == "embed"]  # fmt: skip
         self._step = HrStep()
+        self._at = ctypes.addressof(self._records), len(self._emitted), ctypes.addressof(self._step)
         self._filled: StepBatch | None = None
         """The batch that `_step` and `_results` are of, where it may come again as it is."""
         self._results = self._hidden, self._logits
+        self._chosen: tuple[torch.Tensor, torch.Tensor] | None = None
+        """What `greedy` gives for that batch, once it was asked: the very same tensors again."""
 
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         found = self.adapted(batch)
@@ -159,7 +162,7 @@ class CpuProgram:
         """As a call; None, and nothing was computed, where the step is beyond the limits."""
         if not self._fill(batch):
             return None
-        self._operators.team.run(self._records, len(self._emitted), self._step)
+        self._operators.team.run_at(*self._at)
         return self._results
 
     def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -167,8 +170,10 @@ class CpuProgram:
         head = self._head
         if head is None or not self._fill(batch):
             return None
-        self._operators.team.run(head.records, head.count, self._step)
-        return self._results[0], head.tokens[: self._step.r]
+        self._operators.team.run_at(head.at, head.count, self._at[2])
+        if self._chosen is None:
+            self._chosen = self._results[0], head.tokens[: self._step.r]
+        return self._chosen
 
     def _fill(self, batch: StepBatch) -> bool:
         """Point the step to `batch`. False: it is beyond the limits."""
@@ -180,6 +185,7 @@ class CpuProgram:
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
             self._results = self._hidden[: step.n], self._logits[: step.r]
+            self._chosen = None
         for table in self._tables:
             table.read(self._step.n)
         return True
@@ -201,7 +207,8 @@ class _GreedyHead:
         room = emit.Head(threads, rows)
         emitted = [*lowering.emitted[:-1], *room.records(lowering.head)]
         self.tokens = room.tokens
-        self.records, self.count = emit.program(emitted), len(emitted)
+        self._records, self.count = emit.program(emitted), len(emitted)
+        self.at = ctypes.addressof(self._records)
 
 
 class _Lowering:
