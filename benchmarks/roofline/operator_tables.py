@@ -363,11 +363,10 @@ def main() -> None:
             print(f"| {' | '.join(texts)} | {entry['all_sizes']['median']:.0%} |", flush=True)
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, found_curves in curves.items():
-        print(f'    "{name}": {{')
         for class_, curve in found_curves.items():
-            numbers = ", ".join(f"{getattr(curve, key):g}" for key in SHARES)
-            print(f'        "{class_}": Curve({numbers}),')
-        print("    },")
+            shares = [f"{getattr(curve, key):g}" for key in SHARES[:3]]
+            times = [f"{getattr(curve, key) * 1e6:g}" for key in SHARES[3:]]
+            print(" ".join([name, class_, *shares, *times]))
 
 
 if __name__ == "__main__":
