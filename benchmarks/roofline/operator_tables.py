@@ -153,10 +153,12 @@ def experts(
     """`spread`: on several ranks of expert parallelism, of which the tables have the busiest."""
 
     def rows(folder: Path, device: Hardware, type: str) -> Iterator[Row]:
-        if type not in device.rates:
+        if type not in (*device.rates, "int4"):
             return
         columns = "num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size, moe_ep_size"
-        names = {"fp8": "('fp8', 'fp8_block')", "fp4": "('nvfp4')"}.get(type, f"('{type}')")
+        names = {
+            "fp8": "('fp8', 'fp8_block')", "fp4": "('nvfp4')", "int4": "('w4a16_mxfp4')",
+        }.get(type, f"('{type}')")  # fmt: skip
         ranks = "moe_ep_size between 2 and 32 and moe_tp_size = 1" if spread else "moe_ep_size = 1"
         where = (
             f"moe_dtype in {names} and distribution = '{distribution}' and {ranks}"
@@ -255,6 +257,9 @@ CLASSES: dict[str, tuple[Callable[[Path, Hardware, str], Iterator[Row]], str]] =
     "latent/prefill": (latents("context_mla"), ""),
     "latent/decode": (latents("generation_mla"), ""),
     "experts/fp4": (experts("balanced"), "fp4"),
+    "experts/int4": (experts("balanced"), "int4"),
+    "experts/int4 uneven": (experts("power_law_1.2", 1.2), "int4"),
+    "experts/int4 uneven spread": (experts("power_law_1.2", 1.2, spread=True), "int4"),
     "all_reduce": (all_reduces, ""),
     "all_to_all": (exchanges, ""),
 }

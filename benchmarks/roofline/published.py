@@ -47,13 +47,20 @@ ROWS = [
     Row("llama-3.1-8b", "H200", ONE, 128, 2048, 23_295),
     Row("llama-3.1-8b", "H200", ONE, 500, 2000, 21_463),
     Row("llama-3.1-8b", "H200", ONE, 1000, 1000, 17_591),
+    Row("llama-3.1-8b", "H200", ONE, 1000, 2000, 17_140),
     Row("llama-3.1-8b", "H200", ONE, 2048, 128, 3_531),
     Row("llama-3.1-8b", "H200", ONE, 2048, 2048, 12_022),
     Row("llama-3.1-8b", "H200", ONE, 5000, 500, 3_852),
+    Row("llama-3.1-8b", "H200", ONE, 20_000, 2000, 1_706),
     Row("llama-3.1-8b", "H100", ONE, 128, 128, 27_569),
+    Row("llama-3.1-8b", "H100", ONE, 128, 2048, 22_004),
+    Row("llama-3.1-8b", "H100", ONE, 500, 2000, 17_794),
     Row("llama-3.1-8b", "H100", ONE, 1000, 1000, 15_270),
+    Row("llama-3.1-8b", "H100", ONE, 1000, 2000, 13_850),
     Row("llama-3.1-8b", "H100", ONE, 2048, 128, 3_495),
+    Row("llama-3.1-8b", "H100", ONE, 2048, 2048, 9_654),
     Row("llama-3.1-8b", "H100", ONE, 5000, 500, 3_371),
+    Row("llama-3.1-8b", "H100", ONE, 20_000, 2000, 1_341),
     Row("llama-3.1-70b", "H200", ONE, 128, 2048, 4_351),
     Row("llama-3.1-70b", "H200", ONE, 1000, 1000, 2_727),
     Row("llama-3.1-70b", "H200", ONE, 2048, 2048, 1_990),
@@ -66,9 +73,14 @@ ROWS = [
     Row("qwen3-235b-a22b", "H200", DEP4, 1000, 1000, 3_288, batch=512),
     Row("qwen3-235b-a22b", "H100", DEP8, 1000, 1000, 1_932, batch=512),
     Row("deepseek-v3", "H200", DEP8, 1000, 1000, 1_627, batch=512),
+    Row("deepseek-v3", "H200", DEP8, 1024, 8192, 1_218, batch=512),
     Row("qwen3-30b-a3b", "B200", ONE, 1000, 1000, 26_971, "nvfp4"),
     Row("gpt-oss-120b", "H200", ONE, 1000, 1000, 6_868, "int4"),
+    Row("gpt-oss-120b", "H200", ONE, 8192, 1024, 1_828, "int4"),
     Row("gpt-oss-120b", "H100", DEP4, 1000, 1000, 4_685, "int4", 512),
+    Row("gpt-oss-120b", "H100", DEP4, 8192, 1024, 1_169, "int4", 512),
+    Row("gpt-oss-20b", "H200", ONE, 1000, 1000, 13_858, "int4"),
+    Row("gpt-oss-20b", "H100", ONE, 1000, 1000, 11_557, "int4"),
 ]
 
 
@@ -116,9 +128,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--simulate", type=int, nargs="*", default=[])
     given = parser.parse_args()
-    before: list[dict[str, Any]] = (
-        json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
-    )
+    what = ("model", "device", "layout", "format", "input", "output", "published")
+    before = {
+        tuple(one[key] for key in what): one
+        for one in (json.loads(given.out.read_text())["rows"] if given.out.is_file() else [])
+    }
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(ROWS):
         entry: dict[str, Any] = {
@@ -128,8 +142,8 @@ def main() -> None:
         }  # fmt: skip
         if number in given.simulate:
             entry["simulated"] = round(simulated(row))
-        elif number < len(before) and "simulated" in before[number]:
-            entry["simulated"] = before[number]["simulated"]
+        elif "simulated" in (earlier := before.get(tuple(entry[key] for key in what), {})):
+            entry["simulated"] = earlier["simulated"]
         rows.append(entry)
         ratio = entry["predicted"] / row.tokens_per_second
         print(
@@ -138,10 +152,16 @@ def main() -> None:
             f"{entry.get('simulated', '–')} |",
             flush=True,
         )
-    errors = [abs(one["predicted"] / one["published"] - 1) for one in rows]
-    result = {"rows": rows, "median": median(errors), "worst": max(errors)}
+    result: dict[str, Any] = {"rows": rows}
+    for name, dense in (("dense", True), ("mixtures", False)):
+        errors = [
+            abs(one["predicted"] / one["published"] - 1)
+            for one in rows
+            if (KNOWN[one["model"]].moe is None) is dense
+        ]
+        result[name] = {"median": median(errors), "worst": max(errors), "rows": len(errors)}
+        print(f"{name}: median error {median(errors):.0%}, worst {max(errors):.0%}")
     given.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"median error {median(errors):.0%}, worst {max(errors):.0%}")
 
 
 if __name__ == "__main__":

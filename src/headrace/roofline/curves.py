@@ -28,6 +28,7 @@ H100   attention/decode       0.306  0.949    0.52  10.6 0.0887   4.68
 H100   attention/decode/64    0.112  0.941    0.78  11.4 0.0931   7.94
 H100   experts/bfloat16       0.541    1.1   0.242  20.9  0.287      1
 H100   experts/fp8            0.278    1.1   0.562  33.4 0.0001      1
+H100   experts/int4           0.475    1.1       1    30  0.833      1
 H100   latent/prefill         0.689  0.442    0.01  17.1   8.85   17.7
 H100   latent/decode          0.848  0.934   0.841  15.5  0.139   1.75
 H100   all_reduce                 1  0.684       1  2.91      0      0
@@ -40,6 +41,7 @@ H200   attention/decode       0.236  0.957   0.661    11  0.105   7.34
 H200   attention/decode/64    0.148  0.939   0.546  11.4  0.123   12.7
 H200   experts/bfloat16       0.544    1.1   0.461  23.6  0.325      1
 H200   experts/fp8            0.286  0.812   0.933  37.4 0.0001      1
+H200   experts/int4           0.494    1.1       1  31.3  0.466      1
 H200   latent/prefill         0.714  0.306    0.01    16   8.14   6.57
 H200   latent/decode          0.874  0.953   0.644  15.8  0.148   1.51
 H200   all_reduce                 1  0.708       1  2.78      0      0
@@ -57,6 +59,7 @@ B200   latent/prefill         0.739  0.309    0.01  15.5   6.22   20.1
 B200   latent/decode            1.1  0.718   0.964  11.4  0.182  0.598
 B200   all_reduce                 1    0.6       1  5.26      0      0
 B200   experts/fp4             0.29  0.667       1  18.9 0.0035      1
+B200   experts/int4           0.494    1.1       1  12.7   0.81      1
 B200   all_to_all                 1  0.238       1  52.5      0      0
 L40S   product/bfloat16       0.712    0.9    0.55   0.1 0.0001      1
 L40S   product/fp8            0.556  0.964   0.415 0.834  0.357      1

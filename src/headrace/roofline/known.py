@@ -15,6 +15,14 @@ def _llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int) 
     )  # fmt: skip
 
 
+def _gpt_oss(layers: int, experts: int) -> ModelArch:
+    return ModelArch(
+        family="gpt_oss", vocab_size=201_088, hidden=2880, layers=layers, heads=64, kv_heads=8,
+        head_dim=64, intermediate=2880, max_context=131_072, norm_eps=1e-5, qkv_bias=True,
+        windows=(128, None) * (layers // 2), moe=Moe(experts, active=4, intermediate=2880),
+    )  # fmt: skip
+
+
 KNOWN = {
     "llama-3.1-8b": _llama(32, 4096, 32, 14_336, 128_256),
     "llama-3.1-70b": _llama(80, 8192, 64, 28_672, 128_256),
@@ -38,11 +46,8 @@ KNOWN = {
         head_dim=128, intermediate=12_288, max_context=40_960, norm_eps=1e-6, qk_norm=True,
         moe=Moe(experts=128, active=8, intermediate=1536),
     ),
-    "gpt-oss-120b": ModelArch(
-        family="gpt_oss", vocab_size=201_088, hidden=2880, layers=36, heads=64, kv_heads=8,
-        head_dim=64, intermediate=2880, max_context=131_072, norm_eps=1e-5, qkv_bias=True,
-        windows=(128, None) * 18, moe=Moe(experts=128, active=4, intermediate=2880),
-    ),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "mixtral-8x7b": ModelArch(
         family="mixtral", vocab_size=32_000, hidden=4096, layers=32, heads=32, kv_heads=8,
         head_dim=128, intermediate=14_336, max_context=32_768, norm_eps=1e-5,

@@ -122,14 +122,16 @@ def call_seconds(
 def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]:
     """Classes of `Efficiency.curves` that an operator may belong to, the narrowest first.
 
-    product/fp8, experts/bfloat16: by the type that it computes in, else product/few and
-    product/many by its rows (what a fit on whole steps can tell apart); attention/decode and
+    product/fp8, experts/bfloat16: by the type that it computes in; experts before it by their
+    weights' format, unpacked on the way (experts/int4); else product/few and product/many by
+    its rows (what a fit on whole steps can tell apart); attention/decode and
     attention/prefill (latent/… for MLA): by whether entries have few queries, and before it the
     same with the head's size (attention/decode/64); all_reduce.
     """
     if count.kind in ("product", "experts"):
         size = "few" if count.rows <= FEW_ROWS else "many"
-        return f"{count.kind}/{product_type(case, hardware, count)}", f"product/{size}"
+        names = f"{count.kind}/{product_type(case, hardware, count)}", f"product/{size}"
+        return (f"experts/{case.weights.format}", *names) if count.kind == "experts" else names
     if count.kind == "attention":
         kind = "latent" if count.label == "latent" else "attention"
         short = count.rows <= SHORT_QUERIES * count.entries
