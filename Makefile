@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
-	@echo "make check      format, lint, types, ranks, unit and property tests (about a minute)"
+	@echo "make check      format, lint, types, ranks, unit and property tests (about two minutes)"
 	@echo "make explore    the property tests with examples that were never tried"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
