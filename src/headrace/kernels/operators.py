@@ -343,6 +343,44 @@ class CodedOperators(Operators, Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Unnormed:
+    """Activations x [N, D] whose RMS norm is taken by the product that reads them."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    eps: float
+    offset: float
+
+
+class FusedOperators(Operators, Protocol):
+    """What a backend may offer beside: products, of few rows, that do what lies around them, each
+    of which saves a kernel. Ask `fuses` for the weight and the number of rows."""
+
+    def fuses(self, weight: Weight, rows: int) -> bool:
+        """Are products of this weight, as `prepare` made it, and so many rows served here?"""
+        ...
+
+    def linear_fused(
+        self,
+        x: torch.Tensor | Unnormed,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`rms_norm` where x is to be normed, then `linear`, then + residual [N, out]."""
+        ...
+
+    def linear_gated(
+        self, x: torch.Tensor | Unnormed, weight: Weight, activation: str
+    ) -> torch.Tensor:
+        """The same with a weight of gate over up [2I, in], then `gated` → [N, I]."""
+        ...
+
+
+FUSED = ("fuses", "linear_fused", "linear_gated")
+"""The names that `FusedOperators` adds."""
+
 CODED = ("takes_codes", "rms_norm_codes", "add_rms_norm_codes", "gated_codes", "linear_codes")
 """The names that `CodedOperators` adds."""
 

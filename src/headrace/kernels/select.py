@@ -18,6 +18,7 @@ from .cpu.backend import CpuBackend
 from .flashinfer.backend import FlashInferBackend
 from .operators import (
     CODED,
+    FUSED,
     AdaptedProgram,
     AdaptingOperators,
     Dequantise,
@@ -70,10 +71,10 @@ class ComposedOperators:
         self._alone = len(distinct) == 1
         for operator, provider in providers.items():
             setattr(self, operator, getattr(provider, operator))
-        # Codes pass between four operators: only where one provider has them all.
+        # What joins these four operators: only where one provider has them all.
         ends = {id(providers.get(name)) for name in ("linear", "rms_norm", "add_rms_norm", "gated")}
         if len(ends) == 1 and "linear" in providers:
-            for name in CODED:
+            for name in (*CODED, *FUSED):
                 if hasattr(providers["linear"], name):
                     setattr(self, name, getattr(providers["linear"], name))
 

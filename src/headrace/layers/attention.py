@@ -6,7 +6,7 @@ import torch
 
 from ..kernels.operators import KvCache, Operators, StepBatch
 from .build import Builder
-from .codes import Activations, product
+from .codes import Activations, Stream, product, product_onto
 
 
 class Attention:
@@ -45,9 +45,14 @@ class Attention:
         )
 
     def __call__(
-        self, ops: Operators, x: Activations, batch: StepBatch, cache: KvCache
-    ) -> torch.Tensor:
-        """x [N, D] → [N, D]; writes the KV of the step's tokens."""
+        self,
+        ops: Operators,
+        x: Activations,
+        batch: StepBatch,
+        cache: KvCache,
+        residual: torch.Tensor | None = None,
+    ) -> Stream:
+        """x [N, D] → ([N, D], residual), or their sum; writes the KV of the step's tokens."""
         kv, group = cache.layers[self.layer], cache.groups[self.layer]
         q = ops.rope_and_cache(
             product(ops, x, self.qkv, self.qkv_bias),
@@ -63,4 +68,4 @@ class Attention:
             group,
         )
         mixed = ops.attention(q, kv, batch, group, self.scale, self.softcap)
-        return ops.linear(mixed, self.out, self.out_bias)
+        return product_onto(ops, mixed, self.out, self.out_bias, residual)

@@ -1,4 +1,5 @@
-"""Activations on their way to a product: as values, or as the codes that an 8-bit product wants."""
+"""Activations on their way to a product: as values, as the codes that an 8-bit product wants, or
+before the norm that the product takes itself; and on their way from it to the residual."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from typing import cast
 
 import torch
 
-from ..kernels.operators import Coded, CodedOperators, Operators
+from ..kernels.operators import Coded, CodedOperators, FusedOperators, Operators, Unnormed
 from ..kernels.weights import Weight
 
-Activations = torch.Tensor | Coded
+Activations = torch.Tensor | Coded | Unnormed
+Stream = tuple[torch.Tensor, torch.Tensor | None]
+"""(what a block gave, the residual it is still to be added to)."""
 
 
 def coded(ops: Operators, consumer: Weight) -> CodedOperators | None:
@@ -18,10 +21,35 @@ def coded(ops: Operators, consumer: Weight) -> CodedOperators | None:
     return cast(CodedOperators, ops) if takes is not None and takes(consumer) else None
 
 
+def fused(ops: Operators, weight: Weight, x: Activations) -> FusedOperators | None:
+    """`ops`, where its product of x with `weight` also does what lies around it."""
+    fuses = getattr(ops, "fuses", None)
+    if fuses is None or isinstance(x, Coded):
+        return None
+    rows = len(x.x if isinstance(x, Unnormed) else x)
+    return cast(FusedOperators, ops) if fuses(weight, rows) else None
+
+
 def product(
     ops: Operators, x: Activations, weight: Weight, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """x [N, in] → x · weightᵀ + bias [N, out]."""
     if isinstance(x, Coded):
         return cast(CodedOperators, ops).linear_codes(x, weight, bias)
+    if isinstance(x, Unnormed):
+        return cast(FusedOperators, ops).linear_fused(x, weight, bias, None)
     return ops.linear(x, weight, bias)
+
+
+def product_onto(
+    ops: Operators,
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> Stream:
+    """x [N, in] → x · weightᵀ + bias [N, out], added to the residual where the product does so."""
+    joined = None if residual is None else fused(ops, weight, x)
+    if joined is None:
+        return ops.linear(x, weight, bias), residual
+    return joined.linear_fused(x, weight, bias, residual), None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.operators import Operators
+from ..kernels.operators import Coded, Operators
 from ..kernels.weights import Weight
 from .build import Builder
-from .codes import Activations, coded, product
+from .codes import Activations, Stream, coded, fused, product, product_onto
 
 
 class FeedForward:
@@ -31,15 +31,21 @@ class FeedForward:
             f"{prefix}down_proj.weight", rows=[arch.hidden], width=arch.intermediate, role="linear"
         )
 
-    def __call__(self, ops: Operators, x: Activations) -> torch.Tensor:
-        """x [N, D] → [N, D]."""
-        inner = product(ops, x, self.gate_up, None)
+    def __call__(
+        self, ops: Operators, x: Activations, residual: torch.Tensor | None = None
+    ) -> Stream:
+        """x [N, D] → ([N, D], residual), or their sum."""
+        joined = fused(ops, self.gate_up, x)
+        if joined is not None:
+            assert not isinstance(x, Coded)
+            inner = joined.linear_gated(x, self.gate_up, self.activation)
+            return product_onto(ops, inner, self.down, None, residual)
+        both = product(ops, x, self.gate_up, None)
         codes = coded(ops, self.down)
         if codes is not None:
-            return codes.linear_codes(
-                codes.gated_codes(inner, self.activation, self.down), self.down, None
-            )
-        return ops.linear(ops.gated(inner, self.activation), self.down, None)
+            inner_codes = codes.gated_codes(both, self.activation, self.down)
+            return codes.linear_codes(inner_codes, self.down, None), residual
+        return product_onto(ops, ops.gated(both, self.activation), self.down, None, residual)
 
 
 class MixtureOfExperts:
@@ -74,10 +80,13 @@ class MixtureOfExperts:
             for expert in experts
         ]
 
-    def __call__(self, ops: Operators, x: Activations) -> torch.Tensor:
-        """x [N, D] → [N, D]."""
+    def __call__(
+        self, ops: Operators, x: Activations, residual: torch.Tensor | None = None
+    ) -> Stream:
+        """x [N, D] → ([N, D], residual)."""
         assert isinstance(x, torch.Tensor), "the router and the experts read the same values"
         router = ops.linear(x, self.router, None)
-        return ops.moe(
+        mixed = ops.moe(
             x, router, self.gate_up, self.down, self.active, self.normalise, self.activation
         )
+        return mixed, residual

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.operators import Operators
+from ..kernels.operators import Operators, Unnormed
 from ..kernels.weights import Weight
 from .build import Builder
-from .codes import Activations, coded
+from .codes import Activations, coded, fused
 
 
 class Norm:
@@ -30,8 +30,12 @@ class Norm:
         """As `add`; the norm in the form that its only reader, the product with `consumer`, wants.
 
         None: it has other readers."""
-        codes = None if consumer is None else coded(ops, consumer)
-        if consumer is None or codes is None:
+        if consumer is None:
+            return self.add(ops, x, residual)
+        if residual is None and fused(ops, consumer, x) is not None:
+            return Unnormed(x, self.weight, self.eps, self.offset), x
+        codes = coded(ops, consumer)
+        if codes is None:
             return self.add(ops, x, residual)
         if residual is None:
             return codes.rms_norm_codes(x, self.weight, self.eps, self.offset, consumer), x

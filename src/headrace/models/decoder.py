@@ -9,12 +9,10 @@ import torch
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..layers.attention import Attention
 from ..layers.build import Builder
+from ..layers.codes import Stream
 from ..layers.embedding import Vocabulary
 from ..layers.feed_forward import FeedForward, MixtureOfExperts
 from ..layers.norm import Norm
-
-Stream = tuple[torch.Tensor, torch.Tensor | None]
-"""(what the last block gave, the residual it is still to be added to)."""
 
 
 class Layer(Protocol):
@@ -48,11 +46,9 @@ class PreNormLayer:
 
     def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
         normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
-        x = self.attention(ops, normed, batch, cache)
-        normed, residual = self.feed_forward_norm.add_for(
-            ops, x, residual, self.feed_forward.consumer
-        )
-        return self.feed_forward(ops, normed), residual
+        stream = self.attention(ops, normed, batch, cache, residual)
+        normed, residual = self.feed_forward_norm.add_for(ops, *stream, self.feed_forward.consumer)
+        return self.feed_forward(ops, normed, residual)
 
 
 class Decoder:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..layers.attention import Attention
 from ..layers.build import Builder
+from ..layers.codes import Stream
 from ..layers.feed_forward import FeedForward
 from ..layers.norm import Norm
-from .decoder import Decoder, Stream
+from .decoder import Decoder
 
 
 class Gemma3Layer:
@@ -24,11 +25,13 @@ class Gemma3Layer:
 
     def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
         normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
-        x = self.after_attention(ops, self.attention(ops, normed, batch, cache))
+        mixed, _ = self.attention(ops, normed, batch, cache)
+        x = self.after_attention(ops, mixed)
         normed, residual = self.feed_forward_norm.add_for(
             ops, x, residual, self.feed_forward.consumer
         )
-        return self.after_feed_forward(ops, self.feed_forward(ops, normed)), residual
+        inner, _ = self.feed_forward(ops, normed)
+        return self.after_feed_forward(ops, inner), residual
 
 
 class Gemma3(Decoder):

@@ -190,6 +190,10 @@ class _Adapted:
         """The additions read a product's input as values."""
         return False
 
+    def fuses(self, weight: Weight, rows: int) -> bool:
+        """Nor may anything lie between a product and what is added to it."""
+        return False
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._base, name)
 

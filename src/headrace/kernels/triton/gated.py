@@ -26,7 +26,8 @@ def _tanh(x):
 
 
 @triton.jit
-def _gate(gate, up, ACTIVATION: tl.constexpr):
+def activate(gate, up, ACTIVATION: tl.constexpr):
+    """act(gate) · up in fp32."""
     gate = gate.to(tl.float32)
     if ACTIVATION == "silu":
         # exp2 of a large positive number is inf and the quotient 0: what silu tends to.
@@ -47,7 +48,7 @@ def _gated_kernel(gate_up, out, width, ACTIVATION: tl.constexpr, TILE: tl.conste
     at = gate_up + row * 2 * width + columns
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + width, mask=mask, other=0.0)
-    values = _gate(gate, up, ACTIVATION)
+    values = activate(gate, up, ACTIVATION)
     tl.store(out + row * width + columns, values.to(out.dtype.element_ty), mask=mask)
 
 
@@ -64,7 +65,7 @@ def _gated_codes_kernel(
         mask = columns < width
         gate = tl.load(base + columns, mask=mask, other=0.0)
         up = tl.load(base + width + columns, mask=mask, other=0.0)
-        peak = tl.maximum(peak, tl.max(tl.abs(_gate(gate, up, ACTIVATION)), 0))
+        peak = tl.maximum(peak, tl.max(tl.abs(activate(gate, up, ACTIVATION)), 0))
     scale = tl.maximum(peak / HIGH, 1e-30)
     tl.store(scales + row, scale)
     for at in range(0, width, TILE):
@@ -72,7 +73,7 @@ def _gated_codes_kernel(
         mask = columns < width
         gate = tl.load(base + columns, mask=mask, other=0.0)
         up = tl.load(base + width + columns, mask=mask, other=0.0)
-        scaled = _gate(gate, up, ACTIVATION) / scale
+        scaled = activate(gate, up, ACTIVATION) / scale
         coded = to_codes(scaled, codes.dtype.element_ty, HIGH, INTERPRET)
         tl.store(codes + row * width + columns, coded, mask=mask)
 
@@ -90,7 +91,7 @@ def _gated_groups_kernel(
     at = gate_up + row * 2 * width + columns
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + width, mask=mask, other=0.0)
-    values = _gate(gate, up, ACTIVATION)
+    values = activate(gate, up, ACTIVATION)
     store_groups(codes, scales, row, first, values, width, groups, TILE, GROUP, HIGH, INTERPRET)
 
 

@@ -21,6 +21,7 @@ from ..operators import (
     RopeTable,
     StepBatch,
     StepLimits,
+    Unnormed,
 )
 from ..reference import unpack_rows
 from ..sampling import Drawing
@@ -39,11 +40,19 @@ from .attention_prefill import attention_prefill
 from .moe_products import ExpertTable, expert_table
 from .packed import merge_tiled, tile_weight
 from .product_dense import product_dense
-from .product_fp8 import BLOCK, merge_fp8, product_codes, product_fp8, quantise_weight
+from .product_fp8 import (
+    BLOCK,
+    merge_fp8,
+    product_codes,
+    product_fp8,
+    quantise_rows,
+    quantise_weight,
+)
 from .product_packed import product_packed
+from .product_skinny import SkinnyConfig, make_tickets, product_skinny
 from .table import Table, architecture, multiplies_fp8
 
-WARM_UP = (1, 2, 17, 65, 512, 1024)
+WARM_UP = (1, 2, 5, 17, 65, 512, 1024)
 """Steps of these many tokens use every configuration of the table and every specialisation."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
@@ -71,6 +80,7 @@ class TritonOperators:
         self.deterministic = deterministic
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
+        self._tickets: dict[torch.device, torch.Tensor] = {}
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Dense weights stay dense; packed ones are tiled; what is looked up is made dense."""
@@ -168,10 +178,31 @@ class TritonOperators:
     def linear_codes(self, x: Coded, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         assert isinstance(weight, Fp8Weight)
         rows = 1 if self.deterministic else len(x.codes)
+        skinny = self._skinny(weight, len(x.codes))
+        if skinny is not None:
+            tickets = self._ticket(x.codes.device)
+            return product_skinny(x, weight, bias, skinny, tickets)
         return product_codes(
             x.codes, x.scales, weight, bias, self._table(x.codes.device).fp8(rows), x.dtype,
             library=x.codes.is_cuda and not self.deterministic,
         )  # fmt: skip
+
+    def fuses(self, weight: Weight, rows: int) -> bool:
+        return isinstance(weight, DenseWeight) and self._skinny(weight, rows) is not None
+
+    def linear_fused(
+        self,
+        x: torch.Tensor | Unnormed,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return self._fused(x, weight, bias, residual=residual)
+
+    def linear_gated(
+        self, x: torch.Tensor | Unnormed, weight: Weight, activation: str
+    ) -> torch.Tensor:
+        return self._fused(x, weight, None, activation=activation)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + x
@@ -274,9 +305,16 @@ class TritonOperators:
         if isinstance(weight, TiledWeight):
             return product_packed(x, weight, bias, table.packed(self._rows(x)), dtype)
         if isinstance(weight, Fp8Weight):
+            if self._skinny(weight, len(x)) is not None:
+                codes, scales = quantise_rows(x, blocked=False)
+                return self.linear_codes(Coded(codes, scales, dtype), weight, bias)
             library = x.is_cuda and not self.deterministic
             config = table.fp8(self._rows(x))
             return product_fp8(x, weight, bias, config, dtype, library=library)
+        skinny = self._skinny(weight, len(x))
+        if skinny is not None:
+            assert isinstance(weight, DenseWeight)
+            return product_skinny(x, weight, bias, skinny, self._ticket(x.device), dtype)
         if self.deterministic:
             return product_dense(x, _data(weight), bias, table.dense(), dtype)
         return functional.linear(x, _data(weight), bias).to(dtype)
@@ -290,6 +328,43 @@ class TritonOperators:
             product_packed(x, weight, bias, config, y=y)
         else:
             y.copy_(self._product(x, weight, bias, y.dtype))
+
+    def _fused(
+        self,
+        x: torch.Tensor | Unnormed,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        *,
+        residual: torch.Tensor | None = None,
+        activation: str = "",
+    ) -> torch.Tensor:
+        assert isinstance(weight, DenseWeight), "see `fuses`"
+        values = x.x if isinstance(x, Unnormed) else x
+        config = self._skinny(weight, len(values))
+        assert config is not None, "see `fuses`"
+        # The gain is applied before rms(x): in fp16 what is large may then leave its range.
+        if isinstance(x, Unnormed) and (not config.norm or values.dtype == torch.float16):
+            x = norm.rms_norm(values, x.weight, x.eps, x.offset)
+        return product_skinny(
+            x, weight, bias, config, self._ticket(values.device), residual=residual,
+            activation=activation,
+        )  # fmt: skip
+
+    def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:
+        """How the product of few rows is cut, where it serves."""
+        if self.deterministic or not isinstance(weight, DenseWeight | Fp8Weight):
+            return None
+        coded = isinstance(weight, Fp8Weight)
+        if isinstance(weight, Fp8Weight) and weight.blocked:
+            return None
+        config = self._table(weight.data.device).skinny(rows, coded=coded)
+        return None if config.library else config
+
+    def _ticket(self, device: torch.device) -> torch.Tensor:
+        """Made before anything is captured: the warm-up's first step comes through here."""
+        if device not in self._tickets:
+            self._tickets[device] = make_tickets(device)
+        return self._tickets[device]
 
     def _rows(self, x: torch.Tensor) -> int:
         """By how many rows a cut is chosen: where it is part of the result, one cut for all."""

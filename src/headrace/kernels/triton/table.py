@@ -22,6 +22,7 @@ from .moe_products import MoeConfig
 from .product_dense import DenseConfig
 from .product_fp8 import Fp8Config
 from .product_packed import ProductConfig
+from .product_skinny import SkinnyConfig
 
 PATH = Path(__file__).with_name("table.json")
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -83,6 +84,10 @@ class Table:
     def fp8(self, rows: int) -> Fp8Config:
         """By rows."""
         return self._find(Fp8Config, "product_fp8", rows)
+
+    def skinny(self, rows: int, *, coded: bool = False) -> SkinnyConfig:
+        """By rows; `coded`: of an fp8 weight with a scale per row."""
+        return self._find(SkinnyConfig, "product_skinny" + "_coded" * coded, rows)
 
     def moe(self, rows_per_expert: int) -> MoeConfig:
         """By the mean number of rows of an expert."""
