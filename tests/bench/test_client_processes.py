@@ -76,3 +76,22 @@ def test_what_is_not_streamed_has_no_first_token_to_compare() -> None:
     table, findings = cross_check(told, [whole], stream=False)
     assert [finding.code for finding in findings] == ["disagree_e2e"]
     assert table["ttft"]["client"] is table["itl"]["client"] is None
+
+
+def test_pieces_that_come_in_pairs_are_named() -> None:
+    """Such as from a server whose sending waits for its computing."""
+
+    def found(gaps: list[int]) -> set[str]:
+        at = [10**8]
+        for gap in gaps * 10:
+            at.append(at[-1] + gap * 10**5)
+        records = [
+            RequestRecord(n, n, 0, 0, 0, 0, at, at[-1], 200, output_tokens=len(at))
+            for n in range(4)
+        ]
+        made = examine(records, [], open_loop=False, ignore_eos=False, stream=True)
+        return {finding.code for finding in made}
+
+    assert "bursts" in found([1, 200])
+    assert "bursts" not in found([120, 130, 110, 900]), "prefills between decode steps"
+    assert "bursts" not in found([100])

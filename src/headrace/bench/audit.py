@@ -23,6 +23,10 @@ LAG_SHARE = 0.1
 LAG_FLOOR = 10e-3
 SEND_FLOOR = 10e-3
 BUFFER_SHARE = 0.05
+TOGETHER = 0.1
+"""Of the mean pause: a piece that comes sooner was sent together with the one before it."""
+BURSTS = 0.25
+"""From so large a share of such pieces on the pauses say how the server sends, not computes."""
 STALL_FACTOR = 20
 STALL_FLOOR = 1.0
 
@@ -206,6 +210,16 @@ def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
         )  # fmt: skip
     gaps = [(b - a) / 1e9 for record in good for a, b in itertools.pairwise(record.chunk_ns)]
     if gaps:
+        mean = sum(gaps) / len(gaps)
+        together = sum(gap < TOGETHER * mean for gap in gaps) / len(gaps)
+        if together >= BURSTS and len(bunched) <= len(long) / 2:
+            findings.append(
+                Finding(
+                    "warning", "bursts",
+                    f"{together:.0%} of the pieces came together with the one before (the mean "
+                    f"pause is {mean * 1e3:.1f} ms): the median ITL says nothing, read TPOT",
+                )
+            )  # fmt: skip
         bound = max(STALL_FLOOR, STALL_FACTOR * float(np.median(gaps)))
         stood = sum(gap > bound for gap in gaps)
         if stood:

@@ -187,7 +187,7 @@ def html_report(result: dict[str, Any]) -> str:
             ["client: share of a core per process", shares],
             ["energy", _energy(result)],
             ["machine", f"{result['machine']['cpu']}, {result['machine']['cores']} cores"],
-            ["server version", str(server["version"])],
+            ["server version", server["version"] or "–"],
             ["Headrace", f"{result['headrace']} {result['commit'] or ''}"],
             ["seed", str(options["seed"])],
         ],
