@@ -12,13 +12,16 @@ random token ids for each prompt, so that no cache hits by accident; no end of t
 lengths for all. Before each contestant the two ceilings are measured (bytes a second of one read
 of 256 MiB, int8 operations a second on registers), and Headrace's process reads its own largest
 weight beside its decoding, because where physical memory lies changes the bandwidth. Shares are
-of these. llama.cpp takes one of the concurrent rows per round in turn: all would be most of the
-time. Figures are medians over rounds; a ratio is the median of the ratios within rounds.
+of these. Byte code of this package is compiled before the first round, as installing it does; that
+of the peers' packages was when they were installed. llama.cpp takes one of the concurrent rows per
+round in turn: all would be most of the time. Figures are medians over rounds; a ratio is the median
+of the ratios within rounds.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -450,10 +453,12 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> None:
+    import headrace
     from headrace.base.config import DEFAULT_MODEL
     from headrace.kernels.cpu.library import Team, allocate
     from headrace.loader.open import open_model
 
+    compileall.compile_dir(Path(headrace.__file__).parent, quiet=1)
     begin = time.monotonic()
     model = open_model(DEFAULT_MODEL).weights[0]
     team = Team(THREADS)

@@ -110,9 +110,9 @@ def test_kept_weights_give_the_same_tokens(tmp_path: Path) -> None:
     for panels, where in ((None, ""), (tmp_path, "packed"), (tmp_path, "kept")):
         worker = start("cpu", panels)
         decisions = {each.name: each for each in worker.facts.kernels}
-        assert ("packed_weights" in decisions) == (panels is not None)
+        assert ("panels" in decisions) == (panels is not None)
         if panels is not None:
-            assert decisions["packed_weights"].value in ("mapped", "copied")
+            assert decisions["panels"].value in ("mapped", "copied")
         if not tokens:
             tokens = greedy(worker, load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(
                 PROMPT), 64)  # fmt: skip

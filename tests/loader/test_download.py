@@ -88,7 +88,7 @@ class Watcher:
     """Records progress; may raise after so many bytes (a user's Ctrl-C)."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.total = self.shown = self.dones = 0
+        self.total = self.shown = self.dones = self.advances = 0
         self.labels: list[str] = []
         self.stop_after = stop_after
 
@@ -98,6 +98,7 @@ class Watcher:
 
     def advance(self, n: int) -> None:
         self.shown += n
+        self.advances += 1
         if self.stop_after is not None and self.shown >= self.stop_after:
             raise KeyboardInterrupt
 
@@ -462,9 +463,16 @@ def test_waiting_for_another_process_is_said(
     handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(handle, fcntl.LOCK_EX)
     watcher = Watcher()
-    monkeypatch.setattr("time.sleep", lambda seconds: os.close(handle))
+    shown: list[int] = []
+
+    def sleep(seconds: float) -> None:
+        shown.append(watcher.advances)
+        os.close(handle)
+
+    monkeypatch.setattr("time.sleep", sleep)
     fetch_catalog(model(wheels=False), cache_dir=tmp_path, progress=watcher, hub=Hub(hub.url))
     assert "waiting for another process" in watcher.labels[0]
+    assert shown == [1], "the wait is drawn before it is waited"
 
 
 def test_the_lock_of_a_killed_process_is_not_in_the_way(tmp_path: Path, hub: FakeHub) -> None:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from typing import TYPE_CHECKING, TextIO
 
 from ..base.errors import DownloadError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 LINE_SECONDS = 10.0
 """Where there is no terminal: seconds between two lines."""
@@ -60,6 +52,17 @@ class DownloadBars:
         if not self._live:
             return
         if self._progress is None:
+            # Local: 40 ms of imports, of no use to a start whose files are here.
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
             self._progress = Progress(
                 TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
                 TransferSpeedColumn(), TimeRemainingColumn(),
@@ -83,7 +86,6 @@ class DownloadBars:
             self._line()
 
     def _line(self) -> None:
-        self._stream.write(
-            f"{self._label}: {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB\n"
-        )
+        size = f": {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB" if self._total else ""
+        self._stream.write(f"{self._label}{size}\n")
         self._stream.flush()

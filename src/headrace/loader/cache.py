@@ -141,6 +141,7 @@ def locked(folder: Path, progress: Progress) -> Iterator[None]:
                 if not waiting:
                     progress.start(0, f"waiting for another process that downloads {folder.name}")
                     waiting = True
+                progress.advance(0)  # So that it is shown, and ends where the user ends it.
                 time.sleep(LOCK_POLL_SECONDS)
         if waiting:
             progress.done()

@@ -59,8 +59,8 @@ class TerminalLine:
         now = time.monotonic()
         if now >= self._next and self._stream.isatty():
             self._next = now + self.INTERVAL
-            share = min(100, 100 * self._count // max(1, self._total))
-            self._write(f"\r{self._label} {share:3d} %\x1b[K")
+            share = f" {min(100, 100 * self._count // self._total):3d} %" if self._total else ""
+            self._write(f"\r{self._label}{share}\x1b[K")
             self._shown = True
 
     def done(self) -> None:

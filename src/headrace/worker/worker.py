@@ -141,7 +141,7 @@ class Worker:
             phases["load_weights"] = time.perf_counter() - begin
             begin = time.perf_counter()
             if shelf is not None and shelf.finish():
-                decisions.append(Decision("packed_weights", shelf.outcome, shelf.reason))
+                decisions.append(Decision("panels", shelf.outcome, shelf.reason))
             phases["keep_weights"] = time.perf_counter() - begin
         self._memory = memory or (CudaMemory(device) if device.type == "cuda" else None)
         begin = time.perf_counter()
@@ -265,8 +265,9 @@ class Worker:
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 batch = self._batch(plan)
-                self._runner.run(batch)
-                self._runner.greedy(batch)
+                # On a CPU both go through the same memory: once is enough.
+                if self._runner.greedy(batch) is None or self._memory is not None:
+                    self._runner.run(batch)
             clear_null_blocks(self._cache)
         if self._memory is not None:
             pool = pool_bytes(self._pool, self.arch, self._resolved.kv_dtype)
