@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def test_a_long_legend_goes_on_below_itself() -> None:
     assert lowest > 60
     for line in tree.iter("line"):
         assert float(line.attrib["y1"]) > lowest, "the plot begins below it"
+
+
+def test_names_do_not_overlap() -> None:
+    names = [f"{n:07x}" for n in range(14)]
+    places = range(1, 15)
+    tree = ElementTree.fromstring(svg(Chart("t", "x", "y", [Series("", places, places)],
+                                            names=names)))  # fmt: skip
+    shown = [float(text.attrib["x"]) for text in tree.iter("text") if text.text in names]
+    assert len(shown) > 4
+    assert all(b - a > 6.6 * 7 for a, b in itertools.pairwise(shown))
 
 
 def test_tags_are_written_beside_their_points() -> None:

@@ -183,7 +183,11 @@ def _grid(chart: Chart, across: _Axis, up: _Axis, width: int, height: int, top: 
 
 def _x_ticks(chart: Chart, across: _Axis) -> list[tuple[float, str]]:
     if chart.names:
-        return [(n, html.escape(name)) for n, name in enumerate(chart.names, 1)]
+        # As many as have room beside each other.
+        wide = 6.6 * max(len(name) for name in chart.names) + 4
+        every = math.ceil(wide / (across.at(2) - across.at(1)))
+        named = list(enumerate(chart.names, 1))[::every]
+        return [(n, html.escape(name)) for n, name in named]
     return [(v, short(v)) for v in ticks(across.low, across.high, log=chart.log_x)]
 
 
@@ -307,7 +311,9 @@ def write_png(items: Sequence[Chart], path: Path, columns: int = 2) -> None:
                 axis.set_major_formatter(FuncFormatter(lambda value, _place: _tick(value)))
                 axis.set_minor_locator(NullLocator())
         if chart.names:
-            axes.set_xticks(range(1, len(chart.names) + 1), chart.names, fontsize=7)
+            many = len(chart.names) > FEW_VALUES
+            places = range(1, len(chart.names) + 1)
+            axes.set_xticks(places, chart.names, fontsize=7, rotation=60 if many else 0)
         for x, text in chart.notes:
             axes.axvline(x, color="#888", ls=":", lw=1)
             axes.annotate(text, (x, 0.96), xycoords=("data", "axes fraction"), fontsize=8)
