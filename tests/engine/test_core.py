@@ -121,10 +121,11 @@ def test_aborts_are_told_with_the_next_turn() -> None:
 
 
 def test_a_step_carries_its_prediction() -> None:
-    core, _, _ = make(predict=lambda plan: Estimate(0.5, 10.0 * plan.tokens, 7.0))
+    core, _, _ = make(predict=lambda plan: Estimate(0.5, 10.0 * plan.tokens, 7.0, 0.1))
     core.add(request("a", [1, 2, 3], 2))
     core.turn()
     assert (core.stats.predicted_seconds, core.stats.flops, core.stats.bytes) == (0.5, 30.0, 7.0)
+    assert core.stats.launch_seconds == 0.1
 
 
 def test_decoding_steps_are_predicted_again_only_now_and_then() -> None:

@@ -147,3 +147,19 @@ def test_a_token_costs_microseconds() -> None:
     each = (time.perf_counter() - begin) / 20_000
     # Typically 0.4 µs; the bound leaves room for a busy machine: 10,000 tokens/s take 10 %.
     assert each < 10e-6
+
+
+def test_where_the_time_of_steps_goes() -> None:
+    metrics = EngineMetrics("m")
+    for _ in range(2):
+        metrics.step(
+            StepStats(
+                seconds=0.02, schedule_seconds=0.001, idle_seconds=0.002, predicted_seconds=0.015,
+                launch_seconds=0.003,
+            )
+        )  # fmt: skip
+    for name, expected in (
+        ("device", 0.04), ("schedule", 0.002), ("idle", 0.004), ("predicted", 0.03),
+        ("launch", 0.006),
+    ):  # fmt: skip
+        assert value(metrics, f"headrace:{name}_seconds_total") == pytest.approx(expected)

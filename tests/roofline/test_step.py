@@ -57,6 +57,17 @@ def test_what_binds_changes_with_the_batch() -> None:
     assert prompt.bound == "compute"
 
 
+def test_launches_are_a_part_of_the_estimate() -> None:
+    """Much of a step that has next to nothing to do, little of a long prefill."""
+    model = StepModel(Case(LLAMA_8B), DEVICES["H200"])
+    tiny = model.estimate(decode_step(LLAMA_8B, 1, 1))
+    long = model.estimate(prefill_step(LLAMA_8B, [8192]))
+    whole = model.time(prefill_step(LLAMA_8B, [8192]))
+    assert DEVICES["H200"].efficiency.step_seconds < tiny.launch < tiny.seconds
+    assert tiny.launch / tiny.seconds > 3 * long.launch / long.seconds
+    assert long.seconds == pytest.approx(whole.seconds)
+
+
 def test_quantised_products_on_a_cpu_run_in_int8() -> None:
     assert SLOW.compute_type("Q4_K", "float32") == "int8"
     assert SLOW.compute_type("float32", "float32") == "float32"

@@ -93,6 +93,8 @@ class StepStats:
     predicted_seconds: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
+    launch_seconds: float = 0.0
+    """Of `predicted_seconds`: what beginning and ending its operators takes."""
 
 
 @dataclass(slots=True)

@@ -207,7 +207,8 @@ class EngineCore:
         stats = self.scheduler.stats()
         stats.seconds = result.seconds
         if self._predict is not None:
-            stats.predicted_seconds, stats.flops, stats.bytes = self._expected(plan)
+            expected = self._expected(plan)
+            stats.predicted_seconds, stats.flops, stats.bytes, stats.launch_seconds = expected
         stats.schedule_seconds = self._schedule_seconds
         stats.idle_seconds = self._idle_seconds
         self.stats = stats

@@ -90,6 +90,7 @@ class EngineMetrics(Collector):
         self._schedule_seconds = 0.0
         self._idle_seconds = 0.0
         self._predicted_seconds = 0.0
+        self._launch_seconds = 0.0
         self._flops = 0.0
         self._bytes = 0.0
         self._preemptions = _Restarting()
@@ -109,6 +110,7 @@ class EngineMetrics(Collector):
         self._schedule_seconds += stats.schedule_seconds
         self._idle_seconds += stats.idle_seconds
         self._predicted_seconds += stats.predicted_seconds
+        self._launch_seconds += stats.launch_seconds
         self._flops += stats.flops
         self._bytes += stats.bytes
         self._preemptions.now(stats.preemptions)
@@ -279,6 +281,8 @@ class EngineMetrics(Collector):
             ("Time in which the device had no step though there was work.",
              self._idle_seconds, "idle"),
             ("Time that the roofline expected of the steps.", self._predicted_seconds, "predicted"),
+            ("Of the expected time, what starting operators and steps takes.",
+             self._launch_seconds, "launch"),
         ):  # fmt: skip
             yield from x.counter(help_, value, f"headrace:{name}_seconds")
         yield from x.counter(

@@ -45,12 +45,23 @@ class OperatorTime:
 
 
 class Estimate(NamedTuple):
-    """A step in three numbers."""
+    """A step in four numbers."""
 
     seconds: float
     flops: float
     bytes: float
     """Read and written."""
+    launch: float = 0.0
+    """Of `seconds`: beginning and ending the calls, and the fixed part of a step."""
+
+
+class CallTime(NamedTuple):
+    """One call of an operator, in seconds."""
+
+    start: float
+    """What it takes before and beside its work."""
+    work: float
+    bound: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +113,30 @@ def call_seconds(
     case: Case, hardware: Hardware, efficiency: Efficiency, count: Count
 ) -> tuple[float, str]:
     """(seconds of one call, what binds it)."""
+    start, work, bound = call_time(case, hardware, efficiency, count)
+    return start + work, bound
+
+
+def call_time(case: Case, hardware: Hardware, efficiency: Efficiency, count: Count) -> CallTime:
+    """One call in its parts; an attention of two parts is bound by the longer one."""
     if count.parts:
-        parts = [call_seconds(case, hardware, efficiency, part) for part in count.parts]
-        return sum(seconds for seconds, _ in parts), max(parts)[1]
+        parts = [call_time(case, hardware, efficiency, part) for part in count.parts]
+        longer = max(parts, key=lambda part: part.start + part.work)
+        return CallTime(
+            sum(part.start for part in parts), sum(part.work for part in parts), longer.bound
+        )
     exact = efficiency is PERFECT
     curve = efficiency.curve(count.kind, curve_names(case, hardware, count))
     if count.kind == "network":
-        return collective_seconds(hardware, count, curve, exact=exact), "network"
+        return CallTime(0.0, collective_seconds(hardware, count, curve, exact=exact), "network")
     compute = compute_seconds(case, hardware, count, padded=not exact) / curve.compute
     memory = memory_seconds(hardware, count) / curve.memory
     start = curve.floor_seconds
     start += (count.depth * curve.depth_seconds + count.pieces * curve.piece_seconds) / 1e3
     work = max(compute, memory) + (1 - curve.overlap) * min(compute, memory)
     if start > work:
-        return work + start, "launch"
-    return work + start, "compute" if compute > memory else "memory"
+        return CallTime(start, work, "launch")
+    return CallTime(start, work, "compute" if compute > memory else "memory")
 
 
 def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]:
@@ -228,9 +248,12 @@ class StepModel:
     def _sum(self, counts: Iterable[Count], seconds: float) -> Estimate:
         case, hardware = self.case, self.hardware
         flops = moved = 0.0
+        launch = seconds
         for count in counts:
             calls = count.calls
-            seconds += calls * call_seconds(case, hardware, hardware.efficiency, count)[0]
+            start, work, _ = call_time(case, hardware, hardware.efficiency, count)
+            seconds += calls * (start + work)
+            launch += calls * start
             flops += calls * count.flops
             moved += calls * count.bytes
-        return Estimate(seconds, flops, moved)
+        return Estimate(seconds, flops, moved, launch)
