@@ -99,3 +99,5 @@ def test_the_kernel_tests_themselves(tmp_path: Path) -> None:
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
     assert ran.returncode == 0, (ran.stdout[-2000:], ran.stderr[-6000:])
+    assert " passed" in ran.stdout
+    assert " skipped" not in ran.stdout or library.level(library.LEVELS[-1]) is None

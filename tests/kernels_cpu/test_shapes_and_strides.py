@@ -26,7 +26,7 @@ from headrace.kernels.cpu.emit import NOT_QUANTISED, Emitted, QuantisedRows, mat
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import pack
-from headrace.kernels.cpu.records import ROWS_N, ROWS_R, HrStep
+from headrace.kernels.cpu.records import ROWS_N, ROWS_R, HrLinear, HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.operators import RopeTable
 from headrace.kernels.reference import ReferenceOperators
@@ -265,6 +265,36 @@ def test_gate_up_is_its_parts(
     gate = emit.gated(matrix(y), 32 * units, activation, None, parted.struct)
     run(team, [quantise, product, gate], step)
     assert torch.equal(fused.data, parted.data)
+
+
+@many
+@given(
+    rows=st.integers(1, 30), kind=st.sampled_from([*KINDS, "F32"]), out=st.integers(1, 150),
+    gap=APART, seed=SEED, odd=st.booleans(), which=st.sampled_from([ROWS_N, ROWS_R]),
+)  # fmt: skip
+def test_the_most_likely_token(
+    team: Team, rows: int, kind: str, out: int, gap: int, seed: int, odd: bool, which: int
+) -> None:
+    """Of the product's own values: the lowest of equal ones, 0 where there is no number."""
+    part = (
+        DenseWeight(values(out, 256, seed, False))
+        if kind == "F32"
+        else random_blocks(kind, out, 256, seed)
+    )
+    weight = pack(part, team)
+    x, y, room = apart(values(rows, 256, seed, odd), gap), torch.zeros(rows, out), codes(rows, 256)
+    if odd:
+        x[0] = 0  # All equal.
+    quantise = emit.quantise(matrix(x), room.struct, 256, which)
+    product = emit.linear(room.struct, matrix(x), weight, None, matrix(y), which)
+    run(team, [quantise, product], steps(rows, which))
+    head = emit.Head(team.threads, rows)
+    op = product[1]
+    assert isinstance(op, HrLinear)
+    run(team, [quantise, *head.records(op)], steps(rows, which))
+    untouched(x)
+    want = np.argmax(np.where(np.isnan(y.numpy()), -np.inf, y.numpy()), axis=1)
+    assert head.tokens.tolist() == want.tolist()
 
 
 @many

@@ -163,6 +163,31 @@ inline void gate_ups(void* const* teams, int count) {
   by_all(teams, count, records, 2, rows_of(rows, 0), [] {}, [&] { return inner.bytes(); });
 }
 
+// The best output of each row: the teams have one to `count` threads, each with its own best.
+inline void heads(void* const* teams, int count) {
+  const bool dense = any(0, 3) == 0, sampled = any(0, 1);
+  const Kind& kind = kKinds[dense ? any(kQuantised, kAll - 1) : any(0, kQuantised - 1)];
+  const int in = dense ? any(1, 90) : 256, rows = any(0, 30), stride = rows + any(0, 3);
+  Weight weight(teams[0], kind, any(1, 150), in);
+  Grid x(rows, in);
+  Codes codes(rows, in / 32 * 32, any(0, 2));
+  x.fill(true);
+  Block<HrBest> best(rows ? static_cast<int64_t>(count - 1) * stride + rows : 0);
+  Block<int64_t> tokens(rows);
+  const int32_t which = sampled ? HR_ROWS_R : HR_ROWS_N;
+  HrPart part = weight.part(nullptr, 0, nullptr, false);
+  HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
+  HrLinear linear{codes.q, x.block.data, x.stride, &part, 1, which};
+  HrHead op{linear, best.data, stride, tokens.data};
+  HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_BEST, 0, &op}, {HR_OP_PICK, 0, &op}};
+  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  by_all(teams, count, records + dense, 3 - dense, step, [] {}, [&] {
+    for (int r = 0; r < rows; ++r) CHECK(tokens.data[r] >= 0 && tokens.data[r] < weight.out);
+    const auto* at = reinterpret_cast<const uint8_t*>(tokens.data);
+    return Bytes(at, at + tokens.bytes);
+  });
+}
+
 inline void loras(void* const* teams, int count) {
   const int n = any(0, 14), in = any(1, 70), parts = any(1, 3), room = any(1, 9), slots = any(1, 3);
   Block<float> down(static_cast<int64_t>(slots) * parts * room * in);
@@ -285,6 +310,7 @@ inline void everything(void* const* teams, int count, int rounds) {
     gates(teams, count);
     linears(teams, count);
     gate_ups(teams, count);
+    heads(teams, count);
     loras(teams, count);
     draws(teams, count);
     attentions(teams, count);
