@@ -151,6 +151,15 @@ async def test_a_worker_that_dies_on_waking_is_replaced(options: dict[str, Any])
         await served(engine)
 
 
+async def test_a_process_that_must_be_killed_is_gone_when_sleep_returns(
+    options: dict[str, Any],
+) -> None:
+    async with await started(options) as engine:
+        pid = stop(engine)
+        await engine.operations.sleep(2)
+        assert not Path(f"/proc/{pid}").exists()
+
+
 async def test_waking_up_is_no_restart(options: dict[str, Any]) -> None:
     """Neither before a death nor after one; and what was counted before the sleep stays."""
     async with await started(options) as engine:

@@ -101,7 +101,7 @@ async def test_all_that_sleeps_is_woken_or_nothing(
 def ask(server: Running, **more: Any) -> httpx.Response:
     text = "The headrace carries water to the turbine. " * 8
     body = {"prompt": text, "max_tokens": 8, "temperature": 0} | more
-    return httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    return httpx.post(server.url + "/v1/completions", json=body, timeout=300)
 
 
 def resident(server: Running) -> tuple[float, int]:

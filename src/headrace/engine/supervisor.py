@@ -174,13 +174,14 @@ class Supervisor:
         if channel is not None and child is not None:
             with contextlib.suppress(PeerGone):
                 channel.send(messages.Stop())
-            for _ in range(100):
-                if child.exit_code is not None:
-                    break
-                await asyncio.sleep(0.02)
+            await _gone(child, 2.0)
         # `close` may have come while `sleep` waited here, and be done.
         self._bury()
         self._channel = self._child = None
+        if child is not None:
+            # Who is told that the engine sleeps may count on its memory. A killed process takes
+            # a moment; one that the system does not let go of is not waited for.
+            await _gone(child, 10.0)
 
     # The life of one process after the other
 
@@ -343,3 +344,10 @@ class Supervisor:
             self._child.release()
         if self._channel is not None:
             self._channel.close()
+
+
+async def _gone(child: Child, seconds: float) -> None:
+    """Wait so long at most until the process has ended."""
+    end = time.monotonic() + seconds
+    while child.exit_code is None and time.monotonic() < end:
+        await asyncio.sleep(0.02)
