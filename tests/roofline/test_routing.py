@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli.roofline import command
 from headrace.roofline.composition import decode_step
 from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
@@ -108,3 +111,23 @@ def test_dense_models_have_no_skew() -> None:
     assert typical_skew(KNOWN["llama-3.1-8b"]) == EVEN
     assert typical_skew(KNOWN["deepseek-v3"]) == 1.01
     assert typical_skew(KNOWN["mixtral-8x7b"]) == 1.2
+
+
+def test_the_command_takes_another_skew() -> None:
+    """As published for the model unless told otherwise."""
+
+    def experts(*extra: str) -> float:
+        done = CliRunner().invoke(
+            command,
+            ["deepseek-v3", "--hardware", "H200", "--dp", "8", "--ep", "--batch", "256", "--format",
+             "fp8", "--json", *extra],
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+        steps = json.loads(done.output)
+        decode = next(step for name, step in steps.items() if name.startswith("decode"))
+        return float(next(o["flops"] for o in decode["operators"] if o["operator"] == "moe"))
+
+    even, published = experts("--skew", "0"), experts()
+    assert even == 6 * 256 * 8 * 7168 * 2048, "each rank as many pairs as it has tokens, times k"
+    assert published == pytest.approx(even * busiest(256, 8, 2048, 8, 1.01).pairs / 2048)
+    assert experts("--skew", "2") > published

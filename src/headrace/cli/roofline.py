@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,10 @@ def roofline(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
     ep: Annotated[bool, typer.Option("--ep", help="Spread whole experts over the ranks.")] = False,
+    skew: Annotated[
+        float | None,
+        typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
+    ] = None,
     drafts: Annotated[int, typer.Option(min=0, help="Also a step that verifies so many.")] = 0,
     measure: Annotated[
         bool, typer.Option("--calibrate", help="Measure this machine first and keep the result.")
@@ -83,6 +88,8 @@ def roofline(
     if model is None:
         raise OptionError("name a model, or pass --calibrate", param="model")
     case = make_case(model, device, format, dtype, kv_dtype, Layout(tp, pp, ep, dp))
+    if skew is not None:
+        case = replace(case, skew=skew)
     case.layout.verify(case.arch)
     if fit is not None:
         device = _fit(console, case, device, fit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,10 @@ def simulate(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Attention groups that share experts.")] = 1,
     ep: Annotated[bool, typer.Option("--ep", help="Spread whole experts over the ranks.")] = False,
+    skew: Annotated[
+        float | None,
+        typer.Option(min=0, help="How unevenly experts are chosen; 0: evenly; none: as published."),
+    ] = None,
     format: Annotated[str | None, typer.Option(help="Weight format.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Sequences at a time, per engine.")] = 256,
@@ -61,6 +66,8 @@ def simulate(
     """Run a workload of the bench on simulated engines: the real scheduler on virtual time."""
     device = find_hardware(hardware, calibration_path())
     case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp))
+    if skew is not None:
+        case = replace(case, skew=skew)
     spec = ReplicaSpec(
         case, device, rows=rows, step_tokens=step_tokens, max_context=max_context, depth=depth,
         prefix_cache=prefix_cache,
