@@ -98,7 +98,8 @@ def _client(
             Finding(
                 "invalid", "client_lag",
                 f"the client's event loop was {late * 1e3:.1f} ms late (p99; at most "
-                f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted",
+                f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted; run "
+                "it on another machine, or at a higher priority (nice -n -10)",
             )
         )  # fmt: skip
     delays = send_lags(records)
