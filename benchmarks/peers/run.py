@@ -36,9 +36,10 @@ FIGURES = (
     ("output tok/s", "figures", "output_throughput", None),
     ("TTFT p50 ms", "samples", "ttft", "p50"),
     ("TTFT p99 ms", "samples", "ttft", "p99"),
-    ("ITL p50 ms", "samples", "itl", "p50"),
+    ("TPOT p50 ms", "samples", "tpot", "p50"),
     ("ITL p99 ms", "samples", "itl", "p99"),
 )
+"""Not the median ITL: some servers send in bursts."""
 PROMPT = -10
 """Niceness of the client; the servers keep the ordinary one."""
 
