@@ -26,7 +26,7 @@ from gpu_models import BLOCK, Step, make_batch
 from gpu_paths import PATHS
 
 from headrace.kernels import reference_attention, sampling
-from headrace.kernels.operators import KvLayer, RopeTable, StepBatch
+from headrace.kernels.operators import KvLayer, RopeTable, StepBatch, Unnormed
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import gated, norm
 from headrace.kernels.triton import sampling as drawing
@@ -236,6 +236,29 @@ def products(kind: str, rows: int, *, deterministic: bool = False) -> Check:
     return check
 
 
+def fused(rows: int) -> Check:
+    """Products with norm, gate and residual in them; some split their input."""
+
+    def check(device: str, dtype: torch.dtype) -> float:
+        ops, ref = TritonOperators(dtype), ReferenceOperators(torch.float32)
+        worst = 0.0
+        for out, width in ((300, 896), (4096, 512), (80, 4096)):
+            x, residual = (torch.randn(rows, n, device=device).to(dtype) for n in (width, out))
+            weight = (torch.randn(out, width, device=device) * width**-0.5).to(dtype)
+            gain = torch.rand(width, device=device).to(dtype)
+            given, dense = Unnormed(x, gain, 1e-5, 1.0), DenseWeight(weight)
+            normed = ref.rms_norm(x.float(), gain.float(), 1e-5, 1.0) @ weight.float().T
+            # Twice: the counters of the tiles are as they were.
+            for _ in range(2):
+                onto = ops.linear_fused(given, dense, None, residual)
+                worst = max(worst, error(onto, normed + residual.float(), 0.02))
+                gate = ops.linear_gated(given, dense, "silu")
+                worst = max(worst, error(gate, ref.gated(normed, "silu"), 0.02))
+        return worst
+
+    return check
+
+
 def experts(kind: str, tokens: int) -> Check:
     def check(device: str, dtype: torch.dtype) -> float:
         count, active, width, inner = 8, 3, 256, 384
@@ -329,6 +352,8 @@ def all_checks() -> dict[str, Check]:
             found[f"product, {kind}, {rows} rows"] = products(kind, rows)
         for tokens in (1, 21, 200):
             found[f"experts, {kind}, {tokens} tokens"] = experts(kind, tokens)
+    for rows in (1, 4, 13):
+        found[f"product with norm, gate, residual, {rows} rows"] = fused(rows)
     for kind in ("dense", "rows"):
         found[f"product, {kind}, deterministic"] = products(kind, 130, deterministic=True)
     return {**PATHS, **found}
@@ -338,7 +363,8 @@ SMOKE = (
     "norms", "codes", "draws", "rope and cache, fp8, normed", "attention, mixed, bf16",
     "attention, mixed, fp8", "attention, head of 256, bf16", "product, dense, 17 rows",
     "product, q4, 1 rows", "product, 6, 130 rows", "product, 4, 520 rows", "product, rows, 17 rows",
-    "product, blocks, 17 rows", "product, rows, deterministic", "experts, dense, 21 tokens",
+    "product, blocks, 17 rows", "product, rows, deterministic",
+    "product with norm, gate, residual, 4 rows", "experts, dense, 21 tokens",
     "experts, rows, 21 tokens", "experts, 4, 21 tokens", *PATHS,
 )  # fmt: skip
 """Every kernel and every path once."""

@@ -38,6 +38,7 @@ from gpu_models import (
     thin,
     windows_of,
 )
+from gpu_nodes import node_table, nodes
 from gpu_targets import target_table, targets
 
 from headrace.kernels.sampling import DrawParameters
@@ -55,6 +56,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 PREDICTED = ("H100", "H200", "B200")
 STEPS = (
     decode(1, 1024),
+    decode(8, 1024),
     decode(32, 4096),
     decode(256, 1024),
     prefill(2048, 2048),
@@ -88,8 +90,8 @@ MATRIX_BOUND = (
 MATRIX = (
     "attention_decode._split_kernel", "attention_prefill._prefill_kernel",
     "product_dense._product_kernel", "product_fp8._product_kernel",
-    "product_packed._product_kernel", "moe_products._dense_kernel", "moe_products._fp8_kernel",
-    "moe_products._packed_kernel",
+    "product_packed._product_kernel", "product_skinny._product_kernel",
+    "moe_products._dense_kernel", "moe_products._fp8_kernel", "moe_products._packed_kernel",
 )  # fmt: skip
 """These multiply: without a matrix instruction the compiler has made nothing of them."""
 SPILLS_EXPLAINED: dict[str, str] = {}
@@ -138,7 +140,10 @@ def main() -> int:
         parts = pool.map(compile_list, wanted, [models] * len(wanted))
         rows = [row for part in parts for row in part]
     predicted = list(predict(models))
-    text = f"{target_table()}\n\n{kernel_table(rows)}\n\n{prediction_table(predicted)}\n"
+    layers = nodes()
+    text = "\n\n".join(
+        (target_table(), node_table(layers), kernel_table(rows), prediction_table(predicted) + "\n")
+    )
     print(text)
     if arguments.json:
         facts = {
@@ -146,7 +151,7 @@ def main() -> int:
             "triton": triton_version(), "torch": torch.__version__,
             "seconds": round(time.perf_counter() - begin, 1),
             "kernels": [asdict(row) for row in rows], "predicted": predicted,
-            "targets": targets(),
+            "targets": targets(), "kernels_per_layer": layers,
         }  # fmt: skip
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.table:

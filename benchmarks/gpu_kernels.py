@@ -12,7 +12,7 @@ from gpu_models import BLOCK, Step, decode, make_batch, prefill
 
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.cuda_graphs import CudaRecorder
-from headrace.kernels.operators import KvLayer, RopeTable
+from headrace.kernels.operators import KvLayer, RopeTable, Unnormed
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import sampling as triton_sampling
 from headrace.kernels.triton.operators import TritonOperators
@@ -78,6 +78,7 @@ def cases(sizes: Sizes, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
     for rows in sizes.rows:
         for form in ("dense", "deterministic", "fp8", "int4", "q6_k"):
             yield product(sizes, rows, form, device, dtype)
+        yield from fused_products(sizes, rows, device, dtype)
     for rows in sizes.rows[:: max(1, len(sizes.rows) - 1)]:
         for form in ("dense", "fp8", "int4"):
             yield experts(sizes, rows, form, device, dtype)
@@ -148,6 +149,49 @@ def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype)
     return Kernel(
         f"product {form}, {rows} rows", lambda: ops.linear(x, weight, None),
         weight.nbytes + x.nbytes + rows * out * x.element_size(), 2.0 * rows * out * width, check,
+    )  # fmt: skip
+
+
+def fused_products(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
+    """A layer's products with what they take in, and the library's on the same weights."""
+    ops, ref = TritonOperators(dtype), ReferenceOperators(torch.float32)
+    hidden, inner = sizes.hidden, sizes.inner
+    if not ops.fuses(DenseWeight(torch.empty(16, 16, dtype=dtype, device=device)), rows):
+        return
+    queries = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
+    gain = torch.rand(hidden, device=device).to(dtype)
+    x, residual = (torch.randn(rows, hidden, device=device).to(dtype) for _ in range(2))
+    given = Unnormed(x, gain, 1e-5, 0.0)
+    normed = ref.rms_norm(x.float(), gain.float(), 1e-5, 0.0)
+
+    def make(
+        name: str, out: int, run: Callable[[DenseWeight], torch.Tensor],
+        expected: Callable[[torch.Tensor], torch.Tensor], width: int = hidden,
+    ) -> Iterator[Kernel]:  # fmt: skip
+        weight = DenseWeight((torch.randn(out, width, device=device) * width**-0.5).to(dtype))
+        read = weight.nbytes + rows * (width + out) * dtype.itemsize
+        flops = 2.0 * rows * out * width
+        yield Kernel(
+            f"skinny {name}, {rows} rows", lambda: run(weight), read, flops,
+            lambda: error(run(weight), expected(weight.data.float()), 0.02),
+        )  # fmt: skip
+        values = torch.randn(rows, width, device=device).to(dtype)
+        yield Kernel(
+            f"library for {name}, {rows} rows",
+            lambda: torch.nn.functional.linear(values, weight.data), read, flops,
+        )  # fmt: skip
+
+    yield from make(
+        "norm + qkv", queries, lambda w: ops.linear_fused(given, w, None, None),
+        lambda w: normed @ w.T,
+    )  # fmt: skip
+    yield from make(
+        "output + residual", hidden, lambda w: ops.linear_fused(x, w, None, residual),
+        lambda w: x.float() @ w.T + residual.float(),
+    )  # fmt: skip
+    yield from make(
+        "norm + gate and up", 2 * inner, lambda w: ops.linear_gated(given, w, "silu"),
+        lambda w: ref.gated(normed @ w.T, "silu"),
     )  # fmt: skip
 
 

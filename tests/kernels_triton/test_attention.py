@@ -122,3 +122,11 @@ def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) 
     torch.testing.assert_close(
         out.view(len(q), -1).float() / magnitude, expected / magnitude, atol=4e-3, rtol=8e-3
     )
+
+
+def test_few_sequences_are_cut_shorter() -> None:
+    config = DecodeConfig(split=512, tile=64, programs=264)
+    assert config.split_of(8, 1024) == 128
+    assert config.split_of(32, 4096) == 256
+    assert config.split_of(256, 4096) == 512
+    assert DecodeConfig(split=512, tile=256).split_of(1, 100) == 256

@@ -7,10 +7,10 @@ binds and the aim is to stream K and V once, from all multiprocessors.
 
 Shape. One program takes one entry, one KV head and one *split* of `SPLIT` tokens; its H / G query
 rows are packed into one tile (padded to 16, what the tensor cores take), so K and V are read once
-per KV head. Splits are cut at multiples of `SPLIT` from the sequence's start, never by the batch:
-the partial results of a row, and the order in which `_combine` adds them, depend on that row's
-length alone (row invariance). Programs whose split lies outside the row's window leave at once,
-which costs about a microsecond per wave of empty programs.
+per KV head. Splits are cut at multiples of `SPLIT` from the sequence's start, and `_combine` adds
+them in order; `SPLIT` is shorter in small steps, so a row's rounding depends on the step's bucket
+(the deterministic mode has one kernel for all entries instead). Programs whose split lies outside
+the row's window leave at once, which costs about a microsecond per wave of empty programs.
 
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
@@ -31,6 +31,8 @@ from ..operators import GroupBatch, KvLayer, StepBatch
 from .quantise import from_codes
 from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
 
+SHORTEST = 128
+"""Tokens of a split at least: shorter ones are mostly beginning, end and a part to add."""
 LIFT = tl.constexpr(256.0)
 """On the scales of V where weights are fp16, whose smallest number is 6e-8; taken off at the end.
 """
@@ -43,10 +45,22 @@ class DecodeConfig:
     """How a decode launch is cut; `split` is part of the result's rounding, the rest is not."""
 
     split: int = 512
+    """Tokens of the KV that one program takes, where the entries alone are programs enough."""
     tile: int = 64
     """Tokens per turn of the inner loop; divides `split`."""
     warps: int = 4
     stages: int = 3
+    programs: int = 264
+    """A step of nothing but few decodes halves `split`, down to `SHORTEST` or one tile, until
+    there are so many programs: a lone sequence of 1,024 tokens is two splits of 512 for each KV
+    head, 16 programs on 132 multiprocessors."""
+
+    def split_of(self, sequences: int, longest: int) -> int:
+        """For so many (entry, KV head) of at most `longest` tokens."""
+        split = self.split
+        while split > max(SHORTEST, self.tile) and sequences * -(-longest // split) < self.programs:
+            split //= 2
+        return split
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"])
@@ -188,7 +202,11 @@ def attention_decode(
     _, heads, width = q.shape
     kv_heads, block = kv.k.shape[1], kv.k.shape[2]
     entries = batch.lengths.shape[0]
-    splits = max(1, -(-batch.max_length // config.split))
+    split = config.split
+    if batch.max_count == 1:
+        # Such steps are graphs, made before readiness; others would compile one more kernel.
+        split = config.split_of(entries * kv_heads, batch.max_length)
+    splits = max(1, -(-batch.max_length // split))
     partial = torch.empty(entries, heads, splits, width, dtype=torch.float32, device=q.device)
     log_sums = torch.empty(entries, heads, splits, 2, dtype=torch.float32, device=q.device)
     group = heads // kv_heads
@@ -202,12 +220,12 @@ def attention_decode(
         q.stride(0), kv.k.stride(0), kv.k.stride(1), k_scale.stride(0),
         view.tables.stride(0), kv_heads, splits, scale * LOG2E,
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), WIDTH=width,
-        WIDTH_PADDED=padded, BLOCK=block, SPLIT=config.split, TILE=config.tile, WINDOW=window,
+        WIDTH_PADDED=padded, BLOCK=block, SPLIT=split, TILE=config.tile, WINDOW=window,
         SOFTCAP=softcap or 0.0, SCALED=scaled,
         HALVES=scaled and q.dtype != torch.float32, INTERPRET=INTERPRETED,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     _combine_kernel[(entries, heads)](
         partial, log_sums, batch.lengths, batch.query_starts, out, out.stride(0), heads, splits,
-        WIDTH=width, WIDTH_PADDED=padded, SPLIT=config.split, WINDOW=window, num_warps=2,
+        WIDTH=width, WIDTH_PADDED=padded, SPLIT=split, WINDOW=window, num_warps=2,
     )  # fmt: skip

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from ..operators import GroupBatch, KvLayer, StepBatch
-from ..weights import PackedWeight
+from ..operators import GroupBatch, KvLayer, StepBatch, Unnormed
+from ..weights import DenseWeight, PackedWeight
 from .attention_decode import DecodeConfig, attention_decode
 from .attention_prefill import PrefillConfig, attention_prefill
+from .gated import gated
+from .norm import rms_norm
 from .packed import tile_weight
 from .product_packed import ProductConfig, product_packed
+from .product_skinny import SkinnyConfig, make_tickets, product_skinny
 from .table import PATH, Table, architecture, load_table
 
 Measure = Callable[[Callable[[], object]], float]
@@ -75,8 +79,44 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
             return product_packed(x, weight, None, config)
 
         yield Problem("product_packed", rows, _with(now, tried), run)
+    yield from _skinny(table, shapes, device, dtype)
     for width, up_to in ((64, 64), (128, 128), (256, None)):
         yield from _attention(table, shapes, width, up_to, device, dtype)
+
+
+def _skinny(
+    table: Table, shapes: Shapes, device: str, dtype: torch.dtype
+) -> Iterator[Problem]:  # fmt: skip
+    """Dense products of few rows, gate and norm included; the library and its neighbours beside.
+
+    fp8 is not tuned: it has the cut of its byte count.
+    """
+    weight = DenseWeight(torch.randn(shapes.out, shapes.width, device=device).to(dtype))
+    gain = torch.rand(shapes.width, device=device).to(dtype)
+    tickets = make_tickets(torch.device(device))
+    for bucket in load_table()[table.architecture]["product_skinny"]:
+        rows = bucket["up_to"]
+        if rows is None:
+            continue
+        x = torch.randn(rows, shapes.width, device=device).to(dtype)
+        now = table.skinny(rows)
+        tile = 4 if rows <= 4 else 16
+        tried = [
+            SkinnyConfig(o, i, w, s, p, tile, n)
+            for o, i, w, s, p, n in product((16, 32), (128, 256), (4, 8), (3, 4), (264, 528),
+                                            (False, True))
+        ]  # fmt: skip
+
+        def run(config: SkinnyConfig, x: torch.Tensor = x) -> object:
+            given = Unnormed(x, gain, 1e-5, 0.0)
+            apart = x if config.norm and not config.library else rms_norm(x, gain, 1e-5, 0.0)
+            if config.library:
+                return gated(functional.linear(apart, weight.data), "silu")
+            return product_skinny(
+                given if config.norm else apart, weight, None, config, tickets, activation="silu"
+            )
+
+        yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
 
 
 def _attention(

@@ -1,0 +1,104 @@
+"""Kernels of one decoder layer: what a step's graph has as nodes, counted without a GPU.
+
+A model of two layers and one of one run on tensors without memory; Triton's launches are counted
+where they would compile, and torch's operators but for views and allocations where they are
+dispatched. A library product counts as one, though the library may split it into two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from gpu_models import ARCHS, build, decode, make_batch, make_cache, windows_of
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from headrace.kernels.triton.aot import compiling
+from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.product_skinny import SkinnyConfig
+from headrace.kernels.triton.table import Table
+
+ARCHITECTURE = "sm_90"
+MODEL = "llama-3.1-8b"
+CASES = (("bfloat16", "bfloat16"), ("fp8", "fp8"), ("int4", "int8"))
+"""(weights, KV)."""
+BATCHES = (1, 8, 32)
+VIEWS = {
+    "empty", "empty_like", "empty_strided", "new_empty", "view", "_unsafe_view", "reshape", "t",
+    "transpose", "slice", "select", "as_strided", "detach", "unsqueeze", "expand", "alias",
+}  # fmt: skip
+"""Operators of torch that launch nothing."""
+
+
+class _Dispatched(TorchDispatchMode):
+    """Counts torch's operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # fmt: skip
+        name = func.overloadpacket.__name__
+        if name not in VIEWS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(layers: int, weights: str, kv: str, batch: int) -> Counter[str]:
+    """Of a whole step, by kernel."""
+    arch = replace(ARCHS[MODEL], layers=layers)
+    operators = TritonOperators(
+        torch.bfloat16, architecture=ARCHITECTURE, quantise="fp8" if weights == "fp8" else "auto"
+    )
+    kinds = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+    with torch.inference_mode():
+        model = build(arch, operators, device="meta", weights=weights)
+        cache = make_cache(arch, 64, "meta", kinds[kv])
+        step = make_batch(decode(batch, 1024), windows_of(arch), "meta")
+        with compiling(ARCHITECTURE) as found, _Dispatched() as torch_s:
+            model.forward(operators, step, cache)
+    return torch_s.counts + Counter({k.kernel: 0 for k in found}) + Counter(
+        [kernel.kernel for kernel in found for _ in kernel.grids]
+    )  # fmt: skip
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Kernels of a layer by weights and batch: with the library for dense products, and as is."""
+    rows: list[dict[str, Any]] = []
+    library = patch.object(Table, "skinny", lambda *_, **__: SkinnyConfig(library=True))
+    for weights, kv in CASES:
+        for batch in BATCHES:
+            counts = []
+            for way in (library, nullcontext()):
+                with way:
+                    layer = launches(2, weights, kv, batch) - launches(1, weights, kv, batch)
+                counts.append(layer)
+            rows.append(
+                {
+                    "weights": weights, "kv": kv, "batch": batch, "library": counts[0].total(),
+                    "ours": counts[1].total(), "kernels": dict(counts[1]),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def node_table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        f"| kernels of a layer, {MODEL}, {ARCHITECTURE} | batch | without skinny products | with |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['weights']}, {row['kv']} KV | {row['batch']} | {row['library']} | {row['ours']} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(node_table(nodes()))
