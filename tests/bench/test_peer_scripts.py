@@ -112,7 +112,9 @@ def test_runs_that_are_not_to_be_believed_are_named() -> None:
     one = {
         "valid": True, "requests": 4, "succeeded": 4,
         "figures": {"output_throughput": {"value": 5.0}},
-        "samples": {name: {"percentiles": {"p50": 1.0, "p99": 2.0}} for name in ("ttft", "tpot", "itl")},
+        "samples": {
+            name: {"percentiles": {"p50": 1.0, "p99": 2.0}} for name in ("ttft", "tpot", "itl")
+        },
     }  # fmt: skip
     results = {"a": [one, one], "b": [one, {**one, "valid": False, "succeeded": 3}]}
     lines = run.table(results, {"c": "not here"}).splitlines()
