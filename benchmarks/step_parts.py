@@ -4,8 +4,9 @@ Run: `python benchmarks/step_parts.py [--rows 1 8 32] [--tokens 48] [--json FILE
 
 `gap` is the time between the end of one call into the library and the beginning of the next, of
 the whole engine as it serves: loop, scheduler, batch, sampling, text. It is measured first, with
-one clock around `Team.run_at` and nothing else, as median and mean. With `--served` the engine runs
-in its own process behind its channel, as a server has it, and the readers in this one.
+one clock around `Team.run_at` and nothing else, as median and mean. With `--served` the engine
+runs in its own process behind its channel, as a server has it, and the readers in this one; there
+the time from a request's arrival at an idle engine to its first call is measured as well.
 
 `--parts` then times every part, a method each, from outside, in microseconds per step; parts lie
 in one another (`turn` holds all but the output), and the clocks themselves cost two or three
@@ -59,6 +60,10 @@ GAPS = "HEADRACE_STEP_GAPS"
 """Names the file to which an engine process with `recording_worker` writes its calls."""
 
 
+ARRIVALS = 15
+"""Requests that come to an idle engine, one by one."""
+
+
 class Calls:
     """When each call into the library began and ended."""
 
@@ -88,17 +93,21 @@ def recording_worker(files: Any, settings: dict[str, Any]) -> tuple[LoadedWorker
     return worker, facts
 
 
-def gaps(spans: list[tuple[float, float]], begin: float, end: float, steps: int) -> dict[str, Any]:
-    """Of the last `steps` calls within the window: what lies between them."""
-    inside = [span for span in spans if begin <= span[0] and span[1] <= end][-steps:]
+def gaps(spans: list[tuple[float, float]], begin: float, end: float, tokens: int) -> dict[str, Any]:
+    """Of the window's steps but the first four: what lies between their calls. A step makes one
+    call, or two where the tokens are drawn in one of their own."""
+    inside = [span for span in spans if begin <= span[0] and span[1] <= end]
+    each = max(1, round(len(inside) / tokens))
+    inside = inside[-each * (tokens - 4) :]
     between = [after[0] - before[1] for before, after in itertools.pairwise(inside)]
     whole = inside[-1][1] - inside[0][1]
     calls = [after - before for before, after in inside[1:]]
     return {
-        "step_us": round(whole / len(between) * 1e6),
-        "call_us": round(statistics.median(calls) * 1e6),
-        "gap_us": round(statistics.median(between) * 1e6, 1),
-        "gap_mean_us": round(statistics.mean(between) * 1e6, 1),
+        "calls_a_step": each,
+        "step_us": round(whole * each / len(between) * 1e6),
+        "calls_us": round(sum(calls) * each / len(between) * 1e6),
+        "gap_us": round(statistics.median(between) * each * 1e6, 1),
+        "gap_mean_us": round(statistics.mean(between) * each * 1e6, 1),
         "gap_share": round(sum(between) / whole, 4),
     }
 
@@ -114,25 +123,19 @@ def prompts_of(rows: int, length: int = 16) -> list[list[int]]:
     return [[random.randrange(1_000, 100_000) for _ in range(length)] for _ in range(rows)]
 
 
-def calls_of(temperature: float) -> int:
-    """Calls into the library a step: the program, and the draw."""
-    return 2 if temperature else 1
-
-
 def in_process(
     llm: LLM, calls: Calls, rows: int, tokens: int, temperature: float
 ) -> dict[str, Any]:
     llm.generate(prompts_of(rows), sampling(4, temperature))
     begin = time.perf_counter()
     llm.generate(prompts_of(rows), sampling(tokens, temperature))
-    steps = (tokens - 2) * calls_of(temperature)
-    found = gaps(calls.spans, begin, time.perf_counter(), steps)
+    found = gaps(calls.spans, begin, time.perf_counter(), tokens)
     return {"rows": rows, "temperature": temperature, **found}
 
 
 async def served(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The same through an engine process."""
-    windows = []
+    windows, arrived = [], []
     with tempfile.TemporaryDirectory() as folder:
         os.environ[GAPS] = str(Path(folder, "gaps.json"))
         here = str(Path(__file__).parent)
@@ -149,6 +152,10 @@ async def served(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 async for _ in engine.stream(prompt, params):
                     pass
 
+            for _ in range(ARRIVALS):
+                await asyncio.sleep(0.05)
+                arrived.append(time.perf_counter())
+                await read(prompts_of(1)[0], sampling(1, 0.0))
             for temperature in arguments.temperature:
                 for rows in arguments.rows:
                     for count in (4, arguments.tokens):
@@ -158,10 +165,11 @@ async def served(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                         end = time.perf_counter()
                     windows.append((rows, temperature, begin, end))
         spans = json.loads(Path(os.environ[GAPS]).read_text())
-    results = []
+    waits = [min(span[0] for span in spans if span[0] > at) - at for at in arrived]
+    results = [{"served": True, "arrival_to_first_call_us": round(statistics.median(waits) * 1e6)}]
+    print(json.dumps(results[-1]), flush=True)
     for rows, temperature, begin, end in windows:
-        steps = (arguments.tokens - 4) * calls_of(temperature)
-        found = gaps(spans, begin, end, steps)
+        found = gaps(spans, begin, end, arguments.tokens)
         tokens_a_second = rows * arguments.tokens / (end - begin)
         results.append({
             "rows": rows, "temperature": temperature, "served": True, **found,

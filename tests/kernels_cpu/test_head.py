@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from cpu_cases import BLOCKS, random_blocks
@@ -9,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import make_batch
 
+from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
-from headrace.kernels.operators import GreedyProgram, KvCache, Operators, StepBatch, StepLimits
+from headrace.kernels.operators import (
+    DrawingProgram,
+    GreedyProgram,
+    KvCache,
+    Operators,
+    StepBatch,
+    StepLimits,
+)
+from headrace.kernels.sampling import RULE, DrawParameters, streams, uniforms
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
 
 WIDTH, TOKENS = 256, 100
@@ -150,3 +160,51 @@ def test_steps_with_logits_and_without_in_turn(best: CpuOperators) -> None:
         found = program.greedy(batch)
         assert found is not None
         assert torch.equal(found[1], program(batch)[1].argmax(-1))
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_tokens_drawn_in_the_step(ops: CpuOperators, softcap: float | None) -> None:
+    """As drawn from the logits afterwards, with the number of the row's stream and place; the
+    most likely where the temperature is zero; none where the candidates have no room."""
+    rows, vocabulary = 12, 40_000
+    table = torch.randn(TOKENS, WIDTH) * 3
+    table[7] = 0  # A flat row: with a nucleus all of the vocabulary are candidates.
+    model = Ends(ops, random_blocks("Q8_0", vocabulary, WIDTH), table, softcap)
+    program = compiled(ops, model, rows)
+    assert isinstance(program, DrawingProgram)
+    batch, _ = make_batch([(3 + row, 1) for row in range(rows)])
+    batch.tokens[:] = torch.arange(rows)
+    generator = np.random.default_rng(0)
+    rules = np.zeros(rows, RULE)
+    rules["temperature"] = [0, 0.7, 1, 1.3] * 3
+    rules["temperature"][7] = 1.0
+    rules["top_p"] = [0.9, 1.0, 0.8] * 4
+    rules["top_p"][7] = 0.95
+    rules["top_k"] = [0, 0, 0, 0, 0, 20] * 2
+    rules["min_p"] = [0.0, 0.02] * 6
+    rules["min_p"][7] = 0.0
+    seeds = generator.integers(0, 2**64, rows, dtype=np.uint64)
+    choices = generator.integers(0, 4, rows)
+    rules["stream"] = streams(seeds, choices)
+    for step in range(3):
+        batch.positions[:] = torch.arange(rows) + 3 + step
+        found = program.draw(batch, rules)
+        assert found is not None
+        _, logits, tokens = (x.clone() for x in found)
+        assert torch.equal(logits, program(batch)[1])
+        uniform = uniforms(seeds, choices, batch.positions.numpy() + 1)
+        drawn = rules["temperature"] > 0
+        columns = {
+            name: torch.from_numpy(rules[name][drawn].copy())
+            for name in ("temperature", "top_p", "min_p")
+        }
+        asked = DrawParameters(
+            **columns,
+            top_k=torch.from_numpy(rules["top_k"][drawn].astype(np.int64)),
+            uniform=torch.from_numpy(uniform[drawn]),
+        )
+        wanted = logits.argmax(-1)
+        wanted[torch.from_numpy(drawn)] = drawing(ops.team).draw(logits[drawn], asked)
+        wanted[7] = -1
+        assert torch.equal(tokens, wanted)
+    assert len(set(tokens.tolist())) > 6

@@ -50,23 +50,36 @@ def general(worker: Worker) -> None:
     worker._steps.host = None
 
 
+WAYS: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 1.5, "top_k": 7, "top_p": 0.9, "min_p": 0.01, "seed": 6},
+]
+
+
 @pytest.mark.parametrize("count", [1, 3, 4, 17])
-def test_the_same_tokens_as_the_general_way(cpu: Worker, count: int) -> None:
-    """Across blocks, with rows that leave and rows that come."""
+@pytest.mark.parametrize("asked", [WAYS[:1], WAYS[1:2], WAYS], ids=["greedy", "drawn", "mixed"])
+def test_the_same_tokens_as_the_general_way(
+    cpu: Worker, count: int, asked: list[dict[str, object]]
+) -> None:
+    """Across blocks, with rows that leave and rows that come, another where one was."""
     answers = []
     for way in (lambda worker: None, general):
         driver = Driver(cpu, block_size=8, rows=12)
         way(cpu)
-        crowd(driver, count)
+        for index in range(count):
+            values = {"temperature": 0, "max_tokens": 20 + index % 7, **asked[index % len(asked)]}
+            driver.add(f"{index}", [5 + index, 6, 7 + index % 3], SamplingParams(**values))
         answers.append({name: answer.tokens for name, answer in driver.run().items()})
     assert answers[0] == answers[1]
     assert all(len(tokens) >= 20 for tokens in answers[0].values())
     assert len({tuple(tokens) for tokens in answers[0].values()}) >= min(count, 3)
 
 
-def test_a_step_that_decodes_makes_no_tensor(cpu: Worker, modes: Modes) -> None:
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_step_that_decodes_makes_no_tensor(cpu: Worker, modes: Modes, temperature: float) -> None:
     driver = Driver(cpu, block_size=8)
-    crowd(driver, 5)
+    crowd(driver, 5, temperature=temperature)
     while driver.step():
         pass
     assert len(driver.plans) == 24
@@ -80,6 +93,7 @@ def test_a_step_that_decodes_makes_no_tensor(cpu: Worker, modes: Modes) -> None:
     "asked",
     [
         {"temperature": 1.0, "seed": 3},
+        {"temperature": 1.0, "logprobs": 1},
         {"logprobs": 2},
         {"repetition_penalty": 1.3},
         {"logit_bias": {11: 5.0}},
@@ -98,6 +112,25 @@ def test_beside_a_row_that_asks_for_more(cpu: Worker, asked: dict[str, object]) 
     assert len(answers["asking", 0].tokens) == 9
     assert len(answers["asking", 0].logprobs) == (9 if "logprobs" in asked else 0)
     assert len(answers["asking", 0].prompt_logprobs) == ("prompt_logprobs" in asked)
+
+
+def test_what_the_program_cannot_draw(cpu: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row whose candidates had no room gets the token that it would have got."""
+    answers = []
+    for broken in (False, True):
+        driver = Driver(cpu)
+        crowd(driver, 4, temperature=1.0, seed=9)
+        if broken:
+            draw = cpu._runner.draw
+
+            def without_room(batch, rules, draw=draw):
+                hidden, logits, tokens = draw(batch, rules)
+                tokens.numpy()[-1] = -1
+                return hidden, logits, tokens
+
+            monkeypatch.setattr(cpu._runner, "draw", without_room)
+        answers.append({name: answer.tokens for name, answer in driver.run().items()})
+    assert answers[0] == answers[1]
 
 
 def test_a_failure_in_such_a_step_is_its_result(cpu: Worker, monkeypatch) -> None:

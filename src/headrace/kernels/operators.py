@@ -160,6 +160,25 @@ class GreedyProgram(Protocol):
         ...
 
 
+@runtime_checkable
+class DrawingProgram(Protocol):
+    """A `Program` that can also draw the tokens itself, in the same call as the logits."""
+
+    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def draw(
+        self, batch: StepBatch, rules: npt.NDArray[np.void]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """rules [R] of `sampling.RULE` → hidden [N, D], logits [R, V], tokens [R] int64.
+
+        Each token is what `sampling.draw` gives with the number that `sampling.uniforms` has for
+        the token's place, or `argmax`; -1: it could not be drawn, and the caller draws it from the
+        logits. `rules` must live until the next call. None, and nothing was computed, where this
+        batch cannot go that way.
+        """
+        ...
+
+
 AdaptedProgram = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor] | None]
 """A `Program` of steps with adapters; None, and nothing was computed, where a step is too large."""
 

@@ -38,15 +38,36 @@ class DrawParameters:
     """fp64 in [0, 1)."""
 
 
+RULE = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int32),
+        ("stream", np.uint64),
+    ]
+)
+"""How a program chooses a row's tokens, step after step (`DrawingProgram`). Temperature 0: the
+most likely; `stream` as `streams` gives it; else as in `DrawParameters`."""
+
+
 def uniforms(
     seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per row, a function of its three values (SplitMix64, Steele 2014)."""
+    state = streams(seeds, choices)
     with np.errstate(over="ignore"):
-        state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
-        state = _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
         state = _mix(state ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def streams(
+    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """What of `uniforms` stays the same while a sequence grows."""
+    with np.errstate(over="ignore"):
+        state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+        return _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -75,7 +75,7 @@ class HostBatches:
         self._starts: list[int] = []
         self._of: list[int] = []
         """The rows of the last step, and the same as an array."""
-        self._of_array: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.rows: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         """Of which state and width of their tables what was picked is; -1: of none."""
         self._picked_version = self._picked_width = -1
 
@@ -103,14 +103,14 @@ class HostBatches:
             for row, start, token in zip(self._of, self._starts, tokens, strict=True):
                 known[row, start + 1] = token
         else:
-            self._rows.host_tokens[self._of_array, self._lengths[: len(tokens)]] = tokens
+            self._rows.host_tokens[self.rows, self._lengths[: len(tokens)]] = tokens
 
     def _array_of(self, rows: list[int]) -> npt.NDArray[np.int64]:
         """These rows, which are most often those of the step before."""
         if self._of != rows:
-            self._of, self._of_array = rows, np.array(rows)
+            self._of, self.rows = rows, np.array(rows)
             self._picked_version = -1
-        return self._of_array
+        return self.rows
 
     def _decode(self, plan: StepPlan, count: int) -> StepBatch:
         """One token each, all of which sample."""

@@ -15,6 +15,7 @@ import torch
 
 from ..base.errors import EngineFault
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
+from ..kernels.sampling import RULE, streams
 from .transfer import to_device
 
 _ROW = np.dtype(
@@ -67,7 +68,9 @@ class Rows:
         """Held rows that ask for log-probabilities of their prompt."""
         self.pooling: set[int] = set()
         self.asking: set[int] = set()
-        """Held rows that ask for anything at all but the model's own most likely tokens."""
+        """Held rows that ask for more than a token, the most likely or drawn."""
+        self.drawing: set[int] = set()
+        """Held rows of the others whose tokens are drawn."""
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
@@ -110,30 +113,42 @@ class Rows:
         self.stop_ids[row] = admission.stop_ids
         self.logit_bias[row] = sampling.logit_bias
         self.held[row] = True
-        plain = (
-            sampling.greedy
-            and sampling.logprobs is None
+        simple = (
+            sampling.logprobs is None
             and not sampling.logit_bias
             and not sampling.min_tokens
             and not self.columns["penalised"][row]
             and admission.grammar is None
             and admission.reasoning is None
         )
-        if not plain:
+        if not (simple and sampling.greedy):
             self.choosing.add(row)
         if sampling.prompt_logprobs is not None:
             self.scoring.add(row)
         if admission.pooling:
             self.pooling.add(row)
-        if not plain or sampling.prompt_logprobs is not None or admission.pooling:
+        if not simple or row in self.scoring or row in self.pooling or admission.adapter:
             self.asking.add(row)
-        if admission.adapter is not None:
-            self.asking.add(row)
+        elif not sampling.greedy:
+            self.drawing.add(row)
+
+    def rules(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+        """What `DrawingProgram.draw` wants of rows [R] none of which is in `asking`."""
+        columns = self.columns[rows]
+        rules = np.zeros(len(rows), RULE)
+        for name in ("temperature", "min_p", "top_p"):
+            rules[name] = columns[name]
+        rules["temperature"][columns["greedy"]] = 0
+        rules["top_k"] = np.minimum(columns["top_k"], 2**31 - 1)
+        rules["stream"] = streams(columns["seed"], columns["choice"])
+        return rules
 
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
-            for some in (self.choosing, self.scoring, self.pooling, self.asking):
+            for some in (
+                self.choosing, self.scoring, self.pooling, self.asking, self.drawing,
+            ):  # fmt: skip
                 some.difference_update(rows)
 
     def append(

@@ -11,6 +11,7 @@ import torch
 from ..kernels.operators import (
     AdaptedProgram,
     AdaptingOperators,
+    DrawingProgram,
     GreedyProgram,
     KvCache,
     Operators,
@@ -43,6 +44,7 @@ class Runner:
                 model.forward, cache, limits, additions, self._program
             )
         self._greedy = self._program if isinstance(self._program, GreedyProgram) else None
+        self._drawing = self._program if isinstance(self._program, DrawingProgram) else None
 
     @property
     def whole(self) -> bool:
@@ -51,8 +53,8 @@ class Runner:
 
     @property
     def chooses(self) -> bool:
-        """Are there steps for which the program chooses the tokens (`greedy`)?"""
-        return self._greedy is not None
+        """Are there steps for which the program chooses the tokens (`greedy`, `draw`)?"""
+        return self._greedy is not None or self._drawing is not None
 
     def run(
         self, batch: StepBatch, operators: Operators | None = None
@@ -83,6 +85,12 @@ class Runner:
     def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As `GreedyProgram.greedy`; None also where the program only gives logits."""
         return None if self._greedy is None else self._greedy.greedy(batch)
+
+    def draw(
+        self, batch: StepBatch, rules: npt.NDArray[np.void]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """As `DrawingProgram.draw`; None also where the program only gives logits."""
+        return None if self._drawing is None else self._drawing.draw(batch, rules)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """fp32 logits of further rows of the last step."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import torch
 
 from ..base.step import StepPlan, StepResult, TokenLogprobs
 from ..kernels.operators import KvCache, Operators, StepBatch
+from ..kernels.sampling import RULE
 from .adapters import Adapters
 from .grammar import GrammarMasks
 from .host_batch import HostBatches
@@ -56,6 +57,9 @@ class Steps:
     _tokens: torch.Tensor | None = None
     _values: memoryview | None = None
     """The memory of `_tokens`, which is the same tensor step after step."""
+    _ruled: npt.NDArray[np.int64] | None = None
+    """The rows that `_rules` are of, by identity."""
+    _rules: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RULE))
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
         """Do or start a step that began at `begin`: its result, or a function that waits for it."""
@@ -68,25 +72,47 @@ class Steps:
             return self._launch(plan, begin)
 
     def _decode(self, host: HostBatches, plan: StepPlan, begin: float) -> StepResult | None:
-        """A step on the host that decodes rows which take the most likely token. None, and nothing
-        was computed, where somebody comes or goes or asks for more: then the general way."""
+        """A step on the host that only decodes, and whose tokens the program chooses. None, and
+        nothing was computed, where somebody comes or goes or asks for more: then the general way.
+        """
         if plan.released or plan.admitted or plan.copies:
+            self._ruled = None  # Another sequence may have a row's number.
             return None
         if not self.rows.asking.isdisjoint(plan.rows):
             return None
         self.tables.write(plan.blocks)
         batch = host.decode(plan)
-        chosen = None if batch is None else self.runner.greedy(batch)
-        if chosen is None:
+        if batch is None:
             return None
-        tokens = chosen[1]
-        if tokens is not self._tokens or self._values is None:
-            self._tokens, self._values = tokens, tokens.numpy().data
-        values: list[int] = self._values.tolist()
+        chosen = self.runner.greedy(batch) if self.rows.drawing.isdisjoint(plan.rows) else None
+        if chosen is not None:
+            values = self._values_of(chosen[1])
+        else:
+            if host.rows is not self._ruled:
+                self._ruled, self._rules = host.rows, self.rows.rules(host.rows)
+            drawn = self.runner.draw(batch, self._rules)
+            if drawn is None:
+                return None
+            values = self._values_of(drawn[2])
+            if min(values) < 0:
+                values = self._draw(plan, drawn[1])
         host.keep(values)
         return StepResult(
             plan.number, [[token] for token in values], seconds=time.perf_counter() - begin
         )
+
+    def _values_of(self, tokens: torch.Tensor) -> list[int]:
+        if tokens is not self._tokens or self._values is None:
+            self._tokens, self._values = tokens, tokens.numpy().data
+        values: list[int] = self._values.tolist()
+        return values
+
+    def _draw(self, plan: StepPlan, logits: torch.Tensor) -> list[int]:
+        """All tokens of a decoding step once more, where the program could not draw one."""
+        with torch.inference_mode():
+            places = np.array(plan.starts) + 1
+            values: list[int] = self.sampler.sample(logits, np.array(plan.rows), places)[0].tolist()
+        return values
 
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         self._prepare(plan)

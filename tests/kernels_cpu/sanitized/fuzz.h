@@ -234,6 +234,26 @@ inline void draws(void* const* teams, int count) {
     const auto* at = reinterpret_cast<const uint8_t*>(tokens.data);
     return Bytes(at, at + tokens.bytes);
   });
+  // The same as the end of a step: rows that draw and rows that take the highest, by their places.
+  Block<HrRule> streams(rows);
+  Block<int64_t> positions(rows), sampled(rows);
+  for (int r = 0; r < rows; ++r) {
+    const HrDrawRow& rule = rules.data[r];
+    streams.data[r] = {any(0, 2) ? rule.temperature : 0.0f, rule.min_p, rule.top_p, rule.top_k,
+                       random64()};
+    positions.data[r] = any(0, 100000);
+    sampled.data[r] = rows - 1 - r;
+  }
+  HrSample sample{logits.block.data, logits.stride, streams.data, tokens.data, vocab};
+  HrRecord end{HR_OP_SAMPLE, 0, &sample};
+  HrStep step = rows_of(rows, rows);
+  step.positions = positions.data;
+  step.sample_rows = sampled.data;
+  by_all(teams, count, &end, 1, step, [] {}, [&] {
+    for (int r = 0; r < rows; ++r) CHECK(tokens.data[r] >= -1 && tokens.data[r] < vocab);
+    const auto* at = reinterpret_cast<const uint8_t*>(tokens.data);
+    return Bytes(at, at + tokens.bytes);
+  });
 }
 
 // Several sequences over scattered pages: KV is written by rope and read by attention.

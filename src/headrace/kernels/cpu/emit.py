@@ -37,6 +37,7 @@ from .records import (
     HrQuantised,
     HrRope,
     HrRowsOp,
+    HrSample,
     HrSix,
 )
 
@@ -135,6 +136,11 @@ class Head:
         op = HrHead(product, self._best.data_ptr(), self._best.shape[1], self.tokens.data_ptr())
         op.keep = product, self
         return (records.BEST, op), (records.PICK, op)
+
+
+def sample(logits: Matrix, vocab: int, tokens: torch.Tensor) -> tuple[int, HrSample]:
+    """Tokens [R] by rules that are to be pointed to before each run."""
+    return records.SAMPLE, HrSample(*logits, None, tokens.data_ptr(), vocab)
 
 
 def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:

@@ -16,9 +16,12 @@ import ctypes
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
+from ..sampling import RULE
 from ..weights import LoraWeight
 from . import emit
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
@@ -144,6 +147,7 @@ class CpuProgram:
         self._head: _GreedyHead | None = None
         if lowering.head is not None:
             self._head = _GreedyHead(lowering, operators.team.threads, limits.entries)
+        self._end = _DrawingEnd(self._emitted, self._logits)
         self._tables = [MappedRows(node.args["weight"]) for node in self._nodes
                         if node.op == "embed"]  # fmt: skip
         self._step = HrStep()
@@ -152,7 +156,8 @@ class CpuProgram:
         """The batch that `_step` and `_results` are of, where it may come again as it is."""
         self._results = self._hidden, self._logits
         self._chosen: tuple[torch.Tensor, torch.Tensor] | None = None
-        """What `greedy` gives for that batch, once it was asked: the very same tensors again."""
+        self._drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        """What `greedy` and `draw` give for that batch, once asked: the very same tensors again."""
 
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         found = self.adapted(batch)
@@ -175,6 +180,21 @@ class CpuProgram:
             self._chosen = self._results[0], head.tokens[: self._step.r]
         return self._chosen
 
+    def draw(
+        self, batch: StepBatch, rules: npt.NDArray[np.void]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """See `DrawingProgram`."""
+        if not self._fill(batch):
+            return None
+        end = self._end
+        assert rules.dtype == RULE
+        assert len(rules) == self._step.r
+        end.use(rules)
+        self._operators.team.run_at(end.at, end.count, self._at[2])
+        if self._drawn is None:
+            self._drawn = *self._results, end.tokens[: self._step.r]
+        return self._drawn
+
     def _fill(self, batch: StepBatch) -> bool:
         """Point the step to `batch`. False: it is beyond the limits."""
         if batch is not self._filled:
@@ -185,7 +205,7 @@ class CpuProgram:
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
             self._results = self._hidden[: step.n], self._logits[: step.r]
-            self._chosen = None
+            self._chosen = self._drawn = None
         for table in self._tables:
             table.read(self._step.n)
         return True
@@ -209,6 +229,24 @@ class _GreedyHead:
         self.tokens = room.tokens
         self._records, self.count = emit.program(emitted), len(emitted)
         self.at = ctypes.addressof(self._records)
+
+
+class _DrawingEnd:
+    """The same records and one more: tokens from the logits, by rules."""
+
+    def __init__(self, emitted: list[Emitted], logits: torch.Tensor) -> None:
+        self.tokens = torch.zeros(len(logits), dtype=torch.int64)
+        op = emit.sample(emit.matrix(logits), logits.shape[1], self.tokens)
+        self._op = op[1]
+        self._records, self.count = emit.program([*emitted, op]), len(emitted) + 1
+        self.at = ctypes.addressof(self._records)
+        self._rules: npt.NDArray[np.void] | None = None
+
+    def use(self, rules: npt.NDArray[np.void]) -> None:
+        if rules is not self._rules:
+            assert rules.flags.c_contiguous
+            self._rules = rules
+            self._op.rules = rules.ctypes.data
 
 
 class _Lowering:

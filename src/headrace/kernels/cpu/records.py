@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any
 
 KINDS = {
@@ -15,7 +15,7 @@ KV_I8 = 19
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
-LORA_DOWN, LORA_UP, DRAW, BEST, PICK = range(20, 25)
+LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE = range(20, 26)
 MAX_GROUPS = 16
 SIX = 6
 """Rows of quantised activations that are interleaved."""
@@ -160,10 +160,21 @@ class HrHead(Structure):
     _fields_ = [("linear", HrLinear), ("best", _P), ("stride", _L), ("tokens", _P)]
 
 
+class HrRule(Structure):
+    _fields_ = [
+        ("temperature", _F), ("min_p", _F), ("top_p", _F), ("top_k", _I), ("stream", c_uint64),
+    ]  # fmt: skip
+
+
+class HrSample(Structure):
+    _fields_ = [("logits", _P), ("stride", _L), ("rules", _P), ("tokens", _P), ("vocab", _L)]
+
+
 MIRRORED: list[type[Structure]] = [
     HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
     HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
-    HrDrawRow, HrDraw, HrBest, HrHead,
+    HrDrawRow, HrDraw, HrBest, HrHead, HrRule,
+    HrSample,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

@@ -17,6 +17,7 @@
 
 #include "rows.h"
 #include "simd.h"
+#include "target.h"
 #include "work.h"
 
 namespace {
@@ -239,6 +240,44 @@ int64_t draw_row(const float* logits, int64_t vocab, const HrDrawRow& rule, uint
 void op_draw(const HrDraw& op, const hr::Work& work) {
   for (int64_t r = work.next(); r < op.count; r = work.next())
     op.tokens[r] = draw_row(op.logits + r * op.stride, op.vocab, op.rows[r], work.scratch);
+}
+
+// The first of the highest; 0 where there is no number.
+int64_t most_likely(const float* logits, int64_t vocab) {
+  HrBest best{-__builtin_inff(), INT32_MAX};
+  for (int64_t i = 0; i < vocab; i += HR_PANEL) {
+    const int64_t left = vocab - i;
+    const Target target{reinterpret_cast<float*>(&best), nullptr,
+                        static_cast<int>(left < HR_PANEL ? left : HR_PANEL), HR_KEEP,
+                        static_cast<int32_t>(i)};
+    keep_best(target, draw_load(logits + i, left));
+  }
+  return best.token == INT32_MAX ? 0 : best.token;
+}
+
+HR_INLINE uint64_t splitmix(uint64_t x) {  // Steele 2014
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// The step's own draw: numbers of a row are a function of its stream and of where the new token
+// will stand, which the step says, so that nothing is to be handed over from step to step.
+void op_sample(const HrSample& op, const hr::Work& work) {
+  const HrStep& step = *work.step;
+  for (int64_t r = work.next(); r < step.r; r = work.next()) {
+    const HrRule& rule = op.rules[r];
+    const float* logits = op.logits + r * op.stride;
+    if (rule.temperature <= 0) {
+      op.tokens[r] = most_likely(logits, op.vocab);
+      continue;
+    }
+    const auto place = static_cast<uint64_t>(step.positions[step.sample_rows[r]] + 1);
+    const uint64_t bits = splitmix(rule.stream ^ (place + 0x8CB92BA72F3D8DD7ull));
+    const HrDrawRow row{rule.temperature, rule.min_p, rule.top_p, rule.top_k,
+                        static_cast<double>(bits >> 11) * 0x1p-53};
+    op.tokens[r] = draw_row(logits, op.vocab, row, work.scratch);
+  }
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_LORA_UP: return op_lora_up(*static_cast<const HrLora*>(record.op), work);
     case HR_OP_BEST: return op_best(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_PICK: return op_pick(*static_cast<const HrHead*>(record.op), work);
+    case HR_OP_SAMPLE: return op_sample(*static_cast<const HrSample*>(record.op), work);
     case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);
     case HR_OP_SOFTCAP: return op_softcap(*static_cast<const HrRowsOp*>(record.op), work);
   }
@@ -47,7 +48,7 @@ int64_t scratch_of(const HrRecord& record, const HrStep&) {
   if (record.code == HR_OP_ATTENTION)
     return attention_scratch(static_cast<const HrAttention*>(record.op)->kv);
   if (record.code == HR_OP_ROPE) return 4 * static_cast<const HrRope*>(record.op)->kv.head_dim;
-  if (record.code == HR_OP_DRAW) return kDrawScratch;
+  if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return kDrawScratch;
   return 0;
 }
 

@@ -46,7 +46,8 @@ enum HrCode {
   HR_OP_LORA_UP = 21,
   HR_OP_DRAW = 22,
   HR_OP_BEST = 23,
-  HR_OP_PICK = 24
+  HR_OP_PICK = 24,
+  HR_OP_SAMPLE = 25
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -245,6 +246,22 @@ typedef struct {         // one token per row of logits
   int64_t vocab;
   int64_t count;
 } HrDraw;
+
+typedef struct {
+  float temperature;     // 0: the most likely token, and nothing else counts
+  float min_p;           // as in HrDrawRow
+  float top_p;
+  int32_t top_k;
+  uint64_t stream;       // of the row's random numbers: see kernels/sampling.py
+} HrRule;
+
+typedef struct {         // a step's logits to tokens: one for each of its R rows
+  const float* logits;   // [R, vocab]
+  int64_t stride;
+  const HrRule* rules;   // [R]
+  int64_t* tokens;       // [R]: −1 where the candidates had no room
+  int64_t vocab;
+} HrSample;
 
 typedef struct {
   int32_t code;
