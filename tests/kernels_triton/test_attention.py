@@ -130,3 +130,17 @@ def test_few_sequences_are_cut_shorter() -> None:
     assert config.split_of(32, 4096) == 256
     assert config.split_of(256, 4096) == 512
     assert DecodeConfig(split=512, tile=256).split_of(1, 100) == 256
+
+
+def test_shorter_splits_give_the_same() -> None:
+    torch.manual_seed(5)
+    batch = make_batch([(300, 1), (7, 1)], 16, None)
+    kv = make_kv(batch, 1, 16, 32, "float32")
+    q = torch.randn(2, 2, 32)
+    found = []
+    for programs in (0, 264):
+        out = torch.full_like(q, float("nan"))
+        config = DecodeConfig(split=512, tile=64, programs=programs)
+        attention_decode(q, kv, batch, batch.groups[0], out, 0.2, None, config)
+        found.append(out)
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
