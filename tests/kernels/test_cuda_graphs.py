@@ -17,7 +17,7 @@ from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import tiny
+from oracle import sampled_rows, tiny
 from oracle.driving import Driver
 
 
@@ -83,6 +83,27 @@ def test_padded_steps_give_the_same_answers(worker) -> None:
     assert program.facts.padded_tokens > 20
     assert program.facts.graphs == len(list(program.buckets()))
     assert program.facts.bytes == 1000 * program.facts.graphs
+
+
+def test_a_step_has_the_hidden_states_that_it_wants(worker) -> None:
+    _, program = answers(worker, graphs=True)
+    assert program is not None
+    steps = [
+        ([0, 9, 3], [7, 1, 50], [True, True, False]),
+        ([0, 9], [40, 30], [False, False]),
+        ([5, 9, 3], [1, 1, 1], [True, False, True]),
+        ([5, 9, 3], [1, 1, 1], [True, True, True]),
+    ]
+    with torch.inference_mode():
+        for batch in sampled_rows.batches(worker, steps):
+            replayed = program.facts.replayed
+            want_hidden, want_logits = sampled_rows.of_every_token(worker, batch)
+            for batch.every_hidden in (True, False):
+                hidden, logits = program(batch)
+                wanted = want_hidden if batch.every_hidden else want_hidden[batch.sample_rows]
+                assert torch.equal(hidden, wanted)
+                assert torch.equal(logits, want_logits)
+            assert program.facts.replayed == replayed + 2
 
 
 def make_program(**limits: int) -> GraphProgram:

@@ -159,10 +159,11 @@ def test_add_select_and_softcap(
 @given(
     rows=ROWS, width=st.integers(1, 1100), gaps=st.tuples(APART, APART), seed=SEED,
     activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]), coded=st.booleans(),
+    which=st.sampled_from([ROWS_N, ROWS_R]),
 )  # fmt: skip
 def test_gated(
     team: Team, rows: int, width: int, gaps: tuple[int, int], seed: int, activation: str,
-    coded: bool,
+    coded: bool, which: int,
 ) -> None:  # fmt: skip
     width = -(-width // 32) * 32 if coded else width
     x = values(rows, 2 * width, seed)
@@ -170,9 +171,10 @@ def test_gated(
     for each in ((0, 0), gaps):
         a, y, room = apart(x, each[0]), apart(torch.zeros(rows, width), each[1]), codes(rows, width)
         op = emit.gated(
-            matrix(a), width, activation, matrix(y), room.struct if coded else NOT_QUANTISED
-        )
-        run(team, [op], HrStep(n=rows))
+            matrix(a), width, activation, matrix(y), room.struct if coded else NOT_QUANTISED,
+            which,
+        )  # fmt: skip
+        run(team, [op], steps(rows, which))
         untouched(a, y)
         results.append((y.clone(), room.data.clone()))
     same_bits(results[0][0], results[1][0])
@@ -249,20 +251,22 @@ def test_linear(
 @given(
     rows=st.integers(1, 30), kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
     units=st.integers(1, 5), activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]), seed=SEED,
+    which=st.sampled_from([ROWS_N, ROWS_R]),
 )  # fmt: skip
 def test_gate_up_is_its_parts(
-    team: Team, rows: int, kinds: tuple[str, str], units: int, activation: str, seed: int
-) -> None:
+    team: Team, rows: int, kinds: tuple[str, str], units: int, activation: str, seed: int,
+    which: int,
+) -> None:  # fmt: skip
     weight = StackedWeight(
         tuple(pack(random_blocks(k, 32 * units, 256, seed), team) for k in kinds)
     )
     x, y = values(rows, 256, seed), torch.zeros(rows, 64 * units)
     inner, fused, parted = codes(rows, 256), codes(rows, 32 * units), codes(rows, 32 * units)
-    quantise = emit.quantise(matrix(x), inner.struct, 256, ROWS_N)
-    step = HrStep(n=rows)
-    run(team, [quantise, emit.gate_up(inner.struct, weight, activation, fused.struct)], step)
-    product = emit.linear(inner.struct, None, weight, None, matrix(y), ROWS_N)
-    gate = emit.gated(matrix(y), 32 * units, activation, None, parted.struct)
+    quantise = emit.quantise(matrix(x), inner.struct, 256, which)
+    step = steps(rows, which)
+    run(team, [quantise, emit.gate_up(inner.struct, weight, activation, fused.struct, which)], step)
+    product = emit.linear(inner.struct, None, weight, None, matrix(y), which)
+    gate = emit.gated(matrix(y), 32 * units, activation, None, parted.struct, which)
     run(team, [quantise, product, gate], step)
     assert torch.equal(fused.data, parted.data)
 
@@ -349,7 +353,7 @@ def test_lora(
         inner = apart(torch.zeros(rows, parts * room), each[2])
         run(
             team,
-            emit.lora(matrix(a), addition, matrix(inner), matrix(y)),
+            emit.lora(matrix(a), addition, matrix(inner), matrix(y), ROWS_N),
             HrStep(n=rows, adapters=adapters.data_ptr()),
         )
         untouched(a, y, inner)
@@ -363,6 +367,15 @@ def test_lora(
                 for p in range(parts)
             ])  # fmt: skip
     close(results[0], want, 1e-5, 1e-2)
+    # Of some tokens alone: each has the adapter of its own token, and the same bits.
+    picked = torch.from_numpy(np.flatnonzero(rng.integers(0, 2, rows)))
+    few, y, inner = x[picked], before[picked], torch.zeros(len(picked), parts * room)
+    run(
+        team,
+        emit.lora(matrix(few), addition, matrix(inner), matrix(y), ROWS_R),
+        HrStep(n=rows, r=len(picked), adapters=adapters.data_ptr(), sample_rows=picked.data_ptr()),
+    )
+    same_bits(y, results[0][picked])
 
 
 @many
@@ -401,7 +414,13 @@ def test_rope_and_attention(
         ops = [
             emit.rope(cache, matrix(a), norm, norm, 1e-6, 0.0, rope.cos, rope.sin),
             emit.attention(
-                cache, matrix(a), matrix(y), room.struct if coded else NOT_QUANTISED, 0.2, None
+                cache,
+                matrix(a),
+                matrix(y),
+                room.struct if coded else NOT_QUANTISED,
+                0.2,
+                None,
+                ROWS_N,
             ),
         ]
         run(team, ops, fill_step(HrStep(), batch))
@@ -415,6 +434,21 @@ def test_rope_and_attention(
         y = results[0][1].contiguous()
         run(team, [emit.quantise(matrix(y), alone.struct, own * size, ROWS_N)], HrStep(n=n))
         assert torch.equal(alone.data, results[0][2])
+    # Of some tokens alone: the same bits.
+    chosen = np.random.default_rng(seed).integers(0, 3, n) == 0
+    batch.sample_rows = picked = torch.from_numpy(np.flatnonzero(chosen))
+    few, room = torch.zeros(len(picked), own * size), codes(len(picked), own * size)
+    op = emit.attention(
+        cache, matrix(results[0][0]), matrix(few), room.struct if coded else NOT_QUANTISED, 0.2,
+        None, ROWS_R,
+    )  # fmt: skip
+    run(team, [op], fill_step(HrStep(), batch))
+    same_bits(few, results[0][1][picked])
+    if coded:
+        alone = codes(len(picked), own * size)
+        op = emit.quantise(matrix(few), alone.struct, own * size, ROWS_R)
+        run(team, [op], HrStep(r=len(picked)))
+        assert torch.equal(alone.data, room.data)
 
 
 @many

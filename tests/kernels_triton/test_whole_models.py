@@ -17,7 +17,7 @@ from headrace.kernels.select import choose
 from headrace.kernels.triton.backend import TritonBackend
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import tiny
+from oracle import sampled_rows, tiny
 from oracle.driving import Driver
 
 SLOW = pytest.mark.slow
@@ -68,6 +68,19 @@ def answers(worker: Worker, blocks: int) -> dict[tuple[str, int], list[int]]:
     driver.add("seeded", prompt(3, 5), SamplingParams(seed=4, temperature=0.8, max_tokens=2))
     driver.run()
     return {name: answer.tokens for name, answer in driver.answers.items()}
+
+
+def test_the_last_layer_for_the_rows_that_sample(workers) -> None:
+    """Near what it is for all rows: these products are of other shapes, and none is required to
+    sum in the same order."""
+    triton, _ = workers
+    sampled_rows.allocate(triton)
+    with torch.inference_mode():
+        for batch in sampled_rows.batches(triton, sampled_rows.STEPS):
+            hidden, logits = sampled_rows.of_every_token(triton, batch)
+            few, same = triton._model.forward(triton._operators, batch, triton._cache)
+            torch.testing.assert_close(few, hidden[batch.sample_rows], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(same, logits, atol=1e-4, rtol=1e-4)
 
 
 def test_greedy_equals_the_reference_path(workers) -> None:

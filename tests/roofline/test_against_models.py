@@ -50,7 +50,11 @@ MODELS = {
         TINY, family="bert", kv_heads=6, activation="gelu", encoder=Encoder(types=2, labels=3),
     ),
 }  # fmt: skip
-STARTS, COUNTS, SAMPLES = [0, 9, 3], [7, 1, 5], [True, True, False]
+STARTS = [0, 9, 3]
+MIXED = [7, 1, 5], [True, True, False]
+NOTHING = [7, 1, 5], [False, False, False]
+DECODING = [1, 1, 1], [True, True, True]
+"""(counts, which of them sample)."""
 
 
 class Recorder:
@@ -74,7 +78,7 @@ class Recorder:
 
 
 def run_step(
-    arch: ModelArch, kv_dtype: str = "float32"
+    arch: ModelArch, kv_dtype: str, counts: list[int], samples: list[bool]
 ) -> tuple[list[tuple[str, tuple[Any, ...], Any]], StepPlan]:
     """One step of a model with random weights on the reference operators."""
     torch.manual_seed(0)
@@ -103,32 +107,40 @@ def run_step(
     starts = [0] * len(STARTS) if arch.encoder else STARTS  # An encoder takes inputs whole.
     admitted = [
         Admission(row, row, list(range(1, start + count + 1)), start + count, SamplingParams())
-        for row, (start, count) in enumerate(zip(starts, COUNTS, strict=True))
+        for row, (start, count) in enumerate(zip(starts, counts, strict=True))
     ]
     for admission in admitted:
         rows.admit(admission)
     for group in range(len(pool.groups)):
         tables.write([BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)])
                       for row in range(3)])  # fmt: skip
-    plan = StepPlan(0, [0, 1, 2], starts, COUNTS, SAMPLES, admitted)
+    plan = StepPlan(0, [0, 1, 2], starts, counts, samples, admitted)
     cache = allocate_kv(pool, arch, kv_dtype, torch.device("cpu"))
     batch = make_batch(plan, rows, tables, pool, token_types=arch.encoder is not None)
     with torch.inference_mode():
         hidden, _ = model.forward(operators, batch, cache)
         if arch.encoder is not None and arch.encoder.labels:
-            scored = [n for n, sampled in enumerate(SAMPLES) if sampled]
+            scored = [n for n, sampled in enumerate(samples) if sampled]
             model.logits(operators, hidden, batch.query_starts[scored].long())
-    return operators.calls, plan
+    # Where every row samples there is nothing to select, and nothing is done.
+    done = [call for call in operators.calls if call[0] != "select" or call[2] is not call[1][0]]
+    return done, plan
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype"),
-    [(name, "float32") for name in sorted(MODELS)]
-    + [("llama", "bfloat16"), ("gemma3", "int8"), ("qwen3", "fp8")],
+    ("name", "kv_dtype", "step"),
+    [(name, "float32", MIXED) for name in sorted(MODELS)]
+    + [("llama", "bfloat16", MIXED), ("gemma3", "int8", MIXED), ("qwen3", "fp8", MIXED)]
+    + [
+        (name, "float32", step)
+        for name in sorted(MODELS)
+        if not MODELS[name].encoder
+        for step in (NOTHING, DECODING)
+    ],
 )
-def test_counted_is_called(name: str, kv_dtype: str) -> None:
+def test_counted_is_called(name: str, kv_dtype: str, step: tuple[list[int], list[bool]]) -> None:
     arch = MODELS[name]
-    calls, plan = run_step(arch, kv_dtype)
+    calls, plan = run_step(arch, kv_dtype, *step)
     case = Case(arch, WeightBytes("float32"), "float32", kv_dtype)
     beside = ("sample", "pool")
     counts = [c for c in count_step(case, compose_plan(arch, plan)) if c.operator not in beside]
@@ -187,7 +199,7 @@ def check_encoder_attention(
     arch: ModelArch, mine: list[Count], theirs: list[tuple[tuple[Any, ...], Any]]
 ) -> None:
     """Every token of an input with every token of it."""
-    flops = sum(n * n for n in COUNTS) * arch.heads * (4 * arch.head_dim + 5)
+    flops = sum(n * n for n in MIXED[0]) * arch.heads * (4 * arch.head_dim + 5)
     (count,) = mine
     assert count.flops == flops
     assert count.read_bytes == theirs[0][0][0].nbytes

@@ -73,7 +73,19 @@ def test_flops_of_a_prefill_are_two_per_parameter_and_token() -> None:
     counts = count_step(Case(LLAMA_8B), prefill_step(LLAMA_8B, [512]))
     products = sum(c.flops * c.calls for c in counts if c.operator == "linear")
     weights = parameters(LLAMA_8B)
-    assert products == 2 * 512 * (sum(weights.values()) - weights["embed"] - weights["head"])
+    all_rows = 512 * (sum(weights.values()) - weights["embed"] - weights["head"])
+    # Behind the KV of the last layer 511 rows have nothing to do.
+    spared = 511 * sum(weights[name] for name in ("output", "gate_up", "down")) // 32
+    assert products == 2 * (all_rows - spared)
+
+
+def test_a_chunk_that_samples_nothing_ends_with_the_kv_of_the_last_layer() -> None:
+    counts = by_label(count_step(Case(LLAMA_8B), compose(LLAMA_8B, [0], [512], samples=0)))
+    calls = {label: count.calls for label, count in counts.items()}
+    assert calls == {
+        "embed": 1, "input": 1, "norms": 62, "qkv": 32, "rope_and_cache": 32, "attention": 31,
+        "output": 31, "gate_up": 31, "gated": 31, "down": 31,
+    }  # fmt: skip
 
 
 def test_windows_bound_the_kv() -> None:

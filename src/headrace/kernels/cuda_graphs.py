@@ -12,6 +12,10 @@ share:
 * `max_length` decides how many splits of the KV are launched, so it is a bucket too. Splits behind
   a sequence's end leave at once.
 
+Graphs compute the last layer for every token, so that one graph serves steps that want all hidden
+states as well: up to their size products are bound by their weights, and the few rows that sample
+would take as long. In a decode bucket every entry has logits.
+
 What fits no bucket runs call by call, as without graphs. Results are padded too: their first rows
 are the step's, valid until the next step. All graphs share one memory pool, since only one of them
 runs at a time; logits are copied out of it into one buffer, so that they do not keep it from being
@@ -144,6 +148,7 @@ class _Inputs:
             sample_rows=self.sample_rows[:entries],
             max_count=1 if bucket.decode else tokens,
             max_length=bucket.length,
+            every_hidden=True,
         )  # fmt: skip
 
 
@@ -235,7 +240,14 @@ class GraphProgram:
         self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
         assert self._hidden is not None
         assert self._logits is not None
-        return self._hidden[: len(batch.tokens)], self._logits[: len(batch.sample_rows)]
+        tokens, samples = len(batch.tokens), len(batch.sample_rows)
+        hidden, logits = self._hidden[:tokens], self._logits[:samples]
+        if samples < tokens:
+            if bucket.decode:
+                logits = self._logits[:tokens][batch.sample_rows]
+            if not batch.every_hidden:
+                hidden = hidden[batch.sample_rows]
+        return hidden, logits
 
     def _capture(self, bucket: Bucket) -> Replay:
         self._idle(bucket)
@@ -279,14 +291,16 @@ class GraphProgram:
         spare = bucket.entries - entries
         long_targets = [inputs.tokens[:tokens], inputs.positions[:tokens]]
         long_sources = [batch.tokens, batch.positions]
-        long_targets.append(inputs.sample_rows[:samples])
-        long_sources.append(batch.sample_rows)
         int_targets = [inputs.query_starts[: entries + 1], inputs.lengths[:entries]]
         int_sources = [batch.query_starts, batch.lengths]
         for group, slots in zip(batch.groups, inputs.slots, strict=True):
             long_targets.append(slots[:tokens])
             long_sources.append(group.slots)
-        if bucket.entries > samples:
+        if not bucket.decode:
+            # In a decode bucket as many rows sample as there are, so nobody reads which.
+            long_targets.append(inputs.sample_rows[:samples])
+            long_sources.append(batch.sample_rows)
+        if not bucket.decode and bucket.entries > samples:
             long_targets.append(inputs.sample_rows[samples : bucket.entries])
             long_sources.append(inputs.zeros[: bucket.entries - samples])
         if extra:
@@ -368,5 +382,7 @@ def null_step(tokens: int, cache: KvCache, max_context: int) -> StepBatch:
     return StepBatch(
         zeros, positions, bounds.to(device), lengths.to(device), groups,
         bounds[1:].to(device).long() - 1, max(counts), max(counts),
-        host=HostStep(np.array(counts, np.int64), np.array(counts, np.int64)),
+        host=HostStep(
+            np.array(counts, np.int64), np.array(counts, np.int64), bounds[1:].numpy() - 1
+        ),
     )  # fmt: skip

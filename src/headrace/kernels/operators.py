@@ -72,10 +72,14 @@ class GroupBatch:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """What `StepBatch` says of its entries, in the host's memory: int64 [B] each."""
+    """What `StepBatch` says of its entries, in the host's memory."""
 
     counts: npt.NDArray[np.int64]
+    """[B]."""
     lengths: npt.NDArray[np.int64]
+    """[B]."""
+    sample_rows: npt.NDArray[np.int64]
+    """[R]."""
 
 
 @dataclass(slots=True)
@@ -92,10 +96,13 @@ class StepBatch:
     """[B] int32: tokens of each sequence that exist once this step is done (start + count)."""
     groups: list[GroupBatch]
     sample_rows: torch.Tensor
-    """[R] int64: index into N of every token whose logits are wanted."""
+    """[R] int64, ascending: index into N of every token whose logits are wanted."""
     max_count: int
     """Largest count in the step: 1 means pure decode."""
     max_length: int
+    every_hidden: bool = False
+    """Are hidden states wanted of every token, and not only of `sample_rows`? Then the last layer
+    is computed for all of them."""
     types: torch.Tensor | None = None
     """[N] int64: token type of each token, for encoders that have them."""
     adapters: torch.Tensor | None = None
@@ -137,8 +144,8 @@ class StepLimits:
 
 
 Forward = Callable[["Operators", StepBatch, KvCache], tuple[torch.Tensor, torch.Tensor]]
-"""A model's whole step, made of operator calls and views: → hidden [N, D] after the last norm,
-fp32 logits [R, V] of `StepBatch.sample_rows`."""
+"""A model's whole step, made of operator calls and views: → hidden after the last norm, [N, D] with
+`StepBatch.every_hidden`, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of those."""
 
 Program = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor]]
 """A `Forward` bound to its operators and cache. Results are valid until the next call."""
@@ -151,7 +158,7 @@ class GreedyProgram(Protocol):
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """→ hidden [N, D], the most likely token [R] int64 of each of `sample_rows`.
+        """→ hidden as of a call, the most likely token [R] int64 of each of `sample_rows`.
 
         Of equal logits the smallest id, as `argmax` over the logits of a call gives; a row whose
         logits are not numbers gets any token of the vocabulary. None, and nothing was computed,
@@ -307,7 +314,7 @@ class Operators(Protocol):
         ...
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """x [N, D], rows [R] → x[rows] [R, D]."""
+        """x [N, D], rows [R], ascending → x[rows] [R, D]: where R is N, all of them, x itself."""
         ...
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:

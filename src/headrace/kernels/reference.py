@@ -150,7 +150,7 @@ class ReferenceOperators:
         return out
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return x[rows]
+        return x if len(rows) == len(x) else x[rows]
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         out = _product(x, _data(weight)).float()

@@ -44,17 +44,12 @@ class Attention:
             build.vector(f"{prefix}o_proj.bias", sizes=[arch.hidden]) if arch.output_bias else None
         )
 
-    def __call__(
-        self,
-        ops: Operators,
-        x: Activations,
-        batch: StepBatch,
-        cache: KvCache,
-        residual: torch.Tensor | None = None,
-    ) -> Stream:
-        """x [N, D] → ([N, D], residual), or their sum; writes the KV of the step's tokens."""
+    def write(
+        self, ops: Operators, x: Activations, batch: StepBatch, cache: KvCache
+    ) -> torch.Tensor:
+        """x [N, D] → queries [N, H, E]; writes the KV of the step's tokens."""
         kv, group = cache.layers[self.layer], cache.groups[self.layer]
-        q = ops.rope_and_cache(
+        return ops.rope_and_cache(
             product(ops, x, self.qkv, self.qkv_bias),
             self.heads,
             self.kv_heads,
@@ -67,5 +62,20 @@ class Attention:
             batch,
             group,
         )
+
+    def mix(
+        self,
+        ops: Operators,
+        q: torch.Tensor,
+        batch: StepBatch,
+        cache: KvCache,
+        rows: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
+    ) -> Stream:
+        """What `write` gave → ([N, D], residual), or their sum; [R, D] of the tokens `rows` [R],
+        where only theirs are wanted."""
+        kv, group = cache.layers[self.layer], cache.groups[self.layer]
         mixed = ops.attention(q, kv, batch, group, self.scale, self.softcap)
+        if rows is not None:
+            mixed = ops.select(mixed, rows)
         return product_onto(ops, mixed, self.out, self.out_bias, residual)

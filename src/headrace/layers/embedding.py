@@ -16,6 +16,7 @@ class Vocabulary:
 
     def __init__(self, build: Builder) -> None:
         arch = build.arch
+        self.size = arch.vocab_size
         self.scale, self.softcap = arch.embedding_scale, arch.final_softcap
         table = build.take(TABLE, rows=arch.vocab_size, width=arch.hidden)
         self.table = build.prepare(table, "embed")
@@ -30,6 +31,6 @@ class Vocabulary:
         """tokens [N] → [N, D]."""
         return ops.embed(tokens, self.table, self.scale)
 
-    def logits(self, ops: Operators, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """x [N, D], rows [R] → fp32 [R, V]."""
-        return ops.logits(ops.select(x, rows), self.head, self.softcap)
+    def logits(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+        """x [R, D] → fp32 [R, V]."""
+        return ops.logits(x, self.head, self.softcap)

@@ -20,18 +20,55 @@ class Layer(Protocol):
 
     def __init__(self, build: Builder, index: int) -> None: ...
 
+    def remember(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> None:
+        """What later steps need of it, and no more: the KV of the step's tokens."""
+        ...
+
     def __call__(
-        self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache
-    ) -> Stream: ...
+        self,
+        ops: Operators,
+        stream: Stream,
+        batch: StepBatch,
+        cache: KvCache,
+        rows: torch.Tensor | None = None,
+    ) -> Stream:
+        """[N, D] → [N, D], or [R, D] of the tokens `rows` [R] where only theirs are wanted."""
+        ...
 
 
-class PreNormLayer:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)) (Llama)."""
+class AttendingLayer:
+    """The first half of a layer."""
 
     def __init__(self, build: Builder, index: int) -> None:
         at = f"model.layers.{index}."
         self.attention_norm = Norm(build, f"{at}input_layernorm")
         self.attention = Attention(build, index, f"{at}self_attn.")
+
+    def remember(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> None:
+        self.begin(ops, stream, batch, cache, None)
+
+    def begin(
+        self,
+        ops: Operators,
+        stream: Stream,
+        batch: StepBatch,
+        cache: KvCache,
+        rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """→ queries [N, H, E] of norm(x), whose KV is written, and x: [N, D] or [R, D]."""
+        normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
+        if rows is not None:
+            # Before the products: what follows them can be joined with the norm behind it.
+            residual = ops.select(residual, rows)
+        return self.attention.write(ops, normed, batch, cache), residual
+
+
+class PreNormLayer(AttendingLayer):
+    """x + attention(norm(x)), then x + feed_forward(norm(x)) (Llama)."""
+
+    def __init__(self, build: Builder, index: int) -> None:
+        super().__init__(build, index)
+        at = f"model.layers.{index}."
         self.feed_forward_norm = Norm(build, f"{at}post_attention_layernorm")
         self.feed_forward = self.make_feed_forward(build, index, f"{at}mlp.")
 
@@ -44,9 +81,16 @@ class PreNormLayer:
             return FeedForward(build, prefix)
         return MixtureOfExperts(build, prefix)
 
-    def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
-        normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
-        stream = self.attention(ops, normed, batch, cache, residual)
+    def __call__(
+        self,
+        ops: Operators,
+        stream: Stream,
+        batch: StepBatch,
+        cache: KvCache,
+        rows: torch.Tensor | None = None,
+    ) -> Stream:
+        q, residual = self.begin(ops, stream, batch, cache, rows)
+        stream = self.attention.mix(ops, q, batch, cache, rows, residual)
         normed, residual = self.feed_forward_norm.add_for(ops, *stream, self.feed_forward.consumer)
         return self.feed_forward(ops, normed, residual)
 
@@ -65,13 +109,24 @@ class Decoder:
     def forward(
         self, ops: Operators, batch: StepBatch, cache: KvCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """→ hidden [N, D] after the last norm, fp32 logits [R, V] of `batch.sample_rows`."""
+        """→ hidden after the last norm, fp32 logits [R, V] of `batch.sample_rows`.
+
+        Behind the KV of the last layer only what `batch` wants is computed: hidden is [R, D] of
+        `sample_rows`, or [N, D] with `every_hidden`.
+        """
+        rows = None if batch.every_hidden else batch.sample_rows
         stream: Stream = (self.vocabulary.embed(ops, batch.tokens), None)
-        for layer in self.layers:
+        *layers, last = self.layers
+        for layer in layers:
             stream = layer(ops, stream, batch, cache)
-        hidden, _ = self.norm.add(ops, *stream)
-        return hidden, self.logits(ops, hidden, batch.sample_rows)
+        if rows is not None and not len(rows):
+            last.remember(ops, stream, batch, cache)
+            x = stream[0][:0]
+            return x, x.new_empty(0, self.vocabulary.size, dtype=torch.float32)
+        hidden, _ = self.norm.add(ops, *last(ops, stream, batch, cache, rows))
+        sampled = ops.select(hidden, batch.sample_rows) if rows is None else hidden
+        return hidden, self.vocabulary.logits(ops, sampled)
 
     def logits(self, ops: Operators, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """hidden [N, D], rows [R] → fp32 [R, V]."""
-        return self.vocabulary.logits(ops, hidden, rows)
+        return self.vocabulary.logits(ops, ops.select(hidden, rows))

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..kernels.operators import KvCache, Operators, StepBatch
-from ..layers.attention import Attention
 from ..layers.build import Builder
 from ..layers.codes import Stream
 from ..layers.feed_forward import FeedForward
 from ..layers.norm import Norm
-from .decoder import Decoder
+from .decoder import AttendingLayer, Decoder
 
 
-class Gemma3Layer:
+class Gemma3Layer(AttendingLayer):
     """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
 
     def __init__(self, build: Builder, index: int) -> None:
+        super().__init__(build, index)
         at = f"model.layers.{index}."
-        self.attention_norm = Norm(build, f"{at}input_layernorm")
-        self.attention = Attention(build, index, f"{at}self_attn.")
         self.after_attention = Norm(build, f"{at}post_attention_layernorm")
         self.feed_forward_norm = Norm(build, f"{at}pre_feedforward_layernorm")
         self.feed_forward = FeedForward(build, f"{at}mlp.")
         self.after_feed_forward = Norm(build, f"{at}post_feedforward_layernorm")
 
-    def __call__(self, ops: Operators, stream: Stream, batch: StepBatch, cache: KvCache) -> Stream:
-        normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
-        mixed, _ = self.attention(ops, normed, batch, cache)
+    def __call__(
+        self,
+        ops: Operators,
+        stream: Stream,
+        batch: StepBatch,
+        cache: KvCache,
+        rows: torch.Tensor | None = None,
+    ) -> Stream:
+        q, residual = self.begin(ops, stream, batch, cache, rows)
+        mixed, _ = self.attention.mix(ops, q, batch, cache, rows)
         x = self.after_attention(ops, mixed)
         normed, residual = self.feed_forward_norm.add_for(
             ops, x, residual, self.feed_forward.consumer

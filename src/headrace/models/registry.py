@@ -26,7 +26,7 @@ class Model(Protocol):
     def forward(
         self, ops: Operators, batch: StepBatch, cache: KvCache
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """→ hidden [N, D] after the last norm, fp32 logits [R, V] of `batch.sample_rows`."""
+        """See `kernels.operators.Forward`."""
         ...
 
     def logits(self, ops: Operators, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

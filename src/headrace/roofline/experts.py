@@ -9,30 +9,34 @@ from .formats import dtype_bytes
 from .routing import busiest
 
 
-def sparse_layers(case: Case, tokens: int, layers: int) -> Iterator[Count]:
-    """The feed-forward of `layers` sparse layers."""
+def sparse_layers(
+    case: Case, tokens: int, calls: int, layers: int, mark: str = ""
+) -> Iterator[Count]:
+    """The feed-forward of `calls` of the `layers` sparse layers, their labels with this mark."""
     arch, tp = case.arch, case.layout.tp
     assert arch.moe is not None
-    yield linear(case, "router", "linear", arch.moe.experts, arch.hidden, tokens, layers, layers)
-    yield moe(case, tokens, layers)
+    yield linear(
+        case, f"router{mark}", "linear", arch.moe.experts, arch.hidden, tokens, calls, layers
+    )
+    yield moe(case, tokens, calls, layers, mark)
     shared = arch.moe.shared_intermediate
     if not shared:
         return
     size = 3 * shared * arch.hidden
     weight = case.weights.of("shared", size, layers) / size
     yield linear(
-        case, "shared_gate_up", "linear", 2 * shared, arch.hidden, tokens, layers, layers, tp,
+        case, f"shared_gate_up{mark}", "linear", 2 * shared, arch.hidden, tokens, calls, layers, tp,
         weight_bytes=2 * shared * arch.hidden * weight,
     )  # fmt: skip
     yield linear(
-        case, "shared_down", "linear", arch.hidden, shared, tokens, layers, layers, tp,
+        case, f"shared_down{mark}", "linear", arch.hidden, shared, tokens, calls, layers, tp,
         weight_bytes=arch.hidden * shared * weight, split="in",
     )  # fmt: skip
-    yield vector(case, "gated", "shared_gated", layers, tokens * shared / tp, 6, 2, 1)
-    yield vector(case, "add", "shared", layers, tokens * arch.hidden, 1, 2, 1)
+    yield vector(case, "gated", f"shared_gated{mark}", calls, tokens * shared / tp, 6, 2, 1)
+    yield vector(case, "add", f"shared{mark}", calls, tokens * arch.hidden, 1, 2, 1)
 
 
-def moe(case: Case, tokens: int, calls: int) -> Count:
+def moe(case: Case, tokens: int, calls: int, layers: int, mark: str = "") -> Count:
     """6 · D · I FLOPs for each (token, expert) pair of the rank; the experts that are hit are read.
 
     Without expert parallelism each rank has 1 / tp of every expert and of all N · k pairs. With it
@@ -48,12 +52,12 @@ def moe(case: Case, tokens: int, calls: int) -> Count:
     ranks = layout.ranks if layout.ep else 1
     load = busiest(experts, active, everyone, ranks, case.skew)
     slices = 1 if layout.ep else layout.tp
-    one = case.weights.of("experts", experts * 3 * arch.hidden * inner, calls) / experts
+    one = case.weights.of("experts", experts * 3 * arch.hidden * inner, layers) / experts
     b = dtype_bytes(case.dtype)
     # With slices every rank has all tokens of its group, with whole experts those that come to it.
     arriving = load.tokens if layout.ep else tokens
     return Count(
-        "moe", "experts", calls, "experts",
+        "moe", f"experts{mark}", calls, "experts",
         flops=6.0 * load.pairs * arch.hidden * inner / slices,
         weight_bytes=load.hit * one / slices,
         read_bytes=arriving * (arch.hidden * b + experts * b),

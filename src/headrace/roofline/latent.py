@@ -11,8 +11,8 @@ from .formats import dtype_bytes, kv_token_bytes
 
 
 def latent_layers(case: Case, step: Composition) -> Iterator[Count]:
-    """The projections of all layers around `latent_attention`."""
-    arch, tokens, tp, layers = case.arch, step.tokens, case.layout.tp, case.arch.layers
+    """All layers' projections before `latent_attention`, and that."""
+    arch, tokens, layers = case.arch, step.tokens, case.arch.layers
     mla = arch.mla
     assert mla is not None
     each = _bytes_each(case)
@@ -22,10 +22,6 @@ def latent_layers(case: Case, step: Composition) -> Iterator[Count]:
             weight_bytes=out * inner * each,
         )  # fmt: skip
     yield latent_attention(case, step)
-    yield linear(
-        case, "output", "linear", arch.hidden, arch.heads * mla.v_dim, tokens, layers, layers, tp,
-        split="in",
-    )  # fmt: skip
 
 
 def latent_attention(case: Case, step: Composition) -> Count:
@@ -37,12 +33,12 @@ def latent_attention(case: Case, step: Composition) -> Count:
     The cheaper one of the step is counted. Every rank keeps the whole latent: tp does not share it.
     """
     attended = step.attended[None]
-    parts = tuple(_latent(case, *part) for part in attended.parts(step))
-    whole = _latent(case, attended, step.tokens, step.entries)
+    parts = tuple(_latent(case, step, *part) for part in attended.parts(step))
+    whole = _latent(case, step, attended, step.tokens, step.entries)
     return replace(whole, parts=parts) if parts else whole
 
 
-def _latent(case: Case, attended: Attended, tokens: int, entries: int) -> Count:
+def _latent(case: Case, step: Composition, attended: Attended, tokens: int, entries: int) -> Count:
     arch, tp = case.arch, case.layout.tp
     mla = arch.mla
     assert mla is not None
@@ -55,7 +51,7 @@ def _latent(case: Case, attended: Attended, tokens: int, entries: int) -> Count:
     absorbed += 2 * tokens * out * inner
     unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
     return Count(
-        "attention", "latent", arch.layers, "attention",
+        "attention", "latent", arch.layers - (not step.samples), "attention",
         flops=(min(absorbed, unpacked) + 5 * scores) / tp,
         weight_bytes=out * inner * _bytes_each(case) / tp,
         kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),

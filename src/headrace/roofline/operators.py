@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from .collectives import collectives
 from .composition import Attended, Composition
@@ -18,6 +19,9 @@ from .encoder import encoder_attention, encoder_counts
 from .experts import sparse_layers
 from .formats import dtype_bytes, kv_token_bytes
 from .latent import latent_attention, latent_layers
+
+LAST = "/last"
+"""Behind the labels of what is of the last layer, where that is of fewer rows."""
 
 
 def count_step(case: Case, step: Composition) -> list[Count]:
@@ -40,14 +44,18 @@ def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
         return
     for window, attended in step.attended.items():
         members = arch.windows.count(window) if arch.windows else arch.layers
-        yield attention(case, step, window, attended, members)
+        if not step.samples and window == arch.window(arch.layers - 1):
+            members -= 1
+        if members:
+            yield attention(case, step, window, attended, members)
 
 
 def _decoder(case: Case, step: Composition) -> Iterator[Count]:
     arch, tokens = case.arch, step.tokens
     yield embed(case, tokens)
     yield from _layers(case, step)
-    yield select(case, step.samples)
+    if not step.samples:
+        return
     yield linear(
         case, "head", "logits", arch.vocab_size, arch.hidden, step.samples, 1, 1, case.layout.tp,
         out_bytes=4,
@@ -58,36 +66,70 @@ def _decoder(case: Case, step: Composition) -> Iterator[Count]:
     )  # fmt: skip
 
 
+class Part(NamedTuple):
+    """Calls of equal cost among those behind the attention of each layer."""
+
+    rows: int
+    calls: int
+    mark: str
+    """Behind the label."""
+
+
+def behind_attention(step: Composition, layers: int) -> list[Part]:
+    """`layers` calls for each token, but the last for the rows that sample alone.
+
+    The models compute no more where nobody wants other hidden states; steps of embeddings and of
+    prompt log-probabilities, which do, take up to a layer's time more than is counted.
+    """
+    if step.samples == step.tokens:
+        return [Part(step.tokens, layers, "")]
+    parts = [Part(step.tokens, layers - 1, ""), Part(step.samples, 1, LAST)]
+    return [part for part in parts if part.rows and part.calls]
+
+
 def _layers(case: Case, step: Composition) -> Iterator[Count]:
     arch, tokens, tp = case.arch, step.tokens, case.layout.tp
     layers = arch.layers
+    parts = behind_attention(step, layers)
     yield rms_norm(case, "input", tokens, 1)
-    yield add_rms_norm(case, "norms", tokens, 2 * layers)
-    if arch.post_norms:
-        yield rms_norm(case, "post", tokens, 2 * layers)
+    for rows, calls, mark in parts:
+        # The norm before the feed-forward, and the one before the next layer or the head.
+        yield add_rms_norm(case, f"norms{mark}", rows, 2 * calls)
+        if arch.post_norms:
+            yield rms_norm(case, f"post{mark}", rows, 2 * calls)
     if arch.mla is not None:
         yield from latent_layers(case, step)
+        mixed = arch.heads * arch.mla.v_dim
     else:
         width = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
         yield linear(case, "qkv", "linear", width, arch.hidden, tokens, layers, layers, tp)
         yield rope_and_cache(case, tokens, layers)
         yield from attention_counts(case, step)
-        queries = arch.heads * arch.head_dim
-        yield linear(case, "output", "linear", arch.hidden, queries, tokens, layers, layers, tp,
+        mixed = arch.heads * arch.head_dim
+    if step.samples < tokens and step.samples:
+        yield select(case, "sampled", step.samples, arch.hidden)
+        yield select(case, "sampled/attention", step.samples, mixed / tp)
+    for rows, calls, mark in parts:
+        yield linear(case, f"output{mark}", "linear", arch.hidden, mixed, rows, calls, layers, tp,
                      split="in")  # fmt: skip
     dense = layers if arch.moe is None else arch.moe.dense_layers
-    if dense:
-        yield from _dense(case, tokens, dense)
-    if arch.moe is not None:
-        yield from sparse_layers(case, tokens, layers - dense)
+    if dense < layers:
+        for part in behind_attention(step, layers - dense):
+            yield from sparse_layers(case, part.rows, part.calls, layers - dense, part.mark)
+        if dense:
+            yield from _dense(case, Part(tokens, dense, ""), dense)
+        return
+    for part in parts:
+        yield from _dense(case, part, dense)
 
 
-def _dense(case: Case, tokens: int, layers: int) -> Iterator[Count]:
+def _dense(case: Case, part: Part, layers: int) -> Iterator[Count]:
     arch, tp = case.arch, case.layout.tp
     inner = arch.intermediate
-    yield linear(case, "gate_up", "linear", 2 * inner, arch.hidden, tokens, layers, layers, tp)
-    yield gated(case, tokens, inner, layers, "gated")
-    yield linear(case, "down", "linear", arch.hidden, inner, tokens, layers, layers, tp,
+    rows, calls, mark = part
+    yield linear(case, f"gate_up{mark}", "linear", 2 * inner, arch.hidden, rows, calls, layers, tp)
+    yield gated(case, rows, inner, calls, f"gated{mark}")
+    yield linear(case, f"down{mark}", "linear", arch.hidden, inner, rows, calls, layers, tp,
                  split="in")  # fmt: skip
 
 
@@ -118,9 +160,9 @@ def gated(case: Case, tokens: int, inner: int, calls: int, label: str) -> Count:
     return vector(case, "gated", label, calls, tokens * inner / case.layout.tp, 6, 2, 1)
 
 
-def select(case: Case, samples: int) -> Count:
-    """R · D read and written."""
-    return vector(case, "select", "sampled", 1, samples * case.arch.hidden, 0, 1, 1)
+def select(case: Case, label: str, samples: int, width: float) -> Count:
+    """R · width read and written."""
+    return vector(case, "select", label, 1, samples * width, 0, 1, 1)
 
 
 def rope_and_cache(case: Case, tokens: int, calls: int) -> Count:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from ..base.errors import EngineFault, ModelFileError
 from ..base.step import StepPlan
 from ..kernels.lora import TokenGroups, add_lora
-from ..kernels.operators import Operators
+from ..kernels.operators import Operators, StepBatch
 from ..kernels.weights import LoraWeight, Weight
 from ..layers.build import Product
 from ..loader.adapters import AdapterFiles
@@ -129,14 +129,14 @@ class Adapters:
             return None
         return np.repeat(np.array(slots, np.int32), plan.counts)
 
-    def operators(self, base: Operators, slots: npt.NDArray[np.int32]) -> Operators:
-        """`base` for one step with these `slots_of` its tokens: its products add what the
-        adapters add, call by call."""
+    def operators(
+        self, base: Operators, slots: npt.NDArray[np.int32], sampled: npt.NDArray[np.int64]
+    ) -> Operators:
+        """`base` for one step with these `slots_of` its tokens, of which the rows `sampled` sample:
+        its products add what the adapters add, call by call."""
         device = self._weights[0].down.device
-        groups = [
-            (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
-            for slot in np.unique(slots[slots >= 0])
-        ]
+        # Where the two are of one length they are the same.
+        groups = {len(each): _groups(each, device) for each in (slots[sampled], slots)}
         return cast(Operators, _Adapted(base, self.by_weight, groups))
 
     def _free_slot(self) -> int:
@@ -174,6 +174,18 @@ class Adapters:
         )
 
 
+def sampled_places(batch: StepBatch) -> npt.NDArray[np.int64]:
+    """`sample_rows` of a step on the host, without waiting for a device."""
+    return batch.sample_rows.numpy() if batch.host is None else batch.host.sample_rows
+
+
+def _groups(slots: npt.NDArray[np.int32], device: torch.device) -> TokenGroups:
+    return [
+        (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
+        for slot in np.unique(slots[slots >= 0])
+    ]
+
+
 class _Adapted:
     """A backend whose products are followed by the additions of a step's adapters.
 
@@ -181,8 +193,9 @@ class _Adapted:
     """
 
     def __init__(
-        self, base: Operators, weights: dict[int, LoraWeight], groups: TokenGroups
+        self, base: Operators, weights: dict[int, LoraWeight], groups: dict[int, TokenGroups]
     ) -> None:
+        """`groups`: by how many rows a product has, all tokens of the step or those that sample."""
         self._base, self._weights, self._groups = base, weights, groups
         self._linear = base.linear
 
@@ -201,5 +214,5 @@ class _Adapted:
         y = self._linear(x, weight, bias)
         additions = self._weights.get(id(weight))
         if additions is not None:
-            add_lora(y, x, self._groups, additions)
+            add_lora(y, x, self._groups[len(x)], additions)
         return y

@@ -63,5 +63,5 @@ def make_batch(
         max_count=int(counts.max()),
         max_length=max_length,
         types=types[0] if types else None,
-        host=HostStep(counts, lengths),
+        host=HostStep(counts, lengths, sampled),
     )

@@ -99,6 +99,7 @@ def measure_step(
     # As many rows want logits as ever can.
     rows = min(limits.entries, limits.tokens)
     batch.sample_rows = torch.arange(rows, device=device)
+    batch.every_hidden = True
     model.forward(operators, batch, cache)  # Compiles; libraries make their workspaces.
     memory.watch()
     model.forward(operators, batch, cache)

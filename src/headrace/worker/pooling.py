@@ -57,18 +57,27 @@ class Pooler:
             self._means.pop(row, None)
             self._firsts.pop(row, None)
 
-    def collect(self, plan: StepPlan, hidden: torch.Tensor) -> list[list[float] | None] | None:
-        """Per entry the vector where its input is complete; hidden [N, D]. None: no one asked."""
+    def wanted(self, plan: StepPlan) -> list[int]:
+        """The entries whose hidden states, of every token, `collect` will read."""
         if not self._rows.pooling:
+            return []
+        found: list[int] = np.flatnonzero(self._rows.columns["pooling"][plan.rows]).tolist()
+        return found
+
+    def collect(
+        self, plan: StepPlan, pooled: Sequence[int], hidden: torch.Tensor
+    ) -> list[list[float] | None] | None:
+        """Per entry the vector where its input is complete; hidden [N, D]. None: no one asked.
+
+        `pooled` is what `wanted` gave.
+        """
+        if not pooled:
             return None
         columns = self._rows.columns[plan.rows]
-        pooled = np.flatnonzero(columns["pooling"])
-        if not len(pooled):
-            return None
         begins = np.concatenate([[0], np.cumsum(plan.counts)])
         done: list[int] = []
         vectors: list[torch.Tensor] = []
-        for entry in pooled.tolist():
+        for entry in pooled:
             begin, end = int(begins[entry]), int(begins[entry + 1])
             row, start = plan.rows[entry], plan.starts[entry]
             complete = start + end - begin == columns[entry]["prompt_length"]

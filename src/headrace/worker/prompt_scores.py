@@ -28,24 +28,31 @@ class PromptScores:
         for row in rows:
             self._last.pop(row, None)
 
-    def score(
-        self, plan: StepPlan, runner: Runner, hidden: torch.Tensor
-    ) -> list[list[TokenLogprobs]] | None:
-        """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
-
-        Choice 0 scores for all choices of a request. A chunk that follows a prefix hit gets an
-        empty list: what predicts its first token was not computed here.
-        """
+    def wanted(self, plan: StepPlan) -> list[int]:
+        """The entries whose hidden states, of every token, `score` will read: choice 0 scores for
+        all choices of a request."""
         if not self._rows.scoring:
-            return None
+            return []
         columns = self._rows.columns[plan.rows]
         wanted = (columns["prompt_logprobs"] >= 0) & (columns["choice"] == 0)
         wanted &= np.asarray(plan.starts) < columns["prompt_length"]
-        if not wanted.any():
+        found: list[int] = np.flatnonzero(wanted).tolist()
+        return found
+
+    def score(
+        self, plan: StepPlan, wanted: Sequence[int], runner: Runner, hidden: torch.Tensor
+    ) -> list[list[TokenLogprobs]] | None:
+        """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
+
+        `wanted` is what the method of that name gave. A chunk that follows a prefix hit gets an
+        empty list: what predicts its first token was not computed here.
+        """
+        if not wanted:
             return None
+        columns = self._rows.columns[plan.rows]
         result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
         begins = np.concatenate([[0], np.cumsum(plan.counts)])
-        for entry in np.flatnonzero(wanted):
+        for entry in wanted:
             row, start = plan.rows[entry], plan.starts[entry]
             vectors = hidden[begins[entry] : begins[entry + 1]]
             position, before = self._last.get(row, (-1, vectors[:0]))

@@ -59,7 +59,7 @@ class Runner:
     def run(
         self, batch: StepBatch, operators: Operators | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """→ hidden [N, D], fp32 logits [R, V]; valid until the next call.
+        """→ hidden and fp32 logits of `Forward`; valid until the next call.
 
         `operators`: for this step only, call by call, in place of the model's own.
         """

@@ -20,7 +20,7 @@ import torch
 from ..base.step import StepPlan, StepResult, TokenLogprobs
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..kernels.sampling import RULE
-from .adapters import Adapters
+from .adapters import Adapters, sampled_places
 from .grammar import GrammarMasks
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
@@ -117,6 +117,8 @@ class Steps:
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         self._prepare(plan)
         batch = self.batch(plan)
+        scored, pooled = self.prompt_scores.wanted(plan), self.pooler.wanted(plan)
+        batch.every_hidden = bool(scored or pooled)
         slots = None if self.adapters is None else self.adapters.slots_of(plan)
         stop = None if self.stopwatch is None else self.stopwatch.start()
         plain = self.rows.choosing.isdisjoint(plan.rows)
@@ -127,8 +129,8 @@ class Steps:
             hidden, logits = self._forward(batch, slots)
         else:
             hidden, sampled = chosen
-        prompt_logprobs = self.prompt_scores.score(plan, self.runner, hidden)
-        vectors = self.pooler.collect(plan, hidden)
+        prompt_logprobs = self.prompt_scores.score(plan, scored, self.runner, hidden)
+        vectors = self.pooler.collect(plan, pooled, hidden)
 
         logprobs: list[list[TokenLogprobs]] | None = None
         failures: dict[int, str] = {}
@@ -183,12 +185,14 @@ class Steps:
     def _forward(
         self, batch: StepBatch, slots: npt.NDArray[np.int32] | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [N, D], logits [R, V], with the adapters of `slots` [N] where there are any."""
+        """As `Runner.run`, with the adapters of `slots` [N] where there are any."""
         if slots is None or self.adapters is None:
             return self.runner.run(batch)
         found = self.runner.adapted(batch, slots)
         if found is None:
-            found = self.runner.run(batch, self.adapters.operators(self.operators, slots))
+            found = self.runner.run(
+                batch, self.adapters.operators(self.operators, slots, sampled_places(batch))
+            )
         return found
 
     def _prepare(self, plan: StepPlan) -> None:

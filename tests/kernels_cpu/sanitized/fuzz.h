@@ -37,6 +37,14 @@ inline HrStep rows_of(int n, int r) {
   return step;
 }
 
+// Some of n rows, ascending.
+inline std::vector<int64_t> some_of(int n) {
+  std::vector<int64_t> some;
+  for (int i = 0; i < n; ++i)
+    if (any(0, 2) == 0) some.push_back(i);
+  return some;
+}
+
 inline void embeds(void* const* teams, int count) {
   const Kind& kind = kKinds[any(0, kAll - 1)];
   const int vocab = any(1, 9), size = kind.span * (kind.span == 1 ? any(1, 70) : any(1, 2));
@@ -102,15 +110,17 @@ inline void rows_ops(void* const* teams, int count) {
 }
 
 inline void gates(void* const* teams, int count) {
-  const bool coded = any(0, 1);
+  const bool coded = any(0, 1), sampled = any(0, 1);
   const int size = coded ? 32 * any(1, 20) : any(1, 600), rows = any(0, 9);
   Grid x(rows, 2 * size), y(rows, size);
   Codes codes(rows, size / 32 * 32, any(0, 2));
   x.fill(true);
   HrGated op{x.block.data, x.stride, !coded || any(0, 1) ? y.block.data : nullptr, y.stride,
-             coded ? codes.q : HrQuantised{nullptr, 0}, size, any(0, 2)};
+             coded ? codes.q : HrQuantised{nullptr, 0}, size, any(0, 2),
+             sampled ? HR_ROWS_R : HR_ROWS_N, 0};
   HrRecord record{HR_OP_GATED, 0, &op};
-  by_all(teams, count, &record, 1, rows_of(rows, 0), [] {},
+  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  by_all(teams, count, &record, 1, step, [] {},
          [&] {
            Bytes all = y.bytes();
            add(&all, codes.bytes());
@@ -151,16 +161,19 @@ inline void linears(void* const* teams, int count) {
 
 inline void gate_ups(void* const* teams, int count) {
   const int in = 256 * any(1, 2), out = 32 * any(1, 6), rows = any(0, 30);
+  const bool sampled = any(0, 1);
+  const int32_t which = sampled ? HR_ROWS_R : HR_ROWS_N;
   Weight gate(teams[0], kKinds[any(0, kQuantised - 1)], out, in);
   Weight up(teams[0], kKinds[any(0, kQuantised - 1)], out, in);
   Grid x(rows, in);
   Codes codes(rows, in, any(0, 2)), inner(rows, out, any(0, 2));
   x.fill(true);
-  HrQuantise quantise{x.block.data, x.stride, codes.q, in, HR_ROWS_N};
+  HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
   HrGateUp op{codes.q, gate.part(nullptr, 0, nullptr, false), up.part(nullptr, 0, nullptr, false),
-              inner.q, any(0, 2), 0};
+              inner.q, any(0, 2), which};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_GATE_UP, 0, &op}};
-  by_all(teams, count, records, 2, rows_of(rows, 0), [] {}, [&] { return inner.bytes(); });
+  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  by_all(teams, count, records, 2, step, [] {}, [&] { return inner.bytes(); });
 }
 
 // The best output of each row: the teams have one to `count` threads, each with its own best.
@@ -205,14 +218,18 @@ inline void loras(void* const* teams, int count) {
   for (int s = 0; s < slots; ++s) ranks.data[s] = any(0, room);
   for (int i = 0; i < n; ++i)
     adapters.data[i] = i && any(0, 2) ? adapters.data[i - 1] : any(-1, slots - 1);
-  Grid x(n, in), inner(n, parts * room), y(n, wide);
+  const bool sampled = any(0, 1);
+  const std::vector<int64_t> picked = some_of(sampled ? n : 0);
+  const int rows = sampled ? static_cast<int>(picked.size()) : n;
+  Grid x(rows, in), inner(rows, parts * room), y(rows, wide);
   x.fill(true);
   y.fill(true);
   const Bytes before = y.bytes();
   HrLora op{x.block.data, x.stride, inner.block.data, inner.stride, y.block.data, y.stride,
-            down.data, ranks.data, list, parts, room, in};
+            down.data, ranks.data, list, parts, room, in, sampled ? HR_ROWS_R : HR_ROWS_N, 0};
   HrRecord records[] = {{HR_OP_LORA_DOWN, 0, &op}, {HR_OP_LORA_UP, 0, &op}};
-  HrStep step = rows_of(n, 0);
+  HrStep step = rows_of(n, static_cast<int>(picked.size()));
+  step.sample_rows = picked.data();
   step.adapters = any(0, 5) ? adapters.data : nullptr;
   by_all(teams, count, records, 2, step, [&] { y.put(before); }, [&] { return y.bytes(); });
 }
@@ -293,8 +310,11 @@ inline void attentions(void* const* teams, int count) {
   for (int i = 0; i < 200 * size / 2; ++i) cos.data[i] = random_float(), sin.data[i] = random_float();
   for (int i = 0; i < size; ++i) q_norm.data[i] = any_float(), k_norm.data[i] = random_float();
   const bool normed = any(0, 1), coded = size % 32 == 0 && any(0, 1);
-  Grid qkv(n, (heads + 2 * kv_heads) * size), y(n, heads * size);
-  Codes codes(n, heads * size / 32 * 32, any(0, 2));
+  const bool sampled = any(0, 1);
+  const std::vector<int64_t> picked = some_of(sampled ? n : 0);
+  const int rows = sampled ? static_cast<int>(picked.size()) : n;
+  Grid qkv(n, (heads + 2 * kv_heads) * size), y(rows, heads * size);
+  Codes codes(rows, heads * size / 32 * 32, any(0, 2));
   qkv.fill(any(0, 1));
   const Bytes before = qkv.bytes();
   const HrKv kv{k.data, v.data, scales ? k_scale.data : nullptr, scales ? v_scale.data : nullptr,
@@ -302,9 +322,11 @@ inline void attentions(void* const* teams, int count) {
   HrRope rope{kv, qkv.block.data, qkv.stride, normed ? q_norm.data : nullptr,
               normed ? k_norm.data : nullptr, cos.data, sin.data, 1e-6f, 1.0f};
   HrAttention op{kv, qkv.block.data, qkv.stride, !coded || any(0, 1) ? y.block.data : nullptr,
-                 y.stride, coded ? codes.q : HrQuantised{nullptr, 0}, 0.2f, any(0, 2) ? 0 : 5.0f};
+                 y.stride, coded ? codes.q : HrQuantised{nullptr, 0}, 0.2f, any(0, 2) ? 0 : 5.0f,
+                 sampled ? HR_ROWS_R : HR_ROWS_N, 0};
   HrRecord records[] = {{HR_OP_ROPE, 0, &rope}, {HR_OP_ATTENTION, 0, &op}};
-  HrStep step = rows_of(n, 0);
+  HrStep step = rows_of(n, static_cast<int>(picked.size()));
+  step.sample_rows = picked.data();
   step.b = entries;
   step.positions = positions.data();
   step.query_starts = starts.data();

@@ -173,16 +173,20 @@ def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
     return records.QUANTISE, HrQuantise(*x, q, size, rows)
 
 
-def gated(x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised) -> Emitted:
-    return records.GATED, HrGated(*x, *(y or (None, 0)), q, size, ACTIVATIONS[activation])
+def gated(
+    x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
+) -> Emitted:
+    return records.GATED, HrGated(
+        *x, *(y or (None, 0)), q, size, ACTIVATIONS[activation], rows, 0
+    )  # fmt: skip
 
 
-def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised) -> Emitted:
+def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, rows: int) -> Emitted:
     gate, up = (
         HrPart(part.data.data_ptr(), None, None, 0, KINDS[part.kind], *part.shape, 0)
         for part in parts_of(weight)
     )
-    return records.GATE_UP, HrGateUp(x, gate, up, q, ACTIVATIONS[activation], 0)
+    return records.GATE_UP, HrGateUp(x, gate, up, q, ACTIVATIONS[activation], rows)
 
 
 def can_gate(weight: Weight) -> bool:
@@ -235,8 +239,13 @@ def attention(
     out: HrQuantised,
     scale: float,
     softcap: float | None,
+    rows: int,
 ) -> Emitted:
-    return records.ATTENTION, HrAttention(cache, *q, *(y or (None, 0)), out, scale, softcap or 0.0)
+    """q [N, H · E]; with `rows` R the results are those of the sampled tokens, one after the
+    other."""
+    return records.ATTENTION, HrAttention(
+        cache, *q, *(y or (None, 0)), out, scale, softcap or 0.0, rows, 0
+    )  # fmt: skip
 
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:
@@ -251,8 +260,10 @@ def softcap(y: Matrix, size: int, cap: float) -> Emitted:
     return records.SOFTCAP, HrRowsOp(None, 0, *y, size, records.ROWS_R, cap, 0)
 
 
-def lora(x: Matrix, addition: LoraWeight, inner: Matrix, y: Matrix) -> tuple[Emitted, Emitted]:
-    """A · x into `inner` [N, parts · R], then B · inner added to y."""
+def lora(
+    x: Matrix, addition: LoraWeight, inner: Matrix, y: Matrix, rows: int
+) -> tuple[Emitted, Emitted]:
+    """A · x into `inner` [N or R, parts · rank], then B · inner added to y."""
     assert addition.down.is_contiguous()
     assert all(up.is_contiguous() for up in addition.up)
     parts = (HrLoraPart * len(addition.up))()
@@ -263,6 +274,7 @@ def lora(x: Matrix, addition: LoraWeight, inner: Matrix, y: Matrix) -> tuple[Emi
     op = HrLora(
         *x, *inner, *y, addition.down.data_ptr(), addition.ranks.ctypes.data,
         ctypes.addressof(parts), len(parts), addition.room, addition.down.shape[2],
+        rows, 0,
     )  # fmt: skip
     op.keep = parts, addition
     return (records.LORA_DOWN, op), (records.LORA_UP, op)

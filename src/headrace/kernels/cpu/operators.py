@@ -158,7 +158,7 @@ class CpuOperators:
         y = torch.empty(rows, heads * width)
         op = emit.attention(
             emit.kv(kv, heads, kv.k.shape[1], group), Matrix(q.data_ptr(), q.stride(0)),
-            matrix(y), NOT_QUANTISED, scale, softcap,
+            matrix(y), NOT_QUANTISED, scale, softcap, ROWS_N,
         )  # fmt: skip
         self._run([op], fill_step(HrStep(), batch))
         return y
@@ -167,7 +167,7 @@ class CpuOperators:
         rows, both = gate_up.shape
         y = torch.empty(rows, both // 2)
         self._run(
-            [emit.gated(matrix(gate_up), both // 2, activation, matrix(y), NOT_QUANTISED)],
+            [emit.gated(matrix(gate_up), both // 2, activation, matrix(y), NOT_QUANTISED, ROWS_N)],
             HrStep(n=rows),
         )
         return y
@@ -185,7 +185,7 @@ class CpuOperators:
         return self._reference.moe(x, router, gate_up, down, active, normalise, activation)
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return x.index_select(0, rows)
+        return x if len(rows) == len(x) else x.index_select(0, rows)
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         y = self.linear(x, weight, None)

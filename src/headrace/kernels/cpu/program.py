@@ -5,7 +5,8 @@ Fused here, by looking at who reads what:
 * a value that only quantised products read is never written in fp32: its producer (norm, gate,
   attention) leaves it as int8 with units;
 * the product with gate and up and the activation after it become one kernel;
-* a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b.
+* a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b;
+* an attention of which only the sampled rows are read computes no others.
 
 Buffers are shared by liveness: two values never alive at the same node may lie in one place.
 """
@@ -28,7 +29,7 @@ from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .library import Team
 from .mapped import MappedRows
 from .recorder import Node, Recorder, Unrecordable, Value
-from .records import UNIT, HrLinear, HrQuantised, HrStep
+from .records import ROWS_N, ROWS_R, UNIT, HrLinear, HrQuantised, HrStep
 from .step import fill_step
 
 
@@ -47,6 +48,8 @@ def compile_program(
     limits: StepLimits,
     additions: Additions | None = None,
     beside: CpuProgram | None = None,
+    *,
+    every_hidden: bool = False,
 ) -> CpuProgram | None:
     """The recorded step of `forward`, or None where it cannot be recorded.
 
@@ -56,7 +59,9 @@ def compile_program(
     """
     recorder = Recorder(limits)
     try:
-        hidden, logits = forward(recorder, _stand_in(cache, limits), cache)
+        stand_in = _stand_in(cache, limits)
+        stand_in.every_hidden = every_hidden
+        hidden, logits = forward(recorder, stand_in, cache)
         return CpuProgram(
             operators, forward, cache, limits, recorder, hidden, logits, additions or {}, beside
         )
@@ -87,15 +92,23 @@ class _Arena:
     def __init__(self, recorder: Recorder, beside: _Arena | None) -> None:
         self._rows = recorder.rows
         self._free: dict[tuple[str, int, int], list[torch.Tensor | QuantisedRows]] = {}
-        self.all: list[tuple[tuple[str, int, int], torch.Tensor | QuantisedRows]] = []
-        if beside is not None:
-            for key, buffer in beside.all:
-                self._free.setdefault(key, []).append(buffer)
+        self.all: list[tuple[tuple[str, int, int], torch.Tensor | QuantisedRows]] = (
+            [] if beside is None else list(beside.all)
+        )
+        for key, buffer in self.all:
+            self._free.setdefault(key, []).append(buffer)
+
+    def _take(self, kind: str, rows: int, width: int) -> torch.Tensor | QuantisedRows | None:
+        # Sampled rows also have room where there is room for all.
+        for found in (rows, *((ROWS_N,) if self._rows[rows] <= self._rows[ROWS_N] else ())):
+            free = self._free.get((kind, found, width))
+            if free:
+                return free.pop()
+        return None
 
     def floats(self, rows: int, width: int) -> torch.Tensor:
-        free = self._free.get(("f", rows, width))
-        if free:
-            found = free.pop()
+        found = self._take("f", rows, width)
+        if found is not None:
             assert isinstance(found, torch.Tensor)
             return found
         stride = -(-width // 16) * 16
@@ -105,9 +118,8 @@ class _Arena:
         return made
 
     def codes(self, rows: int, width: int) -> QuantisedRows:
-        free = self._free.get(("q", rows, width))
-        if free:
-            found = free.pop()
+        found = self._take("q", rows, width)
+        if found is not None:
             assert isinstance(found, QuantisedRows)
             return found
         made = QuantisedRows(self._rows[rows], width)
@@ -135,10 +147,13 @@ class CpuProgram:
         beside: CpuProgram | None,
     ) -> None:
         self._operators, self._forward, self._cache = operators, forward, cache
-        self._limits = limits
+        self._limits, self._additions = limits, additions
+        self._every: CpuProgram | None = None
+        """The program of steps that want every hidden state, once there was one."""
         self._nodes = recorder.nodes
         self._arena: _Arena = _Arena(recorder, None if beside is None else beside._arena)
         results = [recorder.value(hidden), recorder.value(logits)]
+        self._sampled = results[0].rows == ROWS_R
         lowering = _Lowering(recorder.nodes, results, self._arena, additions)
         self._emitted = lowering.run()
         self.names = lowering.names
@@ -165,6 +180,9 @@ class CpuProgram:
 
     def adapted(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """As a call; None, and nothing was computed, where the step is beyond the limits."""
+        program = self._program_of(batch)
+        if program is not self:
+            return program.adapted(batch)
         if not self._fill(batch):
             return None
         self._operators.team.run_at(*self._at)
@@ -172,6 +190,9 @@ class CpuProgram:
 
     def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
         """See `GreedyProgram`; None also where the head is capped or of several parts."""
+        program = self._program_of(batch)
+        if program is not self:
+            return program.greedy(batch)
         head = self._head
         if head is None or not self._fill(batch):
             return None
@@ -184,6 +205,9 @@ class CpuProgram:
         self, batch: StepBatch, rules: npt.NDArray[np.void]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """See `DrawingProgram`."""
+        program = self._program_of(batch)
+        if program is not self:
+            return program.draw(batch, rules)
         if not self._fill(batch):
             return None
         end = self._end
@@ -204,11 +228,26 @@ class CpuProgram:
                 return False
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
-            self._results = self._hidden[: step.n], self._logits[: step.r]
+            rows = step.r if self._sampled else step.n
+            self._results = self._hidden[:rows], self._logits[: step.r]
             self._chosen = self._drawn = None
         for table in self._tables:
             table.read(self._step.n)
         return True
+
+    def _program_of(self, batch: StepBatch) -> CpuProgram:
+        """The program that computes what this step wants: this one, but for hidden states of tokens
+        that do not sample, where it has none."""
+        all_sample = len(batch.sample_rows) == len(batch.tokens)
+        if not batch.every_hidden or all_sample or not self._sampled:
+            return self
+        if self._every is None:
+            self._every = compile_program(
+                self._operators, self._forward, self._cache, self._limits, self._additions, self,
+                every_hidden=True,
+            )  # fmt: skip
+        assert self._every is not None, "what was recorded once can be recorded again"
+        return self._every
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Run a step; → (name, seconds) of every record."""
@@ -264,6 +303,7 @@ class _Lowering:
         self._dying: list[list[Value]] = [[] for _ in nodes]
         self._summed = self._find_sums()
         self._gates = self._find_gates()
+        self._picked = self._find_picked()
         self._last = {v: self._last_reader(v) for v in self._values()}
 
     def _values(self) -> list[Value]:
@@ -307,6 +347,18 @@ class _Lowering:
             ):
                 found.add(index)
         return found
+
+    def _find_picked(self) -> dict[int, int]:
+        """Attentions whose result is only read where rows of it are selected: → by which node."""
+        return {
+            index: node.out.readers[0]
+            for index, node in enumerate(self.nodes)
+            if node.op == "attention"
+            and node.out is not None
+            and node.out not in self.results
+            and len(node.out.readers) == 1
+            and self.nodes[node.out.readers[0]].op == "select"
+        }
 
     def _wants_codes(self, value: Value) -> bool:
         return any(self._product_wants(index, emit.needs_codes) for index in value.readers)
@@ -437,7 +489,7 @@ class _Lowering:
             inner = self.arena.floats(x.rows, width)
             for name, emitted in zip(
                 ("lora_down", "lora_up"),
-                emit.lora(self._matrix(x), addition, emit.matrix(inner), y),
+                emit.lora(self._matrix(x), addition, emit.matrix(inner), y, x.rows),
                 strict=True,
             ):
                 self._emit(name, emitted)
@@ -455,13 +507,16 @@ class _Lowering:
         )  # fmt: skip
 
     def _attention(self, index: int, node: Node) -> None:
-        assert node.out is not None
+        out = self.nodes[self._picked.get(index, index)].out
+        assert out is not None
         a = node.args
         cache = emit.kv(a["kv"], a["heads"], a["kv"].k.shape[1], a["group"])
-        y, q = self._outputs(node.out, grain=cache.head_dim)
+        y, q = self._outputs(out, grain=cache.head_dim)
         self._emit(
             "attention",
-            emit.attention(cache, self._matrix(node.reads[0]), y, q, a["scale"], a["softcap"]),
+            emit.attention(
+                cache, self._matrix(node.reads[0]), y, q, a["scale"], a["softcap"], out.rows
+            ),
         )
 
     def _gated(self, index: int, node: Node) -> None:
@@ -472,17 +527,22 @@ class _Lowering:
             out = self._make_codes(node.out)
             self._emit(
                 f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}",
-                emit.gate_up(x, weight, node.args["activation"], out),
+                emit.gate_up(x, weight, node.args["activation"], out, node.out.rows),
             )
             return
         y, q = self._outputs(node.out, grain=node.out.width)
         self._emit(
             "gated",
-            emit.gated(self._matrix(node.reads[0]), node.out.width, node.args["activation"], y, q),
-        )
+            emit.gated(
+                self._matrix(node.reads[0]), node.out.width, node.args["activation"], y, q,
+                node.out.rows,
+            ),
+        )  # fmt: skip
 
     def _select(self, index: int, node: Node) -> None:
         assert node.out is not None
+        if index in self._picked.values():
+            return
         y = self._make_floats(node.out)
         self._emit("select", emit.select(self._matrix(node.reads[0]), y, node.out.width))
 

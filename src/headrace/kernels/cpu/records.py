@@ -73,7 +73,7 @@ class HrQuantise(Structure):
 class HrGated(Structure):
     _fields_ = [
         ("x", _P), ("x_stride", _L), ("y", _P), ("y_stride", _L), ("q", HrQuantised),
-        ("size", _I), ("activation", _I),
+        ("size", _I), ("activation", _I), ("rows", _I), ("unused", _I),
     ]  # fmt: skip
 
 
@@ -101,14 +101,14 @@ class HrRope(Structure):
 class HrAttention(Structure):
     _fields_ = [
         ("kv", HrKv), ("q", _P), ("stride", _L), ("y", _P), ("y_stride", _L), ("out", HrQuantised),
-        ("scale", _F), ("softcap", _F),
+        ("scale", _F), ("softcap", _F), ("rows", _I), ("unused", _I),
     ]  # fmt: skip
 
 
 class HrGateUp(Structure):
     _fields_ = [
         ("x", HrQuantised), ("gate", HrPart), ("up", HrPart), ("q", HrQuantised),
-        ("activation", _I), ("unused", _I),
+        ("activation", _I), ("rows", _I),
     ]  # fmt: skip
 
 
@@ -136,7 +136,7 @@ class HrLora(Structure):
     _fields_ = [
         ("x", _P), ("x_stride", _L), ("inner", _P), ("inner_stride", _L), ("y", _P),
         ("y_stride", _L), ("down", _P), ("ranks", _P), ("parts", _P),
-        ("count", _I), ("room", _I), ("in_", _L),
+        ("count", _I), ("room", _I), ("in_", _L), ("rows", _I), ("unused", _I),
     ]  # fmt: skip
 
 

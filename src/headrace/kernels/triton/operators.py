@@ -284,7 +284,7 @@ class TritonOperators:
         )  # fmt: skip
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return x[rows]
+        return x if len(rows) == len(x) else x[rows]
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         out = self._product(x, weight, None, torch.float32)

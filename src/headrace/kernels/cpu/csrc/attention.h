@@ -208,10 +208,28 @@ HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
   return s;
 }
 
-// One item: tokens [first, last) of entry b, and the query heads of KV head g.
+// Of which tokens an attention is wanted: result row r is of token r, or of sample_rows[r].
+struct Wanted {
+  const int64_t* sampled;  // null: all tokens
+  int64_t count;
+
+  HR_ALWAYS Wanted(const HrAttention& op, const HrStep& step)
+      : sampled(op.rows == HR_ROWS_R ? step.sample_rows : nullptr), count(step.r) {}
+
+  HR_ALWAYS int64_t token(int64_t row) const { return sampled ? sampled[row] : row; }
+
+  // The first row behind `row` that is not of a token below `behind`.
+  HR_ALWAYS int64_t end(int64_t row, int64_t behind) const {
+    if (!sampled) return behind;
+    while (row < count && sampled[row] < behind) ++row;
+    return row;
+  }
+};
+
+// One item: rows [first, last) of entry b, and the query heads of KV head g.
 template <class T>
-void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t first, int64_t last,
-            uint8_t* scratch) {
+void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, int b, int g,
+            int64_t first, int64_t last, uint8_t* scratch) {
   const HrKv& kv = op.kv;
   const int64_t size = kv.head_dim, heads = kv.heads / kv.kv_heads, most = product_rows(heads);
   const HrGroup& group = step.groups[kv.group];
@@ -221,8 +239,12 @@ void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t fir
   Scratch<T> s = carve<T>(kv, scratch);
   const int64_t rows = (last - first) * heads;
   F scale = f_set(op.softcap > 0 ? op.scale : op.scale * kLog2e);
+  int64_t positions[kQueryRows];
+  for (int64_t i = 0; i < last - first; ++i)
+    positions[i] = step.positions[wanted.token(first + i)];
   for (int64_t r = 0; r < rows; ++r) {
-    const float* q = op.q + (first + r / heads) * op.stride + (g * heads + r % heads) * size;
+    const int64_t token = wanted.token(first + r / heads);
+    const float* q = op.q + token * op.stride + (g * heads + r % heads) * size;
     for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
     const int64_t begin = r / most * most, count = rows - begin < most ? rows - begin : most;
     typename T::Row* to = s.q + begin * size + (r - begin) * T::wide;
@@ -232,7 +254,6 @@ void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t fir
   }
   memset(s.out, 0, static_cast<size_t>(rows * size) * 4);
   memset(s.total, 0, static_cast<size_t>(rows) * 64);
-  const int64_t* positions = step.positions + first;
   const int64_t lowest = positions[0], highest = positions[last - first - 1];
   const int64_t begin = window > 0 && lowest >= window ? (lowest - window + 1) / kTile : 0;
   for (int64_t start = begin * kTile; start <= highest; start += kTile) {
@@ -254,30 +275,33 @@ void attend(const HrAttention& op, const HrStep& step, int b, int g, int64_t fir
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t token = first + r / heads, at = (g * heads + r % heads) * size;
+    const int64_t row = first + r / heads, at = (g * heads + r % heads) * size;
     F inverse = f_set(1.0f / f_sum(f_load(s.total + 16 * r)));
     float* out = s.out + r * size;
     for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_mul(f_load(out + e), inverse));
-    if (op.y) memcpy(op.y + token * op.y_stride + at, out, static_cast<size_t>(size) * 4);
+    if (op.y) memcpy(op.y + row * op.y_stride + at, out, static_cast<size_t>(size) * 4);
     if (op.out.six)  // E is a multiple of 32 here: Python saw to it
-      quantise_row(out, size, op.out, token, at / 32);
+      quantise_row(out, size, op.out, row, at / 32);
   }
 }
 
 void op_attention(const HrAttention& op, const hr::Work& work) {
   const HrStep& step = *work.step;
+  const Wanted wanted(op, step);
   const int64_t per_item = tokens_of_item(op.kv);
   int64_t begin = 0, item = work.next();
   for (int g = 0; g < op.kv.kv_heads; ++g) {
+    int64_t stop = 0;
     for (int b = 0; b < step.b; ++b) {
-      const int64_t start = step.query_starts[b], stop = step.query_starts[b + 1];
+      const int64_t start = stop;
+      stop = wanted.end(start, step.query_starts[b + 1]);
       const int64_t items = (stop - start + per_item - 1) / per_item;
       for (; item < begin + items; item = work.next()) {
         // The longest first: later tokens see more of the context.
         const int64_t first = start + (items - 1 - (item - begin)) * per_item;
         const int64_t last = first + per_item < stop ? first + per_item : stop;
-        if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, b, g, first, last, work.scratch);
-        else attend<Floats>(op, step, b, g, first, last, work.scratch);
+        if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, wanted, b, g, first, last, work.scratch);
+        else attend<Floats>(op, step, wanted, b, g, first, last, work.scratch);
       }
       begin += items;
     }

@@ -33,7 +33,8 @@ void gate_rows(const HrGateUp& op, int64_t row, int m, int64_t unit, const float
 }
 
 void op_gate_up(const HrGateUp& op, const hr::Work& work) {
-  const int64_t rows = work.step->n, units = op.gate.out / 32;
+  const int64_t rows = work.rows(op.rows), units = op.gate.out / 32;
+  if (rows == 0) return;
   const int passes = passes_of(rows);
   alignas(64) float gate[32 * kWide], up[32 * kWide];
   int victim = 0;

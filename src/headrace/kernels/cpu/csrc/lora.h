@@ -18,8 +18,20 @@ namespace {
 
 constexpr int kLoraTokens = 4, kLoraRows = 4, kLoraOut = 256;
 
+// The slot of each row's token.
+struct Slots {
+  const int32_t* of_token;
+  const int64_t* tokens;  // of the rows; null: row n is token n
+
+  HR_ALWAYS int32_t operator[](int64_t n) const { return of_token[tokens ? tokens[n] : n]; }
+};
+
+HR_INLINE Slots slots_of(const HrLora& op, const HrStep& step) {
+  return {step.adapters, op.rows == HR_ROWS_R ? step.sample_rows : nullptr};
+}
+
 // Tokens that stand side by side from n on and have its slot: at most kLoraTokens, or `last`.
-HR_INLINE int lora_run(const int32_t* slots, int64_t n, int64_t last) {
+HR_INLINE int lora_run(const Slots& slots, int64_t n, int64_t last) {
   int run = 1;
   while (run < kLoraTokens && n + run < last && slots[n + run] == slots[n]) ++run;
   return run;
@@ -54,16 +66,17 @@ HR_INLINE void lora_dot(const HrLora& op, int64_t n, const float* a, int64_t row
 
 // Items: blocks of tokens × blocks of rows of A, the rows of all parts one after the other.
 void op_lora_down(const HrLora& op, const hr::Work& work) {
-  const int32_t* slots = work.step->adapters;
-  if (!slots) return;
+  if (!work.step->adapters) return;
+  const Slots slots = slots_of(op, *work.step);
+  const int64_t rows = work.rows(op.rows);
   const int64_t blocks = (op.room + kLoraRows - 1) / kLoraRows, columns = op.count * blocks;
-  const int64_t total = (work.step->n + kLoraTokens - 1) / kLoraTokens * columns;
+  const int64_t total = (rows + kLoraTokens - 1) / kLoraTokens * columns;
   int64_t first, end;
   work.share(total, &first, &end);
   for (int64_t item = first; item < end; ++item) {
     const int64_t part = item % columns / blocks, row = item % blocks * kLoraRows;
     const int64_t begin = item / columns * kLoraTokens;
-    const int64_t last = begin + kLoraTokens < work.step->n ? begin + kLoraTokens : work.step->n;
+    const int64_t last = begin + kLoraTokens < rows ? begin + kLoraTokens : rows;
     for (int64_t n = begin; n < last;) {
       const int run = lora_run(slots, n, last);
       const int64_t rank = slots[n] < 0 ? 0 : op.ranks[slots[n]];
@@ -103,9 +116,10 @@ HR_INLINE void lora_add(const HrLora& op, int64_t n, int64_t rank, const float* 
 
 // Items: blocks of tokens × blocks of outputs, of one part after the other.
 void op_lora_up(const HrLora& op, const hr::Work& work) {
-  const int32_t* slots = work.step->adapters;
-  if (!slots) return;
-  const int64_t tokens = (work.step->n + kLoraTokens - 1) / kLoraTokens;
+  if (!work.step->adapters) return;
+  const Slots slots = slots_of(op, *work.step);
+  const int64_t rows = work.rows(op.rows);
+  const int64_t tokens = (rows + kLoraTokens - 1) / kLoraTokens;
   for (int32_t p = 0; p < op.count; ++p) {
     const HrLoraPart& part = op.parts[p];
     const int64_t columns = (part.out + kLoraOut - 1) / kLoraOut;
@@ -115,7 +129,7 @@ void op_lora_up(const HrLora& op, const hr::Work& work) {
       const int64_t from = item % columns * kLoraOut;
       const int64_t to = from + kLoraOut < part.out ? from + kLoraOut : part.out;
       const int64_t begin = item / columns * kLoraTokens;
-      const int64_t last = begin + kLoraTokens < work.step->n ? begin + kLoraTokens : work.step->n;
+      const int64_t last = begin + kLoraTokens < rows ? begin + kLoraTokens : rows;
       for (int64_t n = begin; n < last;) {
         const int run = lora_run(slots, n, last);
         const int64_t rank = slots[n] < 0 ? 0 : op.ranks[slots[n]];

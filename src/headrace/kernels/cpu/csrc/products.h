@@ -58,7 +58,7 @@ void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t f
 }
 
 void op_linear(const HrLinear& op, const hr::Work& work) {
-  const int64_t rows = op.rows == HR_ROWS_N ? work.step->n : work.step->r;
+  const int64_t rows = work.rows(op.rows);
   if (rows == 0) return;
   int64_t total = 0;
   for (int32_t i = 0; i < op.count; ++i) {

@@ -151,6 +151,8 @@ typedef struct {
   HrQuantised q;
   int32_t size;
   int32_t activation;
+  int32_t rows;
+  int32_t unused;
 } HrGated;
 
 typedef struct {         // products with gate and up, activation, product, quantised: no fp32 between
@@ -159,7 +161,7 @@ typedef struct {         // products with gate and up, activation, product, quan
   HrPart up;
   HrQuantised q;
   int32_t activation;
-  int32_t unused;
+  int32_t rows;
 } HrGateUp;
 
 typedef struct {
@@ -207,6 +209,8 @@ typedef struct {
   HrQuantised out;
   float scale;
   float softcap;         // 0: none
+  int32_t rows;          // R: of the sampled tokens alone; y and out then have R rows
+  int32_t unused;
 } HrAttention;
 
 typedef struct {
@@ -216,9 +220,9 @@ typedef struct {
 } HrLoraPart;
 
 typedef struct {         // LORA_DOWN: inner = A · x, LORA_UP: y += B · inner, by HrStep.adapters
-  const float* x;        // [N, in]
+  const float* x;        // [rows, in]
   int64_t x_stride;
-  float* inner;          // [N, parts · R]
+  float* inner;          // [rows, parts · R]
   int64_t inner_stride;
   float* y;
   int64_t y_stride;
@@ -228,6 +232,8 @@ typedef struct {         // LORA_DOWN: inner = A · x, LORA_UP: y += B · inner,
   int32_t count;
   int32_t room;          // R
   int64_t in;
+  int32_t rows;          // HR_ROWS_R: row r is token sample_rows[r]
+  int32_t unused;
 } HrLora;
 
 typedef struct {
@@ -284,7 +290,7 @@ typedef struct {
   const int64_t* positions;     // [N]
   const int32_t* query_starts;  // [B + 1]
   const int32_t* lengths;       // [B]
-  const int64_t* sample_rows;   // [R]
+  const int64_t* sample_rows;   // [R], ascending
   HrGroup groups[HR_MAX_GROUPS];
   const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
 } HrStep;

@@ -81,7 +81,7 @@ HR_INLINE void quantise_row(const float* x, int64_t size, const HrQuantised& q, 
 
 void op_quantise(const HrQuantise& op, const hr::Work& work) {
   int64_t first, last;
-  work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
+  work.share(work.rows(op.rows), &first, &last);
   for (int64_t row = first; row < last; ++row)
     quantise_row(op.x + row * op.x_stride, op.size, op.q, row, 0);
 }
@@ -89,7 +89,7 @@ void op_quantise(const HrQuantise& op, const hr::Work& work) {
 // y = x / sqrt(mean(x²) + eps) · (weight + offset); mean over four chains of sixteen lanes.
 void op_norm(const HrNorm& op, const hr::Work& work) {
   int64_t first, last;
-  work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
+  work.share(work.rows(op.rows), &first, &last);
   for (int64_t row = first; row < last; ++row) {
     const float* x = op.x + row * op.x_stride;
     F square[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
@@ -206,7 +206,7 @@ void op_gated(const HrGated& op, const hr::Work& work) {
   constexpr int64_t kColumns = 512;
   const int64_t runs = (op.size + kColumns - 1) / kColumns;
   int64_t first, last;
-  work.share(work.step->n * runs, &first, &last);
+  work.share(work.rows(op.rows) * runs, &first, &last);
   for (int64_t item = first; item < last; ++item) {
     const int64_t row = item / runs, from = item % runs * kColumns;
     const int64_t to = from + kColumns < op.size ? from + kColumns : op.size;
@@ -228,7 +228,7 @@ void op_select(const HrRowsOp& op, const hr::Work& work) {
 
 void op_add(const HrRowsOp& op, const hr::Work& work) {
   int64_t first, last;
-  work.share(op.rows == HR_ROWS_N ? work.step->n : work.step->r, &first, &last);
+  work.share(work.rows(op.rows), &first, &last);
   for (int64_t row = first; row < last; ++row) {
     const float* x = op.x + row * op.x_stride;
     float* y = op.y + row * op.y_stride;

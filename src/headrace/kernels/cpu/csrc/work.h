@@ -33,6 +33,11 @@ struct Work {
     return false;
   }
 
+  // How many rows an operator has that says HR_ROWS_N or HR_ROWS_R.
+  HR_ALWAYS int64_t rows(int32_t which) const {
+    return which == HR_ROWS_N ? step->n : step->r;
+  }
+
   // An even share of `count` rows, contiguous.
   HR_ALWAYS void share(int64_t count, int64_t* first, int64_t* last) const {
     *first = count * thread / threads;

@@ -1,0 +1,100 @@
+"""Steps of a worker by hand, to hold what is computed for the sampled rows against the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+
+import torch
+
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import Admission, BlockWrite, StepPlan
+from headrace.kernels.operators import StepBatch
+from headrace.worker import Worker
+
+from . import tiny
+from .driving import pool_of
+
+Step = tuple[list[int], list[int], list[bool]]
+"""(starts, counts, samples) of its entries."""
+STEPS: list[Step] = [
+    ([0, 9, 3, 7], [33, 1, 50, 1], [True, True, False, False]),
+    ([0, 9], [40, 30], [False, False]),
+    ([5, 9, 3], [1, 1, 1], [True, False, True]),
+    ([5, 9, 3], [1, 1, 1], [True, True, True]),
+    ([0, 60], [1, 20], [False, True]),
+]
+BLOCK = 16
+
+
+def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
+    """The batch of each step, over a past of random KV, by an allocated worker. Each is valid until
+    the next."""
+    width = 8
+    torch.manual_seed(1)
+    for layer in worker._cache.layers:
+        layer.k.normal_()
+        layer.v.normal_()
+    for starts, counts, samples in steps:
+        admitted = [
+            Admission(
+                row, row, [(7 * row + 3 * i * i) % tiny.VOCAB for i in range(start + count)],
+                start + count, SamplingParams(),
+            )
+            for row, (start, count) in enumerate(zip(starts, counts, strict=True))
+        ]  # fmt: skip
+        own = list(range(len(starts)))
+        worker._rows.release(own)
+        for admission in admitted:
+            worker._rows.admit(admission)
+        worker._tables.write([
+            BlockWrite(row, group, 0, list(range(1 + row * width, 1 + (row + 1) * width)))
+            for row in own
+            for group in range(len(worker._pool.groups))
+        ])  # fmt: skip
+        yield worker._batch(StepPlan(0, own, starts, counts, samples))
+
+
+def allocate(worker: Worker) -> None:
+    worker.allocate(pool_of(worker.arch, 40, BLOCK))
+
+
+def of_every_token(worker: Worker, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call by call, with the last layer for every token."""
+    whole = copy(batch)
+    whole.every_hidden = True
+    hidden, logits = worker._model.forward(worker._operators, whole, worker._cache)
+    return hidden.clone(), logits.clone()
+
+
+def check(worker: Worker) -> None:
+    """The same bits for the rows that sample, by the model and by the backend's program; the same
+    KV behind the step."""
+    allocate(worker)
+    runner, last = worker._runner, worker._cache.layers[-1]
+    with torch.inference_mode():
+        for batch in batches(worker, STEPS):
+            several = copy(batch)
+            several.fixed = False
+            # As speculation asks: several rows of a sequence, those at its end.
+            several.sample_rows = torch.arange(len(batch.tokens) * 2 // 3, len(batch.tokens))
+            for step in (batch, several):
+                hidden, logits = of_every_token(worker, step)
+                assert hidden.shape == (len(step.tokens), worker.arch.hidden)
+                written = last.k.clone(), last.v.clone()
+                for step.every_hidden in (True, False, True):
+                    wanted = hidden if step.every_hidden else hidden[step.sample_rows]
+                    for run in (
+                        lambda one: worker._model.forward(worker._operators, one, worker._cache),
+                        runner.run,
+                    ):
+                        got_hidden, got_logits = run(step)
+                        assert torch.equal(got_hidden, wanted)
+                        assert torch.equal(got_logits, logits)
+                        assert torch.equal(last.k, written[0])
+                        assert torch.equal(last.v, written[1])
+                    chosen = runner.greedy(step)
+                    if chosen is not None:
+                        assert torch.equal(chosen[0], wanted)
+                        assert torch.equal(chosen[1], logits.argmax(-1))
+                step.every_hidden = False

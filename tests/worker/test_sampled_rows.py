@@ -1,0 +1,165 @@
+"""Behind the KV of the last layer only the rows that sample are computed: with the same bits."""
+
+from __future__ import annotations
+
+import itertools
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import Admission, BlockWrite, StepPlan
+from headrace.kernels.cpu.program import CpuProgram
+from headrace.loader.open import open_model
+from headrace.worker import Worker, WorkerOptions
+from headrace.worker.adapters import sampled_places
+from oracle import lora, sampled_rows, tiny
+from oracle.driving import Driver, pool_of
+
+FAMILIES = ("qwen2", "qwen3", "gemma3-capped", "mistral-window", "qwen3_moe")
+
+
+def worker_of(path: Path, kernels: str, **options: int) -> Worker:
+    values = {"threads": 1, "rows": 8, "step_tokens": 300, "max_context": 256, **options}
+    return Worker(open_model(str(path)), WorkerOptions(kernels=kernels, dtype="float32", **values))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_bits_for_the_rows_that_sample(folder: Path, family: str, kernels: str) -> None:
+    path = folder / family
+    worker = worker_of(path if path.exists() else tiny.make(family, folder), kernels)
+    sampled_rows.check(worker)
+    recorded = isinstance(worker._runner._program, CpuProgram)
+    assert recorded == (kernels == "cpu" and "moe" not in family)
+
+
+def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
+    """No operator that selects does anything, and the backend's program has one record for it."""
+    path = folder / "qwen2"
+    worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), "cpu")
+    sampled_rows.allocate(worker)
+    program = worker._runner._program
+    assert isinstance(program, CpuProgram)
+    names = [name.split()[0] for name in program.names]
+    assert names.count("select") == 1
+    with torch.inference_mode():
+        (batch,) = sampled_rows.batches(worker, [([5, 9], [1, 1], [True, True])])
+        x = torch.randn(2, 4)
+        assert worker._operators.select(x, batch.sample_rows) is x
+        batch.every_hidden = True
+        program(batch)
+    assert program._every is None, "the hidden states of the rows that sample are all of them"
+
+
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+def test_adapters_of_the_rows_that_sample(folder: Path, tmp_path: Path, kernels: str) -> None:
+    path = folder / "qwen2"
+    path = path if path.exists() else tiny.make("qwen2", folder)
+    worker = worker_of(path, kernels, adapters=2)
+    for seed, name in enumerate(("one", "two")):
+        made = lora.make(path, tmp_path / name, seed=seed, target_modules="all-linear", r=5)
+        worker.load_adapter(name, str(made))
+    sampled_rows.allocate(worker)
+    adapters, runner = worker._adapters, worker._runner
+    assert adapters is not None
+    with torch.inference_mode():
+        for batch in sampled_rows.batches(worker, sampled_rows.STEPS):
+            for row, name in ((0, "one"), (2, "two"), (3, "one")):
+                adapters.admit(row, name)
+            counts = batch.query_starts.diff().tolist()
+            plan = StepPlan(0, list(range(len(counts))), [0] * len(counts), counts, [])
+            slots = adapters.slots_of(plan)
+            assert slots is not None
+
+            def run(every: bool, batch=batch, slots=slots) -> tuple[torch.Tensor, torch.Tensor]:
+                one = copy(batch)
+                one.every_hidden = every
+                found = runner.adapted(one, slots)
+                if found is None:
+                    ops = adapters.operators(worker._operators, slots, sampled_places(one))
+                    found = runner.run(one, ops)
+                return found[0].clone(), found[1].clone()
+
+            hidden, logits = run(True)
+            few, same = run(False)
+            assert torch.equal(few, hidden[batch.sample_rows])
+            assert torch.equal(same, logits)
+            plain = runner.run(batch)[1]
+            touched = [bool(x.any()) for x in (plain != logits)]
+            owner = np.searchsorted(
+                batch.query_starts.numpy(), batch.sample_rows.numpy(), side="right"
+            )
+            assert touched == [row - 1 in (0, 2, 3) for row in owner.tolist()]
+
+
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+def test_who_asks_for_more_changes_no_answer(folder: Path, kernels: str) -> None:
+    """Chunks, prefix hits and preemptions; prompt log-probabilities make whole steps of them."""
+    path = folder / "qwen2"
+    worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), kernels)
+    names = itertools.count()
+    shared = [(5 * i * i + i) % tiny.VOCAB for i in range(40)]
+
+    def answers(scored: tuple[int, ...]) -> list[tuple[list[int], list[float]]]:
+        driver = Driver(worker, blocks=16, step_tokens=24, rows=4)
+        asked = [str(next(names)) for _ in range(5)]
+        for place, name in enumerate(asked):
+            own = [(11 * i + place) % tiny.VOCAB for i in range(5 * place + 2)]
+            driver.add(
+                name, shared[: 40 * (place % 2)] + own,
+                SamplingParams(
+                    temperature=0, max_tokens=90, logprobs=1,
+                    prompt_logprobs=0 if place in scored else None,
+                ),
+            )  # fmt: skip
+            driver.step()
+        driver.run()
+        found = [driver.answers[name, 0] for name in asked]
+        assert any(answer.preemptions for answer in found)
+        for place in scored:
+            assert found[place].prompt_logprobs
+        return [(a.tokens, [one.logprob for one in a.logprobs]) for a in found]
+
+    plain = answers(())
+    assert answers((0, 1, 2, 3, 4)) == plain
+    assert answers((2,)) == plain
+
+
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+def test_a_vector_beside_rows_that_sample(folder: Path, kernels: str) -> None:
+    """A pooled row needs every hidden state; its neighbour's token is that of a step alone."""
+    path = folder / "qwen2"
+    worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), kernels)
+    tokens = [[(7 * i + row) % tiny.VOCAB for i in range(20 + row)] for row in range(2)]
+    greedy = SamplingParams(temperature=0)
+
+    def step(rows: list[int]) -> tuple[dict[int, list[int]], list[float] | None]:
+        worker.allocate(pool_of(worker.arch, 9))
+        result = worker.execute(
+            StepPlan(
+                0, rows, [0] * len(rows), [len(tokens[row]) for row in rows], [True] * len(rows),
+                [
+                    Admission(row, row, tokens[row], len(tokens[row]), greedy, pooling=row == 1)
+                    for row in rows
+                ],
+                [BlockWrite(row, 0, 0, [1 + 4 * row, 2 + 4 * row]) for row in rows],
+            )
+        )  # fmt: skip
+        assert result.error is None
+        vectors = result.vectors or [None] * len(rows)
+        return dict(zip(rows, result.tokens, strict=True)), vectors[-1]
+
+    both, vector = step([0, 1])
+    assert both[0] == step([0])[0][0]
+    assert vector is not None
+    assert vector == step([1])[1]
+    assert both[1] == []
