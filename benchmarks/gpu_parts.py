@@ -195,7 +195,8 @@ def flashinfer(record: Record) -> None:
         step = prefill(4096, 2048)
         batch = make_batch(step, [None], "cuda")
         counts = np.array([count for _, count in step.entries])
-        batch.host = HostStep(counts, np.array([start + count for start, count in step.entries]))
+        lengths = np.array([start + count for start, count in step.entries])
+        batch.host = HostStep(counts, lengths, batch.sample_rows.cpu().numpy())
         blocks = int(batch.groups[0].tables.max()) + 1
         made = torch.randn(2, blocks, 8, BLOCK, width, device="cuda").to(torch.bfloat16)
         q = torch.randn(step.tokens, 32, width, device="cuda").to(torch.bfloat16)

@@ -156,7 +156,7 @@ def make_step(entries: list[tuple[int, int]], window: int | None) -> StepBatch:
     return StepBatch(
         positions, positions, starts, torch.tensor(lengths, dtype=torch.int32),
         [GroupBatch(tables, positions, window)], positions[:0], int(counts.max()), max(lengths),
-        host=HostStep(counts, np.array(lengths)),
+        host=HostStep(counts, np.array(lengths), counts[:0]),
     )  # fmt: skip
 
 
