@@ -57,7 +57,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    # Private: pages that processes could share get huge pages only where the system allows it.
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # A kernel built without them.
             pages.madvise(mmap.MADV_HUGEPAGE)
