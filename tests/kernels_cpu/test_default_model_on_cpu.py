@@ -47,6 +47,7 @@ def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
         admit(worker, tokens)
         plan = StepPlan(1, rows=[0], starts=[0], counts=[len(tokens)], samples=[True])
         batch = make_batch(plan, worker._rows, worker._tables, worker._pool)
+        batch.every_hidden = True
         hidden, _ = worker._runner.run(batch)
         logits = worker._runner.logits(hidden, torch.arange(len(tokens))).clone()
         worker._rows.release([0])

@@ -54,6 +54,7 @@ def logits_of(worker: Worker, tokens: list[int]) -> torch.Tensor:
     inner = runner.run
 
     def run(batch, operators=None):
+        batch.every_hidden = True
         hidden, logits = inner(batch, operators)
         seen.append(runner.logits(hidden, torch.arange(len(hidden))))
         return hidden, logits
