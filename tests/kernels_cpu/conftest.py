@@ -14,8 +14,10 @@ from headrace.kernels.cpu.operators import CpuOperators
 # The cases of the reference kernels (tests/kernels/kernel_cases.py) serve here too.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "kernels")]
 
-if os.environ.get("KERNELS_UNDER_TEST"):  # `make sanitize`: a library that checks itself
+if os.environ.get("KERNELS_UNDER_TEST"):  # `make sanitize`, test_amx: a library of another build
     library.FILE = Path(os.environ["KERNELS_UNDER_TEST"])
+ONLY = os.environ.get("KERNELS_LEVEL_UNDER_TEST")
+LEVELS = (ONLY,) if ONLY else library.LEVELS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,10 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=str(absent)))
 
 
-@pytest.fixture(params=library.LEVELS, scope="session")
+@pytest.fixture(params=LEVELS, scope="session")
 def ops(request: pytest.FixtureRequest) -> CpuOperators:
     """Operators of two threads at one level."""
     if library.level(request.param) is None:
+        assert not ONLY, f"the library under test has no level {ONLY}"
         pytest.skip(f"this CPU has no {request.param}")
     return CpuOperators(2, request.param)
 

@@ -8,6 +8,7 @@ for (test_sanitizers.py, which also runs this file).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,7 +43,7 @@ many = settings(max_examples=25, deadline=None)
 
 @pytest.fixture(scope="module")
 def team() -> Team:
-    return Team(2)
+    return Team(2, os.environ.get("KERNELS_LEVEL_UNDER_TEST"))
 
 
 def values(rows: int, width: int, seed: int, odd: bool = True) -> torch.Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
+from ..base.config import Decision
 from .operators import Operators
 
 if TYPE_CHECKING:
@@ -76,4 +77,13 @@ class Backend(Protocol):
 
     def build(self, question: Question) -> Operators:
         """The operators it supports; others are never called."""
+        ...
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A backend that decides more than which operators it serves."""
+
+    def decisions(self) -> list[Decision]:
+        """What else it decided, with reasons. Asked of backends that serve an operator."""
         ...

@@ -13,7 +13,7 @@ from typing import cast
 
 from ..base.config import Decision
 from ..base.errors import OptionError
-from .backend import Backend, Question
+from .backend import Backend, Explaining, Question
 from .cpu.backend import CpuBackend
 from .flashinfer.backend import FlashInferBackend
 from .operators import (
@@ -160,6 +160,9 @@ def choose(
         providers[operator] = built[backend.name]
         reason = "; ".join(refusals) if refusals else "first choice for this device"
         decisions.append(Decision(f"kernels.{operator}", backend.name, reason))
+    for backend in candidates:
+        if backend.name in built and isinstance(backend, Explaining):
+            decisions += backend.decisions()
     if wish != "auto" and wish not in built:
         raise OptionError(
             f"kernels {wish!r} can serve nothing here: {decisions[0].reason}", param="kernels"

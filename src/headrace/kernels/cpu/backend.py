@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ...base.config import Decision
 from ..backend import Question
 from ..operators import Operators
-from .library import LibraryAbsent, load
+from .library import LibraryAbsent, amx_refused, level, load
 from .operators import CpuOperators
 from .records import KINDS
 
@@ -52,3 +53,13 @@ class CpuBackend:
 
     def build(self, question: Question) -> Operators:
         return CpuOperators(question.threads, self._level, question.shelf)
+
+    def decisions(self) -> list[Decision]:
+        """The ISA level that serves, and why not AMX where it does not."""
+        served = level(self._level)
+        assert served is not None  # `supports` has loaded the library
+        if self._level is not None:
+            return [Decision("kernels.level", served, "asked for")]
+        refused = amx_refused()
+        reason = "the best of this CPU" if refused is None else f"not amx: {refused}"
+        return [Decision("kernels.level", served, reason)]

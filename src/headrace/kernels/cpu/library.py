@@ -30,12 +30,14 @@ LAYOUT = f"cpu panels {VERSION}"
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
-LEVELS = ("avx2", "avx512", "vnni", "bf16")
+LEVELS = ("avx2", "avx512", "vnni", "bf16", "amx")
+"""From the least to the most that is asked of a CPU; each contains those before it."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),
     "hr_sizeof": (c_int64, [c_int32]),
     "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
+    "hr_amx_refused": (ctypes.c_char_p, []),
     "hr_team_new": (c_void_p, [c_int32, ctypes.c_char_p]),
     "hr_team_free": (None, [c_void_p]),
     "hr_team_threads": (c_int32, [c_void_p]),
@@ -87,6 +89,15 @@ def level(wish: str | None = None) -> str | None:
     """The ISA level that serves; with a wish that level, or None where the CPU lacks it."""
     name = load().hr_level(wish.encode() if wish else None)
     return name.decode() if name else None
+
+
+def amx_refused() -> str | None:
+    """Why the AMX level cannot serve here, as half a sentence; None: it can.
+
+    The first call in a process asks Linux for the permission to use tiles.
+    """
+    why = load().hr_amx_refused()
+    return why.decode(errors="replace") if why else None
 
 
 class Team:

@@ -3,7 +3,18 @@
 
 #include <string.h>
 
+#include "tiles_allowed.h"
+
 namespace hr {
+namespace {
+
+struct Level {
+  const Kernels* kernels;
+  bool runs;       // on this CPU
+  bool only_named; // never the best
+};
+
+}  // namespace
 
 const Kernels* choose_kernels(const char* wish) {
 #if defined(__x86_64__)
@@ -15,14 +26,31 @@ const Kernels* choose_kernels(const char* wish) {
                       __builtin_cpu_supports("avx512vl");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-  const Kernels* best = bf16 ? &k_bf16 : vnni ? &k_vnni : avx512 ? &k_avx512 : avx2 ? &k_avx2 : nullptr;
-  if (!wish || !*wish) return best;
-  if (bf16 && !strcmp(wish, "bf16")) return &k_bf16;
-  if (vnni && !strcmp(wish, "vnni")) return &k_vnni;
-  if (avx512 && !strcmp(wish, "avx512")) return &k_avx512;
-  if (avx2 && !strcmp(wish, "avx2")) return &k_avx2;
+  const Level levels[] = {  // the best first
+#if defined(HR_TEST_AMX)
+      {&k_amx_emulated, bf16, true},
+#endif
+#if defined(HR_HAVE_AMX)
+      {&k_amx, bf16 && !tiles_refused(), false},
+#endif
+      {&k_bf16, bf16, false}, {&k_vnni, vnni, false}, {&k_avx512, avx512, false},
+      {&k_avx2, avx2, false}};
+  const bool best = !wish || !*wish;
+  for (const Level& level : levels)
+    if (level.runs && (best ? !level.only_named : !strcmp(level.kernels->name, wish)))
+      return level.kernels;
 #endif
   return nullptr;
+}
+
+const char* amx_refused() {
+#if defined(__x86_64__)
+  if (const char* why = tiles_refused()) return why;
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16") ? nullptr : "beside AMX the CPU lacks AVX512-BF16";
+#else
+  return "it is for x86-64";
+#endif
 }
 
 }  // namespace hr

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "layout.h"
+#include "levels.h"
 #include "pack.h"
 #include "team.h"
 
@@ -76,6 +77,9 @@ HR_API const char* hr_level(const char* wish) {
   const hr::Kernels* kernels = hr::choose_kernels(wish);
   return kernels ? kernels->name : nullptr;
 }
+
+// Why the AMX level cannot serve here, as half a sentence; null: it can.
+HR_API const char* hr_amx_refused() { return hr::amx_refused(); }
 
 HR_API void* hr_team_new(int32_t threads, const char* wish) {
   const hr::Kernels* kernels = hr::choose_kernels(wish);

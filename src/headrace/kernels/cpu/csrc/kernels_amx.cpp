@@ -1,0 +1,7 @@
+// The kernels for AMX (tiles and int8), Sapphire Rapids and later.
+#define HR_LEVEL 5
+#include "kernels_amx.h"
+
+namespace hr {
+extern const Kernels k_amx{"amx", run, scratch_of, integer_peak, read_stream};
+}

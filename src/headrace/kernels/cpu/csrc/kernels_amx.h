@@ -1,0 +1,39 @@
+// The table of the AMX level: products of many rows through tiles, all else as at level bf16.
+// Included by kernels_amx.cpp and, for tests, by kernels_amx_emulated.cpp.
+#pragma once
+#include "amx_products.h"
+#include "levels.h"
+
+namespace {
+
+int64_t rows_of(const HrLinear& op, const HrStep& step) {
+  return op.rows == HR_ROWS_N ? step.n : step.r;
+}
+
+void run(const HrRecord& record, const hr::Work& work) {
+  if (record.code == HR_OP_LINEAR) {
+    const auto& op = *static_cast<const HrLinear*>(record.op);
+    const int64_t rows = rows_of(op, *work.step);
+    if (op.x.six && rows >= kTileRows) return tiled_linear(op, rows, work);
+  }
+  if (record.code == HR_OP_GATE_UP && work.step->n >= kTileRows)
+    return tiled_gate_up(*static_cast<const HrGateUp*>(record.op), work.step->n, work);
+  hr::k_bf16.run(record, work);
+}
+
+int64_t scratch_of(const HrRecord& record, const HrStep& step) {
+  if (record.code == HR_OP_LINEAR)
+    return scratch_of_linear(*static_cast<const HrLinear*>(record.op));
+  if (record.code == HR_OP_GATE_UP)
+    return tile_scratch(4, static_cast<const HrGateUp*>(record.op)->gate.in);
+  return hr::k_bf16.scratch(record, step);
+}
+
+// Both ceilings are asked of the vector units, as at the other levels.
+double integer_peak(int64_t iterations) { return hr::k_bf16.integer_peak(iterations); }
+
+uint64_t read_stream(const uint8_t* data, int64_t bytes) {
+  return hr::k_bf16.read_stream(data, bytes);
+}
+
+}  // namespace

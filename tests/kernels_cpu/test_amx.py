@@ -1,0 +1,106 @@
+"""The AMX level without a CPU that has AMX: emulated tiles, and the instructions in the library.
+
+`kernels_amx.h` is compiled twice: over instructions (level amx, chosen where CPU and system allow)
+and, in a test build, over tiles in plain C++ that refuse what the architecture refuses (level
+amx-emulated, chosen by name only). The tests of products, programs and shapes then run on the
+latter, where any product of sixteen rows and more goes through tiles. docs/kernels.md tells how the
+former ran in an emulator of a whole CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bochs.run import run_in_bochs
+
+from headrace.kernels.cpu import library
+from headrace.kernels.cpu.backend import CpuBackend
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+EMULATED = "amx-emulated"
+
+
+def test_a_build_for_use_has_no_emulated_tiles() -> None:
+    assert library.level(EMULATED) is None
+    assert EMULATED not in library.LEVELS
+
+
+def test_the_level_serves_or_there_is_a_reason() -> None:
+    why = library.amx_refused()
+    assert (library.level("amx") is None) == (why is not None)
+    if why is None:
+        assert library.level() == "amx"
+    else:
+        assert re.search("AMX|tiles|XSAVE|XCR0", why)
+    decision = CpuBackend().decisions()[0]
+    assert decision.value == library.level()
+    assert why is None or why in decision.reason
+
+
+def test_the_instructions_are_in_the_library() -> None:
+    if library.amx_refused() == "this build's assembler did not know AMX":
+        pytest.skip("this build's assembler did not know AMX")
+    if shutil.which("objdump") is None:
+        pytest.skip("no objdump")
+    file = library.FILE if library.FILE.exists() else library.INSTALLED
+    found = subprocess.run(["objdump", "-d", str(file)], capture_output=True, text=True, check=True)
+    for name in ("ldtilecfg", "tileloadd", "tilezero", "tdpbssd", "tilestored", "tilerelease"):
+        assert re.search(rf"\s{name}\b", found.stdout), name
+
+
+def built() -> Path:
+    """The folder of a build with emulated tiles; skips where there can be none.
+
+    It is kept, so that a later run compiles only what has changed.
+    """
+    if library.level("bf16") is None:
+        pytest.skip("this CPU has no AVX512-BF16, which the level needs beside tiles")
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    build = ROOT / "build" / "cpu-amx"
+    options = ["-DHEADRACE_TEST_AMX=ON", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build}"]
+    configure = ["cmake", "-S", str(ROOT), "-B", str(build), *options]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    make = ["cmake", "--build", str(build), "--target", "headrace_cpu", "--parallel", "2"]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return build
+
+
+@pytest.mark.slow
+def test_the_kernel_tests_on_emulated_tiles() -> None:
+    build = built()
+    environment = {
+        **os.environ,
+        "KERNELS_UNDER_TEST": str(build / library.FILE.name),
+        "KERNELS_LEVEL_UNDER_TEST": EMULATED,
+    }
+    names = ("test_products.py", "test_rows.py", "test_program.py", "test_shapes_and_strides.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    ran = subprocess.run(
+        [*command, *(str(HERE / name) for name in names)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600,
+    )  # fmt: skip
+    assert ran.returncode == 0, (ran.stdout[-4000:], ran.stderr[-4000:])
+    assert "skipped" not in ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("BOCHS" not in os.environ, reason="BOCHS names no emulator (bochs/run.py)")
+def test_the_instructions_in_an_emulated_cpu(tmp_path: Path) -> None:
+    build = built()
+    objects = list(build.rglob("kernels_amx.cpp.o"))
+    assert len(objects) == 1
+    said = run_in_bochs(
+        os.environ["BOCHS"], build / library.FILE.name, objects[0].absolute(), tmp_path
+    )
+    assert "amx-tile 1, amx-int8 1" in said
+    right = re.search(r"(\d+) of (\d+) cases have the bits of level bf16", said)
+    assert right is not None, said[-2000:]
+    assert int(right[1]) == int(right[2]) > 60, said[-2000:]
