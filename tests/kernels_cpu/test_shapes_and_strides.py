@@ -27,7 +27,7 @@ from headrace.kernels.cpu.emit import NOT_QUANTISED, Emitted, QuantisedRows, mat
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import pack
-from headrace.kernels.cpu.records import ROWS_N, ROWS_R, HrLinear, HrStep
+from headrace.kernels.cpu.records import ROWS_N, ROWS_R, HrLinear, HrSix, HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.operators import RopeTable
 from headrace.kernels.reference import ReferenceOperators
@@ -189,10 +189,9 @@ def test_gated(
 
 def expanded(room: QuantisedRows, rows: int, width: int) -> torch.Tensor:
     """The rows that the codes stand for, in float64."""
-    unit = np.dtype([("scale", "f4"), ("sum", "f4"), ("all", "i4"), ("low", "i4")])
-    block = np.dtype([("codes", np.int8, (6, 32)), ("units", unit, 6)])
-    six = room.data.numpy().view(block)[..., 0]
-    found = six["codes"].astype(np.float64) * six["units"]["scale"].astype(np.float64)[..., None]
+    lanes = room.data.numpy().view(np.dtype(HrSix))[..., 0]["lanes"]
+    scales = lanes["unit"]["scale"].astype(np.float64)
+    found = lanes["codes"].astype(np.float64) * scales[..., None]
     # [blocks, units, 6, 32] → [rows, width]
     return torch.from_numpy(found.transpose(0, 2, 1, 3).reshape(-1, width)[:rows].copy())
 

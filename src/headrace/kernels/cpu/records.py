@@ -26,11 +26,17 @@ _P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
 
 
 class HrUnit(Structure):
-    _fields_ = [("scale", _F), ("sum", _F), ("all", _I), ("low", _I)]
+    _fields_ = [
+        ("scale", _F), ("sum", _F), ("low32", _I), ("high32", _I), ("all16", _I), ("all128", _I),
+    ]  # fmt: skip
+
+
+class HrLane(Structure):
+    _fields_ = [("codes", ctypes.c_int8 * UNIT), ("unit", HrUnit), ("unused", _I * 2)]
 
 
 class HrSix(Structure):
-    _fields_ = [("codes", ctypes.c_int8 * (32 * SIX)), ("units", HrUnit * SIX)]
+    _fields_ = [("lanes", HrLane * SIX)]
 
 
 class HrQuantised(Structure):

@@ -58,9 +58,9 @@ __attribute__((noinline)) void decode_panel(const uint8_t* panel, int blocks, Ti
       const uint8_t* q = unit + f.unit_extra;
 #define HR_BODY(S)                                                                   \
   {                                                                                  \
-    __m512i code = Q::template code<S>(q).v;                                         \
+    __m512i code = Q::template code<S, true>(q).v;                                   \
     if constexpr (Q::mode != kMin)                                                   \
-      code = _mm512_sub_epi8(code, c_set(static_cast<uint8_t>(1 << Q::zero)).v);     \
+      code = _mm512_sub_epi8(code, c_set(static_cast<uint8_t>(Q::zero)).v);          \
     _mm512_store_si512(out->codes[S], code);                                         \
   }
       HR_STEPS8(HR_BODY);
@@ -90,9 +90,10 @@ inline void gather_rows(const HrQuantised& x, int64_t row, int m, int units, Til
     const HrSix* six = x.six + (row + i) / HR_SIX * x.stride;
     const int lane = static_cast<int>((row + i) % HR_SIX);
     for (int u = 0; u < units; ++u) {
-      memcpy(out[u].codes[i], six[u].codes[lane], HR_UNIT_K);
-      out[u].scale[i] = six[u].units[lane].scale;
-      out[u].sum[i] = six[u].units[lane].sum;
+      const HrLane& from = six[u].lanes[lane];
+      memcpy(out[u].codes[i], from.codes, HR_UNIT_K);
+      out[u].scale[i] = from.unit.scale;
+      out[u].sum[i] = from.unit.sum;
     }
   }
 }

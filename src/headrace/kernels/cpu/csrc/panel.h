@@ -29,8 +29,10 @@ constexpr int kWide = 12;  // rows in registers: a float and an integer vector e
 #else
 constexpr int kWide = 6;   // sixteen half as wide: the float sums are spilled, once a unit
 #endif
+constexpr int kFew = 3;        // rows of which decoding is a good part of the work
 constexpr int kGroup = 8;      // panels of a group, at most: what later passes find in L2
 constexpr int kAhead = 8192;   // bytes
+static_assert(sizeof(HrLane) == 64, "a lane is a cache line: with one or two rows lines count");
 static_assert(kWide % HR_SIX == 0, "a pass begins at the first lane of a block of six");
 
 // The rows of one pass: the first of them is lane 0 of `six`.
@@ -57,10 +59,12 @@ HR_INLINE int passes_of(int64_t rows) {
 }
 
 // What an accumulator starts from, so that codes stand for code − zero.
-template <bool kEight, int kZero>
-HR_INLINE I start_from(int32_t negative_sum) {
-  if constexpr (kEight && kSigned8) return i_zero();
-  return i_shl<kZero>(i_set(negative_sum));
+template <class Q>
+HR_INLINE I start_from(const HrUnit& x) {
+  static_assert(Q::zero == 8 || Q::zero == 16 || Q::zero == 128);
+  if constexpr (Q::eight && kSigned8) return i_zero();
+  if constexpr (Q::zero == 8) return i_shr<1>(i_spread(&x.all16));
+  return i_spread(Q::zero == 16 ? &x.all16 : &x.all128);
 }
 
 enum Fetch {
@@ -97,36 +101,41 @@ HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead,
           _mm_prefetch(reinterpret_cast<const char*>(unit + ahead.distance + 64 * i),
                        _MM_HINT_T1);
       }
-#define HR_UNIT(m) x.six[(m) / HR_SIX * x.stride].units[(m) % HR_SIX]
-#define HR_CODES(m) x.six[(m) / HR_SIX * x.stride].codes[(m) % HR_SIX]
+#define HR_UNIT(m) x.six[(m) / HR_SIX * x.stride].lanes[(m) % HR_SIX].unit
+#define HR_CODES(m) x.six[(m) / HR_SIX * x.stride].lanes[(m) % HR_SIX].codes
       I sum[M];
 #pragma GCC unroll 12
       for (int m = 0; m < M; ++m) {
-        if constexpr (Q::mode == kPlain) sum[m] = start_from<Q::eight, Q::zero>(HR_UNIT(m).all);
-        if constexpr (Q::mode == kSub) sum[m] = start_from<Q::eight, Q::zero>(HR_UNIT(m).low);
+        if constexpr (Q::mode == kPlain) sum[m] = start_from<Q>(HR_UNIT(m));
+        if constexpr (Q::mode == kSub) sum[m] = i_spread(&HR_UNIT(m).low32);
         if constexpr (Q::mode == kMin) sum[m] = i_zero();
       }
 #define HR_BODY(S)                                           \
   {                                                          \
-    C w = Q::template code<S>(q);                            \
+    C w = Q::template code<S, (M <= kFew)>(q);               \
     _Pragma("GCC unroll 12") for (int m = 0; m < M; ++m)     \
       sum[m] = dot_at<Q::eight>(sum[m], w, HR_CODES(m) + 4 * (S)); \
   }
       if constexpr (Q::mode == kSub) {
         // (d0 · Σ0 + d1 · Σ1) · scale_x: both halves share the activations' scale.
         F d = Q::scale(block, unit), half[M];
+        constexpr bool away = M > 8;  // halves in memory, or there are too few registers
+        alignas(64) float halves[away ? M : 1][HR_PANEL];
         F d0 = f_mul(d, f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit))));
         F d1 = f_mul(d, f_from_i(i_s8(reinterpret_cast<const int8_t*>(unit + 16))));
         HR_BODY(0) HR_BODY(1) HR_BODY(2) HR_BODY(3)
 #pragma GCC unroll 12
         for (int m = 0; m < M; ++m) {
           half[m] = f_mul(d0, f_from_i(sum[m]));
-          sum[m] = start_from<Q::eight, Q::zero>(HR_UNIT(m).all - HR_UNIT(m).low);
+          if constexpr (away) f_put_away(halves[m], half[m]);
+          sum[m] = i_spread(&HR_UNIT(m).high32);
         }
         HR_BODY(4) HR_BODY(5) HR_BODY(6) HR_BODY(7)
 #pragma GCC unroll 12
-        for (int m = 0; m < M; ++m)
+        for (int m = 0; m < M; ++m) {
+          if constexpr (away) half[m] = f_load(halves[m]);
           acc[m] = f_fma(f_fma(d1, f_from_i(sum[m]), half[m]), f_set(HR_UNIT(m).scale), acc[m]);
+        }
       } else {
         HR_STEPS8(HR_BODY);
         F d = Q::scale(block, unit);

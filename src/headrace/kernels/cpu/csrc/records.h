@@ -55,15 +55,22 @@ enum HrCode {
 #define HR_SIX 6
 
 typedef struct {
-  float scale;   // value = code · scale
-  float sum;     // scale · Σ codes
-  int32_t all;   // −Σ codes
-  int32_t low;   // −Σ codes of the first sixteen
+  float scale;     // value = code · scale
+  float sum;       // scale · Σ codes
+  int32_t low32;   // −32 · Σ codes of the first sixteen: a sum's begin where the code 32 means zero
+  int32_t high32;  // −32 · Σ codes of the others
+  int32_t all16;   // −16 · Σ codes
+  int32_t all128;  // −128 · Σ codes
 } HrUnit;
 
+typedef struct {         // a cache line: one row touches one a unit
+  int8_t codes[32];
+  HrUnit unit;
+  int32_t unused[2];
+} HrLane;
+
 typedef struct {
-  int8_t codes[HR_SIX][32];
-  HrUnit units[HR_SIX];
+  HrLane lanes[HR_SIX];
 } HrSix;
 
 typedef struct {

@@ -51,7 +51,7 @@ HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
     const float nan = __builtin_nanf("");
     i_store_s8(codes, i_zero());
     i_store_s8(codes + 16, i_zero());
-    *unit = bits >= 0x7f800000 ? HrUnit{nan, nan, 0, 0} : HrUnit{0, 0, 0, 0};
+    *unit = bits >= 0x7f800000 ? HrUnit{nan, nan, 0, 0, 0, 0} : HrUnit{0, 0, 0, 0, 0, 0};
     return;
   }
   const float scale = highest / 127.0f;
@@ -64,13 +64,15 @@ HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
 #else
   const int32_t low = i_sum(c0), high = i_sum(c1);
 #endif
-  *unit = {scale, scale * static_cast<float>(low + high), -(low + high), -low};
+  const int32_t all = low + high;
+  *unit = {scale, scale * static_cast<float>(all), -32 * low, -32 * high, -16 * all, -128 * all};
 }
 
 // Where row `row` keeps its unit `unit`, and the quantisation into it.
 HR_INLINE void quantise_at(const HrQuantised& q, int64_t row, int64_t unit, F x0, F x1) {
   HrSix& six = q.six[row / HR_SIX * q.stride + unit];
-  quantise_unit(x0, x1, six.codes[row % HR_SIX], &six.units[row % HR_SIX]);
+  HrLane& lane = six.lanes[row % HR_SIX];
+  quantise_unit(x0, x1, lane.codes, &lane.unit);
 }
 
 HR_INLINE void quantise_row(const float* x, int64_t size, const HrQuantised& q, int64_t row,

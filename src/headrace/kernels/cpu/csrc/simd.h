@@ -106,6 +106,10 @@ HR_INLINE C c_and(C a, C b) { return {_mm512_and_si512(a.v, b.v)}; }
 HR_INLINE C c_select(C mask, C a, C b) {
   return {_mm512_ternarylogic_epi32(mask.v, a.v, b.v, 0xCA)};
 }
+HR_INLINE C c_or(C a, C b) {  // as it stands: GCC would make one vpternlog of it and an and
+  __asm__("vpord %2, %1, %0" : "=v"(a.v) : "v"(a.v), "v"(b.v));
+  return a;
+}
 template <int N>
 HR_INLINE C c_shift(C a) {  // left when positive; bits cross bytes, the caller masks
   if constexpr (N > 0) return {_mm512_slli_epi16(a.v, N)};
@@ -238,6 +242,7 @@ HR_INLINE C c_select(C mask, C x, C y) {
   return {_mm256_or_si256(_mm256_and_si256(mask.a, x.a), _mm256_andnot_si256(mask.a, y.a)),
           _mm256_or_si256(_mm256_and_si256(mask.b, x.b), _mm256_andnot_si256(mask.b, y.b))};
 }
+HR_INLINE C c_or(C x, C y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 template <int N>
 HR_INLINE C c_shift(C x) {
   if constexpr (N > 0) return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};
@@ -308,6 +313,24 @@ HR_INLINE I dot_at(I acc, C w, const int8_t* a) {
   if constexpr (kEight) return dot8(acc, w, a4);
   return dot7(acc, w, a4);
 #endif
+}
+
+// One number for all lanes, straight from memory: GCC likes to load early into an integer register
+// and to broadcast that, which takes a port from the products.
+HR_INLINE I i_spread(const int32_t* p) {
+#if HR_LEVEL >= 3
+  I a;
+  __asm__("vpbroadcastd %1, %0" : "=v"(a.v) : "m"(*p));
+  return a;
+#else
+  return i_set(*p);
+#endif
+}
+
+// A store that is one: without the empty statement GCC keeps x in a register and spills another.
+HR_INLINE void f_put_away(float* p, F x) {
+  f_store(p, x);
+  __asm__ volatile("" : "+m"(*reinterpret_cast<float(*)[16]>(p)));
 }
 
 HR_INLINE uint32_t f_not_below(F x, F least) {  // a bit for each lane with x ≥ least
