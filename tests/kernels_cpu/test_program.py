@@ -13,6 +13,8 @@ from kernel_cases import make_batch
 
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
+from headrace.kernels.cpu.records import HrStep
+from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.lora import add_lora
 from headrace.kernels.operators import (
     KvCache,
@@ -121,6 +123,8 @@ def test_no_rows_sampled_and_a_batch_over_the_limits(best: CpuOperators) -> None
     assert program is not None
     batch, _ = make_batch([(0, 5)])
     batch.sample_rows = batch.sample_rows[:0]
+    # A null there means all rows to the attention, which would write them where few have room.
+    assert fill_step(HrStep(), batch).sample_rows is not None
     hidden, logits = program(batch)
     assert hidden.shape == (5, HIDDEN)
     assert logits.shape == (0, VOCABULARY)
