@@ -123,8 +123,7 @@ def test_no_rows_sampled_and_a_batch_over_the_limits(best: CpuOperators) -> None
     assert program is not None
     batch, _ = make_batch([(0, 5)])
     batch.sample_rows = batch.sample_rows[:0]
-    # A null there means all rows to the attention, which would write them where few have room.
-    assert fill_step(HrStep(), batch).sample_rows is not None
+    assert not fill_step(HrStep(), batch).sample_rows  # A tensor of none has no address.
     hidden, logits = program(batch)
     assert hidden.shape == (5, HIDDEN)
     assert logits.shape == (0, VOCABULARY)

@@ -20,8 +20,7 @@ def fill_step(step: HrStep, batch: StepBatch) -> HrStep:
     step.positions = _at(batch.positions, torch.int64)
     step.query_starts = _at(batch.query_starts, torch.int32)
     step.lengths = _at(batch.lengths, torch.int32)
-    # A tensor of none has no address, and none means all rows to the attention: any other will do.
-    step.sample_rows = _at(batch.sample_rows, torch.int64) or step.tokens
+    step.sample_rows = _at(batch.sample_rows, torch.int64)
     step.adapters = None if batch.adapters is None else _at(batch.adapters, torch.int32)
     for slot, group in zip(step.groups, groups, strict=False):
         tables = group.tables

@@ -210,17 +210,18 @@ HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
 
 // Of which tokens an attention is wanted: result row r is of token r, or of sample_rows[r].
 struct Wanted {
-  const int64_t* sampled;  // null: all tokens
+  bool all;
+  const int64_t* sampled;  // not read where none samples: it may be null then
   int64_t count;
 
   HR_ALWAYS Wanted(const HrAttention& op, const HrStep& step)
-      : sampled(op.rows == HR_ROWS_R ? step.sample_rows : nullptr), count(step.r) {}
+      : all(op.rows == HR_ROWS_N), sampled(step.sample_rows), count(step.r) {}
 
-  HR_ALWAYS int64_t token(int64_t row) const { return sampled ? sampled[row] : row; }
+  HR_ALWAYS int64_t token(int64_t row) const { return all ? row : sampled[row]; }
 
   // The first row behind `row` that is not of a token below `behind`.
   HR_ALWAYS int64_t end(int64_t row, int64_t behind) const {
-    if (!sampled) return behind;
+    if (all) return behind;
     while (row < count && sampled[row] < behind) ++row;
     return row;
   }
