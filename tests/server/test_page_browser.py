@@ -59,7 +59,10 @@ def in_browser() -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = make_tiny_model(tmp_path_factory.mktemp("page") / "tiny")
-    with running(headrace("serve", str(model), "--port", "0", "--threads", "1")) as server:
+    # The reference kernels take milliseconds a token: the others end an answer between two looks.
+    with running(
+        headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
+    ) as server:
         yield server.url
 
 
