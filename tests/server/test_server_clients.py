@@ -35,6 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     command = headrace(
         "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "8",
         "--kv-memory", "16MiB",
+        "--kernels", "ref",  # Slow enough that an answer comes in parts.
     )  # fmt: skip
     with running(command) as server:
         yield server
