@@ -84,7 +84,8 @@ def run(team: Team, ops: Sequence[Emitted], step: HrStep) -> None:
 
 
 def steps(rows: int, which: int) -> HrStep:
-    return HrStep(n=rows) if which == ROWS_N else HrStep(r=rows)
+    """So many rows of the kind `which`, and another number of the other kind."""
+    return HrStep(n=rows) if which == ROWS_N else HrStep(n=rows + 17, r=rows)
 
 
 def codes(rows: int, width: int) -> QuantisedRows:

@@ -57,8 +57,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Shared pages, as is the default: private ones become huge, which is no faster (8 and 32 rows)
-    # and 100 MiB more at the start, for each of 48 regions begins with one.
+    # Shared pages, as is mmap's default, are huge only where the system's `shmem_enabled` lets the
+    # advice below count. Private ones become huge on most systems, which is no faster (8 and 32
+    # rows) and 95 MiB more at the start, for each of 48 regions begins with one.
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # A kernel built without them.

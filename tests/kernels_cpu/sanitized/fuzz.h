@@ -37,6 +37,11 @@ inline HrStep rows_of(int n, int r) {
   return step;
 }
 
+// So many rows; where they are the sampled ones, of as many tokens or more.
+inline HrStep step_of(bool sampled, int rows) {
+  return sampled ? rows_of(rows + any(0, 40), rows) : rows_of(rows, 0);
+}
+
 // Some of n rows, ascending.
 inline std::vector<int64_t> some_of(int n) {
   std::vector<int64_t> some;
@@ -75,7 +80,7 @@ inline void norms(void* const* teams, int count) {
             coded ? codes.q : HrQuantised{nullptr, 0}, 1e-6f, 1.0f, width,
             sampled ? HR_ROWS_R : HR_ROWS_N};
   HrRecord record{HR_OP_NORM, 0, &op};
-  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  const HrStep step = step_of(sampled, rows);
   by_all(teams, count, &record, 1, step, [&] { residual.put(before); },
          [&] {
            Bytes all = y.bytes();
@@ -106,7 +111,7 @@ inline void rows_ops(void* const* teams, int count) {
   HrRowsOp sum{x.block.data, x.stride, y.block.data, y.stride, width,
                sampled ? HR_ROWS_R : HR_ROWS_N, 0, 0};
   HrRecord record{HR_OP_ADD, 0, &sum};
-  by_all(teams, count, &record, 1, rows_of(sampled ? 0 : both, sampled ? both : 0), begin, read);
+  by_all(teams, count, &record, 1, step_of(sampled, both), begin, read);
 }
 
 inline void gates(void* const* teams, int count) {
@@ -119,7 +124,7 @@ inline void gates(void* const* teams, int count) {
              coded ? codes.q : HrQuantised{nullptr, 0}, size, any(0, 2),
              sampled ? HR_ROWS_R : HR_ROWS_N, 0};
   HrRecord record{HR_OP_GATED, 0, &op};
-  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  const HrStep step = step_of(sampled, rows);
   by_all(teams, count, &record, 1, step, [] {},
          [&] {
            Bytes all = y.bytes();
@@ -154,7 +159,7 @@ inline void linears(void* const* teams, int count) {
   HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
   HrLinear linear{codes.q, x.block.data, x.stride, list, parts, which};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_LINEAR, 0, &linear}};
-  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  const HrStep step = step_of(sampled, rows);
   by_all(teams, count, records + dense, 2 - dense, step, [&] { y.put(before); },
          [&] { return y.bytes(); });
 }
@@ -172,7 +177,7 @@ inline void gate_ups(void* const* teams, int count) {
   HrGateUp op{codes.q, gate.part(nullptr, 0, nullptr, false), up.part(nullptr, 0, nullptr, false),
               inner.q, any(0, 2), which};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_GATE_UP, 0, &op}};
-  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  const HrStep step = step_of(sampled, rows);
   by_all(teams, count, records, 2, step, [] {}, [&] { return inner.bytes(); });
 }
 
@@ -193,7 +198,7 @@ inline void heads(void* const* teams, int count) {
   HrLinear linear{codes.q, x.block.data, x.stride, &part, 1, which};
   HrHead op{linear, best.data, stride, tokens.data};
   HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_BEST, 0, &op}, {HR_OP_PICK, 0, &op}};
-  const HrStep step = rows_of(sampled ? 0 : rows, sampled ? rows : 0);
+  const HrStep step = step_of(sampled, rows);
   by_all(teams, count, records + dense, 3 - dense, step, [] {}, [&] {
     for (int r = 0; r < rows; ++r) CHECK(tokens.data[r] >= 0 && tokens.data[r] < weight.out);
     const auto* at = reinterpret_cast<const uint8_t*>(tokens.data);

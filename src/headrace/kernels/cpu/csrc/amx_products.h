@@ -215,30 +215,11 @@ void tiled_part(const HrLinear& op, const HrPart& part, int64_t rows, int64_t fi
 #undef HR_KIND
 }
 
-// Runs of panels are dealt out as in op_linear.
 void tiled_linear(const HrLinear& op, int64_t rows, const hr::Work& work) {
   tiles_begin(kTileConfig);
-  int64_t total = 0;
-  for (int32_t i = 0; i < op.count; ++i) {
-    const int64_t run = run_of(op.parts[i], rows, work.threads);
-    total += (hr::panel_count(op.parts[i].out) + run - 1) / run;
-  }
-  int victim = 0;
-  int64_t item;
-  while (work.next_in_line(total, &victim, &item)) {
-    for (int32_t i = 0; i < op.count; ++i) {
-      const HrPart& part = op.parts[i];
-      const int64_t panels = hr::panel_count(part.out), run = run_of(part, rows, work.threads);
-      const int64_t items = (panels + run - 1) / run;
-      if (item >= items) {
-        item -= items;
-        continue;
-      }
-      const int64_t first = item * run, last = first + run < panels ? first + run : panels;
-      tiled_part(op, part, rows, first, last, work.scratch);
-      break;
-    }
-  }
+  each_run(op, rows, work, [&](const HrPart& part, int64_t first, int64_t last) {
+    tiled_part(op, part, rows, first, last, work.scratch);
+  });
   tiles_end();
 }
 

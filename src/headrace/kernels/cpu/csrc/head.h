@@ -14,7 +14,7 @@ namespace {
 static_assert(sizeof(HrBest) == 2 * sizeof(float), "a row of HrBest is two floats");
 
 void op_best(const HrHead& op, const hr::Work& work) {
-  const int64_t rows = op.linear.rows == HR_ROWS_N ? work.step->n : work.step->r;
+  const int64_t rows = work.rows(op.linear.rows);
   HrBest* mine = op.best + work.thread * op.stride;
   for (int64_t r = 0; r < rows; ++r) mine[r] = {-__builtin_inff(), INT32_MAX};
   HrPart part = op.linear.parts[0];
@@ -28,7 +28,7 @@ void op_best(const HrHead& op, const hr::Work& work) {
 }
 
 void op_pick(const HrHead& op, const hr::Work& work) {
-  const int64_t rows = op.linear.rows == HR_ROWS_N ? work.step->n : work.step->r;
+  const int64_t rows = work.rows(op.linear.rows);
   int64_t first, last;
   work.share(rows, &first, &last);
   for (int64_t r = first; r < last; ++r) {

@@ -6,18 +6,17 @@
 
 namespace {
 
-int64_t rows_of(const HrLinear& op, const HrStep& step) {
-  return op.rows == HR_ROWS_N ? step.n : step.r;
-}
-
 void run(const HrRecord& record, const hr::Work& work) {
   if (record.code == HR_OP_LINEAR) {
     const auto& op = *static_cast<const HrLinear*>(record.op);
-    const int64_t rows = rows_of(op, *work.step);
+    const int64_t rows = work.rows(op.rows);
     if (op.x.six && rows >= kTileRows) return tiled_linear(op, rows, work);
   }
-  if (record.code == HR_OP_GATE_UP && work.step->n >= kTileRows)
-    return tiled_gate_up(*static_cast<const HrGateUp*>(record.op), work.step->n, work);
+  if (record.code == HR_OP_GATE_UP) {
+    const auto& op = *static_cast<const HrGateUp*>(record.op);
+    const int64_t rows = work.rows(op.rows);
+    if (rows >= kTileRows) return tiled_gate_up(op, rows, work);
+  }
   hr::k_bf16.run(record, work);
 }
 

@@ -57,9 +57,9 @@ void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t f
   }
 }
 
-void op_linear(const HrLinear& op, const hr::Work& work) {
-  const int64_t rows = work.rows(op.rows);
-  if (rows == 0) return;
+// body(part, first, last) for the runs of panels [first, last) that fall to this thread.
+template <class Body>
+HR_INLINE void each_run(const HrLinear& op, int64_t rows, const hr::Work& work, Body body) {
   int64_t total = 0;
   for (int32_t i = 0; i < op.count; ++i) {
     const int64_t run = run_of(op.parts[i], rows, work.threads);
@@ -77,10 +77,18 @@ void op_linear(const HrLinear& op, const hr::Work& work) {
         continue;
       }
       const int64_t first = item * run, last = first + run < panels ? first + run : panels;
-      part_panels(op, part, rows, first, last);
+      body(part, first, last);
       break;
     }
   }
+}
+
+void op_linear(const HrLinear& op, const hr::Work& work) {
+  const int64_t rows = work.rows(op.rows);
+  if (rows == 0) return;
+  each_run(op, rows, work, [&](const HrPart& part, int64_t first, int64_t last) {
+    part_panels(op, part, rows, first, last);
+  });
 }
 
 }  // namespace

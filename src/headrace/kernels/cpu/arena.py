@@ -1,0 +1,55 @@
+"""Buffers of a program, shared by liveness: values that are never alive at the same node may lie in
+one place."""
+
+from __future__ import annotations
+
+import torch
+
+from .emit import QuantisedRows
+from .recorder import Recorder
+from .records import ROWS_N
+
+
+class Arena:
+    """Buffers by (rows, width), given back when their value dies."""
+
+    def __init__(self, recorder: Recorder, beside: Arena | None) -> None:
+        self._rows = recorder.rows
+        self._free: dict[tuple[str, int, int], list[torch.Tensor | QuantisedRows]] = {}
+        self.all: list[tuple[tuple[str, int, int], torch.Tensor | QuantisedRows]] = (
+            [] if beside is None else list(beside.all)
+        )
+        for key, buffer in self.all:
+            self._free.setdefault(key, []).append(buffer)
+
+    def _take(self, kind: str, rows: int, width: int) -> torch.Tensor | QuantisedRows | None:
+        # Sampled rows also have room where there is room for all.
+        for found in (rows, *((ROWS_N,) if self._rows[rows] <= self._rows[ROWS_N] else ())):
+            free = self._free.get((kind, found, width))
+            if free:
+                return free.pop()
+        return None
+
+    def floats(self, rows: int, width: int) -> torch.Tensor:
+        found = self._take("f", rows, width)
+        if found is not None:
+            assert isinstance(found, torch.Tensor)
+            return found
+        stride = -(-width // 16) * 16
+        stride += 16 if stride % 1024 == 0 else 0
+        made = torch.empty(self._rows[rows], stride)[:, :width]
+        self.all.append((("f", rows, width), made))
+        return made
+
+    def codes(self, rows: int, width: int) -> QuantisedRows:
+        found = self._take("q", rows, width)
+        if found is not None:
+            assert isinstance(found, QuantisedRows)
+            return found
+        made = QuantisedRows(self._rows[rows], width)
+        self.all.append((("q", rows, width), made))
+        return made
+
+    def give_back(self, rows: int, width: int, buffer: torch.Tensor | QuantisedRows) -> None:
+        kind = "f" if isinstance(buffer, torch.Tensor) else "q"
+        self._free.setdefault((kind, rows, width), []).append(buffer)
