@@ -41,7 +41,7 @@ from gpu_models import (
 from gpu_nodes import node_table, nodes
 from gpu_targets import target_table, targets
 
-from headrace.kernels.sampling import DrawParameters
+from headrace.kernels.draws import DrawParameters
 from headrace.kernels.triton import sampling
 from headrace.kernels.triton.aot import Compiled, compiling, triton_version
 from headrace.kernels.triton.operators import TritonOperators

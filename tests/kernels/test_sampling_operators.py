@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.kernels import sampling
-from headrace.kernels.sampling import DrawParameters, draw, log_probabilities, penalise, uniforms
+from headrace.kernels.draws import DrawParameters, uniforms
+from headrace.kernels.sampling import draw, log_probabilities, penalise
 
 
 def parameters(rows: int, **values) -> DrawParameters:

@@ -13,6 +13,7 @@ from kernel_cases import make_batch
 from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
+from headrace.kernels.draws import RULE, DrawParameters, streams, uniforms
 from headrace.kernels.operators import (
     DrawingProgram,
     GreedyProgram,
@@ -21,7 +22,6 @@ from headrace.kernels.operators import (
     StepBatch,
     StepLimits,
 )
-from headrace.kernels.sampling import RULE, DrawParameters, streams, uniforms
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
 
 WIDTH, TOKENS = 256, 100

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.kernels import sampling as reference
-from headrace.kernels.sampling import DrawParameters
+from headrace.kernels.draws import DrawParameters
 from headrace.kernels.triton.sampling import argmax, draw
 
 FILTERS = [

@@ -12,68 +12,12 @@ position: the text of a seeded request is a function of its prompt and parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 import torch
+
+from .draws import Drawing, DrawParameters, LogprobColumns
 
 CANDIDATES = 1024
 """Most likely tokens that top-p looks at before it sorts the vocabulary."""
-
-
-@dataclass(slots=True)
-class DrawParameters:
-    """Columns of the rows that draw: [R] each; temperature is above zero."""
-
-    temperature: torch.Tensor
-    """fp32."""
-    top_k: torch.Tensor
-    """int64; 0: all."""
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    """fp32."""
-    uniform: torch.Tensor
-    """fp64 in [0, 1)."""
-
-
-RULE = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("min_p", np.float32),
-        ("top_p", np.float32),
-        ("top_k", np.int32),
-        ("stream", np.uint64),
-    ]
-)
-"""How a program chooses a row's tokens, step after step (`DrawingProgram`). Temperature 0: the
-most likely; `stream` as `streams` gives it; else as in `DrawParameters`."""
-
-
-def uniforms(
-    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row, a function of its three values (SplitMix64, Steele 2014)."""
-    state = streams(seeds, choices)
-    with np.errstate(over="ignore"):
-        state = _mix(state ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def streams(
-    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint64]:
-    """What of `uniforms` stays the same while a sequence grows."""
-    with np.errstate(over="ignore"):
-        state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
-        return _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
-
-
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
 
 
 def penalise(
@@ -142,15 +86,6 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
         # Vectorised, where torch's is not; and no threads to be woken for a row.
         return torch.from_numpy(logits.numpy().argmax(-1))
     return logits.argmax(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Who turns logits into tokens: the reference, or a backend's own kernels."""
-
-    draw: Callable[[torch.Tensor, DrawParameters], torch.Tensor]
-    argmax: Callable[[torch.Tensor], torch.Tensor]
-    """logits [R, V] → the most likely token [R]; of equals the smallest id."""
 
 
 REFERENCE = Drawing(draw, _argmax)
@@ -247,22 +182,29 @@ def _invert(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.minimum(found, last).squeeze(1)
 
 
-@dataclass(slots=True)
-class LogprobColumns:
-    """Log-probabilities of the raw distribution, columns of R rows."""
-
-    logprobs: list[float]
-    ranks: list[int]
-    top_ids: list[list[int]]
-    top_logprobs: list[list[float]]
-
-
 def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> LogprobColumns:
     """Of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
     norm = torch.logsumexp(logits, -1, keepdim=True)
     own = logits.gather(1, tokens.unsqueeze(1))
     ranks = (logits > own).sum(-1) + 1
-    values, ids = logits.topk(top) if top else (logits[:, :0], tokens.new_empty(len(logits), 0))
+    values, ids = _most_likely(logits, top)
     return LogprobColumns(
         (own - norm).squeeze(1).tolist(), ranks.tolist(), ids.tolist(), (values - norm).tolist()
     )
+
+
+def _most_likely(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """values, ids [R, top], as `LogprobColumns` orders them: `topk` leaves that of ties open."""
+    values, ids = logits.topk(top)
+    if top == 0:
+        return values, ids
+    ids = ids.sort(-1).values
+    values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    # Where some that equal the last one were left out, they may be those with the smaller ids.
+    last = values[:, -1:]
+    open_end = ((logits == last).sum(-1) > (values == last).sum(-1)).nonzero().squeeze(1)
+    if len(open_end):
+        ordered = logits[open_end].sort(dim=-1, descending=True, stable=True)
+        ids[open_end] = ordered.indices[:, :top]
+    return values, ids

@@ -15,6 +15,7 @@ from ..base.config import Decision
 from ..base.errors import OptionError
 from .backend import Backend, Explaining, Question
 from .cpu.backend import CpuBackend
+from .draws import Drawing
 from .flashinfer.backend import FlashInferBackend
 from .operators import (
     CODED,
@@ -30,7 +31,7 @@ from .operators import (
     StepLimits,
 )
 from .reference import ReferenceBackend
-from .sampling import REFERENCE, Drawing
+from .sampling import REFERENCE
 from .triton.backend import TritonBackend
 from .weights import LoraWeight, Weight
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..base.step import Admission
+from .arrays import Array, like
 
 MakeTokenizer = Callable[[], Any]
 """Makes the `llguidance.LLTokenizer` of the model; called once, when the first grammar comes."""
@@ -129,10 +129,11 @@ class Form:
 class GrammarMasks:
     """A `LogitMask`: the forms of all rows that have one. Calls come from the worker's thread."""
 
-    def __init__(self, compiler: GrammarCompiler, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, compiler: GrammarCompiler, vocabulary: int, *, on_host: bool) -> None:
+        """`on_host`: logits lie in the host's memory."""
         self._compiler = compiler
         self._vocabulary = vocabulary
-        self._device = device
+        self._on_host = on_host
         self._forms: dict[int, Form] = {}
         self._threads = ThreadPoolExecutor(2, "headrace-masks")
         self._executor: Any = None
@@ -148,7 +149,7 @@ class GrammarMasks:
         for row in rows:
             self._forms.pop(row, None)
 
-    def apply(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+    def apply(self, logits: Array, rows: npt.NDArray[np.int64]) -> None:
         """Set what may not come next in logits [R, V] of these rows to -inf, in place."""
         if not self._forms:
             return
@@ -161,17 +162,18 @@ class GrammarMasks:
                 if form.fault is None:
                     places.append(place)
                     forms.append(form)
-        if self._device.type == "cpu":
-            # In numpy: torch would share each row among threads, which the kernels' team keeps
-            # busy. A sum: setting by a mask mispredicts its branches (30 against 1,600 µs).
-            host = logits.numpy()
+        if self._on_host:
+            # In numpy also where they are a tensor: torch would share each row among threads, which
+            # the kernels' team keeps busy. A sum: setting by a mask mispredicts its branches (30
+            # against 1,600 µs).
+            host = np.asarray(logits)
             for place, form in zip(places, forms, strict=True):
                 assert form.bias is not None
                 host[place] += form.bias
         elif forms:
-            words = torch.from_numpy(np.stack([_words(form) for form in forms]))
-            index = torch.tensor(places, device=self._device)
-            banned = expand(words.to(self._device))[:, : logits.shape[1]]
+            words = like(np.stack([_words(form) for form in forms]), logits)
+            index = like(np.array(places), logits)
+            banned = expand(words)[:, : logits.shape[1]]
             logits[index] = logits[index].masked_fill_(banned, float("-inf"))
 
     def advance(
@@ -248,7 +250,7 @@ class GrammarMasks:
         if not flags.any():
             raise GrammarFault("no token of the model can continue")
         form.allowed = allowed
-        if self._device.type == "cpu":
+        if self._on_host:
             # 1 → 0 → the bits of 0.0; 0 → -1, all bits → those of -inf.
             form.bias = ((flags.astype(np.int32) - 1) & _MINUS_INFINITY).view(np.float32)
 
@@ -281,9 +283,9 @@ def check(matcher: Any) -> None:
         raise GrammarFault(words[:300] or "the matcher gave up")
 
 
-def expand(words: torch.Tensor) -> torch.Tensor:
+def expand(words: Array) -> Array:
     """int32 [R, W], bit i of a row: token i is allowed → bool [R, 32 W], True: banned."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    shifts = like(np.arange(32, dtype=np.int32), words)
     return ((words.unsqueeze(-1) >> shifts) & 1).eq(0).flatten(1)
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..base.step import Admission, ReasoningBudget
-from .transfer import to_device
+from .arrays import Array, like
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ class ReasoningBudgets:
         for row in rows:
             self._rows.pop(row, None)
 
-    def apply(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+    def apply(self, logits: Array, rows: npt.NDArray[np.int64]) -> None:
         """Leave nothing but the closing mark in logits [R, V] of rows whose budget is spent."""
         if not self._rows:
             return
@@ -71,7 +70,7 @@ class ReasoningBudgets:
             if (found := self._rows.get(row)) is not None and found.spent
         ]
         if spent:
-            index = to_device(np.array(spent), logits.device)
+            index = like(np.array(spent), logits)
             logits[index[:, 0]] = float("-inf")
             logits[index[:, 0], index[:, 1]] = 0.0
 

@@ -15,7 +15,7 @@ import torch
 
 from ..base.errors import EngineFault
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
-from ..kernels.sampling import RULE, streams
+from ..kernels.draws import RULE, streams
 from .transfer import to_device
 
 _ROW = np.dtype(

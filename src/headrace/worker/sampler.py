@@ -1,46 +1,44 @@
 """From a step's logits to its tokens: each row by its own parameters, all rows at once.
 
 Work is done only for what some row asks: a step of greedy rows is one argmax. The order of the
-filters and the definition of each are in `kernels.sampling`.
+filters and the definition of each are in `kernels.sampling`. Logits are numpy arrays or tensors,
+and tokens are what the logits are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..base.step import TokenLogprobs
-from ..kernels import sampling
-from .rows import Rows
-from .transfer import to_device
+from ..kernels import host_sampling
+from ..kernels.draws import Drawing, DrawParameters, uniforms
+from .arrays import Array, like
+
+if TYPE_CHECKING:
+    from .rows import Rows
 
 
 class LogitMask(Protocol):
     """Forbids tokens before anything else is done (a grammar)."""
 
-    def apply(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+    def apply(self, logits: Array, rows: npt.NDArray[np.int64]) -> None:
         """Set forbidden logits [R, V] of these rows to -inf, in place."""
         ...
 
 
 class Sampler:
-    def __init__(
-        self,
-        rows: Rows,
-        masks: Sequence[LogitMask] = (),
-        drawing: sampling.Drawing = sampling.REFERENCE,
-    ) -> None:
+    def __init__(self, rows: Rows, masks: Sequence[LogitMask], drawing: Drawing) -> None:
         self._rows = rows
         self._masks = masks
         self._drawing = drawing
 
     def sample(
-        self, logits: torch.Tensor, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> tuple[torch.Tensor, list[TokenLogprobs | None] | None]:
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> tuple[Array, list[TokenLogprobs | None] | None]:
         """logits [R, V] fp32 (changed in place) of rows [R] → tokens [R] int64, log-probabilities.
 
         places [R] is where each new token will stand in its sequence. Log-probabilities are of the
@@ -48,7 +46,7 @@ class Sampler:
         """
         columns = self._rows.columns[rows]
         asked = np.flatnonzero(columns["logprobs"] >= 0)
-        raw = logits[_index(asked, logits)] if len(asked) else None
+        raw = logits[like(asked, logits)] if len(asked) else None
         for mask in self._masks:
             mask.apply(logits, rows)
         self._mask_stops(logits, rows, places, columns)
@@ -58,19 +56,19 @@ class Sampler:
         if raw is None:
             return tokens, None
         top = columns["logprobs"][asked]
-        found = log_probabilities(raw, tokens[_index(asked, logits)], top)
+        found = log_probabilities(raw, tokens[like(asked, logits)], top)
         result: list[TokenLogprobs | None] = [None] * len(rows)
         for place, logprobs in zip(asked, found, strict=True):
             result[place] = logprobs
         return tokens, result
 
-    def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, logits: Array) -> Array:
         """As `sample`, of rows that ask for nothing else (none is in `Rows.choosing`)."""
         return self._drawing.argmax(logits)
 
     def _mask_stops(
         self,
-        logits: torch.Tensor,
+        logits: Array,
         rows: npt.NDArray[np.int64],
         places: npt.NDArray[np.int64],
         columns: npt.NDArray[np.void],
@@ -80,15 +78,15 @@ class Sampler:
         pairs = [(place, token) for place in early for token in self._rows.stop_ids[rows[place]]]
         if not pairs:
             return
-        index = to_device(np.asarray(pairs, np.int64), logits.device)
+        index = like(np.asarray(pairs, np.int64), logits)
         kept = logits[index[:, 0], index[:, 1]] if self._masks else None
         logits[index[:, 0], index[:, 1]] = float("-inf")
         if kept is not None:
             # Where a mask left nothing but an end, the sequence ends early.
-            empty = logits[index[:, 0]].amax(-1) == float("-inf")
+            empty = (logits[index[:, 0]] == float("-inf")).all(-1)
             logits[index[empty, 0], index[empty, 1]] = kept[empty]
 
-    def _bias(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> None:
+    def _bias(self, logits: Array, rows: npt.NDArray[np.int64]) -> None:
         biases = [
             (place, token, bias)
             for place, row in enumerate(rows)
@@ -97,14 +95,14 @@ class Sampler:
         if biases:
             places, tokens, values = zip(*biases, strict=True)
             index = (
-                to_device(np.asarray(places, np.int64), logits.device),
-                to_device(np.asarray(tokens, np.int64), logits.device),
+                like(np.asarray(places, np.int64), logits),
+                like(np.asarray(tokens, np.int64), logits),
             )
-            logits[index] += to_device(np.asarray(values, np.float32), logits.device)
+            logits[index] += like(np.asarray(values, np.float32), logits)
 
     def _penalise(
         self,
-        logits: torch.Tensor,
+        logits: Array,
         rows: npt.NDArray[np.int64],
         places: npt.NDArray[np.int64],
         columns: npt.NDArray[np.void],
@@ -113,9 +111,24 @@ class Sampler:
         some = np.flatnonzero(columns["penalised"])
         if not len(some):
             return
-        index = _index(some, logits)
         chosen, lengths = columns[some], places[some]
-        table = self._rows.tokens[_index(rows[some], logits), : int(lengths.max())]
+        width = int(lengths.max())
+        if isinstance(logits, np.ndarray):
+            host_sampling.penalise_rows(
+                logits,
+                some,
+                self._rows.host_tokens[rows[some], :width],
+                chosen["prompt_length"],
+                lengths,
+                chosen["repetition"],
+                chosen["frequency"],
+                chosen["presence"],
+            )
+            return
+        from ..kernels import sampling
+
+        index = like(some, logits)
+        table = self._rows.tokens[like(rows[some], logits), :width]
         logits[index] = sampling.penalise(
             logits[index],
             table,
@@ -128,16 +141,16 @@ class Sampler:
 
     def _choose(
         self,
-        logits: torch.Tensor,
+        logits: Array,
         places: npt.NDArray[np.int64],
         columns: npt.NDArray[np.void],
-    ) -> torch.Tensor:
+    ) -> Array:
         some = np.flatnonzero(~columns["greedy"])
         if not len(some):
             return self._drawing.argmax(logits)
         chosen = columns[some]
-        uniform = sampling.uniforms(chosen["seed"], chosen["choice"], places[some])
-        parameters = sampling.DrawParameters(
+        uniform = uniforms(chosen["seed"], chosen["choice"], places[some])
+        parameters = DrawParameters(
             temperature=_column(chosen["temperature"], logits),
             top_k=_column(chosen["top_k"], logits),
             top_p=_column(chosen["top_p"], logits),
@@ -147,16 +160,22 @@ class Sampler:
         if len(some) == len(columns):
             return self._drawing.draw(logits, parameters)
         tokens = self._drawing.argmax(logits)
-        index = _index(some, logits)
+        index = like(some, logits)
         tokens[index] = self._drawing.draw(logits[index], parameters)
         return tokens
 
 
 def log_probabilities(
-    logits: torch.Tensor, tokens: torch.Tensor, top: npt.NDArray[np.int64]
+    logits: Array, tokens: Array, top: npt.NDArray[np.int64]
 ) -> list[TokenLogprobs]:
     """Of tokens [R] by raw logits [R, V], with the top[r] most likely of each row."""
-    found = sampling.log_probabilities(logits, tokens, min(int(top.max()), logits.shape[1]))
+    most = min(int(top.max()), logits.shape[1])
+    if isinstance(logits, np.ndarray):
+        found = host_sampling.log_probabilities(logits, tokens, most)
+    else:
+        from ..kernels import sampling
+
+        found = sampling.log_probabilities(logits, tokens, most)
     return [
         TokenLogprobs(logprob, rank, ids[:count], values[:count])
         for logprob, rank, ids, values, count in zip(
@@ -165,10 +184,6 @@ def log_probabilities(
     ]
 
 
-def _index(values: npt.NDArray[np.int64], like: torch.Tensor) -> torch.Tensor:
-    return to_device(values, like.device)
-
-
-def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+def _column(values: npt.NDArray[np.generic], logits: Array) -> Array:
     # A copy, since a field of a single row counts as contiguous whatever its stride.
-    return to_device(values.copy(), like.device)
+    return like(values.copy(), logits)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from ..base.step import StepPlan, StepResult, TokenLogprobs
+from ..kernels.draws import RULE
 from ..kernels.operators import KvCache, Operators, StepBatch
-from ..kernels.sampling import RULE
 from .adapters import Adapters, sampled_places
 from .grammar import GrammarMasks
 from .host_batch import HostBatches

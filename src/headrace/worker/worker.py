@@ -210,7 +210,9 @@ class Worker:
             if self._masks is not None:
                 self._masks.close()
             if self._grammars is not None:
-                self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, device)
+                self._masks = GrammarMasks(
+                    self._grammars, self.arch.vocab_size, on_host=device.type == "cpu"
+                )
             budgets = ReasoningBudgets()
             masks = (budgets,) if self._masks is None else (self._masks, budgets)
             self._sampler = Sampler(self._rows, masks, drawing_of(self._operators))

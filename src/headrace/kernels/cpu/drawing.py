@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from ..sampling import REFERENCE, Drawing, DrawParameters
+from .. import host_sampling
+from ..draws import Drawing, DrawParameters
 from . import emit, records
 from .library import Team
 from .records import HrDraw, HrDrawRow, HrStep
@@ -26,28 +28,55 @@ assert _ROW.itemsize == ctypes.sizeof(HrDrawRow)
 
 
 def drawing(team: Team) -> Drawing:
-    """The draw on a team of threads; what it has no room for goes to the reference."""
+    """The draw on a team of threads, numpy to numpy; what it has no room for is drawn in numpy."""
 
-    def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
+    def draw(logits: npt.NDArray[np.float32], parameters: DrawParameters) -> npt.NDArray[np.int64]:
         count, vocab = logits.shape
-        assert logits.dtype == torch.float32
-        assert logits.stride(1) == 1
+        assert logits.dtype == np.float32
+        assert logits.strides[1] == logits.itemsize
         rows = np.empty(count, _ROW)
         for name in ("temperature", "min_p", "top_p", "uniform"):
-            rows[name] = getattr(parameters, name).numpy()
-        rows["top_k"] = np.minimum(parameters.top_k.numpy(), 2**31 - 1)
+            rows[name] = getattr(parameters, name)
+        rows["top_k"] = np.minimum(parameters.top_k, 2**31 - 1)
         tokens = np.empty(count, np.int64)
         op = HrDraw(
-            logits.data_ptr(), logits.stride(0), rows.ctypes.data, tokens.ctypes.data, vocab, count
+            logits.ctypes.data,
+            logits.strides[0] // logits.itemsize,
+            rows.ctypes.data,
+            tokens.ctypes.data,
+            vocab,
+            count,
         )
         team.run(emit.program([(records.DRAW, op)]), 1, HrStep())
         left = np.flatnonzero(tokens < 0)
         if len(left):
-            index = torch.from_numpy(left)
             some = DrawParameters(
-                **{name: getattr(parameters, name)[index] for name in DrawParameters.__slots__}
+                **{name: getattr(parameters, name)[left] for name in DrawParameters.__slots__}
             )
-            tokens[left] = REFERENCE.draw(logits[index], some).numpy()
-        return torch.from_numpy(tokens)
+            tokens[left] = host_sampling.draw(logits[left], some)
+        return tokens
 
-    return Drawing(draw, REFERENCE.argmax)
+    def drawn(logits: Any, parameters: DrawParameters) -> Any:
+        if isinstance(logits, np.ndarray):
+            return draw(logits, parameters)
+        return _tensor(
+            draw(
+                np.asarray(logits),
+                DrawParameters(
+                    **{n: np.asarray(getattr(parameters, n)) for n in DrawParameters.__slots__}
+                ),
+            )
+        )
+
+    def argmax(logits: Any) -> Any:
+        found = host_sampling.argmax(np.asarray(logits))
+        return found if isinstance(logits, np.ndarray) else _tensor(found)
+
+    return Drawing(drawn, argmax)
+
+
+def _tensor(tokens: npt.NDArray[np.int64]) -> Any:
+    """While the backend's programs still give tensors, tokens are tensors."""
+    import torch
+
+    return torch.from_numpy(tokens)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..draws import RULE
 from ..operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
-from ..sampling import RULE
 from . import emit
 from .arena import Arena
 from .emit import Emitted

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
+from ..draws import Drawing
 from ..operators import (
     Coded,
     Dequantise,
@@ -24,7 +25,6 @@ from ..operators import (
     Unnormed,
 )
 from ..reference import unpack_rows
-from ..sampling import Drawing
 from ..weights import (
     BlockWeight,
     DenseWeight,

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..sampling import DrawParameters
+from ..draws import DrawParameters
 
 TILE = 4096
 

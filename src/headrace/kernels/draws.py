@@ -1,0 +1,92 @@
+"""What everybody who turns logits into tokens agrees on: the parameters, the numbers they draw by.
+
+Of arrays in the host's memory (numpy) and on a device (torch) alike, and so without torch. The
+order of the filters and the definition of each are in `kernels.sampling`, for arrays of the host
+they are computed in `kernels.host_sampling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+RULE = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("min_p", np.float32),
+        ("top_p", np.float32),
+        ("top_k", np.int32),
+        ("stream", np.uint64),
+    ]
+)
+"""How a program chooses a row's tokens, step after step (`DrawingProgram`). Temperature 0: the
+most likely; `stream` as `streams` gives it; else as in `DrawParameters`."""
+
+
+@dataclass(slots=True)
+class DrawParameters:
+    """Columns of the rows that draw: [R] each, where the logits are; temperature is above zero."""
+
+    temperature: Any
+    """fp32."""
+    top_k: Any
+    """int64; 0: all."""
+    top_p: Any
+    min_p: Any
+    """fp32."""
+    uniform: Any
+    """fp64 in [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Who turns logits into tokens, numpy into numpy or tensors into tensors: the reference, or a
+    backend's own kernels."""
+
+    draw: Callable[[Any, DrawParameters], Any]
+    """logits [R, V] fp32 → tokens [R] int64, one draw per row."""
+    argmax: Callable[[Any], Any]
+    """logits [R, V] → the most likely token [R] int64; of equals the smallest id."""
+
+
+@dataclass(slots=True)
+class LogprobColumns:
+    """Log-probabilities of the raw distribution, columns of R rows.
+
+    The most likely tokens stand by value descending, of equals the smallest id first.
+    """
+
+    logprobs: list[float]
+    ranks: list[int]
+    """1 + how many tokens are more likely."""
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row, a function of its three values (SplitMix64, Steele 2014)."""
+    state = streams(seeds, choices)
+    with np.errstate(over="ignore"):
+        state = _mix(state ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def streams(
+    seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint64]:
+    """What of `uniforms` stays the same while a sequence grows."""
+    with np.errstate(over="ignore"):
+        state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
+        return _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
+
+
+def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

@@ -1,0 +1,150 @@
+"""`kernels.sampling` for logits in the host's memory, in numpy: what it computes is defined there.
+
+Row by row, and of a row no more than is needed: at 152,000 tokens a row is 600 kB, so that each
+pass over it costs more than the calls around it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from .draws import DrawParameters, LogprobColumns
+
+BLOCK = 16_384
+"""Logits whose exponentials are summed at once, in fp32: they stay in the first caches."""
+GROUP = 128
+"""Logits of which one, the largest, stands for all when the most likely ones are looked for."""
+
+Logits = npt.NDArray[np.float32]
+
+
+def penalise_rows(
+    logits: Logits,
+    rows: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int32],
+    prompt_lengths: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    repetition: npt.NDArray[np.float32],
+    frequency: npt.NDArray[np.float32],
+    presence: npt.NDArray[np.float32],
+) -> None:
+    """As `sampling.penalise`, in place: rows [P] of logits [R, V], by tokens [P, L].
+
+    Touched are the logits of tokens that appear, and no others.
+    """
+    for place, row in enumerate(rows.tolist()):
+        line, known = logits[row], tokens[place, : lengths[place]]
+        if repetition[place] != 1:
+            seen = np.zeros(len(line), np.bool_)
+            seen[known] = True
+            ids = np.flatnonzero(seen)
+            values, factor = line[ids], repetition[place]
+            line[ids] = np.where(values > 0, values / factor, values * factor)
+        if frequency[place] != 0 or presence[place] != 0:
+            ids, counts = np.unique(known[prompt_lengths[place] :], return_counts=True)
+            values = line[ids] - counts.astype(np.float32) * frequency[place]
+            line[ids] = values - presence[place]
+
+
+def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -> LogprobColumns:
+    """Of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
+    found = LogprobColumns([], [], [], [])
+    for line, token in zip(logits, tokens.tolist(), strict=True):
+        norm, own = _logsumexp(line), float(line[token])
+        found.logprobs.append(own - norm)
+        found.ranks.append(int(np.count_nonzero(line > own)) + 1)
+        ids = _most_likely(line, top)
+        found.top_ids.append(ids.tolist())
+        found.top_logprobs.append([value - norm for value in line[ids].tolist()])
+    return found
+
+
+def draw(logits: Logits, parameters: DrawParameters) -> npt.NDArray[np.int64]:
+    """As `sampling.draw`, with a sort of the whole row for top-p: for rows that come rarely."""
+    tokens = np.empty(len(logits), np.int64)
+    # Where logits are not numbers the sequence gets some token, the others their own.
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        for row, line in enumerate(logits):
+            scaled = line / parameters.temperature[row]
+            threshold = _threshold(
+                scaled, parameters.top_k[row], parameters.top_p[row], parameters.min_p[row]
+            )
+            tokens[row] = _invert(_masses(scaled, threshold), float(parameters.uniform[row]))
+    return tokens
+
+
+def argmax(logits: Logits) -> npt.NDArray[np.int64]:
+    """logits [R, V] → the most likely token [R]; of equals the smallest id."""
+    found: npt.NDArray[np.int64] = logits.argmax(-1)
+    return found
+
+
+def _logsumexp(line: Logits) -> float:
+    peak = line.max()
+    if not np.isfinite(peak):
+        return float(peak)
+    room, total = np.empty(min(BLOCK, len(line)), np.float32), 0.0
+    for low in range(0, len(line), BLOCK):
+        part = line[low : low + BLOCK]
+        masses = np.subtract(part, peak, out=room[: len(part)])
+        total += float(np.exp(masses, out=masses).sum())
+    return float(peak) + math.log(total)
+
+
+def _most_likely(line: Logits, top: int) -> npt.NDArray[np.int64]:
+    """The `top` largest, as `LogprobColumns` orders them."""
+    if top == 0:
+        return np.empty(0, np.int64)
+    candidates = np.flatnonzero(line >= _bound(line, top))
+    if len(candidates) < top:  # Some logits are not numbers.
+        candidates = np.arange(len(line))
+    order = np.argsort(-line[candidates], kind="stable")
+    return candidates[order[:top]]
+
+
+def _bound(line: Logits, top: int) -> float:
+    """A value that at least `top` logits reach, and few others: as many groups have one."""
+    groups = len(line) // GROUP
+    if groups < 2 * top:
+        return -math.inf
+    peaks = line[: groups * GROUP].reshape(groups, GROUP).max(1)
+    return float(np.partition(peaks, groups - top)[groups - top])
+
+
+def _threshold(scaled: Logits, top_k: np.int64, top_p: np.float32, min_p: np.float32) -> np.float32:
+    """The least scaled logit that min-p, top-k and top-p keep, one after the other."""
+    threshold: np.float32 = scaled.max() + np.log(min_p)
+    if 0 < top_k < len(scaled):
+        place = len(scaled) - top_k
+        threshold = max(threshold, np.partition(scaled, place)[place])
+    if top_p >= 1:
+        return threshold
+    ordered = np.sort(scaled[scaled >= threshold])[::-1]
+    if not len(ordered):
+        return threshold
+    cumulative = np.cumsum(_masses(ordered, threshold))
+    # The nucleus ends with the token at which the mass reaches its share of what was kept.
+    last = np.searchsorted(cumulative, np.float64(top_p) * cumulative[-1])
+    found: np.float32 = ordered[min(int(last), len(ordered) - 1)]
+    return found
+
+
+def _masses(scaled: Logits, threshold: np.float32) -> npt.NDArray[np.float64]:
+    """Unnormalised probabilities in fp64; zero below the threshold."""
+    masses = np.exp(scaled - scaled.max())
+    masses[scaled < threshold] = 0
+    result: npt.NDArray[np.float64] = masses.astype(np.float64)
+    return result
+
+
+def _invert(masses: npt.NDArray[np.float64], uniform: float) -> int:
+    """The place at which the cumulated masses [V] pass `uniform` of their sum."""
+    cumulative = np.cumsum(masses)
+    total = cumulative[-1]
+    found = int(np.searchsorted(cumulative, uniform * total, side="right"))
+    # The product may round up to the sum: then it is the last place that has any mass.
+    last = min(int(np.searchsorted(cumulative, total)), len(masses) - 1)
+    return min(found, last)
