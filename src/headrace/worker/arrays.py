@@ -39,6 +39,10 @@ def fp32(array: Array) -> Array:
     return array.float()
 
 
+def int64(array: Array) -> Array:
+    return array.astype(np.int64) if isinstance(array, np.ndarray) else array.long()
+
+
 def concatenate(parts: Sequence[Array]) -> Array:
     """Along the first axis."""
     if isinstance(parts[0], np.ndarray):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ..base.arch import Pooling
 from ..base.step import StepPlan
-from .rows import Rows
+from .arrays import Array, concatenate, copy, fp32, like, normalised, stack
+
+if TYPE_CHECKING:
+    from .rows import Rows
 
 TILE = 64
 """Tokens that are summed at once, counted from the input's start: how a prompt was cut into
 chunks does not change the order of its sum."""
 
-Head = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Head = Callable[[Array, Array], Array]
 """hidden [N, D], rows [R] → what is returned in place of vectors [R, labels]."""
 
 
@@ -24,20 +27,22 @@ class _Mean:
 
     __slots__ = ("count", "rest", "total")
 
-    def __init__(self, width: int, device: torch.device) -> None:
+    def __init__(self, vectors: Array) -> None:
+        """Of `vectors` [N, D] fp32 and what will be added."""
         self.count = 0
-        self.total = torch.zeros(width, device=device)
-        self.rest = torch.empty(0, width, device=device)
+        self.total: Array = 0.0
+        self.rest: Array = vectors[:0]
+        self.add(vectors)
 
-    def add(self, vectors: torch.Tensor) -> None:
+    def add(self, vectors: Array) -> None:
         self.count += len(vectors)
-        rest = torch.cat([self.rest, vectors])
+        rest = concatenate([self.rest, vectors])
         whole = len(rest) // TILE * TILE
         for low in range(0, whole, TILE):
-            self.total += rest[low : low + TILE].sum(0)
-        self.rest = rest[whole:].clone()
+            self.total = self.total + rest[low : low + TILE].sum(0)
+        self.rest = copy(rest[whole:])
 
-    def mean(self) -> torch.Tensor:
+    def mean(self) -> Array:
         total = self.total + self.rest.sum(0) if len(self.rest) else self.total
         return total / self.count
 
@@ -50,7 +55,7 @@ class Pooler:
         self._pooling = pooling
         self._head = head
         self._means: dict[int, _Mean] = {}
-        self._firsts: dict[int, torch.Tensor] = {}
+        self._firsts: dict[int, Array] = {}
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -65,7 +70,7 @@ class Pooler:
         return found
 
     def collect(
-        self, plan: StepPlan, pooled: Sequence[int], hidden: torch.Tensor
+        self, plan: StepPlan, pooled: Sequence[int], hidden: Array
     ) -> list[list[float] | None] | None:
         """Per entry the vector where its input is complete; hidden [N, D]. None: no one asked.
 
@@ -76,7 +81,7 @@ class Pooler:
         columns = self._rows.columns[plan.rows]
         begins = np.concatenate([[0], np.cumsum(plan.counts)])
         done: list[int] = []
-        vectors: list[torch.Tensor] = []
+        vectors: list[Array] = []
         for entry in pooled:
             begin, end = int(begins[entry]), int(begins[entry + 1])
             row, start = plan.rows[entry], plan.starts[entry]
@@ -88,31 +93,30 @@ class Pooler:
         result: list[list[float] | None] = [None] * len(plan.rows)
         if not done:
             return result
-        together = torch.stack(vectors)
+        together = stack(vectors)
         if self._head is not None:
-            together = self._head(together, torch.arange(len(done), device=hidden.device)).float()
+            together = fp32(self._head(together, like(np.arange(len(done)), hidden)))
         else:
-            together = together.float()
+            together = fp32(together)
             if self._pooling.normalise:
-                together = together / together.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+                together = normalised(together)
         for place, values in zip(done, together.tolist(), strict=True):
             result[place] = values
         return result
 
-    def _feed(
-        self, row: int, start: int, chunk: torch.Tensor, complete: bool
-    ) -> torch.Tensor | None:
+    def _feed(self, row: int, start: int, chunk: Array, complete: bool) -> Array | None:
         kind = "cls" if self._head is not None else self._pooling.kind
         if kind == "last":
             return chunk[-1] if complete else None
         if kind == "cls":
             if start == 0:
-                self._firsts[row] = chunk[0].clone()
+                self._firsts[row] = copy(chunk[0])
             return self._firsts.pop(row) if complete else None
         if start == 0:
-            self._means[row] = _Mean(chunk.shape[1], chunk.device)
-        mean = self._means[row]
-        mean.add(chunk.float())
+            mean = self._means[row] = _Mean(fp32(chunk))
+        else:
+            mean = self._means[row]
+            mean.add(fp32(chunk))
         if not complete:
             return None
         del self._means[row]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ..base.step import StepPlan, TokenLogprobs
-from .rows import Rows
-from .runner import Runner
+from .arrays import Array, concatenate, copy, int64, like
 from .sampler import log_probabilities
+
+if TYPE_CHECKING:
+    from .rows import Rows
+    from .runner import Runner
 
 LOGIT_ROWS = 64
 """Rows of logits held at once: a long chunk times a large vocabulary would be gigabytes."""
@@ -21,7 +24,7 @@ class PromptScores:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._last: dict[int, tuple[int, torch.Tensor]] = {}
+        self._last: dict[int, tuple[int, Array]] = {}
         """Per row: the position of the last vector computed, and the vector [1, D]."""
 
     def release(self, rows: Sequence[int]) -> None:
@@ -40,7 +43,7 @@ class PromptScores:
         return found
 
     def score(
-        self, plan: StepPlan, wanted: Sequence[int], runner: Runner, hidden: torch.Tensor
+        self, plan: StepPlan, wanted: Sequence[int], runner: Runner, hidden: Array
     ) -> list[list[TokenLogprobs]] | None:
         """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
 
@@ -50,32 +53,33 @@ class PromptScores:
         if not wanted:
             return None
         columns = self._rows.columns[plan.rows]
+        table = self._rows.host_tokens if isinstance(hidden, np.ndarray) else self._rows.tokens
         result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
         begins = np.concatenate([[0], np.cumsum(plan.counts)])
         for entry in wanted:
             row, start = plan.rows[entry], plan.starts[entry]
             vectors = hidden[begins[entry] : begins[entry + 1]]
             position, before = self._last.get(row, (-1, vectors[:0]))
-            self._last[row] = (start + len(vectors) - 1, vectors[-1:].clone())
+            self._last[row] = (start + len(vectors) - 1, copy(vectors[-1:]))
             if start and position != start - 1:
                 continue
             end = min(start + len(vectors), int(columns[entry]["prompt_length"]))
             result[entry] = self._entry(
                 runner,
-                torch.cat([before, vectors]) if start else vectors,
-                self._rows.tokens[row, max(start, 1) : end].long(),
+                concatenate([before, vectors]) if start else vectors,
+                int64(table[row, max(start, 1) : end]),
                 int(columns[entry]["prompt_logprobs"]),
             )
         return result
 
     def _entry(
-        self, runner: Runner, vectors: torch.Tensor, following: torch.Tensor, top: int
+        self, runner: Runner, vectors: Array, following: Array, top: int
     ) -> list[TokenLogprobs]:
         """vectors[i] predicts following[i]."""
         scores: list[TokenLogprobs] = []
         for low in range(0, len(following), LOGIT_ROWS):
             tokens = following[low : low + LOGIT_ROWS]
-            rows = torch.arange(low, low + len(tokens), device=vectors.device)
+            rows = like(np.arange(low, low + len(tokens)), vectors)
             logits = runner.logits(vectors, rows)
             scores += log_probabilities(logits, tokens, np.full(len(tokens), top))
         return scores
