@@ -16,13 +16,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.step import Admission
 from .arrays import Array, like
+
+if TYPE_CHECKING:
+    import torch
 
 MakeTokenizer = Callable[[], Any]
 """Makes the `llguidance.LLTokenizer` of the model; called once, when the first grammar comes."""
@@ -283,9 +286,11 @@ def check(matcher: Any) -> None:
         raise GrammarFault(words[:300] or "the matcher gave up")
 
 
-def expand(words: Array) -> Array:
+def expand(words: torch.Tensor) -> torch.Tensor:
     """int32 [R, W], bit i of a row: token i is allowed → bool [R, 32 W], True: banned."""
-    shifts = like(np.arange(32, dtype=np.int32), words)
+    import torch
+
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & 1).eq(0).flatten(1)
 
 
