@@ -115,6 +115,8 @@ class Row:
     stages: int
     resident: int
     matrix: str
+    early: bool
+    """Launched before the kernel before it has ended."""
     instructions: dict[str, int]
     seconds: float
     faults: list[str]
@@ -213,19 +215,23 @@ def make_row(compiled: Compiled, model: str, step: Step) -> Row:
     return Row(
         compiled.kernel, compiled.architecture, model, step.name, len(compiled.grids),
         code.registers, code.spills, code.stack, compiled.shared, compiled.warps, compiled.stages,
-        compiled.resident, code.tensor_core, code.instructions, round(compiled.seconds, 2),
+        compiled.resident, code.tensor_core, bool(compiled.constants.get("EARLY")),
+        code.instructions, round(compiled.seconds, 2),
         list(find_faults(compiled, step)),
     )  # fmt: skip
 
 
 def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
     """What must not be."""
+    code = compiled.code
     if compiled.shared > SHARED_LIMIT[compiled.architecture]:
         yield f"needs {compiled.shared} bytes of shared memory: it would not start"
     elif compiled.resident == 0:
         yield f"{compiled.code.registers} registers x {compiled.warps} warps: it would not start"
     if compiled.code.spills and compiled.kernel not in SPILLS_EXPLAINED:
         yield f"{compiled.code.spills} spills"
+    if compiled.constants.get("EARLY") and code.unwaited != ():
+        yield f"launched early, and before it waits: {code.unwaited}"
     if compiled.kernel in MATRIX and compiled.code.tensor_core == "none":
         yield f"multiplies without matrix instructions ({compiled.code.instructions['all']} in all)"
     if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:

@@ -45,6 +45,8 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
     prefill = [r for r in found["kernels"] if r["kernel"] == "attention_prefill._prefill_kernel"]
     assert {row["matrix"] for row in prefill} == {"warpgroup"}
     assert all(row["spills"] == 0 for row in found["kernels"])
+    early = {row["kernel"] for row in found["kernels"] if row["early"]}
+    assert {"attention_decode._split_kernel", "product_skinny._product_kernel"} <= early
 
 
 @pytest.mark.slow

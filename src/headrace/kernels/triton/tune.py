@@ -28,7 +28,8 @@ from .gated import gated
 from .norm import rms_norm
 from .packed import tile_weight
 from .product_packed import ProductConfig, product_packed
-from .product_skinny import SkinnyConfig, make_tickets, product_skinny
+from .product_skinny import SkinnyConfig, product_skinny
+from .split import make_tickets
 from .table import PATH, Table, architecture, load_table
 
 Measure = Callable[[Callable[[], object]], float]
@@ -128,12 +129,13 @@ def _attention(
     def query(batch: StepBatch) -> torch.Tensor:
         return torch.randn(len(batch.tokens), shapes.heads, width, device=device).to(dtype)
 
+    tickets = make_tickets(torch.device(device))
     if up_to != 64:  # The table's first bucket of decode attention reaches to 128.
         q = query(single)
 
         def decode(config: DecodeConfig) -> object:
             out = torch.empty_like(q)
-            attention_decode(q, kv, single, single.groups[0], out, 0.1, None, config)
+            attention_decode(q, kv, single, single.groups[0], out, 0.1, None, config, tickets)
             return out
 
         now = table.decode(width)
