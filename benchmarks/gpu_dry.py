@@ -42,7 +42,6 @@ from gpu_nodes import node_table, nodes
 from gpu_targets import target_table, targets
 
 from headrace.kernels.draws import DrawParameters
-from headrace.kernels.triton import sampling
 from headrace.kernels.triton.aot import Compiled, compiling, triton_version
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.sass import SHARED_LIMIT
@@ -190,7 +189,7 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
                 with compiling(architecture, known) as found:
                     model.forward(operators, batch, cache)
                     if model is not None and not deterministic:
-                        draw_tokens(len(step.entries), arch.vocab_size)
+                        draw_tokens(operators, len(step.entries), arch.vocab_size)
                 for compiled in found:
                     cut = (compiled.warps, compiled.stages, compiled.code.registers)
                     key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
@@ -200,12 +199,12 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
         print(f"{architecture} {label}: {len(seen)} kernels so far", file=sys.stderr, flush=True)
 
 
-def draw_tokens(rows: int, vocabulary: int) -> None:
-    """The two kernels of sampling."""
+def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:
+    """The kernels of sampling."""
     logits = torch.empty(rows, vocabulary, device="meta")
     column = torch.empty(rows, device="meta")
-    sampling.argmax(logits)
-    sampling.draw(
+    operators.drawing.argmax(logits)
+    operators.drawing.draw(
         logits, DrawParameters(column, column.long(), column, column, column.double())
     )  # fmt: skip
 

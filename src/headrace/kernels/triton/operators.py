@@ -64,8 +64,6 @@ class TritonOperators:
     """See `Operators` for the meaning and the shapes of each method."""
 
     name = "triton"
-    drawing = Drawing(sampling.draw, sampling.argmax)
-    """Without a sort, and without asking the device anything: the host never waits."""
 
     def __init__(
         self,
@@ -80,6 +78,8 @@ class TritonOperators:
         self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
+        self.drawing = Drawing(sampling.draw, self._argmax)
+        """Without a sort, and without asking the device anything: the host never waits."""
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
         self._tickets: dict[torch.device, torch.Tensor] = {}
@@ -375,6 +375,9 @@ class TritonOperators:
         if device not in self._tickets:
             self._tickets[device] = make_tickets(device)
         return self._tickets[device]
+
+    def _argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return sampling.argmax(logits, early=self._early(logits).early)
 
     def _early(self, x: torch.Tensor) -> EarlyConfig:
         """How kernels on `x`'s device are launched."""

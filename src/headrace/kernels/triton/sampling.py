@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from ..draws import DrawParameters
+from .early import launch_options, wait_for_inputs
 
 TILE = 4096
 
@@ -141,24 +142,52 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
 
 
 @triton.jit
-def _argmax_kernel(logits, tokens, width, stride, TILE: tl.constexpr):
+def _peaks_kernel(
+    logits, peaks, places, width, stride, tiles, TILE: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Of each tile of a row: its largest logit, and where it first is."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    best = float("-inf")
-    token = tl.program_id(0) * 0
-    for at in range(0, width, TILE):
-        columns = at + tl.arange(0, TILE)
-        value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
-        top = tl.max(value, 0)
-        first = tl.min(tl.where(value == top, columns, 2147483647), 0)
-        # Strictly greater: of equal logits the smallest id wins, as in the reference.
-        token = tl.where(top > best, first, token)
-        best = tl.maximum(best, top)
-    tl.store(tokens + row, token.to(tl.int64))
+    tile = tl.program_id(1)
+    columns = tile * TILE + tl.arange(0, TILE)
+    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    peak = tl.max(value, 0)
+    tl.store(peaks + row * tiles + tile, peak)
+    first = tl.min(tl.where((value == peak) & (columns < width), columns, 2147483647), 0)
+    tl.store(places + row * tiles + tile, first)
 
 
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """logits [R, V] fp32 → the most likely token [R] int64; of equals the smallest id."""
+@triton.jit
+def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr, EARLY: tl.constexpr):
+    """Of equal logits the smallest id wins, as in the reference."""
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, TILES)
+    there = tile < tiles
+    peak = tl.load(peaks + row * tiles + tile, mask=there, other=float("-inf"))
+    place = tl.load(places + row * tiles + tile, mask=there, other=2147483647)
+    best = tl.max(peak, 0)
+    first = tl.min(tl.where(peak == best, place, 2147483647), 0)
+    tl.store(tokens + row, tl.where(first < 2147483647, first, 0).to(tl.int64))
+
+
+def argmax(logits: torch.Tensor, *, early: bool = False) -> torch.Tensor:
+    """logits [R, V] fp32 → the most likely token [R] int64; of equals the smallest id.
+
+    Two kernels: one program of a row alone would go through its 500 kB in 32 turns of a
+    microsecond each, and nothing else runs at that time.
+    """
     rows, width = logits.shape
+    assert logits.stride(1) == 1
+    tiles = triton.cdiv(width, TILE)
+    peaks = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
+    places = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _argmax_kernel[(rows,)](logits, tokens, width, logits.stride(0), TILE=TILE, num_warps=16)
+    options = launch_options(early)
+    _peaks_kernel[(rows, tiles)](
+        logits, peaks, places, width, logits.stride(0), tiles, TILE=TILE, num_warps=8, **options
+    )
+    _best_kernel[(rows,)](
+        peaks, places, tokens, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1, **options
+    )
     return tokens
