@@ -3,10 +3,11 @@
     PYTHONPATH=src python benchmarks/gpu_bench.py [--smoke] [--only PART …] [--minutes 8.5]
 
 Needs torch, triton and (for one part) transformers; no network, no weights: models have real
-configurations and random numbers. In order: Triton's cache is filled from several processes; every
-kernel and path is checked against the reference on the device; the two ceilings, and every
-kernel's time and share of the ceiling that binds it; whole models through the real worker and the
-real scheduler; transformers on the same.
+configurations and random numbers. In order: do kernels that start early give the bits that they
+give otherwise (if not, the rest runs without, and the record says so); Triton's cache is filled
+from several processes; every kernel and path is checked against the reference on the device; the
+two ceilings, and every kernel's time and share of the ceiling that binds it; whole models through
+the real worker and the real scheduler; transformers on the same.
 
 Every part is a process of its own with a limit of its own: what faults, hangs or takes the CUDA
 context with it ends that part and no other, and the record says so. `--smoke` touches every part
@@ -37,6 +38,7 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 HERE = Path(__file__).parent
+TABLE = HERE.parent / "src/headrace/kernels/triton/table.json"
 SHARDS = min(12, os.cpu_count() or 1)
 """Processes that check and compile at the same time."""
 
@@ -53,6 +55,7 @@ class Part:
 
 
 PARTS = (
+    Part("early", 50),
     Part("compile", 75),
     Part("checks", 100),
     Part("kernels", 75),
@@ -66,8 +69,9 @@ PARTS = (
 )
 """By worth: what comes last is what is left out."""
 SMALL_PARTS = (
-    Part("checks", 50), Part("kernels", 50), Part("small bf16", 50), Part("small fp8", 50),
-    Part("small int4", 50), Part("small experts fp8", 50), Part("transformers", 50),
+    Part("early", 50), Part("checks", 50), Part("kernels", 50), Part("small bf16", 50),
+    Part("small fp8", 50), Part("small int4", 50), Part("small experts fp8", 50),
+    Part("transformers", 50),
 )  # fmt: skip
 TINY_PARTS = (
     Part("checks", 400),
@@ -106,13 +110,18 @@ class Bench:
         limit = min(part.seconds, self.left())
         begin = time.perf_counter()
         print(f"== {part.name} (up to {limit:.0f} s)", flush=True)
-        work = {"checks": self._checks, "compile": self._compile}.get(part.name, self._alone)
+        own = {"early": self._early, "checks": self._checks, "compile": self._compile}
+        work = own.get(part.name, self._alone)
         work(part.name, limit)
         self.record["seconds"][part.name] = round(time.perf_counter() - begin, 1)
 
     def run_all(self, parts: Sequence[Part]) -> None:
         """One after the other, with a record after each; `--smoke` at the same time."""
         if self.size == "small":
+            # The first one decides how the others run.
+            for part in [part for part in parts if part.name == "early"]:
+                self.run(part)
+            parts = [part for part in parts if part.name != "early"]
             # Nothing is measured, and most of it is starting and compiling. The record is saved at
             # the end only: it cannot be written out while others add to it.
             self._at_once(self.run, parts)
@@ -175,6 +184,28 @@ class Bench:
                 self.record["wrong"].append(f"{row['kernel']}: {row.get('failure', row)}")
         self.record["left_out"] += found.get("left_out", [])
 
+    def _early(self, name: str, limit: float) -> None:
+        """Everything rests on it, and it has never run: where it is not right, it is turned off
+        for what follows, so that a session on a GPU is not lost to it."""
+        names = self._names("EARLY")
+        deadline = time.perf_counter() + limit
+        done = self._at_once(lambda each: self._shard([each], deadline), names)
+        rows = [row for found in done for row in found]
+        self.record["parts"][name] = rows
+        right = {row["check"] for row in rows if row["right"]}
+        if names and right == set(names):
+            self.record["early"] = "as the table says"
+            return
+        why = [f"{row['check']}: {row.get('failure', row)}" for row in rows if not row["right"]]
+        why += [f"{each}: not done" for each in names if each not in {r["check"] for r in rows}]
+        table = json.loads(TABLE.read_text())
+        for row in table.values():
+            row["early"] = [{"up_to": None, "early": False, "ahead": 0}]
+        TABLE.write_text(json.dumps(table, indent=1) + "\n")
+        self.record["early"] = f"turned off in {TABLE.name}"
+        self.record["wrong"] += why or ["early: no checks"]
+        print(f"!! early starts are turned off: {why}", flush=True)
+
     def _checks(self, name: str, limit: float) -> None:
         names = list(TINY_CHECKS) if self.size == "tiny" else self._check_names()
         deadline = time.perf_counter() + limit
@@ -190,7 +221,12 @@ class Bench:
         print(f"{sum(bool(row['right']) for row in rows)} of {len(names)} checks are right")
 
     def _check_names(self) -> list[str]:
-        which = "SMOKE" if self.size == "small" else "all_checks()"
+        names = self._names("SMOKE" if self.size == "small" else "all_checks()")
+        done = {row["check"] for row in self.record["parts"].get("early", [])}
+        return [name for name in names if name not in done]
+
+    def _names(self, which: str) -> list[str]:
+        """The names of some checks; none, and a failure, where they cannot be imported."""
         code = f"import json, gpu_checks; print(json.dumps(list(gpu_checks.{which})))"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=HERE,

@@ -92,7 +92,7 @@ def early(weights: str, kv: str) -> Callable[[str, torch.dtype], float]:
         step = Step("decode 3", ((20, 1), (7, 1), (300, 1)))
         batch = make_batch(step, windows_of(SMALL), device)
         found = []
-        for switch in (OFF, EarlyConfig(True, 16_384)):
+        for switch in (OFF, EarlyConfig(True, 32_768)):
             with patch.object(Table, "early", lambda _, switch=switch: switch):
                 cache = make_cache(SMALL, 64, device, stored)
                 _fill(cache, cache)

@@ -96,6 +96,40 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
     assert not found["left_out"]
 
 
+@pytest.mark.parametrize(("does", "said"), [
+    ("right = True", "as the table says"),
+    ("right = name != 'early b'", "turned off in table.json"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off in table.json"),
+    ("time.sleep(60)", "turned off in table.json"),
+])  # fmt: skip
+def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
+) -> None:
+    (tmp_path / "gpu_checks.py").write_text(
+        "import json, sys, time, os, signal\n"
+        "EARLY, SMOKE = ['early a', 'early b'], ['early b', 'norms']\n"
+        "names = json.loads(sys.argv[-1]) if len(sys.argv) > 1 else []\n"
+        "for name in names:\n"
+        "    print(json.dumps({'begins': name}), flush=True)\n"
+        f"    {does}\n"
+        "    print(json.dumps({'check': name, 'right': right}), flush=True)\n"
+    )
+    table = tmp_path / "table.json"
+    table.write_text((ROOT / "src/headrace/kernels/triton/table.json").read_text())
+    monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
+    monkeypatch.setattr(gpu_bench, "TABLE", table)
+    bench = gpu_bench.Bench(1, tmp_path / "bench.json", "small")
+    bench.run(gpu_bench.Part("early", 8, 1))
+    assert bench.record["early"] == said
+    on = said == "as the table says"
+    assert bool(bench.record["wrong"]) is not on
+    for name, row in json.loads(table.read_text()).items():
+        assert row["early"][0]["early"] is (on and name != "sm_80")
+    # What was asked already is not asked again.
+    asked = {row["check"] for row in bench.record["parts"]["early"]}
+    assert ("early b" in bench._check_names()) is ("early b" not in asked)
+
+
 def test_a_part_that_hangs_is_ended_and_the_rest_named(tmp_path: Path) -> None:
     bench = gpu_bench.Bench(1, tmp_path / "bench.json", "tiny")
     (tmp_path / "gpu_parts.py").write_text(
