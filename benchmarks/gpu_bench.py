@@ -38,7 +38,6 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 HERE = Path(__file__).parent
-TABLE = HERE.parent / "src/headrace/kernels/triton/table.json"
 SHARDS = min(12, os.cpu_count() or 1)
 """Processes that check and compile at the same time."""
 
@@ -93,6 +92,8 @@ class Bench:
         self._path, self.size = path, size
         self._over = threading.Event()
         """Set when the run is broken off: no process is begun any more, and none is left."""
+        self._early_off = False
+        """For every process from now on, see `_early`."""
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_bench_"))
         self.record: dict[str, Any] = {
             "size": size, "commit": commit(), "began": time.strftime("%F %T"), "left_out": [],
@@ -172,7 +173,7 @@ class Bench:
         code, tail = launch(
             [str(HERE / "gpu_parts.py"), name, "--size", self.size, "--out", str(out),
              "--seconds", str(limit - 3), "--ceilings", str(ceilings)],
-            limit, over=self._over,
+            limit, over=self._over, early_off=self._early_off,
         )  # fmt: skip
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
@@ -198,11 +199,8 @@ class Bench:
             return
         why = [f"{row['check']}: {row.get('failure', row)}" for row in rows if not row["right"]]
         why += [f"{each}: not done" for each in names if each not in {r["check"] for r in rows}]
-        table = json.loads(TABLE.read_text())
-        for row in table.values():
-            row["early"] = [{"up_to": None, "early": False, "ahead": 0}]
-        TABLE.write_text(json.dumps(table, indent=1) + "\n")
-        self.record["early"] = f"turned off in {TABLE.name}"
+        self._early_off = True
+        self.record["early"] = "turned off for the rest"
         self.record["wrong"] += why or ["early: no checks"]
         print(f"!! early starts are turned off: {why}", flush=True)
 
@@ -246,7 +244,10 @@ class Bench:
             arguments = [str(HERE / "gpu_checks.py"), "--names", json.dumps(names)]
             if self.size == "tiny":
                 arguments.append("--tiny")
-            code, tail = launch(arguments, deadline - time.perf_counter(), output, over=self._over)
+            code, tail = launch(
+                arguments, deadline - time.perf_counter(), output, over=self._over,
+                early_off=self._early_off,
+            )  # fmt: skip
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
             rows += done
@@ -266,26 +267,29 @@ class Bench:
         """Fill Triton's cache, so that the rest does not compile one by one."""
         begin = time.perf_counter()
         code, tail = launch(
-            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit, over=self._over
-        )
+            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit, over=self._over,
+            early_off=self._early_off,
+        )  # fmt: skip
         # Nothing rests on it: what is not in the cache is compiled when it is used.
         self.record["parts"][name] = {"exit": code, "last": tail,
                                       "seconds": time.perf_counter() - begin}  # fmt: skip
 
 
-def environment(size: str) -> dict[str, str]:
-    """Of every process."""
+def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
+    """Of every process; `early_off` is read by `gpu_models`, which all of them import."""
     source = str(HERE.parent / "src")
     path = os.pathsep.join(x for x in (source, os.environ.get("PYTHONPATH", "")) if x)
     extra = {"PYTHONPATH": path}
     if size == "tiny":
         extra |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    if early_off:
+        extra["GPU_BENCH_EARLY"] = "off"
     return {**os.environ, **extra}
 
 
 def launch(
     arguments: list[str], limit: float, output: Path | None = None,
-    *, over: threading.Event | None = None,
+    *, over: threading.Event | None = None, early_off: bool = False,
 ) -> tuple[int, str]:  # fmt: skip
     """→ (exit status, the end of what it said); its output is shown, or goes to a file.
 
@@ -298,7 +302,7 @@ def launch(
         size = "tiny" if "--tiny" in arguments or "tiny" in arguments else ""
         process = subprocess.Popen(
             [sys.executable, *arguments], stdout=out, stderr=errors, start_new_session=True,
-            env=environment(size), cwd=HERE,
+            env=environment(size, early_off=early_off), cwd=HERE,
         )  # fmt: skip
         try:
             while time.perf_counter() < end and not (over and over.is_set()):

@@ -98,9 +98,9 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
 
 @pytest.mark.parametrize(("does", "said"), [
     ("right = True", "as the table says"),
-    ("right = name != 'early b'", "turned off in table.json"),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off in table.json"),
-    ("time.sleep(60)", "turned off in table.json"),
+    ("right = name != 'early b'", "turned off for the rest"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off for the rest"),
+    ("time.sleep(60)", "turned off for the rest"),
 ])  # fmt: skip
 def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
@@ -114,17 +114,19 @@ def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
         f"    {does}\n"
         "    print(json.dumps({'check': name, 'right': right}), flush=True)\n"
     )
-    table = tmp_path / "table.json"
-    table.write_text((ROOT / "src/headrace/kernels/triton/table.json").read_text())
     monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
-    monkeypatch.setattr(gpu_bench, "TABLE", table)
     bench = gpu_bench.Bench(1, tmp_path / "bench.json", "small")
     bench.run(gpu_bench.Part("early", 8, 1))
     assert bench.record["early"] == said
     on = said == "as the table says"
     assert bool(bench.record["wrong"]) is not on
-    for name, row in json.loads(table.read_text()).items():
-        assert row["early"][0]["early"] is (on and name != "sm_80")
+    # Whoever comes after it hears of it.
+    (tmp_path / "gpu_ahead.py").write_text("import os; print(os.environ.get('GPU_BENCH_EARLY'))")
+    seen = tmp_path / "seen"
+    gpu_bench.launch(
+        [str(tmp_path / "gpu_ahead.py")], 20, seen, early_off=bench._early_off
+    )  # fmt: skip
+    assert seen.read_text().strip() == ("None" if on else "off")
     # What was asked already is not asked again.
     asked = {row["check"] for row in bench.record["parts"]["early"]}
     assert ("early b" in bench._check_names()) is ("early b" not in asked)
@@ -155,7 +157,7 @@ def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             saves = []
             patch.setattr(bench, "save", lambda saves=saves: saves.append(1))
-            for work in ("_checks", "_alone"):
+            for work in ("_early", "_checks", "_alone"):
                 patch.setattr(bench, work, lambda name, limit: None)
             bench.run_all(parts)
         assert len(saves) == expected

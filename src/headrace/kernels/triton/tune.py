@@ -84,7 +84,7 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
 
         yield Problem("product_packed", rows, _with(now, tried), run)
     yield from _skinny(table, shapes, device, dtype)
-    yield _early(table, shapes, device, dtype)
+    yield early_starts(table, shapes, device, dtype)
     for width, up_to in ((64, 64), (128, 128), (256, None)):
         yield from _attention(table, shapes, width, up_to, device, dtype)
 
@@ -124,7 +124,7 @@ def _skinny(
         yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
 
 
-def _early(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Problem:
+def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Problem:
     """The kernels of a layer at one row, as a CUDA graph: what lies between them is what counts."""
     hidden, inner, width = shapes.width, shapes.out // 2, shapes.width // shapes.heads
     made = [
