@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
-from ..draws import Drawing
+from ..draws import Drawing, DrawParameters
 from ..operators import (
     Coded,
     Dequantise,
@@ -78,7 +78,7 @@ class TritonOperators:
         self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
-        self.drawing = Drawing(sampling.draw, self._argmax)
+        self.drawing = Drawing(self._draw, self._argmax)
         """Without a sort, and without asking the device anything: the host never waits."""
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
@@ -375,6 +375,9 @@ class TritonOperators:
         if device not in self._tickets:
             self._tickets[device] = make_tickets(device)
         return self._tickets[device]
+
+    def _draw(self, logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
+        return sampling.draw(logits, parameters, early=self._early(logits).early)
 
     def _argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return sampling.argmax(logits, early=self._early(logits).early)
