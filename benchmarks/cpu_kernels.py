@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
@@ -93,7 +94,9 @@ def products(team: Team, rounds: int) -> list[Result]:
     for kind, out, width, copies in SHAPES:
         size = packed_bytes(kind, (out, width))
         room = allocate(size * copies)
-        room.view(torch.uint8).random_(0, 60)  # small fp16 scales: no infinities
+        room[:] = np.random.default_rng(0).integers(
+            0, 60, room.shape, np.uint8
+        )  # small fp16 scales: no infinities
         weights = [
             PanelWeight(kind, room[i * size : (i + 1) * size], (out, width)) for i in range(copies)
         ]

@@ -463,7 +463,7 @@ def measure(arguments: argparse.Namespace) -> None:
     model = open_model(DEFAULT_MODEL).weights[0]
     team = Team(THREADS)
     room = allocate(256 * 2**20)
-    room.fill_(1)
+    room.fill(1)
     here, absent = contestants(Path(model), arguments.tiny)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True

@@ -85,7 +85,7 @@ def test_rowwise() -> None:
 
 
 def test_the_reference_serves_encoders() -> None:
-    question = Question("cpu", torch.float32, "float32", 32, frozenset({"float32"}), encoder=True)
+    question = Question("cpu", "float32", "float32", 32, frozenset({"float32"}), encoder=True)
     _, decisions = choose(question)
     assert [each.name for each in decisions] == [f"kernels.{name}" for name in ENCODER_OPERATORS]
     assert {each.value for each in decisions} == {"ref"}

@@ -22,7 +22,8 @@ from headrace.kernels.flashinfer import backend as flashinfer_backend
 from headrace.kernels.flashinfer.attention import FlashInferOperators
 from headrace.kernels.flashinfer.backend import FlashInferBackend
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, StepBatch, StepLimits
-from headrace.kernels.reference import ReferenceBackend, ReferenceOperators
+from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.reference_backend import ReferenceBackend
 from headrace.kernels.select import OPERATORS, choose, known_backends
 
 CPU = torch.device("cpu")
@@ -195,7 +196,7 @@ def test_a_step_that_is_captured_is_not_planned(monkeypatch: pytest.MonkeyPatch)
     assert ops._prefill.plans == 0
 
 
-QUESTION = Question("cuda", torch.bfloat16, "bfloat16", 128, frozenset({"bfloat16"}))
+QUESTION = Question("cuda", "bfloat16", "bfloat16", 128, frozenset({"bfloat16"}))
 
 
 @pytest.fixture
@@ -270,11 +271,11 @@ class Serves:
         return None if operator in self._operators else f"has no {operator}"
 
     def build(self, question: Question) -> ReferenceOperators:
-        return self._kind(question.dtype)
+        return self._kind(getattr(torch, question.dtype))
 
 
 def test_asked_for_by_name_it_runs_within_the_programs_of_those_beside_it() -> None:
-    question = Question("cpu", torch.float32, "float32", 64, frozenset({"float32"}))
+    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}))
     backends = [
         Serves("guest", Within, "attention"), Serves("host", Host, *OPERATORS), ReferenceBackend()
     ]  # fmt: skip

@@ -8,11 +8,12 @@ import torch
 from headrace.base.errors import OptionError
 from headrace.kernels.backend import Question
 from headrace.kernels.operators import KvCache, StepLimits
-from headrace.kernels.reference import ReferenceBackend, ReferenceOperators
+from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.reference_backend import ReferenceBackend
 from headrace.kernels.select import OPERATORS, choose, known_backends
 from headrace.kernels.weights import BlockWeight, DenseWeight
 
-QUESTION = Question("cpu", torch.float32, "float32", 64, frozenset({"Q4_K"}))
+QUESTION = Question("cpu", "float32", "float32", 64, frozenset({"Q4_K"}))
 
 
 class FastOperators(ReferenceOperators):
@@ -37,7 +38,7 @@ class Fast:
 
     def build(self, question: Question) -> FastOperators:
         self.built += 1
-        return FastOperators(question.dtype)
+        return FastOperators(getattr(torch, question.dtype))
 
 
 def test_the_reference_is_always_there() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from headrace.kernels.arrays import Array, tensor
 from headrace.kernels.weights import BlockWeight
 from headrace.quant.ggml import dequantise
 
@@ -42,3 +43,8 @@ def quantise_rows(x: torch.Tensor) -> torch.Tensor:
 def exact_product(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
     """x · wᵀ in float64, of the quantised activations and the exact weight."""
     return quantise_rows(x) @ dequantise(weight, torch.float32).double().T
+
+
+def same(one: Array, other: Array) -> bool:
+    """Bit for bit, whichever kind of array they are."""
+    return torch.equal(tensor(one), tensor(other))

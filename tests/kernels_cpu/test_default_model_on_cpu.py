@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.library import LAYOUT
 from headrace.loader.open import open_model
 from headrace.loader.panels import PanelShelf
@@ -49,7 +51,9 @@ def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
         batch = make_batch(plan, worker._rows, worker._tables, worker._pool)
         batch.every_hidden = True
         hidden, _ = worker._runner.run(batch)
-        logits = worker._runner.logits(hidden, torch.arange(len(tokens))).clone()
+        places = np.arange(len(tokens))
+        rows = places if isinstance(hidden, np.ndarray) else torch.from_numpy(places)
+        logits = tensor(worker._runner.logits(hidden, rows)).clone()
         worker._rows.release([0])
     return logits
 

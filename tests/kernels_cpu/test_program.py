@@ -8,9 +8,10 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from cpu_cases import random_blocks
+from cpu_cases import random_blocks, same
 from kernel_cases import make_batch
 
+from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.cpu.records import HrStep
@@ -100,11 +101,11 @@ def test_same_bits_as_call_by_call(
     assert isinstance(program, CpuProgram)
     for entries in ([(0, 1)], [(0, 200)], [(0, 3), (70, 1), (10, 30)], [(9, 1)] * 8):
         batch, _ = make_batch(entries, window=window)
-        hidden, logits = (x.clone() for x in program(batch))
+        hidden, logits = (tensor(x).clone() for x in program(batch))
         want_hidden, want_logits = net.forward(ops, batch, apart)
-        assert torch.equal(hidden, want_hidden)
-        assert torch.equal(logits, want_logits)
-        assert torch.equal(cache.layers[1].k, apart.layers[1].k)
+        assert same(hidden, want_hidden)
+        assert same(logits, want_logits)
+        assert same(cache.layers[1].k, apart.layers[1].k)
 
 
 def test_what_is_fused(best: CpuOperators) -> None:
@@ -128,8 +129,8 @@ def test_no_rows_sampled_and_a_batch_over_the_limits(best: CpuOperators) -> None
     assert hidden.shape == (5, HIDDEN)
     assert logits.shape == (0, VOCABULARY)
     large, _ = make_batch([(0, 20)])
-    hidden, logits = (x.clone() for x in program(large))
-    assert torch.equal(hidden, net.forward(best, large, make_cache(64))[0])
+    hidden, logits = (tensor(x).clone() for x in program(large))
+    assert same(hidden, net.forward(best, large, make_cache(64))[0])
 
 
 def test_a_batch_that_comes_again_is_read_again(best: CpuOperators) -> None:
@@ -143,10 +144,10 @@ def test_a_batch_that_comes_again_is_read_again(best: CpuOperators) -> None:
     large, _ = make_batch([(0, 20)])
     for step, between in enumerate([None, other, large, None]):
         fixed.tokens.fill_(step + 3)
-        hidden, logits = (x.clone() for x in program(fixed))
+        hidden, logits = (tensor(x).clone() for x in program(fixed))
         wanted = net.forward(best, fixed, make_cache(64))
-        assert torch.equal(hidden, wanted[0])
-        assert torch.equal(logits, wanted[1])
+        assert same(hidden, wanted[0])
+        assert same(logits, wanted[1])
         if between is not None:
             program(between)
 
@@ -192,15 +193,15 @@ def test_adapters_are_records_of_the_program(best: CpuOperators) -> None:
     batch.adapters = of_token
     found = adapted(batch)
     assert found is not None
-    hidden, logits = (x.clone() for x in found)
+    hidden, logits = (tensor(x).clone() for x in found)
     wanted = net.forward(cast(Operators, Adding()), batch, make_cache(64))
     torch.testing.assert_close(hidden, wanted[0], atol=2e-3, rtol=2e-2)
     torch.testing.assert_close(logits, wanted[1], atol=2e-2, rtol=2e-2)
-    base_hidden, base_logits = (x.clone() for x in plain(batch))
+    base_hidden, base_logits = (tensor(x).clone() for x in plain(batch))
     for entry, (begin, end) in enumerate(zip((0, 9, 10, 40, 41), (9, 10, 40, 41, 42), strict=True)):
-        same = torch.equal(hidden[begin:end], base_hidden[begin:end])
-        assert same == (of_entry[entry] in (-1, 1)), "only who has an adapter differs"
-        assert same == torch.equal(logits[entry], base_logits[entry])
+        equal = same(hidden[begin:end], base_hidden[begin:end])
+        assert equal == (of_entry[entry] in (-1, 1)), "only who has an adapter differs"
+        assert equal == same(logits[entry], base_logits[entry])
     large, _ = make_batch([(0, 70)])
     assert adapted(large) is None
 
@@ -212,9 +213,9 @@ def test_two_programs_and_two_teams_in_turn() -> None:
         ops.compile(net.forward, make_cache(64), StepLimits(64, 4, 512)) for ops in (first, second)
     ]
     batch, _ = make_batch([(0, 7), (3, 1)])
-    results = [program(batch)[1].clone() for program in programs * 3 if program is not None]
+    results = [program(batch)[1].copy() for program in programs * 3 if program is not None]
     assert len(results) == 6
-    assert all(torch.equal(result, results[0]) for result in results)
+    assert all(same(result, results[0]) for result in results)
 
 
 def test_after_a_fork() -> None:
@@ -223,12 +224,12 @@ def test_after_a_fork() -> None:
     program = ops.compile(net.forward, make_cache(64), StepLimits(64, 4, 512))
     assert program is not None
     batch, _ = make_batch([(0, 7)])
-    want = program(batch)[1].clone()
+    want = program(batch)[1].copy()
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(program(batch)[1], want) else 1)
+        os._exit(0 if same(program(batch)[1], want) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert torch.equal(program(batch)[1], want)
+    assert same(program(batch)[1], want)
 
 
 def test_jobs_of_different_lengths_in_quick_succession() -> None:
@@ -239,7 +240,7 @@ def test_jobs_of_different_lengths_in_quick_succession() -> None:
     assert program is not None
     batch, _ = make_batch([(0, 2)])
     x = torch.randn(1, 32)
-    want = program(batch)[1].clone()
+    want = program(batch)[1].copy()
     for _ in range(300):
         ops.add(x, x.clone())
-        assert torch.equal(program(batch)[1], want)
+        assert same(program(batch)[1], want)

@@ -21,7 +21,6 @@ from headrace.models.registry import build_model
 from headrace.worker.adapters import _Adapted
 from oracle import checkpoints
 
-CPU = torch.device("cpu")
 SMALL = {
     "num_hidden_layers": 1, "hidden_size": 160, "intermediate_size": 256, "vocab_size": 320,
     "num_attention_heads": 8, "num_key_value_heads": 8,
@@ -47,9 +46,9 @@ def test_logits_are_near_the_oracle(
     quantised: list[int] = []
     rows = product_fp8.quantise_rows
 
-    def counted(x: torch.Tensor, *, blocked: bool, early: bool):
+    def counted(x: torch.Tensor, *, blocked: bool):
         quantised.append(x.shape[1])
-        return rows(x, blocked=blocked, early=early)
+        return rows(x, blocked=blocked)
 
     monkeypatch.setattr(product_fp8, "quantise_rows", counted)
     answers = []
@@ -57,8 +56,8 @@ def test_logits_are_near_the_oracle(
         operators = checkpoints.operators(name)
         model = build_model(
             Builder(
-                files.arch, WeightSource(load_weights(files)), operators, device=CPU,
-                dtype=torch.float32, max_context=64,
+                files.arch, WeightSource(load_weights(files)), operators, device="cpu",
+                dtype="float32", max_context=64,
             )
         )  # fmt: skip
         batch, cache = step(files.arch, 17)

@@ -113,7 +113,7 @@ def test_an_l40s_multiplies_fp8_in_the_row_of_those_before_it(
 
 
 def test_who_cannot_quantise_says_so() -> None:
-    question = Question("cpu", torch.float32, "float32", 64, frozenset({"float32"}), quantise="fp8")
+    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}), quantise="fp8")
     with pytest.raises(OptionError, match="does not quantise weights to fp8"):
         choose(question)
     _, decisions = choose(question, "triton")

@@ -111,14 +111,14 @@ def test_preempted_sequences_come_back_the_same(workers) -> None:
 
 
 def test_backend_refuses_where_it_cannot_serve() -> None:
-    question = Question("cpu", torch.float64, "float32", 64, frozenset({"float32"}), asked=True)
+    question = Question("cpu", "float64", "float32", 64, frozenset({"float32"}), asked=True)
     assert "float64" in (TritonBackend().supports("linear", question) or "")
-    wide = Question("cpu", torch.bfloat16, "bfloat16", 512, frozenset({"bfloat16"}), asked=True)
+    wide = Question("cpu", "bfloat16", "bfloat16", 512, frozenset({"bfloat16"}), asked=True)
     assert "512" in (TritonBackend().supports("attention", wide) or "")
 
 
 def test_on_a_cpu_only_who_asks_gets_the_interpreter() -> None:
-    question = Question("cpu", torch.float32, "float32", 64, frozenset({"float32"}))
+    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}))
     _, decisions = choose(question)
     assert "triton" not in {decision.value for decision in decisions}
     _, decisions = choose(question, "triton")

@@ -27,7 +27,7 @@ def weights(arch: ModelArch = ARCH) -> dict[str, torch.Tensor | BlockWeight]:
 def builder(named: dict, arch: ModelArch = ARCH) -> Builder:
     return Builder(
         arch, WeightSource(named.items()), ReferenceOperators(torch.float32),
-        device=torch.device("cpu"), dtype=torch.float32, max_context=32,
+        device="cpu", dtype="float32", max_context=32,
     )  # fmt: skip
 
 

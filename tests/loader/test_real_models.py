@@ -43,7 +43,7 @@ def test_a_catalog_model(name: str, family: str, kinds: set[str], ends: tuple[st
             rows = min(500, weight.shape[0])
             part = BlockWeight(weight.kind, weight.data[:rows], (rows, weight.shape[1]))
             kind = gguf.GGMLQuantizationType[weight.kind]
-            reference = gguf.quants.dequantize(part.data.numpy(), kind)
+            reference = gguf.quants.dequantize(part.data, kind)
             assert np.array_equal(dequantise(part).numpy(), reference)
             assert torch.equal(weights_of(unpack(part)), torch.from_numpy(reference))
     assert seen == kinds
@@ -53,5 +53,4 @@ def test_gemma_norms_lose_their_one() -> None:
     files = open_model("gemma-3-270m")
     stored = GgufFile(files.path).view("blk.0.attn_norm.weight")
     found = dict(load_weights(files))["model.layers.0.input_layernorm.weight"]
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_array_equal(found.numpy(), stored - np.float32(1))
+    np.testing.assert_array_equal(found, stored - np.float32(1))

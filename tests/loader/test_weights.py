@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.base.errors import ModelFileError, UnsupportedModel
+from headrace.kernels import arrays
 from headrace.kernels.weights import BlockWeight
 from headrace.loader import open_model
-from headrace.loader.weights import load_weights, original_rows
+from headrace.loader.weights import load_weights
+from headrace.loader.weights_gguf import original_rows
 from headrace.quant import dequantise
 
 from .fakes import hf_model, permuted, save_folder, save_gguf
@@ -58,7 +60,10 @@ def canonical(model: Any) -> dict[str, torch.Tensor]:
 
 
 def loaded(path: Path) -> dict[str, Any]:
-    return dict(load_weights(open_model(str(path))))
+    return {
+        name: weight if isinstance(weight, BlockWeight) else arrays.tensor(weight)
+        for name, weight in load_weights(open_model(str(path)))
+    }
 
 
 def assert_equal(found: dict[str, Any], wanted: dict[str, torch.Tensor], exact: bool) -> None:

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from headrace.base.arch import ModelArch
+from headrace.kernels.arrays import tensor
 from headrace.kernels.weights import BlockWeight
 from headrace.loader.open import open_model
 from headrace.loader.weights import load_weights
@@ -97,7 +98,9 @@ def real(request):
     name, config = request.param
     files = open_model(name)
     values = {
-        name: dequantise(weight, torch.float32) if isinstance(weight, BlockWeight) else weight
+        name: dequantise(weight, torch.float32)
+        if isinstance(weight, BlockWeight)
+        else tensor(weight)
         for name, weight in load_weights(files)
     }
     if files.arch.tied_embedding:

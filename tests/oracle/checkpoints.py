@@ -82,7 +82,7 @@ def fp8_folder(folder: Path, form: str, kind: str = "Llama", **values: Any) -> d
 
 def operators(name: str) -> Operators:
     """Of a backend by name, in fp32 on the CPU."""
-    question = Question("cpu", torch.float32, "float32", 16, frozenset({"fp8"}), threads=1)
+    question = Question("cpu", "float32", "float32", 16, frozenset({"fp8"}), threads=1)
     return choose(question, name)[0]
 
 

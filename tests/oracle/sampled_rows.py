@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 
+import numpy as np
 import torch
 
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Admission, BlockWrite, StepPlan
+from headrace.kernels.arrays import tensor
 from headrace.kernels.operators import StepBatch
 from headrace.worker import Worker
+from headrace.worker.arrays import like
 
 from . import tiny
 from .driving import pool_of
@@ -33,8 +36,8 @@ def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
     width = 8
     torch.manual_seed(1)
     for layer in worker._cache.layers:
-        layer.k.normal_()
-        layer.v.normal_()
+        tensor(layer.k).normal_()
+        tensor(layer.v).normal_()
     for starts, counts, samples in steps:
         admitted = [
             Admission(
@@ -64,7 +67,7 @@ def of_every_token(worker: Worker, batch: StepBatch) -> tuple[torch.Tensor, torc
     whole = copy(batch)
     whole.every_hidden = True
     hidden, logits = worker._model.forward(worker._operators, whole, worker._cache)
-    return hidden.clone(), logits.clone()
+    return tensor(hidden).clone(), tensor(logits).clone()
 
 
 def check(worker: Worker) -> None:
@@ -77,24 +80,25 @@ def check(worker: Worker) -> None:
             several = copy(batch)
             several.fixed = False
             # As speculation asks: several rows of a sequence, those at its end.
-            several.sample_rows = torch.arange(len(batch.tokens) * 2 // 3, len(batch.tokens))
+            wished = np.arange(len(batch.tokens) * 2 // 3, len(batch.tokens))
+            several.sample_rows = like(wished, batch.tokens)
             for step in (batch, several):
                 hidden, logits = of_every_token(worker, step)
                 assert hidden.shape == (len(step.tokens), worker.arch.hidden)
-                written = last.k.clone(), last.v.clone()
+                written = tensor(last.k).clone(), tensor(last.v).clone()
                 for step.every_hidden in (True, False, True):
                     wanted = hidden if step.every_hidden else hidden[step.sample_rows]
                     for run in (
                         lambda one: worker._model.forward(worker._operators, one, worker._cache),
                         runner.run,
                     ):
-                        got_hidden, got_logits = run(step)
+                        got_hidden, got_logits = map(tensor, run(step))
                         assert torch.equal(got_hidden, wanted)
                         assert torch.equal(got_logits, logits)
-                        assert torch.equal(last.k, written[0])
-                        assert torch.equal(last.v, written[1])
+                        assert torch.equal(tensor(last.k), written[0])
+                        assert torch.equal(tensor(last.v), written[1])
                     chosen = runner.greedy(step)
                     if chosen is not None:
-                        assert torch.equal(chosen[0], wanted)
-                        assert torch.equal(chosen[1], logits.argmax(-1))
+                        assert torch.equal(tensor(chosen[0]), wanted)
+                        assert torch.equal(tensor(chosen[1]), logits.argmax(-1))
                 step.every_hidden = False

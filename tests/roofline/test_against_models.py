@@ -66,7 +66,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(self._inner, name)
-        if name in ("prepare", "compile", "name"):
+        if name in ("prepare", "compile", "name", "host"):
             return function
 
         def call(*arguments: Any) -> Any:
@@ -85,8 +85,8 @@ def run_step(
     weights = {name: torch.randn(shape) * 0.1 for name, shape in expected(arch).items()}
     operators = Recorder(ReferenceOperators(torch.float32))
     builder = Builder(
-        arch, WeightSource(weights.items()), operators, device=torch.device("cpu"),
-        dtype=torch.float32, max_context=arch.max_context,
+        arch, WeightSource(weights.items()), operators, device="cpu",
+        dtype="float32", max_context=arch.max_context,
     )  # fmt: skip
     model = build_model(builder)
     windows = {arch.window(layer): None for layer in range(arch.layers)}
@@ -101,8 +101,8 @@ def run_step(
         ),
     )  # fmt: skip
     rows, tables = (
-        Rows(4, arch.max_context, torch.device("cpu")),
-        BlockTables(4, arch.max_context, pool, torch.device("cpu")),
+        Rows(4, arch.max_context, "cpu"),
+        BlockTables(4, arch.max_context, pool, "cpu"),
     )
     starts = [0] * len(STARTS) if arch.encoder else STARTS  # An encoder takes inputs whole.
     admitted = [
@@ -115,7 +115,7 @@ def run_step(
         tables.write([BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)])
                       for row in range(3)])  # fmt: skip
     plan = StepPlan(0, [0, 1, 2], starts, counts, samples, admitted)
-    cache = allocate_kv(pool, arch, kv_dtype, torch.device("cpu"))
+    cache = allocate_kv(pool, arch, kv_dtype, "cpu")
     batch = make_batch(plan, rows, tables, pool, token_types=arch.encoder is not None)
     with torch.inference_mode():
         hidden, _ = model.forward(operators, batch, cache)

@@ -15,8 +15,9 @@ from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
 from headrace.roofline.memory import plan_memory
 from headrace.worker import Worker, WorkerOptions
-from headrace.worker.device_memory import SAMPLING_COPIES, check
+from headrace.worker.device_memory import check
 from headrace.worker.kv_tensors import allocate_kv, pool_bytes
+from headrace.worker.step_memory import SAMPLING_COPIES
 from oracle import tiny
 from oracle.driving import pool_of
 
@@ -106,7 +107,7 @@ def test_small_differences_are_no_news(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_pool_bytes_are_those_of_the_tensors(files, kv_dtype: str) -> None:
     pool = pool_of(files.arch, 7)
-    cache = allocate_kv(pool, files.arch, kv_dtype, torch.device("cpu"))
+    cache = allocate_kv(pool, files.arch, kv_dtype, "cpu")
     held = 0
     for layer in cache.layers:
         held += layer.k.nbytes + layer.v.nbytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from headrace.base.sampling import SamplingParams
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.kernels.arrays import host
 from headrace.kernels.operators import StepBatch, StepLimits
 from headrace.worker.batch import make_batch
 from headrace.worker.host_batch import HostBatches
@@ -22,8 +22,8 @@ class Bench:
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
-        self.rows = Rows(ROWS, CONTEXT, torch.device("cpu"), ("pooling",))
-        self.tables = BlockTables(ROWS, CONTEXT, POOL, torch.device("cpu"))
+        self.rows = Rows(ROWS, CONTEXT, "cpu", ("pooling",))
+        self.tables = BlockTables(ROWS, CONTEXT, POOL, "cpu")
         limits = StepLimits(STEP, ROWS, CONTEXT)
         self.batches = HostBatches(self.rows, self.tables, POOL, limits)
         for row in range(ROWS):
@@ -44,15 +44,15 @@ class Bench:
     def check(self, plan: StepPlan) -> StepBatch:
         ours, new = self.batches.make(plan), make_batch(plan, self.rows, self.tables, POOL)
         for name in ("tokens", "positions", "query_starts", "lengths", "sample_rows"):
-            mine, other = getattr(ours, name), getattr(new, name)
-            assert mine.dtype == other.dtype, name
-            assert mine.is_contiguous(), name
-            assert torch.equal(mine, other), name
+            mine, other = host(getattr(ours, name)), getattr(new, name)
+            assert mine.flags.c_contiguous, name
+            assert mine.dtype == other.numpy().dtype, name
+            assert np.array_equal(mine, other), name
         for mine, other in zip(ours.groups, new.groups, strict=True):
             width = other.tables.shape[1]
-            assert torch.equal(mine.tables[:, :width], other.tables)
-            assert mine.tables.dtype == other.tables.dtype
-            assert torch.equal(mine.slots, other.slots)
+            assert np.array_equal(mine.tables[:, :width], other.tables)
+            assert host(mine.tables).dtype == other.tables.numpy().dtype
+            assert np.array_equal(mine.slots, other.slots)
             assert mine.window == other.window
         assert (ours.max_count, ours.max_length) == (new.max_count, new.max_length)
         return ours

@@ -69,7 +69,7 @@ def masks(forbidden: dict[int, np.ndarray], on_host: bool) -> GrammarMasks:
 @pytest.mark.parametrize("on_host", [True, False])
 def test_the_same_tokens_of_a_step(seed: int, bound: bool, on_host: bool) -> None:
     pick, numbers = random.Random(seed), np.random.default_rng(seed)
-    rows = Rows(ROWS, CONTEXT, torch.device("cpu"), ("grammar",))
+    rows = Rows(ROWS, CONTEXT, "cpu", ("grammar",))
     budgets = ReasoningBudgets()
     admitted = [admission(row, pick, asked(pick)) for row in range(ROWS)]
     for one in admitted:

@@ -24,7 +24,7 @@ CHUNKS = [(400,), (1, 3, TILE, 400), (TILE, TILE + 1, 400), (299, 400)]
 
 
 def rows_of(pooling: bool, lengths: list[int] = LENGTHS) -> Rows:
-    rows = Rows(len(lengths), CONTEXT, torch.device("cpu"), ("pooling",))
+    rows = Rows(len(lengths), CONTEXT, "cpu", ("pooling",))
     for row, length in enumerate(lengths):
         tokens = [(7 * i + row) % VOCAB for i in range(length)]
         asked = SamplingParams(temperature=0, prompt_logprobs=None if pooling else row % 3)

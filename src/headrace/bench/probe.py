@@ -71,7 +71,7 @@ def kernel_probes(threads: int) -> tuple[float, float]:
     except LibraryAbsent:
         return 0.0, 0.0
     data = allocate(STREAM_BYTES)
-    data.fill_(1)
+    data.fill(1)
     bandwidth = max(team.read_bandwidth(data) for _ in range(ROUNDS))
     return bandwidth, max(team.int8_rate() for _ in range(ROUNDS))
 

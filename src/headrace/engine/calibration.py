@@ -67,9 +67,11 @@ def quick_hardware(threads: int) -> Hardware:
             bandwidth = best(lambda: READ_BYTES / timed(data.sum))
             cached = best(lambda: CACHED_BYTES / timed(small.sum))
         else:
-            data, small = allocate(READ_BYTES).fill_(1), allocate(CACHED_BYTES).fill_(1)
-            bandwidth = best(lambda: team.read_bandwidth(data))
-            cached = best(lambda: team.read_bandwidth(small))
+            room, less = allocate(READ_BYTES), allocate(CACHED_BYTES)
+            room.fill(1)
+            less.fill(1)
+            bandwidth = best(lambda: team.read_bandwidth(room))
+            cached = best(lambda: team.read_bandwidth(less))
             rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
     finally:
         torch.set_num_threads(others)

@@ -30,7 +30,7 @@ from .adapters import AdapterBook
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
-from .preload import collector_paused, give_back, preload_torch
+from .preload import collector_paused, give_back, preload_torch, wants_torch
 from .real import REAL_WORKER
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class LLM:
         self.options.verify()
         self.phases: dict[str, float] = {}
         """Seconds of each start phase."""
-        if worker == REAL_WORKER and self.options.executor == "inline":
+        here = worker == REAL_WORKER and self.options.executor == "inline"
+        if here and wants_torch(self.options):
             preload_torch()
         with collector_paused():
             self._start(worker)

@@ -1,7 +1,8 @@
 """Making a start shorter: what can be done beside the imports, and what can be left out of them.
 
-Importing torch holds the interpreter's lock for a second. A quarter of it is the system's loader,
-which relocates the largest library; that needs no interpreter, and another core does it meanwhile.
+A GGUF file on the CPU is served without torch. Where torch is wanted its import holds the
+interpreter's lock for a second; a quarter of that is the system's loader, which relocates the
+largest library: it needs no interpreter, and another core does it meanwhile.
 """
 
 from __future__ import annotations
@@ -16,9 +17,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..base.config import EngineOptions
 from ..base.hardware import torch_build
+from ..loader.catalog import CATALOG
 
 LIBRARY = Path("lib", "libtorch_cpu.so")
+
+
+def wants_torch(options: EngineOptions) -> bool:
+    """Will the worker compute on tensors? Guessed by the options before the model is opened: where
+    the guess is wrong the worker imports torch later, or it was loaded for nothing."""
+    if options.device == "cuda" or (options.device == "auto" and torch_build()[1] is not None):
+        return True
+    plain = (
+        options.kernels in ("auto", "cpu")
+        and options.dtype in ("auto", "float32")
+        and options.quantise == "auto"
+        and not options.max_adapters
+    )
+    return not (plain and _names_gguf(options.model))
+
+
+def _names_gguf(model: str) -> bool:
+    if model in CATALOG:
+        return any(file.path.endswith(".gguf") for file in CATALOG[model].files)
+    return model.endswith(".gguf") or ":" in model  # A hub's `org/name:file.gguf`, or `:q4_k_m`.
 
 
 def preload_torch() -> threading.Thread | None:

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--spawned", type=float, default=started)
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--log-format", default="text")
-    parser.add_argument("--torch", action="store_true", help="the worker runs in this process")
+    parser.add_argument("--torch", action="store_true", help="the worker wants torch")
     arguments = parser.parse_args()
     stacks = become_child(arguments.folder, bound=arguments.bound)
     configure_logs(arguments.log_level, arguments.log_format)

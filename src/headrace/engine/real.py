@@ -39,9 +39,9 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
     """The real worker on the device that the settings name."""
     begin = time.monotonic()
     with ThreadPoolExecutor(1, "headrace-panels") as thread:
-        # Kept weights are read and checked by another core while this one imports torch.
+        # Kept weights are read and checked by another core while this one imports the worker.
         shelf = thread.submit(_shelf, files, settings)
-        # Local: this import brings torch, which only a process with a worker pays for.
+        # Local: only a process with a worker pays for these imports.
         from ..worker.options import WorkerOptions
         from ..worker.worker import Worker
 
@@ -53,7 +53,7 @@ def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWork
             shelf=shelf.result(),
         )
     facts = worker.facts
-    return worker, replace(facts, phases={"import_torch": imported, **facts.phases})
+    return worker, replace(facts, phases={"import_worker": imported, **facts.phases})
 
 
 def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
@@ -67,7 +67,7 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
 
 
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
-    """Which kernels would serve, operator by operator; loads no weight, but imports torch."""
+    """Which kernels would serve, operator by operator; loads no weight."""
     from ..worker.options import WorkerOptions  # Local, as above.
     from ..worker.worker import kernel_decisions as decide
 

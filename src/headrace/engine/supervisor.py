@@ -20,6 +20,7 @@ from ..obs.flight import read_flight, write_dump
 from ..obs.logs import logs_as_configured
 from . import messages
 from .messages import WireError, WireFiles
+from .preload import wants_torch
 from .real import REAL_WORKER
 from .spawn import STACKS, Child, explain_exit
 
@@ -227,7 +228,8 @@ class Supervisor:
         level, form = logs_as_configured()
         arguments = [where, str(self._folder), "--worker", self._worker]
         arguments += ["--log-level", level, "--log-format", form]
-        if self._worker == REAL_WORKER and self._options.executor == "inline":
+        here = self._worker == REAL_WORKER and self._options.executor == "inline"
+        if here and wants_torch(self._options):
             arguments.append("--torch")
         self._child = Child("headrace.engine.process", arguments)
         changed = self._changed

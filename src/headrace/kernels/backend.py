@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import torch
-
 from ..base.config import Decision
 from .operators import Operators
 
@@ -43,8 +41,8 @@ class Question:
 
     device: str
     """"cpu" or "cuda"."""
-    dtype: torch.dtype
-    """Of activations."""
+    dtype: str
+    """Of activations: "float32", "bfloat16" or "float16"."""
     kv_dtype: str
     """"float32", "bfloat16", "float16", "fp8" or "int8"."""
     head_dim: int

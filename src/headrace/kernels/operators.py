@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from .arrays import Array
 from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
+
+if TYPE_CHECKING:
+    import torch
 
 Role = Literal["embed", "linear", "logits", "moe"]
 """The operator that a weight will be handed to."""
@@ -49,23 +52,23 @@ class KvLayer:
     token and head.
     """
 
-    k: torch.Tensor
-    v: torch.Tensor
-    k_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
+    k: Array
+    v: Array
+    k_scale: Array | None = None
+    v_scale: Array | None = None
 
     @property
     def block_size(self) -> int:
-        return self.k.shape[2]
+        return int(self.k.shape[2])
 
 
 @dataclass(slots=True)
 class GroupBatch:
     """A step's view of one layer group."""
 
-    tables: torch.Tensor
+    tables: Array
     """[B, max_blocks] int32: block of each sequence's tokens; 0 (null) where out of window."""
-    slots: torch.Tensor
+    slots: Array
     """[N] int64: where each token's K and V go, block · S + offset."""
     window: int | None
 
@@ -84,18 +87,18 @@ class HostStep:
 
 @dataclass(slots=True)
 class StepBatch:
-    """A step's tokens as tensors: built once per step, read by every layer."""
+    """A step's tokens in arrays: built once per step, read by every layer."""
 
-    tokens: torch.Tensor
+    tokens: Array
     """[N] int64."""
-    positions: torch.Tensor
+    positions: Array
     """[N] int64: place of each token in its sequence."""
-    query_starts: torch.Tensor
+    query_starts: Array
     """[B + 1] int32: entry b owns tokens query_starts[b] : query_starts[b + 1]."""
-    lengths: torch.Tensor
+    lengths: Array
     """[B] int32: tokens of each sequence that exist once this step is done (start + count)."""
     groups: list[GroupBatch]
-    sample_rows: torch.Tensor
+    sample_rows: Array
     """[R] int64, ascending: index into N of every token whose logits are wanted."""
     max_count: int
     """Largest count in the step: 1 means pure decode."""
@@ -103,9 +106,9 @@ class StepBatch:
     every_hidden: bool = False
     """Are hidden states wanted of every token, and not only of `sample_rows`? Then the last layer
     is computed for all of them."""
-    types: torch.Tensor | None = None
+    types: Array | None = None
     """[N] int64: token type of each token, for encoders that have them."""
-    adapters: torch.Tensor | None = None
+    adapters: Array | None = None
     """[N] int32: LoRA slot of each token, -1 for none. Read by `AdaptedProgram`s alone."""
     fixed: bool = False
     """May this very object come again, with other numbers in the same memory?"""
@@ -117,8 +120,8 @@ class StepBatch:
 class RopeTable:
     """cos and sin [max_context, E / 2] fp32; pairs are (i, i + E/2) (the "neox" order)."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
+    cos: Array
+    sin: Array
 
 
 @dataclass(slots=True)
@@ -143,11 +146,11 @@ class StepLimits:
     max_context: int
 
 
-Forward = Callable[["Operators", StepBatch, KvCache], tuple[torch.Tensor, torch.Tensor]]
+Forward = Callable[["Operators", StepBatch, KvCache], tuple[Array, Array]]
 """A model's whole step, made of operator calls and views: → hidden after the last norm, [N, D] with
 `StepBatch.every_hidden`, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of those."""
 
-Program = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor]]
+Program = Callable[[StepBatch], tuple[Array, Array]]
 """A `Forward` bound to its operators and cache. Results are valid until the next call."""
 
 
@@ -155,9 +158,9 @@ Program = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor]]
 class GreedyProgram(Protocol):
     """A `Program` that can also choose the tokens itself, without writing logits."""
 
-    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def __call__(self, batch: StepBatch) -> tuple[Array, Array]: ...
 
-    def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def greedy(self, batch: StepBatch) -> tuple[Array, Array] | None:
         """→ hidden as of a call, the most likely token [R] int64 of each of `sample_rows`.
 
         Of equal logits the smallest id, as `argmax` over the logits of a call gives; a row whose
@@ -171,11 +174,11 @@ class GreedyProgram(Protocol):
 class DrawingProgram(Protocol):
     """A `Program` that can also draw the tokens itself, in the same call as the logits."""
 
-    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def __call__(self, batch: StepBatch) -> tuple[Array, Array]: ...
 
     def draw(
         self, batch: StepBatch, rules: npt.NDArray[np.void]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[Array, Array, Array] | None:
         """rules [R] of `sampling.RULE` → hidden [N, D], logits [R, V], tokens [R] int64.
 
         Each token is what `sampling.draw` gives with the number that `sampling.uniforms` has for
@@ -186,7 +189,7 @@ class DrawingProgram(Protocol):
         ...
 
 
-AdaptedProgram = Callable[[StepBatch], tuple[torch.Tensor, torch.Tensor] | None]
+AdaptedProgram = Callable[[StepBatch], tuple[Array, Array] | None]
 """A `Program` of steps with adapters; None, and nothing was computed, where a step is too large."""
 
 
@@ -212,6 +215,9 @@ class Operators(Protocol):
     """What a backend implements. x and results are in the model's dtype unless said otherwise."""
 
     name: str
+    host: bool
+    """Are the arrays that it is given the host's (numpy), vectors in fp32? Else they are tensors on
+    its device. One that says yes takes tensors of the host's memory too."""
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Turn a weight, as the file holds it, into what operator `role` takes here.
@@ -230,49 +236,47 @@ class Operators(Protocol):
         """
         ...
 
-    def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
+    def embed(self, tokens: Array, weight: Weight, scale: float) -> Array:
         """tokens [N] → weight[tokens] · scale [N, D]."""
         ...
 
-    def rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
-    ) -> torch.Tensor:
+    def rms_norm(self, x: Array, weight: Array, eps: float, offset: float) -> Array:
         """x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
         ...
 
     def add_rms_norm(
         self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
+        x: Array,
+        residual: Array,
+        weight: Array,
         eps: float,
         offset: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Array, Array]:
         """residual' = residual + x; → (rms_norm(residual'), residual'). May reuse `residual`."""
         ...
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add(self, x: Array, residual: Array) -> Array:
         """residual + x [N, D]. May reuse `residual`."""
         ...
 
-    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
         """x [N, in] → x · weightᵀ + bias [N, out]."""
         ...
 
     def rope_and_cache(
         self,
-        qkv: torch.Tensor,
+        qkv: Array,
         heads: int,
         kv_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
+        q_norm: Array | None,
+        k_norm: Array | None,
         eps: float,
         norm_offset: float,
         rope: RopeTable,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
-    ) -> torch.Tensor:
+    ) -> Array:
         """qkv [N, (H + 2G) · E] → q [N, H, E], normed and rotated; K and V are written to `kv`.
 
         q_norm and k_norm [E], where given, are RMS norms per head, before the rotation.
@@ -281,13 +285,13 @@ class Operators(Protocol):
 
     def attention(
         self,
-        q: torch.Tensor,
+        q: Array,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
         scale: float,
         softcap: float | None,
-    ) -> torch.Tensor:
+    ) -> Array:
         """Causal paged attention: q [N, H, E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
@@ -296,28 +300,28 @@ class Operators(Protocol):
         """
         ...
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, gate_up: Array, activation: str) -> Array:
         """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
         ...
 
     def moe(
         self,
-        x: torch.Tensor,
-        router: torch.Tensor,
+        x: Array,
+        router: Array,
         gate_up: list[Weight],
         down: list[Weight],
         active: int,
         normalise: bool,
         activation: str,
-    ) -> torch.Tensor:
+    ) -> Array:
         """Routed feed-forward: x [N, D], router logits [N, experts] → [N, D]."""
         ...
 
-    def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def select(self, x: Array, rows: Array) -> Array:
         """x [N, D], rows [R], ascending → x[rows] [R, D]: where R is N, all of them, x itself."""
         ...
 
-    def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
+    def logits(self, x: Array, weight: Weight, softcap: float | None) -> Array:
         """x [R, D] → fp32 logits [R, V]."""
         ...
 

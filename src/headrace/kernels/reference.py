@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from . import reference_attention
-from .backend import Question
+from .arrays import tensor
 from .operators import (
     Dequantise,
     Forward,
@@ -35,14 +35,13 @@ from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedW
 ROWS = 4
 """A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
 FREE_ROWS = 16
-ELEMENTWISE = ("embed", "add", "gated", "select", "activate")
-"""Operators that sum over nothing."""
 
 
 class ReferenceOperators:
     """See `Operators` for the meaning and the shapes of each method."""
 
     name = "ref"
+    host = False
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -173,9 +172,9 @@ class ReferenceOperators:
 
     def _dense(self, weight: Weight, dequantise: Dequantise) -> torch.Tensor:
         if isinstance(weight, DenseWeight):
-            return weight.data.to(self.dtype).contiguous()
+            return tensor(weight.data).to(self.dtype).contiguous()
         if isinstance(weight, BlockWeight):
-            return dequantise(weight, self.dtype).data
+            return tensor(dequantise(weight, self.dtype).data)
         if isinstance(weight, PackedWeight):
             return unpack_rows(weight).to(self.dtype)
         if isinstance(weight, Fp8Weight):
@@ -206,7 +205,7 @@ _ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
 
 def _data(weight: Weight) -> torch.Tensor:
     assert isinstance(weight, DenseWeight), "the reference was handed a weight it did not prepare"
-    return weight.data
+    return tensor(weight.data)
 
 
 def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
@@ -231,19 +230,3 @@ def unpack_rows(weight: PackedWeight) -> torch.Tensor:
     if weight.offsets is not None:
         values += weight.offsets.float().unsqueeze(-1)
     return values.view(rows, width)
-
-
-class ReferenceBackend:
-    """Supports everything, everywhere that torch runs; row invariance only on the CPU."""
-
-    name = "ref"
-
-    def supports(self, operator: str, question: Question) -> str | None:
-        if question.deterministic and question.device != "cpu" and operator not in ELEMENTWISE:
-            return "torch's kernels for this device sum in an order that depends on the batch"
-        if question.quantise != "auto" and operator == "linear":
-            return f"does not quantise weights to {question.quantise}"
-        return None
-
-    def build(self, question: Question) -> ReferenceOperators:
-        return ReferenceOperators(question.dtype)

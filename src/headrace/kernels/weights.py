@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from .arrays import Array, tensor
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
 class DenseWeight:
     """`data[out, in]` in fp32, bf16 or fp16: y = x · dataᵀ."""
 
-    data: torch.Tensor
+    data: Array
     name: str = ""
     """Of the weight in the model; empty for one that was computed."""
 
@@ -23,7 +28,7 @@ class DenseWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return int(self.data.nbytes)
 
 
 @dataclass(slots=True)
@@ -36,7 +41,7 @@ class BlockWeight:
 
     kind: str
     """ggml type name: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K …"""
-    data: torch.Tensor
+    data: Array
     shape: tuple[int, int]
     name: str = ""
     """Of the weight in the model; empty for one that was computed."""
@@ -46,7 +51,7 @@ class BlockWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return int(self.data.nbytes)
 
 
 @dataclass(slots=True)
@@ -123,7 +128,7 @@ class PanelWeight:
     """
 
     kind: str
-    data: torch.Tensor
+    data: npt.NDArray[np.uint8]
     """uint8, aligned to 64 bytes."""
     shape: tuple[int, int]
 
@@ -171,6 +176,16 @@ class StackedWeight:
 Weight = (
     DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight | StackedWeight
 )
+
+
+def as_tensors(weight: Weight) -> Weight:
+    """The same memory in tensors; of weights that a file may give as arrays of the host."""
+    if isinstance(weight, StackedWeight):
+        parts = tuple(as_tensors(part) for part in weight.parts)
+        return StackedWeight(cast("tuple[DenseWeight | BlockWeight, ...]", parts))
+    if isinstance(weight, DenseWeight | BlockWeight):
+        return replace(weight, data=tensor(weight.data))
+    return weight
 
 
 @dataclass(slots=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import KvCache, Operators, StepBatch
 from .build import Builder
 from .codes import Activations, Stream, product, product_onto
@@ -44,9 +43,7 @@ class Attention:
             build.vector(f"{prefix}o_proj.bias", sizes=[arch.hidden]) if arch.output_bias else None
         )
 
-    def write(
-        self, ops: Operators, x: Activations, batch: StepBatch, cache: KvCache
-    ) -> torch.Tensor:
+    def write(self, ops: Operators, x: Activations, batch: StepBatch, cache: KvCache) -> Array:
         """x [N, D] → queries [N, H, E]; writes the KV of the step's tokens."""
         kv, group = cache.layers[self.layer], cache.groups[self.layer]
         return ops.rope_and_cache(
@@ -66,11 +63,11 @@ class Attention:
     def mix(
         self,
         ops: Operators,
-        q: torch.Tensor,
+        q: Array,
         batch: StepBatch,
         cache: KvCache,
-        rows: torch.Tensor | None,
-        residual: torch.Tensor | None = None,
+        rows: Array | None,
+        residual: Array | None = None,
     ) -> Stream:
         """What `write` gave → ([N, D], residual), or their sum; [R, D] of the tokens `rows` [R],
         where only theirs are wanted."""

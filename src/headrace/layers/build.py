@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from ..base.arch import ModelArch, Rope
+from ..kernels.arrays import Array, address, floats, tensor
 from ..kernels.operators import Operators, Role, RopeTable
 from ..kernels.weights import (
     BlockWeight,
@@ -19,10 +21,11 @@ from ..kernels.weights import (
     TiledWeight,
     Weight,
 )
-from ..quant.ggml import dequantise
-from ..quant.rows import unpack
 from .rope import rope_table
 from .source import Matrix, WeightSource
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class Builder:
         source: WeightSource,
         operators: Operators,
         *,
-        device: torch.device,
-        dtype: torch.dtype,
+        device: str,
+        dtype: str,
         max_context: int,
     ) -> None:
         self.arch = arch
@@ -62,10 +65,17 @@ class Builder:
         self._ropes: dict[Rope, RopeTable] = {}
         self._dequantise = Expansion()
 
-    def vector(self, *names: str, sizes: Sequence[int]) -> torch.Tensor:
+    def vector(self, *names: str, sizes: Sequence[int]) -> Array:
         """Vectors, one after the other, in the model's dtype on its device."""
         parts = [self.source.take_vector(n, s) for n, s in zip(names, sizes, strict=True)]
-        vector = torch.cat([part.to(self.device, self.dtype) for part in parts])
+        vector: Array
+        if self.operators.host:
+            vector = np.concatenate([floats(part) for part in parts])
+        else:
+            import torch  # Local, as wherever arrays of the host will do for a CPU.
+
+            dtype = getattr(torch, self.dtype)
+            vector = torch.cat([tensor(part).to(self.device, dtype) for part in parts])
         self.weight_bytes += vector.nbytes
         return vector
 
@@ -86,21 +96,26 @@ class Builder:
 
     def prepare(self, weight: Weight, role: Role) -> Weight:
         prepared = self.operators.prepare(weight, role, self._dequantise)
-        for tensor in weight_tensors(prepared):
-            if tensor.data_ptr() not in self._seen:
-                self._seen.add(tensor.data_ptr())
-                self.weight_bytes += tensor.nbytes
+        for array in weight_arrays(prepared):
+            if address(array) not in self._seen:
+                self._seen.add(address(array))
+                self.weight_bytes += array.nbytes
         return prepared
 
     def rope(self, rope: Rope) -> RopeTable:
         """The table of a rope, made once for all layers that share it."""
         if rope not in self._ropes:
-            self._ropes[rope] = rope_table(rope, self.arch.head_dim, self.max_context, self.device)
+            table: Sequence[Array] = rope_table(rope, self.arch.head_dim, self.max_context)
+            if not self.operators.host:
+                table = [tensor(each).to(self.device) for each in table]
+            self._ropes[rope] = RopeTable(*table)
         return self._ropes[rope]
 
     def _place(self, weight: Matrix) -> Matrix:
-        if self.device.type == "cpu":
+        if self.operators.host:
             return weight
+        if isinstance(weight, DenseWeight | BlockWeight):
+            return replace(weight, data=tensor(weight.data).to(self.device))
         if isinstance(weight, PackedWeight):
             offsets = weight.offsets
             return replace(
@@ -109,9 +124,7 @@ class Builder:
                 scales=weight.scales.to(self.device),
                 offsets=None if offsets is None else offsets.to(self.device),
             )
-        if isinstance(weight, Fp8Weight):
-            return Fp8Weight(weight.data.to(self.device), weight.scales.to(self.device))
-        return replace(weight, data=weight.data.to(self.device))
+        return Fp8Weight(weight.data.to(self.device), weight.scales.to(self.device))
 
 
 class Expansion:
@@ -121,19 +134,23 @@ class Expansion:
         self._last: tuple[BlockWeight, DenseWeight] | None = None
 
     def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
+        from ..quant.ggml import dequantise  # Local: it computes on tensors.
+
         # A tied table is prepared twice in a row, and shared so.
         if self._last is None or self._last[0] is not weight:
             self._last = (weight, DenseWeight(dequantise(weight, dtype)))
         return self._last[1]
 
     def unpack(self, weight: BlockWeight) -> PackedWeight:
+        from ..quant.rows import unpack  # Local, as above.
+
         return unpack(weight)
 
 
-def weight_tensors(weight: Weight) -> list[torch.Tensor]:
-    """Every tensor that a weight is made of."""
+def weight_arrays(weight: Weight) -> list[Array]:
+    """Every array that a weight is made of."""
     if isinstance(weight, StackedWeight):
-        return [tensor for part in weight.parts for tensor in weight_tensors(part)]
+        return [array for part in weight.parts for array in weight_arrays(part)]
     if isinstance(weight, DenseWeight | BlockWeight | PanelWeight):
         return [weight.data]
     if isinstance(weight, Fp8Weight):

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import Coded, CodedOperators, FusedOperators, Operators, Unnormed
 from ..kernels.weights import Weight
 
-Activations = torch.Tensor | Coded | Unnormed
-Stream = tuple[torch.Tensor, torch.Tensor | None]
+Activations = Array | Coded | Unnormed
+Stream = tuple[Array, Array | None]
 """(what a block gave, the residual it is still to be added to)."""
 
 
@@ -30,9 +29,7 @@ def fused(ops: Operators, weight: Weight, x: Activations) -> FusedOperators | No
     return cast(FusedOperators, ops) if fuses(weight, rows) else None
 
 
-def product(
-    ops: Operators, x: Activations, weight: Weight, bias: torch.Tensor | None
-) -> torch.Tensor:
+def product(ops: Operators, x: Activations, weight: Weight, bias: Array | None) -> Array:
     """x [N, in] → x · weightᵀ + bias [N, out]."""
     if isinstance(x, Coded):
         return cast(CodedOperators, ops).linear_codes(x, weight, bias)
@@ -43,10 +40,10 @@ def product(
 
 def product_onto(
     ops: Operators,
-    x: torch.Tensor,
+    x: Array,
     weight: Weight,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
+    bias: Array | None,
+    residual: Array | None,
 ) -> Stream:
     """x [N, in] → x · weightᵀ + bias [N, out], added to the residual where the product does so."""
     joined = None if residual is None else fused(ops, weight, x)

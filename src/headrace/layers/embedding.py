@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import Operators
 from .build import Builder
 
@@ -27,10 +26,10 @@ class Vocabulary:
         else:
             self.head = build.matrix(HEAD, rows=[arch.vocab_size], width=arch.hidden, role="logits")
 
-    def embed(self, ops: Operators, tokens: torch.Tensor) -> torch.Tensor:
+    def embed(self, ops: Operators, tokens: Array) -> Array:
         """tokens [N] → [N, D]."""
         return ops.embed(tokens, self.table, self.scale)
 
-    def logits(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, ops: Operators, x: Array) -> Array:
         """x [R, D] → fp32 [R, V]."""
         return ops.logits(x, self.head, self.softcap)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import EncoderOperators, StepBatch
 from .build import Builder
 from .linear import Linear
@@ -17,7 +16,7 @@ class LayerNorm:
         self.bias = build.vector(f"{name}.bias", sizes=[build.arch.hidden])
         self.eps = build.arch.norm_eps
 
-    def __call__(self, ops: EncoderOperators, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ops: EncoderOperators, x: Array) -> Array:
         """x [N, D] → [N, D]."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
@@ -41,7 +40,7 @@ class InputEmbedding:
         )
         self.norm = LayerNorm(build, "embeddings.LayerNorm")
 
-    def __call__(self, ops: EncoderOperators, batch: StepBatch) -> torch.Tensor:
+    def __call__(self, ops: EncoderOperators, batch: StepBatch) -> Array:
         """→ [N, D]."""
         assert batch.types is not None, "an encoder's batch has token types"
         x = ops.add(
@@ -65,7 +64,7 @@ class EncoderLayer:
         self.down = Linear(build, f"{at}output.dense", rows=hidden, width=inner)
         self.norm = LayerNorm(build, f"{at}output.LayerNorm")
 
-    def __call__(self, ops: EncoderOperators, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+    def __call__(self, ops: EncoderOperators, x: Array, batch: StepBatch) -> Array:
         """x [N, D] → [N, D]."""
         mixed = ops.encoder_attention(self.qkv(ops, x), self.heads, batch, self.scale)
         x = self.attention_norm(ops, ops.add(self.out(ops, mixed), x))

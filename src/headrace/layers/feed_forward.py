@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from ..kernels.operators import Coded, Operators
+from ..kernels.arrays import Array
+from ..kernels.operators import Coded, Operators, Unnormed
 from ..kernels.weights import Weight
 from .build import Builder
 from .codes import Activations, Stream, coded, fused, product, product_onto
@@ -31,9 +30,7 @@ class FeedForward:
             f"{prefix}down_proj.weight", rows=[arch.hidden], width=arch.intermediate, role="linear"
         )
 
-    def __call__(
-        self, ops: Operators, x: Activations, residual: torch.Tensor | None = None
-    ) -> Stream:
+    def __call__(self, ops: Operators, x: Activations, residual: Array | None = None) -> Stream:
         """x [N, D] → ([N, D], residual), or their sum."""
         joined = fused(ops, self.gate_up, x)
         if joined is not None:
@@ -80,11 +77,11 @@ class MixtureOfExperts:
             for expert in experts
         ]
 
-    def __call__(
-        self, ops: Operators, x: Activations, residual: torch.Tensor | None = None
-    ) -> Stream:
+    def __call__(self, ops: Operators, x: Activations, residual: Array | None = None) -> Stream:
         """x [N, D] → ([N, D], residual)."""
-        assert isinstance(x, torch.Tensor), "the router and the experts read the same values"
+        assert not isinstance(x, Coded | Unnormed), (
+            "the router and the experts read the same values"
+        )
         router = ops.linear(x, self.router, None)
         mixed = ops.moe(
             x, router, self.gate_up, self.down, self.active, self.normalise, self.activation

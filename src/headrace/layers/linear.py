@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import Operators
 from .build import Builder
 
@@ -17,6 +16,6 @@ class Linear:
         self.weight = build.matrix(*weights, rows=each, width=width, role="linear")
         self.bias = build.vector(*(f"{name}.bias" for name in names), sizes=each)
 
-    def __call__(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ops: Operators, x: Array) -> Array:
         """x [N, width] → [N, rows · names]."""
         return ops.linear(x, self.weight, self.bias)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import Operators, Unnormed
 from ..kernels.weights import Weight
 from .build import Builder
@@ -16,17 +15,17 @@ class Norm:
         self.eps = build.arch.norm_eps
         self.offset = build.arch.norm_offset
 
-    def __call__(self, ops: Operators, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, ops: Operators, x: Array) -> Array:
         """x [N, D] → normed."""
         return ops.rms_norm(x, self.weight, self.eps, self.offset)
 
     def add_for(
         self,
         ops: Operators,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
+        x: Array,
+        residual: Array | None,
         consumer: Weight | None,
-    ) -> tuple[Activations, torch.Tensor]:
+    ) -> tuple[Activations, Array]:
         """As `add`; the norm in the form that its only reader, the product with `consumer`, wants.
 
         None: it has other readers."""
@@ -41,9 +40,7 @@ class Norm:
             return codes.rms_norm_codes(x, self.weight, self.eps, self.offset, consumer), x
         return codes.add_rms_norm_codes(x, residual, self.weight, self.eps, self.offset, consumer)
 
-    def add(
-        self, ops: Operators, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, ops: Operators, x: Array, residual: Array | None) -> tuple[Array, Array]:
         """→ (norm of x + residual, x + residual); no residual before the first layer."""
         if residual is None:
             return self(ops, x), x

@@ -1,51 +1,76 @@
-"""Rotary position tables, computed as the models' authors do: frequencies in fp32.
+"""Rotary position tables, computed as the models' authors do: frequencies and angles in fp32.
 
-Su et al. 2021 (RoFormer); "llama3" is the scaling of Llama 3.1, "yarn" Peng et al. 2023.
+Su et al. 2021 (RoFormer); "llama3" is the scaling of Llama 3.1, "yarn" Peng et al. 2023. Powers,
+cosines and sines are rounded once, from fp64: those of fp32 libraries are off by more than half a
+unit in the last place, each in other places.
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from ..base.arch import Rope
-from ..kernels.operators import RopeTable
+
+Fp32 = npt.NDArray[np.float32]
+
+BLOCK = 1024
+"""Positions whose angles are held in fp64 at once."""
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
+def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
     """Radians per token of each pair [head_dim / 2], fp32."""
-    exponents = torch.arange(0, head_dim, 2).float() / head_dim
-    plain = 1.0 / (rope.theta**exponents)
+    dimensions = np.arange(0, head_dim, 2, dtype=np.float32)
+    waves = _power(rope.theta, dimensions / np.float32(head_dim))
+    plain = np.float32(1) / waves
     if rope.kind == "plain":
         return plain
     if rope.kind == "linear":
-        return plain / rope.factor
+        return plain / np.float32(rope.factor)
     if rope.kind == "llama3":
         return _llama3(rope, plain)
-    return _yarn(rope, head_dim, exponents)
+    return _yarn(rope, head_dim, waves)
 
 
-def rope_table(rope: Rope, head_dim: int, positions: int, device: torch.device) -> RopeTable:
-    """cos and sin of every position [positions, head_dim / 2]."""
-    angles = torch.arange(positions).float().unsqueeze(1) * inverse_frequencies(rope, head_dim)
-    factor = rope.attention_factor
-    return RopeTable((angles.cos() * factor).to(device), (angles.sin() * factor).to(device))
+def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Fp32, Fp32]:
+    """cos and sin of every position, [positions, head_dim / 2] each, fp32."""
+    frequencies = inverse_frequencies(rope, head_dim)
+    cos, sin = np.empty((2, positions, head_dim // 2), np.float32)
+    for low in range(0, positions, BLOCK):
+        part = np.arange(low, min(low + BLOCK, positions), dtype=np.float32)
+        angles = (part[:, None] * frequencies).astype(np.float64)
+        cos[low : low + BLOCK] = np.cos(angles)
+        sin[low : low + BLOCK] = np.sin(angles)
+    if rope.attention_factor != 1:
+        cos *= np.float32(rope.attention_factor)
+        sin *= np.float32(rope.attention_factor)
+    return cos, sin
 
 
-def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
+def _power(base: float, exponents: Fp32) -> Fp32:
+    result: Fp32 = np.power(np.float64(base), exponents.astype(np.float64)).astype(np.float32)
+    return result
+
+
+def _llama3(rope: Rope, plain: Fp32) -> Fp32:
     """Long waves are stretched by `factor`, short ones stay, a ramp in between."""
-    waves = 2 * math.pi / plain
+    # A number over a tensor is its reciprocal times the number, in torch.
+    one = np.float32(1)
+    waves = (one / plain) * np.float32(2 * math.pi)
     longest = rope.original_context / rope.low_freq_factor
     shortest = rope.original_context / rope.high_freq_factor
-    span = rope.high_freq_factor - rope.low_freq_factor
-    share = (rope.original_context / waves - rope.low_freq_factor) / span
-    ramp = (1 - share) * plain / rope.factor + share * plain
-    stretched = torch.where(waves > longest, plain / rope.factor, plain)
-    return torch.where((waves <= longest) & (waves >= shortest), ramp, stretched)
+    span = np.float32(rope.high_freq_factor - rope.low_freq_factor)
+    turns = (one / waves) * np.float32(rope.original_context)
+    share = (turns - np.float32(rope.low_freq_factor)) / span
+    factor = np.float32(rope.factor)
+    ramp: Fp32 = (one - share) * plain / factor + share * plain
+    stretched = np.where(waves > longest, plain / factor, plain)
+    return np.where((waves <= longest) & (waves >= shortest), ramp, stretched)
 
 
-def _yarn(rope: Rope, head_dim: int, exponents: torch.Tensor) -> torch.Tensor:
+def _yarn(rope: Rope, head_dim: int, waves: Fp32) -> Fp32:
     """Dimensions that turn often within the original context stay, slow ones are stretched."""
 
     def dimension(rotations: float) -> float:
@@ -54,7 +79,10 @@ def _yarn(rope: Rope, head_dim: int, exponents: torch.Tensor) -> torch.Tensor:
 
     low = max(math.floor(dimension(rope.beta_fast)), 0)
     high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
-    width = max(high - low, 0.001)
-    kept = 1 - ((torch.arange(head_dim // 2).float() - low) / width).clamp(0, 1)
-    waves = rope.theta**exponents
-    return (1.0 / (rope.factor * waves)) * (1 - kept) + (1.0 / waves) * kept
+    width = np.float32(max(high - low, 0.001))
+    pairs = np.arange(head_dim // 2, dtype=np.float32)
+    one = np.float32(1)
+    kept = one - ((pairs - np.float32(low)) / width).clip(0, 1)
+    slow = (one / (np.float32(rope.factor) * waves)) * (one - kept)
+    result: Fp32 = slow + (one / waves) * kept
+    return result

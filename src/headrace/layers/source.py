@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-
 from ..base.errors import ModelFileError
+from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
 
-Named = torch.Tensor | BlockWeight | PackedWeight | Fp8Weight
+Named = Array | BlockWeight | PackedWeight | Fp8Weight
+_QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 
 
@@ -35,24 +35,22 @@ class WeightSource:
         return frozenset(
             _kind(weight)
             for weight in self._weights.values()
-            if not isinstance(weight, torch.Tensor) or weight.dim() >= 2
+            if isinstance(weight, _QUANTISED) or weight.ndim >= 2
         )
 
-    def take_vector(self, name: str, size: int) -> torch.Tensor:
+    def take_vector(self, name: str, size: int) -> Array:
         """The vector `name` [size]; raises `ModelFileError`."""
         weight = self._take(name, (size,))
-        if not isinstance(weight, torch.Tensor):
+        if isinstance(weight, _QUANTISED):
             raise ModelFileError(f"{name} is a vector, but it is stored as {_kind(weight)}")
         return weight
 
     def take_matrix(self, name: str, rows: int, width: int) -> Matrix:
         """The matrix `name` [rows, width]; raises `ModelFileError`."""
         weight = self._take(name, (rows, width))
-        if isinstance(weight, torch.Tensor):
-            return DenseWeight(weight, name)
         if isinstance(weight, BlockWeight):
             weight.name = name
-        return weight
+        return weight if isinstance(weight, _QUANTISED) else DenseWeight(weight, name)
 
     def discard(self, name: str) -> None:
         """Drop a weight that this architecture does not use, if it is there."""
@@ -84,7 +82,7 @@ def _kind(weight: Named) -> str:
         return f"packed{weight.bits}"
     if isinstance(weight, Fp8Weight):
         return "fp8"
-    return str(weight.dtype).removeprefix("torch.")
+    return dtype_name(weight)
 
 
 def _some(names: list[str]) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import EncoderOperators, KvCache, Operators, StepBatch
 from ..layers.build import Builder
 from ..layers.encoder import EncoderLayer, InputEmbedding
@@ -26,9 +25,7 @@ class Bert:
             self.classifier = Linear(build, "classifier", rows=encoder.labels, width=arch.hidden)
         build.source.finish()
 
-    def forward(
-        self, ops: Operators, batch: StepBatch, cache: KvCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, ops: Operators, batch: StepBatch, cache: KvCache) -> tuple[Array, Array]:
         """→ hidden [N, D] after the last layer; no logits: [0, 0]."""
         # Backends are asked for these where the question says that the model is an encoder.
         encoder = cast(EncoderOperators, ops)
@@ -37,7 +34,7 @@ class Bert:
             x = layer(encoder, x, batch)
         return x, x[:0, :0]
 
-    def logits(self, ops: Operators, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, ops: Operators, hidden: Array, rows: Array) -> Array:
         """hidden [N, D], rows [R] (each an entry's first token) → [R, labels]."""
         assert self.pooler is not None, "an encoder without a head gives no logits"
         assert self.classifier is not None

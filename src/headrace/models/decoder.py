@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-import torch
-
+from ..kernels.arrays import Array, floats_like
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..layers.attention import Attention
 from ..layers.build import Builder
@@ -30,7 +29,7 @@ class Layer(Protocol):
         stream: Stream,
         batch: StepBatch,
         cache: KvCache,
-        rows: torch.Tensor | None = None,
+        rows: Array | None = None,
     ) -> Stream:
         """[N, D] → [N, D], or [R, D] of the tokens `rows` [R] where only theirs are wanted."""
         ...
@@ -53,8 +52,8 @@ class AttendingLayer:
         stream: Stream,
         batch: StepBatch,
         cache: KvCache,
-        rows: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows: Array | None,
+    ) -> tuple[Array, Array]:
         """→ queries [N, H, E] of norm(x), whose KV is written, and x: [N, D] or [R, D]."""
         normed, residual = self.attention_norm.add_for(ops, *stream, self.attention.qkv)
         if rows is not None:
@@ -87,7 +86,7 @@ class PreNormLayer(AttendingLayer):
         stream: Stream,
         batch: StepBatch,
         cache: KvCache,
-        rows: torch.Tensor | None = None,
+        rows: Array | None = None,
     ) -> Stream:
         q, residual = self.begin(ops, stream, batch, cache, rows)
         stream = self.attention.mix(ops, q, batch, cache, rows, residual)
@@ -106,9 +105,7 @@ class Decoder:
         self.norm = Norm(build, "model.norm")
         build.source.finish()
 
-    def forward(
-        self, ops: Operators, batch: StepBatch, cache: KvCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, ops: Operators, batch: StepBatch, cache: KvCache) -> tuple[Array, Array]:
         """→ hidden after the last norm, fp32 logits [R, V] of `batch.sample_rows`.
 
         Behind the KV of the last layer only what `batch` wants is computed: hidden is [R, D] of
@@ -122,11 +119,11 @@ class Decoder:
         if rows is not None and not len(rows):
             last.remember(ops, stream, batch, cache)
             x = stream[0][:0]
-            return x, x.new_empty(0, self.vocabulary.size, dtype=torch.float32)
+            return x, floats_like(x, 0, self.vocabulary.size)
         hidden, _ = self.norm.add(ops, *last(ops, stream, batch, cache, rows))
         sampled = ops.select(hidden, batch.sample_rows) if rows is None else hidden
         return hidden, self.vocabulary.logits(ops, sampled)
 
-    def logits(self, ops: Operators, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, ops: Operators, hidden: Array, rows: Array) -> Array:
         """hidden [N, D], rows [R] → fp32 [R, V]."""
         return self.vocabulary.logits(ops, ops.select(hidden, rows))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..kernels.arrays import Array
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..layers.build import Builder
 from ..layers.codes import Stream
@@ -29,7 +28,7 @@ class Gemma3Layer(AttendingLayer):
         stream: Stream,
         batch: StepBatch,
         cache: KvCache,
-        rows: torch.Tensor | None = None,
+        rows: Array | None = None,
     ) -> Stream:
         q, residual = self.begin(ops, stream, batch, cache, rows)
         mixed, _ = self.attention.mix(ops, q, batch, cache, rows)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import torch
-
 from ..base.errors import UnsupportedModel
+from ..kernels.arrays import Array
 from ..kernels.operators import KvCache, Operators, StepBatch
 from ..layers.build import Builder
 from .bert import Bert
@@ -23,13 +22,11 @@ from .qwen3_moe import Qwen3Moe
 class Model(Protocol):
     """A built model: structure and weights."""
 
-    def forward(
-        self, ops: Operators, batch: StepBatch, cache: KvCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, ops: Operators, batch: StepBatch, cache: KvCache) -> tuple[Array, Array]:
         """See `kernels.operators.Forward`."""
         ...
 
-    def logits(self, ops: Operators, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, ops: Operators, hidden: Array, rows: Array) -> Array:
         """hidden [N, D], rows [R] → fp32 [R, V]."""
         ...
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ..base.errors import UnsupportedModel
+from ..kernels.arrays import tensor
 from ..kernels.weights import BlockWeight
 from .ggml_types import BY_NAME, QUANTISED
 
@@ -47,7 +48,7 @@ class Format(NamedTuple):
 
 def dequantise(weight: BlockWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The weight as a dense tensor [out, in] of `dtype`, rounded once from the exact fp32 value."""
-    out = torch.empty(weight.shape, dtype=dtype, device=weight.data.device)
+    out = torch.empty(weight.shape, dtype=dtype, device=tensor(weight.data).device)
     rows, columns = weight.shape
     step = max(1, CHUNK_VALUES // columns)
     fmt = format_of(weight.kind)
@@ -78,9 +79,10 @@ def format_of(kind: str) -> Format:
 def blocks_of(weight: BlockWeight, first: int, last: int) -> torch.Tensor:
     """Blocks of rows first … last - 1: [blocks, bytes per block] uint8."""
     kind = BY_NAME[weight.kind]
-    assert weight.data.dtype == torch.uint8
-    assert weight.data.shape == (weight.shape[0], kind.row_bytes(weight.shape[1]))
-    return weight.data[first:last].reshape(-1, kind.nbytes)
+    data = tensor(weight.data)
+    assert data.dtype == torch.uint8
+    assert data.shape == (weight.shape[0], kind.row_bytes(weight.shape[1]))
+    return data[first:last].reshape(-1, kind.nbytes)
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:

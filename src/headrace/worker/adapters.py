@@ -19,8 +19,9 @@ from safetensors import safe_open
 
 from ..base.errors import EngineFault, ModelFileError
 from ..base.step import StepPlan
+from ..kernels.arrays import Array, tensor
 from ..kernels.lora import TokenGroups, add_lora
-from ..kernels.operators import Operators, StepBatch
+from ..kernels.operators import Operators
 from ..kernels.weights import LoraWeight, Weight
 from ..layers.build import Product
 from ..loader.adapters import AdapterFiles
@@ -45,7 +46,7 @@ class Adapters:
         *,
         slots: int,
         rank: int,
-        device: torch.device,
+        device: str,
         dtype: torch.dtype,
     ) -> None:
         self.slots, self.rank = slots, rank
@@ -174,11 +175,6 @@ class Adapters:
         )
 
 
-def sampled_places(batch: StepBatch) -> npt.NDArray[np.int64]:
-    """`sample_rows` of a step on the host, without waiting for a device."""
-    return batch.sample_rows.numpy() if batch.host is None else batch.host.sample_rows
-
-
 def _groups(slots: npt.NDArray[np.int32], device: torch.device) -> TokenGroups:
     return [
         (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
@@ -210,9 +206,9 @@ class _Adapted:
     def __getattr__(self, name: str) -> object:
         return getattr(self._base, name)
 
-    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
         y = self._linear(x, weight, bias)
         additions = self._weights.get(id(weight))
         if additions is not None:
-            add_lora(y, x, self._groups[len(x)], additions)
+            add_lora(tensor(y), tensor(x), self._groups[len(x)], additions)
         return y

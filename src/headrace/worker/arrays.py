@@ -9,13 +9,12 @@ its package is not on every machine that serves, and to import it costs more tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array: TypeAlias = Any
-"""A numpy array, or a tensor on any device."""
+from ..kernels.arrays import Array
 
 
 def like(values: npt.NDArray[Any], array: Array) -> Array:

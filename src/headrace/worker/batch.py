@@ -1,11 +1,12 @@
-"""A plan's columns and the worker's tables → the tensors that a forward pass reads."""
+"""A plan's columns and the worker's tables → the arrays that a forward pass reads."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from ..base.step import PoolShape, StepPlan
+from ..kernels.arrays import host, tensor
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import all_to_device
@@ -19,11 +20,13 @@ def make_batch(
     *,
     token_types: bool = False,
 ) -> StepBatch:
-    """Tokens, positions and block tables of one step; `sample_rows` are the entries that sample.
+    """Tokens, positions and block tables of one step as tensors on the device; `sample_rows` are
+    the entries that sample.
 
     A pooling entry samples nothing. `token_types`: the model reads them.
     """
-    device = rows.tokens.device
+    known = tensor(rows.tokens)
+    device = known.device
     counts = np.asarray(plan.counts, np.int64)
     starts = np.asarray(plan.starts, np.int64)
     lengths = starts + counts
@@ -48,13 +51,13 @@ def make_batch(
     groups = [
         GroupBatch(
             tables=table[entries, :used],
-            slots=torch.add(offset, table[row_of_token, block], alpha=size),
+            slots=offset.add(table[row_of_token, block], alpha=size),
             window=group.window,
         )
-        for table, group in zip(tables.tables, pool.groups, strict=True)
+        for table, group in zip(map(tensor, tables.tables), pool.groups, strict=True)
     ]
     return StepBatch(
-        tokens=rows.tokens[row_of_token, positions].long(),
+        tokens=known[row_of_token, positions].long(),
         positions=positions,
         query_starts=query_starts,
         lengths=ends,
@@ -65,3 +68,8 @@ def make_batch(
         types=types[0] if types else None,
         host=HostStep(counts, lengths, sampled),
     )
+
+
+def sampled_places(batch: StepBatch) -> npt.NDArray[np.int64]:
+    """`sample_rows` of a step on the host, without waiting for a device."""
+    return host(batch.sample_rows) if batch.host is None else batch.host.sample_rows

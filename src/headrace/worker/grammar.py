@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.step import Admission
-from .arrays import Array, like
+from ..kernels.arrays import Array
+from .arrays import like
 
 if TYPE_CHECKING:
     import torch

@@ -1,20 +1,21 @@
 """The batch of a step on the CPU: static buffers, written in place.
 
 `batch.make_batch` makes new tensors for every step, which is what a device needs whose steps
-overlap. On the CPU a step is done before the next one is prepared, so its tensors are views of
+overlap. On the CPU a step is done before the next one is prepared, so its arrays are views of
 buffers that live as long as the worker; a step that decodes what the last one decoded gets the
 very same `StepBatch`, and only numbers change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..base.step import PoolShape, StepPlan
+from ..kernels.arrays import Array, tensor
 from ..kernels.operators import GroupBatch, StepBatch, StepLimits
 from .batch import make_batch
 from .rows import BlockTables, Rows
@@ -48,7 +49,10 @@ class HostBatches:
         limits: StepLimits,
         *,
         token_types: bool = False,
+        tensors: bool = False,
     ) -> None:
+        """`token_types`: the model reads them; `tensors`: whoever computes wants those."""
+        self._view: Callable[[Array], Array] = tensor if tensors else _same
         self._rows, self._tables, self._pool, self._limits = rows, tables, pool, limits
         self._typed = token_types
         self._tokens = np.zeros(limits.tokens, np.int64)
@@ -60,8 +64,8 @@ class HostBatches:
         self._picked = [np.zeros((limits.entries, tables.width), np.int32) for _ in pool.groups]
         self._each = np.arange(limits.tokens)
         # Of decoding steps, entry i is token i and samples.
-        self._each_entry = torch.arange(limits.entries)
-        self._each_bound = torch.arange(limits.entries + 1, dtype=torch.int32)
+        self._each_entry = np.arange(limits.entries)
+        self._each_bound = np.arange(limits.entries + 1, dtype=np.int32)
         # For single numbers: numpy's own indexing takes several times as long.
         self._few = _Few(
             rows.host_tokens.data,
@@ -169,8 +173,8 @@ class HostBatches:
             total,
             count,
             width,
-            torch.from_numpy(self._bounds),
-            torch.from_numpy(self._sampled[: len(ends)]),
+            self._bounds,
+            self._sampled[: len(ends)],
         )
         batch.max_count, batch.max_length = int(counts.max()), max_length
         return batch
@@ -196,25 +200,31 @@ class HostBatches:
         return width
 
     def _views(
-        self, total: int, count: int, width: int, bounds: torch.Tensor, sampled: torch.Tensor
+        self,
+        total: int,
+        count: int,
+        width: int,
+        bounds: npt.NDArray[np.int32],
+        sampled: npt.NDArray[np.int64],
     ) -> StepBatch:
+        view = self._view
         groups = [
-            GroupBatch(
-                torch.from_numpy(picked)[:count, :width],
-                torch.from_numpy(slots)[:total],
-                group.window,
-            )
+            GroupBatch(view(picked)[:count, :width], view(slots)[:total], group.window)
             for picked, slots, group in zip(
                 self._picked, self._slots, self._pool.groups, strict=True
             )
         ]
         return StepBatch(
-            tokens=torch.from_numpy(self._tokens)[:total],
-            positions=torch.from_numpy(self._positions)[:total],
-            query_starts=bounds[: count + 1],
-            lengths=torch.from_numpy(self._lengths)[:count],
+            tokens=view(self._tokens)[:total],
+            positions=view(self._positions)[:total],
+            query_starts=view(bounds)[: count + 1],
+            lengths=view(self._lengths)[:count],
             groups=groups,
-            sample_rows=sampled,
+            sample_rows=view(sampled),
             max_count=1,
             max_length=0,
         )
+
+
+def _same(array: Array) -> Array:
+    return array

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ..base.config import Decision, auto_kv_dtype
 from ..base.errors import OptionError
+from ..base.hardware import torch_build
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-KV_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Name → bytes of a number, as in `KV_DTYPES`."""
+KV_DTYPES = {**DTYPES, "fp8": 1, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,9 @@ class WorkerOptions:
 class Resolved:
     """Options without "auto"."""
 
-    device: torch.device
-    dtype: torch.dtype
+    device: str
+    """"cpu" or "cuda"."""
+    dtype: str
     kv_dtype: str
     decisions: list[Decision]
 
@@ -51,10 +52,10 @@ def resolve(options: WorkerOptions) -> Resolved:
     decisions = []
     device = options.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if _has_cuda() else "cpu"
         decisions.append(Decision("device", device, "an NVIDIA GPU was found" if device == "cuda"
                                   else "no NVIDIA GPU was found"))  # fmt: skip
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not _has_cuda():
         raise OptionError("device is cuda, but torch sees no NVIDIA GPU here", param="device")
     dtype = options.dtype
     if dtype == "auto":
@@ -73,4 +74,12 @@ def resolve(options: WorkerOptions) -> Resolved:
             raise OptionError(
                 f"{param} must be one of auto, {', '.join(allowed)}, not {value!r}", param=param
             )
-    return Resolved(torch.device(device), DTYPES[dtype], kv_dtype, decisions)
+    return Resolved(device, dtype, kv_dtype, decisions)
+
+
+def _has_cuda() -> bool:
+    if torch_build()[1] is None:
+        return False
+    import torch  # Local: a build for CPUs is known by its name alone.
+
+    return torch.cuda.is_available()

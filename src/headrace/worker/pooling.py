@@ -9,7 +9,8 @@ import numpy as np
 
 from ..base.arch import Pooling
 from ..base.step import StepPlan
-from .arrays import Array, concatenate, copy, fp32, like, normalised, stack
+from ..kernels.arrays import Array
+from .arrays import concatenate, copy, fp32, like, normalised, stack
 
 if TYPE_CHECKING:
     from .rows import Rows

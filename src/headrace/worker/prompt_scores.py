@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.step import StepPlan, TokenLogprobs
-from .arrays import Array, concatenate, copy, int64, like
+from ..kernels.arrays import Array, tensor
+from .arrays import concatenate, copy, int64, like
 from .sampler import log_probabilities
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class PromptScores:
         if not wanted:
             return None
         columns = self._rows.columns[plan.rows]
-        table = self._rows.host_tokens if isinstance(hidden, np.ndarray) else self._rows.tokens
+        table = (
+            self._rows.host_tokens if isinstance(hidden, np.ndarray) else tensor(self._rows.tokens)
+        )
         result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
         begins = np.concatenate([[0], np.cumsum(plan.counts)])
         for entry in wanted:

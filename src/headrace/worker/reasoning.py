@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.step import Admission, ReasoningBudget
-from .arrays import Array, like
+from ..kernels.arrays import Array
+from .arrays import like
 
 
 @dataclass(slots=True)

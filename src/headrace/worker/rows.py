@@ -1,6 +1,7 @@
 """The worker's tables: one permanent row per sequence from its admission to its release.
 
-Tokens and block tables lie on the device and change by deltas, so a step ships only what is new.
+Tokens and block tables lie on the device and change by deltas, so a step ships only what is new;
+on the CPU they are arrays of the host.
 What sampling needs of a row lies in columns on the host, where a step picks its rows in one go.
 """
 
@@ -11,10 +12,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..base.errors import EngineFault
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
+from ..kernels.arrays import Array, host
 from ..kernels.draws import RULE, streams
 from .transfer import to_device
 
@@ -49,15 +50,15 @@ class Rows:
         self,
         rows: int,
         max_context: int,
-        device: torch.device,
+        device: str,
         features: Collection[str] = (),
     ) -> None:
         """`features`: what the worker does beyond text, see `WorkerFacts.features`."""
         self._features = features
         # One place more than the context: the last token may be sampled, it is never computed.
-        self.tokens = torch.zeros(rows, max_context + 1, dtype=torch.int32, device=device)
-        self.host_tokens: npt.NDArray[np.int32] = _shared(self.tokens)
-        """The memory of `tokens` where that is the host's; else nothing."""
+        self.tokens = _on(device, np.zeros((rows, max_context + 1), np.int32))
+        self.host_tokens = _of_host(self.tokens)
+        """`tokens` where they are the host's; else nothing."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.stop_ids: list[tuple[int, ...]] = [()] * rows
         self.logit_bias: list[dict[int, float]] = [{} for _ in range(rows)]
@@ -152,28 +153,27 @@ class Rows:
                 some.difference_update(rows)
 
     def append(
-        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], tokens: torch.Tensor
+        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], tokens: Array
     ) -> None:
         """Write each row's new token [R] to its place, on the device."""
-        device = self.tokens.device
-        if device.type == "cpu":
-            self.host_tokens[rows, places] = tokens.numpy()
+        if len(self.host_tokens):
+            self.host_tokens[rows, places] = host(tokens)
         else:
+            device = self.tokens.device
             index = to_device(rows, device), to_device(places, device)
-            self.tokens[index] = tokens.to(torch.int32)
+            self.tokens[index] = tokens.int()
 
 
 class BlockTables:
     """Per layer group a table [rows, blocks of a whole context] of block numbers."""
 
-    def __init__(self, rows: int, max_context: int, pool: PoolShape, device: torch.device) -> None:
+    def __init__(self, rows: int, max_context: int, pool: PoolShape, device: str) -> None:
         self.width = -(-max_context // pool.block_size)
         self.tables = [
-            torch.full((rows, self.width), NULL_BLOCK, dtype=torch.int32, device=device)
-            for _ in pool.groups
+            _on(device, np.full((rows, self.width), NULL_BLOCK, np.int32)) for _ in pool.groups
         ]
-        self.host: list[npt.NDArray[np.int32]] = [_shared(table) for table in self.tables]
-        """The memory of `tables` where that is the host's; else nothing."""
+        self.host = [_of_host(table) for table in self.tables]
+        """`tables` where they are the host's; else nothing."""
         self.version = 0
         """Changes with every change of a table."""
 
@@ -182,7 +182,7 @@ class BlockTables:
         if not writes:
             return
         self.version += 1
-        if self.tables[0].device.type == "cpu":
+        if len(self.host[0]):
             for row, group, first, appended in writes:
                 assert first + len(appended) <= self.width, "a table is too long"
                 self.host[group][row, first : first + len(appended)] = appended
@@ -212,11 +212,16 @@ class BlockTables:
         if rows:
             self.version += 1
             for table in self.tables:
-                table.index_fill_(
-                    0, to_device(np.asarray(rows, np.int64), table.device), NULL_BLOCK
-                )
+                if isinstance(table, np.ndarray):
+                    table[rows] = NULL_BLOCK
+                else:
+                    index = to_device(np.asarray(rows, np.int64), table.device)
+                    table.index_fill_(0, index, NULL_BLOCK)
 
 
-def _shared(tensor: torch.Tensor) -> npt.NDArray[np.int32]:
-    """A tensor's own memory, where the host can reach it."""
-    return tensor.numpy() if tensor.device.type == "cpu" else np.zeros((0, 0), np.int32)
+def _on(device: str, values: npt.NDArray[np.int32]) -> Array:
+    return values if device == "cpu" else to_device(values, device)
+
+
+def _of_host(array: Array) -> npt.NDArray[np.int32]:
+    return array if isinstance(array, np.ndarray) else np.zeros((0, 0), np.int32)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ..kernels.arrays import Array
 from ..kernels.operators import (
     AdaptedProgram,
     AdaptingOperators,
@@ -56,9 +56,7 @@ class Runner:
         """Are there steps for which the program chooses the tokens (`greedy`, `draw`)?"""
         return self._greedy is not None or self._drawing is not None
 
-    def run(
-        self, batch: StepBatch, operators: Operators | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, batch: StepBatch, operators: Operators | None = None) -> tuple[Array, Array]:
         """→ hidden and fp32 logits of `Forward`; valid until the next call.
 
         `operators`: for this step only, call by call, in place of the model's own.
@@ -69,29 +67,27 @@ class Runner:
             return self._program(batch)
         return self._model.forward(self._operators, batch, self._cache)
 
-    def adapted(
-        self, batch: StepBatch, slots: npt.NDArray[np.int32]
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def adapted(self, batch: StepBatch, slots: npt.NDArray[np.int32]) -> tuple[Array, Array] | None:
         """As `run`, with the adapters of `slots` [N]; None where the backend has no program that
         adds them: then `run` with operators that do."""
         if self._adapted is None:
             return None
-        batch.adapters = torch.from_numpy(slots)
+        batch.adapters = slots
         try:
             return self._adapted(batch)
         finally:
             batch.adapters = None
 
-    def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def greedy(self, batch: StepBatch) -> tuple[Array, Array] | None:
         """As `GreedyProgram.greedy`; None also where the program only gives logits."""
         return None if self._greedy is None else self._greedy.greedy(batch)
 
     def draw(
         self, batch: StepBatch, rules: npt.NDArray[np.void]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[Array, Array, Array] | None:
         """As `DrawingProgram.draw`; None also where the program only gives logits."""
         return None if self._drawing is None else self._drawing.draw(batch, rules)
 
-    def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Array, rows: Array) -> Array:
         """fp32 logits of further rows of the last step."""
         return self._model.logits(self._operators, hidden, rows)

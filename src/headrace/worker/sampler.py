@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ..base.step import TokenLogprobs
 from ..kernels import host_sampling
+from ..kernels.arrays import Array, tensor
 from ..kernels.draws import Drawing, DrawParameters, uniforms
-from .arrays import Array, like
+from .arrays import like
 
 if TYPE_CHECKING:
     from .rows import Rows
@@ -128,7 +129,7 @@ class Sampler:
         from ..kernels import sampling
 
         index = like(some, logits)
-        table = self._rows.tokens[like(rows[some], logits), :width]
+        table = tensor(self._rows.tokens)[like(rows[some], logits), :width]
         logits[index] = sampling.penalise(
             logits[index],
             table,

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..base.step import StepPlan, StepResult, TokenLogprobs
+from ..kernels.arrays import Array, host
 from ..kernels.draws import RULE
 from ..kernels.operators import KvCache, Operators, StepBatch
-from .adapters import Adapters, sampled_places
+from .batch import sampled_places
 from .grammar import GrammarMasks
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
@@ -31,6 +33,9 @@ from .rows import BlockTables, Rows
 from .runner import Runner
 from .sampler import Sampler
 from .transfer import Stopwatch, to_host
+
+if TYPE_CHECKING:
+    from .adapters import Adapters
 
 
 @dataclass(slots=True)
@@ -54,9 +59,11 @@ class Steps:
     """Verify every plan."""
     host: HostBatches | None
     """Where `batch` comes from, if the program chooses tokens there."""
-    _tokens: torch.Tensor | None = None
+    inference: Callable[[], AbstractContextManager[object]]
+    """What a step of tensors is done in."""
+    _tokens: Array | None = None
     _values: memoryview | None = None
-    """The memory of `_tokens`, which is the same tensor step after step."""
+    """The memory of `_tokens`, which is the same array step after step."""
     _ruled: npt.NDArray[np.int64] | None = None
     """The rows that `_rules` are of, by identity."""
     _rules: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RULE))
@@ -68,7 +75,7 @@ class Steps:
         result = None if self.host is None else self._decode(self.host, plan, begin)
         if result is not None:
             return result
-        with torch.inference_mode():
+        with self.inference():
             return self._launch(plan, begin)
 
     def _decode(self, host: HostBatches, plan: StepPlan, begin: float) -> StepResult | None:
@@ -101,15 +108,15 @@ class Steps:
             plan.number, [[token] for token in values], seconds=time.perf_counter() - begin
         )
 
-    def _values_of(self, tokens: torch.Tensor) -> list[int]:
+    def _values_of(self, tokens: Array) -> list[int]:
         if tokens is not self._tokens or self._values is None:
-            self._tokens, self._values = tokens, tokens.numpy().data
+            self._tokens, self._values = tokens, host(tokens).data
         values: list[int] = self._values.tolist()
         return values
 
-    def _draw(self, plan: StepPlan, logits: torch.Tensor) -> list[int]:
+    def _draw(self, plan: StepPlan, logits: Array) -> list[int]:
         """All tokens of a decoding step once more, where the program could not draw one."""
-        with torch.inference_mode():
+        with self.inference():
             places = np.array(plan.starts) + 1
             values: list[int] = self.sampler.sample(logits, np.array(plan.rows), places)[0].tolist()
         return values
@@ -123,8 +130,8 @@ class Steps:
         stop = None if self.stopwatch is None else self.stopwatch.start()
         plain = self.rows.choosing.isdisjoint(plan.rows)
         chosen = self.runner.greedy(batch) if plain and slots is None else None
-        logits: torch.Tensor | None = None
-        sampled: torch.Tensor | None = None
+        logits: Array | None = None
+        sampled: Array | None = None
         if chosen is None:
             hidden, logits = self._forward(batch, slots)
         else:
@@ -184,7 +191,7 @@ class Steps:
 
     def _forward(
         self, batch: StepBatch, slots: npt.NDArray[np.int32] | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Array, Array]:
         """As `Runner.run`, with the adapters of `slots` [N] where there are any."""
         if slots is None or self.adapters is None:
             return self.runner.run(batch)

@@ -8,17 +8,23 @@ torch keeps until the device has read it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+from ..kernels.arrays import Array
+
+if TYPE_CHECKING:
+    import torch
 
 
-def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+def to_device(values: npt.NDArray[Any], device: torch.device | str) -> torch.Tensor:
     """An array as a tensor on the device; on the CPU it may share the array's memory."""
+    import torch  # Local, as everywhere here: a worker of arrays of the host does without.
+
     tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cpu":
+    if str(device) == "cpu":
         return tensor
     if not len(tensor):
         return torch.empty_like(tensor, device=device)  # There is nothing to pin.
@@ -33,6 +39,8 @@ def all_to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> l
     """Several arrays in one copy: a launch each would cost the device more than their bytes."""
     if device.type == "cpu":
         return [to_device(array, device) for array in arrays]
+    import torch
+
     starts, total = places(arrays)
     pinned = torch.empty(total, dtype=torch.uint8, pin_memory=True)
     fill(pinned, arrays, starts)
@@ -59,6 +67,8 @@ def views(
     buffer: torch.Tensor, arrays: Sequence[npt.NDArray[Any]], starts: Sequence[int]
 ) -> list[torch.Tensor]:
     """The arrays, as they lie in a uint8 buffer of any device."""
+    import torch
+
     found = []
     for array, start in zip(arrays, starts, strict=True):
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
@@ -66,11 +76,14 @@ def views(
     return found
 
 
-def to_host(tensor: torch.Tensor) -> Callable[[], list[Any]]:
+def to_host(vector: Array) -> Callable[[], list[Any]]:
     """Begin to copy a vector to the host; the function waits for the copy and gives its values."""
-    if tensor.device.type == "cpu":
-        values: list[Any] = tensor.tolist()
+    if isinstance(vector, np.ndarray) or vector.device.type == "cpu":
+        values: list[Any] = vector.tolist()
         return lambda: values
+    import torch
+
+    tensor: torch.Tensor = vector
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     pinned.copy_(tensor, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -109,6 +122,8 @@ class Stopwatch:
 
 
 def _event() -> torch.cuda.Event:
+    import torch
+
     event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..base import hardware
 from ..base.config import Decision
@@ -17,6 +18,7 @@ from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..kernels.arrays import Array
 from ..kernels.backend import Question, Shelf
 from ..kernels.operators import Operators, StepBatch, StepLimits
 from ..kernels.select import choose, drawing_of
@@ -26,16 +28,8 @@ from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
 from ..loader.weights import load_weights
 from ..models.registry import build_model
-from .adapters import Adapters
 from .batch import make_batch
-from .device_memory import (
-    CudaMemory,
-    DeviceMemory,
-    StepMemory,
-    check,
-    measure_step,
-    out_of_memory,
-)
+from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks, pool_bytes
@@ -49,6 +43,9 @@ from .sampler import Sampler
 from .step import Steps
 from .transfer import Stopwatch
 
+if TYPE_CHECKING:
+    from .adapters import Adapters
+
 
 def choose_operators(
     files: ModelFiles,
@@ -59,7 +56,7 @@ def choose_operators(
 ) -> tuple[Operators, list[Decision]]:
     """The kernels that serve this model here, operator by operator, with reasons."""
     question = Question(
-        device=resolved.device.type,
+        device=resolved.device,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
         head_dim=files.arch.head_dim,
@@ -107,18 +104,16 @@ class Worker:
         self._resolved = resolve(options)
         device, dtype = self._resolved.device, self._resolved.dtype
         threads = options.threads or hardware.cpu().cores
-        if device.type == "cpu" and torch.get_num_threads() != threads:
-            # The one setting that two workers in a process share: the last one started wins.
-            torch.set_num_threads(threads)
         phases = {}
         begin = time.perf_counter()
-        with torch.inference_mode():
-            source = WeightSource(load_weights(files))
-            phases["open_weights"] = time.perf_counter() - begin
-            self._operators, decisions = choose_operators(
-                files, options, self._resolved, source, shelf
-            )
-            begin = time.perf_counter()
+        source = WeightSource(load_weights(files))
+        phases["open_weights"] = time.perf_counter() - begin
+        self._operators, decisions = choose_operators(files, options, self._resolved, source, shelf)
+        self._inference = _inference_of(self._operators)
+        if device == "cpu":
+            _set_torch_threads(threads)
+        begin = time.perf_counter()
+        with self._inference():
             builder = Builder(
                 files.arch,
                 source,
@@ -130,12 +125,17 @@ class Worker:
             self._model = build_model(builder)
             self._adapters: Adapters | None = None
             if options.adapters and files.arch.encoder is None:
+                # Local: they are tensors everywhere.
+                import torch
+
+                from .adapters import Adapters
+
                 self._adapters = Adapters(
                     builder.products,
                     slots=options.adapters,
                     rank=options.adapter_rank,
                     device=device,
-                    dtype=dtype,
+                    dtype=getattr(torch, dtype),
                 )
                 builder.weight_bytes += self._adapters.nbytes
             phases["load_weights"] = time.perf_counter() - begin
@@ -143,11 +143,15 @@ class Worker:
             if shelf is not None and shelf.finish():
                 decisions.append(Decision("panels", shelf.outcome, shelf.reason))
             phases["keep_weights"] = time.perf_counter() - begin
-        self._memory = memory or (CudaMemory(device) if device.type == "cuda" else None)
+        if device == "cpu":
+            _set_torch_threads(threads)  # Again, where a weight was the first to need torch.
+        self._memory = memory or _memory_of(device)
         begin = time.perf_counter()
         measured = StepMemory(0, 0)
         if self._memory is not None and files.arch.encoder is None:
-            with torch.inference_mode():
+            from .step_memory import measure_step  # Local: a matter of GPUs, on tensors.
+
+            with self._inference():
                 measured = measure_step(
                     self._model,
                     self._operators,
@@ -159,7 +163,7 @@ class Worker:
                 )
             phases["measure_step"] = time.perf_counter() - begin
         self._phases = phases
-        free = _free_memory(device) if self._memory is None else self._memory.free()
+        free = hardware.cpu().available if self._memory is None else self._memory.free()
         self.facts = WorkerFacts(
             weight_bytes=builder.weight_bytes,
             device_memory=free,
@@ -187,8 +191,9 @@ class Worker:
         again = hasattr(self, "_cache")
         try:
             self._allocate(pool)
-        except torch.OutOfMemoryError:
-            if self._memory is None:
+        except RuntimeError as error:
+            # Torch's own class, which may not be imported here.
+            if self._memory is None or type(error).__name__ != "OutOfMemoryError":
                 raise
             wanted = pool_bytes(pool, self.arch, self._resolved.kv_dtype)
             raise out_of_memory(self._memory, self.facts.device_memory, wanted) from None
@@ -196,13 +201,15 @@ class Worker:
             # Captured graphs and their runner know each other; what a start made may be frozen.
             gc.unfreeze()
             gc.collect()
-            if self._resolved.device.type == "cuda":
+            if self._resolved.device == "cuda":
+                import torch  # Local, as everywhere here.
+
                 torch.cuda.empty_cache()
 
     def _allocate(self, pool: PoolShape) -> None:
         begin = time.perf_counter()
         options, device = self.options, self._resolved.device
-        with torch.inference_mode():
+        with self._inference():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             if self._adapters is not None:
@@ -211,21 +218,26 @@ class Worker:
                 self._masks.close()
             if self._grammars is not None:
                 self._masks = GrammarMasks(
-                    self._grammars, self.arch.vocab_size, on_host=device.type == "cpu"
+                    self._grammars, self.arch.vocab_size, on_host=device == "cpu"
                 )
             budgets = ReasoningBudgets()
             masks = (budgets,) if self._masks is None else (self._masks, budgets)
             self._sampler = Sampler(self._rows, masks, drawing_of(self._operators))
             encoder = self.arch.encoder
-            self._cache = allocate_kv(pool, self.arch, self._resolved.kv_dtype, device)
+            self._cache = allocate_kv(
+                pool, self.arch, self._resolved.kv_dtype, device, host=self._operators.host
+            )
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
             additions = None if self._adapters is None else self._adapters.by_weight
             self._runner = Runner(self._model, self._operators, self._cache, limits, additions)
             typed = encoder is not None
             host = None
-            if device.type == "cpu":
-                host = HostBatches(self._rows, self._tables, pool, limits, token_types=typed)
+            if device == "cpu":
+                host = HostBatches(
+                    self._rows, self._tables, pool, limits,
+                    token_types=typed, tensors=not self._runner.whole,
+                )  # fmt: skip
             self._batch: Callable[[StepPlan], StepBatch] = (
                 host.make
                 if host is not None
@@ -233,9 +245,9 @@ class Worker:
                     make_batch, rows=self._rows, tables=self._tables, pool=pool, token_types=typed
                 )
             )
-            if device.type == "cpu" and self._runner.whole:
+            if device == "cpu" and self._runner.whole:
                 # What torch still does in a step is small, and to wake its threads costs more.
-                torch.set_num_threads(1)
+                _set_torch_threads(1)
             self._steps = Steps(
                 operators=self._operators,
                 rows=self._rows,
@@ -251,19 +263,20 @@ class Worker:
                 budgets=budgets,
                 masks=self._masks,
                 adapters=self._adapters,
-                stopwatch=Stopwatch() if device.type == "cuda" else None,
+                stopwatch=Stopwatch() if device == "cuda" else None,
                 check=check_plans(),
                 host=host if self._runner.chooses else None,
+                inference=self._inference,
             )
         self._phases["allocate"] = time.perf_counter() - begin
 
-    def _head(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _head(self, hidden: Array, rows: Array) -> Array:
         return self._model.logits(self._operators, hidden, rows)
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""
         begin = time.perf_counter()
-        with torch.inference_mode():
+        with self._inference():
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 batch = self._batch(plan)
@@ -353,7 +366,25 @@ def _failed(plan: StepPlan, begin: float, error: Exception) -> StepResult:
     )
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return hardware.cpu().available
+def _inference_of(operators: Operators) -> Callable[[], AbstractContextManager[object]]:
+    """What their tensors are computed in; nothing where arrays are the host's."""
+    if operators.host:
+        return nullcontext
+    import torch  # Local: imported where it computes.
+
+    return torch.inference_mode
+
+
+def _memory_of(device: str) -> DeviceMemory | None:
+    if device != "cuda":
+        return None
+    from .step_memory import CudaMemory  # Local, as above.
+
+    return CudaMemory(device)
+
+
+def _set_torch_threads(count: int) -> None:
+    """The one setting that two workers in a process share: the last one started wins."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != count:
+        torch.set_num_threads(count)

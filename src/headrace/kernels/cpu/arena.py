@@ -3,11 +3,16 @@ one place."""
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from ..arrays import aligned
 from .emit import QuantisedRows
 from .recorder import Recorder
 from .records import ROWS_N
+
+Floats = npt.NDArray[np.float32]
+Buffer = Floats | QuantisedRows
 
 
 class Arena:
@@ -15,14 +20,14 @@ class Arena:
 
     def __init__(self, recorder: Recorder, beside: Arena | None) -> None:
         self._rows = recorder.rows
-        self._free: dict[tuple[str, int, int], list[torch.Tensor | QuantisedRows]] = {}
-        self.all: list[tuple[tuple[str, int, int], torch.Tensor | QuantisedRows]] = (
+        self._free: dict[tuple[str, int, int], list[Buffer]] = {}
+        self.all: list[tuple[tuple[str, int, int], Buffer]] = (
             [] if beside is None else list(beside.all)
         )
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
 
-    def _take(self, kind: str, rows: int, width: int) -> torch.Tensor | QuantisedRows | None:
+    def _take(self, kind: str, rows: int, width: int) -> Buffer | None:
         # Sampled rows also have room where there is room for all.
         for found in (rows, *((ROWS_N,) if self._rows[rows] <= self._rows[ROWS_N] else ())):
             free = self._free.get((kind, found, width))
@@ -30,14 +35,14 @@ class Arena:
                 return free.pop()
         return None
 
-    def floats(self, rows: int, width: int) -> torch.Tensor:
+    def floats(self, rows: int, width: int) -> Floats:
         found = self._take("f", rows, width)
         if found is not None:
-            assert isinstance(found, torch.Tensor)
+            assert isinstance(found, np.ndarray)
             return found
         stride = -(-width // 16) * 16
         stride += 16 if stride % 1024 == 0 else 0
-        made = torch.empty(self._rows[rows], stride)[:, :width]
+        made = aligned((self._rows[rows], stride), np.float32)[:, :width]
         self.all.append((("f", rows, width), made))
         return made
 
@@ -50,6 +55,6 @@ class Arena:
         self.all.append((("q", rows, width), made))
         return made
 
-    def give_back(self, rows: int, width: int, buffer: torch.Tensor | QuantisedRows) -> None:
-        kind = "f" if isinstance(buffer, torch.Tensor) else "q"
+    def give_back(self, rows: int, width: int, buffer: Buffer) -> None:
+        kind = "f" if isinstance(buffer, np.ndarray) else "q"
         self._free.setdefault((kind, rows, width), []).append(buffer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ...base.config import Decision
 from ..backend import Question
 from ..operators import Operators
@@ -40,7 +38,7 @@ class CpuBackend:
             return str(absent)
         if question.quantise != "auto":
             return f"does not quantise weights to {question.quantise}"
-        if question.dtype != torch.float32:
+        if question.dtype != "float32":
             return "activations are float32 on the CPU"
         if question.kv_dtype not in KV_DTYPES:
             return f"no {question.kv_dtype} KV cache"

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import host_sampling
+from ..arrays import tensor
 from ..draws import Drawing, DrawParameters
 from . import emit, records
 from .library import Team
@@ -28,7 +29,8 @@ assert _ROW.itemsize == ctypes.sizeof(HrDrawRow)
 
 
 def drawing(team: Team) -> Drawing:
-    """The draw on a team of threads, numpy to numpy; what it has no room for is drawn in numpy."""
+    """The draw on a team of threads; what it has no room for is drawn in numpy. Logits may be
+    tensors, which a forward pass that cannot be recorded gives: then tokens are."""
 
     def draw(logits: npt.NDArray[np.float32], parameters: DrawParameters) -> npt.NDArray[np.int64]:
         count, vocab = logits.shape
@@ -59,7 +61,7 @@ def drawing(team: Team) -> Drawing:
     def drawn(logits: Any, parameters: DrawParameters) -> Any:
         if isinstance(logits, np.ndarray):
             return draw(logits, parameters)
-        return _tensor(
+        return tensor(
             draw(
                 np.asarray(logits),
                 DrawParameters(
@@ -70,13 +72,6 @@ def drawing(team: Team) -> Drawing:
 
     def argmax(logits: Any) -> Any:
         found = host_sampling.argmax(np.asarray(logits))
-        return found if isinstance(logits, np.ndarray) else _tensor(found)
+        return found if isinstance(logits, np.ndarray) else tensor(found)
 
     return Drawing(drawn, argmax)
-
-
-def _tensor(tokens: npt.NDArray[np.int64]) -> Any:
-    """While the backend's programs still give tensors, tokens are tensors."""
-    import torch
-
-    return torch.from_numpy(tokens)

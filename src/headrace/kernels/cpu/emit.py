@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from ctypes import Structure
 from typing import NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..operators import KvLayer
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
@@ -43,8 +45,8 @@ from .records import (
 
 Emitted = tuple[int, Structure]
 KV_KINDS = {
-    torch.float32: KINDS["F32"], torch.float16: KINDS["F16"], torch.bfloat16: KINDS["BF16"],
-    torch.int8: records.KV_I8,
+    "float32": KINDS["F32"], "float16": KINDS["F16"], "bfloat16": KINDS["BF16"],
+    "int8": records.KV_I8,
 }  # fmt: skip
 
 
@@ -53,12 +55,13 @@ class Matrix(NamedTuple):
     stride: int
 
 
-def matrix(x: torch.Tensor) -> Matrix:
-    """A 2-D fp32 tensor with dense rows."""
-    assert x.dtype == torch.float32
-    assert x.dim() == 2
-    assert x.stride(1) == 1 or x.shape[1] <= 1
-    return Matrix(x.data_ptr(), x.stride(0))
+def matrix(x: Array) -> Matrix:
+    """A 2-D fp32 array with dense rows."""
+    assert dtype_name(x) == "float32"
+    assert x.ndim == 2
+    # Of none, or of one, the step to the next means nothing.
+    assert stride(x, 1) == 1 or x.shape[1] <= 1 or not len(x)
+    return Matrix(address(x), stride(x, 0))
 
 
 class QuantisedRows:
@@ -67,8 +70,8 @@ class QuantisedRows:
     def __init__(self, rows: int, width: int) -> None:
         units = width // UNIT
         blocks = -(-rows // SIX)
-        self.data = torch.empty(blocks, units, ctypes.sizeof(HrSix), dtype=torch.uint8)
-        self.struct = HrQuantised(self.data.data_ptr(), units)
+        self.data = aligned((blocks, units, ctypes.sizeof(HrSix)), np.uint8)
+        self.struct = HrQuantised(address(self.data), units)
 
 
 NOT_QUANTISED = HrQuantised(None, 0)
@@ -93,7 +96,7 @@ def linear(
     q: HrQuantised,
     x: Matrix | None,
     weight: Weight,
-    bias: torch.Tensor | None,
+    bias: Array | None,
     y: Matrix,
     rows: int,
     *,
@@ -105,9 +108,9 @@ def linear(
     for part, slot in zip(parts, array, strict=True):
         out, width = part.shape
         slot.data, slot.kind, slot.out, slot.in_ = (
-            part.data.data_ptr(), KINDS[part.kind], out, width
+            address(part.data), KINDS[part.kind], out, width
         )  # fmt: skip
-        slot.bias = None if bias is None else bias.data_ptr() + 4 * first
+        slot.bias = None if bias is None else address(bias) + 4 * first
         slot.y, slot.y_stride = y.at + 4 * first, y.stride
         slot.accumulate = accumulate
         first += out
@@ -127,20 +130,20 @@ class Head:
     """Room for the most likely token of each of `rows` rows: see csrc/head.h."""
 
     def __init__(self, threads: int, rows: int) -> None:
-        stride = -(-rows // 8) * 8  # A cache line each at least: threads write side by side.
-        self.tokens = torch.zeros(rows, dtype=torch.int64)
-        self._best = torch.zeros(threads, stride, 2, dtype=torch.int32)
+        self._stride = -(-rows // 8) * 8  # A cache line each at least: threads write side by side.
+        self.tokens = np.zeros(rows, np.int64)
+        self._best = aligned((threads, self._stride, 2), np.int32)
 
     def records(self, product: HrLinear) -> tuple[Emitted, Emitted]:
         """The records that take the place of `product`, which is of one part without a bias."""
-        op = HrHead(product, self._best.data_ptr(), self._best.shape[1], self.tokens.data_ptr())
+        op = HrHead(product, address(self._best), self._stride, address(self.tokens))
         op.keep = product, self
         return (records.BEST, op), (records.PICK, op)
 
 
-def sample(logits: Matrix, vocab: int, tokens: torch.Tensor) -> tuple[int, HrSample]:
+def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[int, HrSample]:
     """Tokens [R] by rules that are to be pointed to before each run."""
-    return records.SAMPLE, HrSample(*logits, None, tokens.data_ptr(), vocab)
+    return records.SAMPLE, HrSample(*logits, None, address(tokens), vocab)
 
 
 def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:
@@ -148,7 +151,7 @@ def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:
     vocab, size = weight.shape
     data = weight.data
     return records.EMBED, HrEmbed(
-        data.data_ptr(), data.stride(0) * data.element_size(), *y,
+        address(data), stride(data, 0) * data.itemsize, *y,
         scale, KINDS[kind_of(weight)], vocab, size,
     )  # fmt: skip
 
@@ -156,7 +159,7 @@ def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:
 def norm(
     x: Matrix,
     residual: Matrix | None,
-    weight: torch.Tensor,
+    weight: Array,
     eps: float,
     offset: float,
     y: Matrix | None,
@@ -164,8 +167,8 @@ def norm(
     rows: int,
 ) -> Emitted:
     return records.NORM, HrNorm(
-        *x, *(residual or (None, 0)), weight.data_ptr(), *(y or (None, 0)), q,
-        eps, offset, weight.numel(), rows,
+        *x, *(residual or (None, 0)), address(weight), *(y or (None, 0)), q,
+        eps, offset, len(weight), rows,
     )  # fmt: skip
 
 
@@ -183,7 +186,7 @@ def gated(
 
 def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, rows: int) -> Emitted:
     gate, up = (
-        HrPart(part.data.data_ptr(), None, None, 0, KINDS[part.kind], *part.shape, 0)
+        HrPart(address(part.data), None, None, 0, KINDS[part.kind], *part.shape, 0)
         for part in parts_of(weight)
     )
     return records.GATE_UP, HrGateUp(x, gate, up, q, ACTIVATIONS[activation], rows)
@@ -201,17 +204,18 @@ def can_gate(weight: Weight) -> bool:
 
 
 def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
-    assert layer.k.is_contiguous()
-    assert layer.v.is_contiguous()
+    assert contiguous(layer.k)
+    assert contiguous(layer.v)
     scales: tuple[int | None, int | None] = (None, None)
-    if layer.k.dtype == torch.int8:
+    kind = dtype_name(layer.k)
+    if kind == "int8":
         assert layer.k_scale is not None
         assert layer.v_scale is not None
-        assert layer.k_scale.is_contiguous()
-        assert layer.v_scale.is_contiguous()
-        scales = (layer.k_scale.data_ptr(), layer.v_scale.data_ptr())
+        assert contiguous(layer.k_scale)
+        assert contiguous(layer.v_scale)
+        scales = (address(layer.k_scale), address(layer.v_scale))
     return HrKv(
-        layer.k.data_ptr(), layer.v.data_ptr(), *scales, KV_KINDS[layer.k.dtype], layer.block_size,
+        address(layer.k), address(layer.v), *scales, KV_KINDS[kind], layer.block_size,
         heads, kv_heads, layer.k.shape[-1], group,
     )  # fmt: skip
 
@@ -219,17 +223,17 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
 def rope(
     cache: HrKv,
     qkv: Matrix,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
+    q_norm: Array | None,
+    k_norm: Array | None,
     eps: float,
     offset: float,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: Array,
+    sin: Array,
 ) -> Emitted:
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
-    norms = (None if w is None else w.data_ptr() for w in (q_norm, k_norm))
-    return records.ROPE, HrRope(cache, *qkv, *norms, cos.data_ptr(), sin.data_ptr(), eps, offset)
+    assert contiguous(cos)
+    assert contiguous(sin)
+    norms = (None if w is None else address(w) for w in (q_norm, k_norm))
+    return records.ROPE, HrRope(cache, *qkv, *norms, address(cos), address(sin), eps, offset)
 
 
 def attention(

@@ -16,12 +16,13 @@ import sysconfig
 import weakref
 from ctypes import c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import address
 from .records import MIRRORED, HrStep
-
-if TYPE_CHECKING:
-    import torch
 
 VERSION = 1
 """Of the C ABI and of the layout of panels: `hr_version`."""
@@ -129,31 +130,29 @@ class Team:
         if self._run(self.handle, records, count, step, seconds):
             raise MemoryError("no memory for the work space of the CPU kernels")
 
-    def read_bandwidth(self, data: torch.Tensor) -> float:
+    def read_bandwidth(self, data: npt.NDArray[np.uint8]) -> float:
         """Bytes a second of one read of all of `data` (uint8) by the whole team."""
-        return float(self._library.hr_probe_read(self.handle, data.data_ptr(), data.nbytes))
+        return float(self._library.hr_probe_read(self.handle, address(data), data.nbytes))
 
     def int8_rate(self, iterations: int = 2_000_000) -> float:
         """int8 operations a second on registers: the ceiling of every quantised product."""
         return float(self._library.hr_probe_int8(self.handle, iterations))
 
 
-def allocate(size: int) -> torch.Tensor:
+def allocate(size: int) -> npt.NDArray[np.uint8]:
     """Zeroed uint8[size], aligned to 2 MiB and on huge pages where the system gives them.
 
     Memory is taken page by page as it is first touched. Raises `MemoryError`.
     """
-    import torch  # Local: a start looks for kept panels while torch is being imported.
-
     library = load()
     room = max(size, 1)
     at = library.hr_alloc(room)
     if not at:
         raise MemoryError(f"no {room:,} bytes of memory")
     array = (ctypes.c_uint8 * room).from_address(at)
-    # The tensor keeps `array` alive; when it goes, so does the memory.
+    # What is made of it keeps `array` alive; when that goes, so does the memory.
     weakref.finalize(array, library.hr_release, at, room).atexit = False
-    return torch.frombuffer(array, dtype=torch.uint8)[:size]
+    return np.frombuffer(memoryview(array), np.uint8)[:size]
 
 
 def forget(address: int, size: int) -> None:

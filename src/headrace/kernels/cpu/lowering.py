@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from ..weights import LoraWeight
 from . import emit
@@ -34,7 +35,7 @@ class Lowering:
     ) -> None:
         self.nodes, self.results, self.arena = nodes, results, arena
         self._additions = additions
-        self.floats: dict[Value, torch.Tensor] = {}
+        self.floats: dict[Value, npt.NDArray[np.float32]] = {}
         self.names: list[str] = []
         self._codes: dict[Value, QuantisedRows] = {}
         self.emitted: list[Emitted] = []

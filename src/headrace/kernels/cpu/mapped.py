@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..arrays import address
 from ..weights import BlockWeight, Weight
 from .library import forget
 
@@ -29,4 +30,4 @@ class MappedRows:
         self._rows += rows
         if self._rows >= MOST_ROWS:
             self._rows = 0
-            forget(self._data.data_ptr(), self._data.nbytes)
+            forget(address(self._data), self._data.nbytes)

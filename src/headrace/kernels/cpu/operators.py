@@ -1,15 +1,17 @@
 """The operators one by one: each call builds its records and runs them at once.
 
 The model's step does not go this way (see `recorder` and `compile`); prompt log-probabilities,
-tests and forward passes that cannot be recorded do.
+tests and forward passes that cannot be recorded do. Arrays of both kinds go in, and what comes out
+is of the kind of what went in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
-
+from ..arrays import Array, address, floats_like, stride
 from ..backend import Shelf
 from ..operators import (
     AdaptedProgram,
@@ -23,37 +25,56 @@ from ..operators import (
     StepBatch,
     StepLimits,
 )
-from ..reference import ReferenceOperators
-from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
+from ..weights import (
+    BlockWeight,
+    DenseWeight,
+    LoraWeight,
+    PanelWeight,
+    StackedWeight,
+    Weight,
+    as_tensors,
+)
 from . import emit
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from .library import Team
-from .panels import Packer
+from .panels import Packer, in_order
 from .program import CpuProgram, compile_program
 from .records import ROWS_N, HrStep
 from .step import fill_step
+
+if TYPE_CHECKING:
+    from ..reference import ReferenceOperators
 
 
 class CpuOperators:
     """See `Operators` for the meaning and the shapes of each method. Activations are fp32."""
 
     name = "cpu"
+    host = True
 
     def __init__(self, threads: int, level: str | None = None, shelf: Shelf | None = None) -> None:
         self.team = Team(threads, level)
         self._packer = Packer(self.team, shelf)
-        self._reference = ReferenceOperators(torch.float32)
         self.drawing = drawing(self.team)
+
+    @cached_property
+    def _reference(self) -> ReferenceOperators:
+        """Who computes a mixture of experts: on tensors."""
+        import torch  # Local: models without one do without.
+
+        from ..reference import ReferenceOperators
+
+        return ReferenceOperators(torch.float32)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         if role == "moe":
-            return self._reference.prepare(weight, role, dequantise)
+            return self._reference.prepare(as_tensors(weight), role, dequantise)
         if isinstance(weight, StackedWeight):
             return StackedWeight(tuple(self._pack(part) for part in weight.parts))
         assert isinstance(weight, DenseWeight | BlockWeight)
         if role == "embed":
-            weight.data = weight.data.contiguous()
+            weight.data = in_order(weight.data)
             return weight
         return self._pack(weight)
 
@@ -76,43 +97,42 @@ class CpuOperators:
         made = compile_program(self, forward, cache, limits, additions, beside)
         return None if made is None else made.adapted
 
-    def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
-        y = torch.empty(len(tokens), weight.shape[1])
-        step = HrStep(n=len(tokens), tokens=tokens.contiguous().data_ptr())
+    def embed(self, tokens: Array, weight: Weight, scale: float) -> Array:
+        y = floats_like(tokens, len(tokens), weight.shape[1])
+        tokens = in_order(tokens)
+        step = HrStep(n=len(tokens), tokens=address(tokens))
         self._run([emit.embed(weight, scale, matrix(y))], step)
         return y
 
-    def rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
-    ) -> torch.Tensor:
-        y = torch.empty_like(x)
+    def rms_norm(self, x: Array, weight: Array, eps: float, offset: float) -> Array:
+        y = floats_like(x, *x.shape)
         op = emit.norm(matrix(x), None, weight, eps, offset, matrix(y), NOT_QUANTISED, ROWS_N)
         self._run([op], HrStep(n=len(x)))
         return y
 
     def add_rms_norm(
         self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
+        x: Array,
+        residual: Array,
+        weight: Array,
         eps: float,
         offset: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.empty_like(x)
+    ) -> tuple[Array, Array]:
+        y = floats_like(x, *x.shape)
         op = emit.norm(
             matrix(x), matrix(residual), weight, eps, offset, matrix(y), NOT_QUANTISED, ROWS_N
         )
         self._run([op], HrStep(n=len(x)))
         return y, residual
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    def add(self, x: Array, residual: Array) -> Array:
         self._run([emit.add(matrix(x), matrix(residual), x.shape[1], ROWS_N)], HrStep(n=len(x)))
         return residual
 
-    def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        x = x if x.stride(-1) == 1 else x.contiguous()
+    def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
+        x = x if stride(x, 1) == 1 else in_order(x)
         rows, width = x.shape
-        y = torch.empty(rows, weight.shape[0])
+        y = floats_like(x, rows, weight.shape[0])
         ops: list[Emitted] = []
         codes = NOT_QUANTISED
         if emit.needs_codes(weight):
@@ -125,47 +145,48 @@ class CpuOperators:
 
     def rope_and_cache(
         self,
-        qkv: torch.Tensor,
+        qkv: Array,
         heads: int,
         kv_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
+        q_norm: Array | None,
+        k_norm: Array | None,
         eps: float,
         norm_offset: float,
         rope: RopeTable,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
-    ) -> torch.Tensor:
+    ) -> Array:
         cache = emit.kv(kv, heads, kv_heads, group)
         op = emit.rope(cache, matrix(qkv), q_norm, k_norm, eps, norm_offset, rope.cos, rope.sin)
         self._run([op], fill_step(HrStep(), batch))
         width = cache.head_dim
-        return qkv[:, : heads * width].view(len(qkv), heads, width)
+        q = qkv[:, : heads * width]
+        return q.reshape(len(qkv), heads, width)
 
     def attention(
         self,
-        q: torch.Tensor,
+        q: Array,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
         scale: float,
         softcap: float | None,
-    ) -> torch.Tensor:
+    ) -> Array:
         rows, heads, width = q.shape
-        if q.stride(2) != 1 or q.stride(1) != width:
-            q = q.contiguous()
-        y = torch.empty(rows, heads * width)
+        if stride(q, 2) != 1 or stride(q, 1) != width:
+            q = in_order(q)
+        y = floats_like(q, rows, heads * width)
         op = emit.attention(
-            emit.kv(kv, heads, kv.k.shape[1], group), Matrix(q.data_ptr(), q.stride(0)),
+            emit.kv(kv, heads, kv.k.shape[1], group), Matrix(address(q), stride(q, 0)),
             matrix(y), NOT_QUANTISED, scale, softcap, ROWS_N,
         )  # fmt: skip
         self._run([op], fill_step(HrStep(), batch))
         return y
 
-    def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated(self, gate_up: Array, activation: str) -> Array:
         rows, both = gate_up.shape
-        y = torch.empty(rows, both // 2)
+        y = floats_like(gate_up, rows, both // 2)
         self._run(
             [emit.gated(matrix(gate_up), both // 2, activation, matrix(y), NOT_QUANTISED, ROWS_N)],
             HrStep(n=rows),
@@ -174,20 +195,20 @@ class CpuOperators:
 
     def moe(
         self,
-        x: torch.Tensor,
-        router: torch.Tensor,
+        x: Array,
+        router: Array,
         gate_up: list[Weight],
         down: list[Weight],
         active: int,
         normalise: bool,
         activation: str,
-    ) -> torch.Tensor:
+    ) -> Array:
         return self._reference.moe(x, router, gate_up, down, active, normalise, activation)
 
-    def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return x if len(rows) == len(x) else x.index_select(0, rows)
+    def select(self, x: Array, rows: Array) -> Array:
+        return x if len(rows) == len(x) else x[rows]
 
-    def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
+    def logits(self, x: Array, weight: Weight, softcap: float | None) -> Array:
         y = self.linear(x, weight, None)
         if softcap is not None:
             self._run([emit.softcap(matrix(y), y.shape[1], softcap)], HrStep(r=len(y)))

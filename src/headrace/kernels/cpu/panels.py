@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from ..arrays import Array, address, contiguous, dtype_name
 from ..backend import Shelf
 from ..weights import BlockWeight, DenseWeight, PanelWeight
 from .library import Team, allocate, forget, load
 from .records import KINDS
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-DENSE_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+Bytes = npt.NDArray[np.uint8]
+DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 OUTPUTS = 16
 """Of a panel (csrc/layout.h)."""
 _CHUNK = 64 << 20
@@ -24,7 +22,7 @@ _ALIGNMENT = 64
 
 
 def kind_of(weight: DenseWeight | BlockWeight) -> str:
-    return weight.kind if isinstance(weight, BlockWeight) else DENSE_KINDS[weight.data.dtype]
+    return weight.kind if isinstance(weight, BlockWeight) else DENSE_KINDS[dtype_name(weight.data)]
 
 
 def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
@@ -32,21 +30,17 @@ def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
     return int(load().hr_packed_bytes(KINDS.get(kind, 0), *shape))
 
 
-def pack(
-    weight: DenseWeight | BlockWeight, team: Team, room: torch.Tensor | None = None
-) -> PanelWeight:
+def pack(weight: DenseWeight | BlockWeight, team: Team, room: Bytes | None = None) -> PanelWeight:
     """The weight in panels of 16 outputs (csrc/layout.h). `room` is uint8 of `packed_bytes`,
     aligned to 64; without it memory is taken for it."""
-    kind, data = kind_of(weight), weight.data.contiguous()
+    kind, data = kind_of(weight), in_order(weight.data)
     size = packed_bytes(kind, weight.shape)
     if size < 0:
         raise ValueError(f"a {kind} matrix of shape {weight.shape} has no panels")
     target = allocate(size) if room is None else room
     out, width = weight.shape
     row_bytes = data.nbytes // out
-    load().hr_pack(
-        team.handle, KINDS[kind], data.data_ptr(), row_bytes, out, width, target.data_ptr()
-    )
+    load().hr_pack(team.handle, KINDS[kind], address(data), row_bytes, out, width, address(target))
     return PanelWeight(kind, target, weight.shape)
 
 
@@ -59,7 +53,7 @@ class Packer:
 
     def __init__(self, team: Team, shelf: Shelf | None = None) -> None:
         self._team, self._shelf = team, shelf
-        self._region = torch.empty(0, dtype=torch.uint8)
+        self._region = np.empty(0, np.uint8)
         self._proven: set[str] = set()
 
     def pack(self, weight: DenseWeight | BlockWeight) -> PanelWeight:
@@ -70,15 +64,15 @@ class Packer:
             return found
         packed = pack(weight, self._team, self._room(max(packed_bytes(kind, shape), 0)))
         if isinstance(weight, BlockWeight) and weight.mapped:
-            forget(weight.data.data_ptr(), weight.data.nbytes)
+            forget(address(weight.data), weight.data.nbytes)
         if shelf is not None and weight.name:
 
             def replace(kept: npt.NDArray[Any]) -> None:
-                packed.data = tensor_of(kept)
+                packed.data = kept
                 # The rest of a region, even none of it, keeps the whole region in memory.
-                self._region = torch.empty(0, dtype=torch.uint8)
+                self._region = np.empty(0, np.uint8)
 
-            shelf.keep(weight.name, kind, shape, packed.data.numpy(), replace)
+            shelf.keep(weight.name, kind, shape, packed.data, replace)
         return packed
 
     def _find(
@@ -90,7 +84,7 @@ class Packer:
         kept = shelf.find(weight.name, kind, shape, packed_bytes(kind, shape))
         if kept is None:
             return None
-        panels = PanelWeight(kind, tensor_of(kept), shape)
+        panels = PanelWeight(kind, kept, shape)
         if kind not in self._proven:
             # Whoever changes the layout and forgets its version number is found out here.
             if not self._proof(weight, panels):
@@ -102,14 +96,14 @@ class Packer:
     def _proof(self, weight: DenseWeight | BlockWeight, panels: PanelWeight) -> bool:
         """Is the first panel what packing gives?"""
         rows = min(OUTPUTS, weight.shape[0])
-        data = weight.data[:rows].contiguous()
+        data = in_order(weight.data[:rows])
         first: DenseWeight | BlockWeight = DenseWeight(data)
         if isinstance(weight, BlockWeight):
             first = BlockWeight(weight.kind, data, (rows, weight.shape[1]))
         fresh = pack(first, self._team).data
-        return torch.equal(fresh, panels.data[: fresh.nbytes])
+        return np.array_equal(fresh, panels.data[: fresh.nbytes])
 
-    def _room(self, size: int) -> torch.Tensor:
+    def _room(self, size: int) -> Bytes:
         """Zeroed uint8[size] of the current region, or of a new one."""
         if size > self._region.nbytes:
             self._region = allocate(max(size, _CHUNK))
@@ -118,13 +112,8 @@ class Packer:
         return room
 
 
-def tensor_of(data: npt.NDArray[Any]) -> torch.Tensor:
-    """Read-only bytes as a tensor, which torch would warn of: not to be written."""
-    array = (ctypes.c_uint8 * data.nbytes).from_address(data.ctypes.data)
-    # The tensor keeps `array` alive, and that the memory.
-    weakref.finalize(array, _nothing, data).atexit = False
-    return torch.frombuffer(array, dtype=torch.uint8)
-
-
-def _nothing(data: object) -> None:
-    """The memory was wanted until here."""
+def in_order(data: Array) -> Array:
+    """The same numbers in C order, without gaps."""
+    if contiguous(data):
+        return data
+    return np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data.contiguous()

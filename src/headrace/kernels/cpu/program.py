@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from ..arrays import Array, address
 from ..draws import RULE
 from ..operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
 from . import emit
@@ -57,8 +57,8 @@ def compile_program(
 def _stand_in(cache: KvCache, limits: StepLimits) -> StepBatch:
     """A batch of the largest shape, to be looked at by the recorder only."""
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int64, device="meta")
+    def empty(*shape: int) -> Array:
+        return np.broadcast_to(np.int64(0), shape)
 
     groups = [
         GroupBatch(empty(limits.entries, 1), empty(limits.tokens), None)
@@ -81,8 +81,8 @@ class CpuProgram:
         cache: KvCache,
         limits: StepLimits,
         recorder: Recorder,
-        hidden: torch.Tensor,
-        logits: torch.Tensor,
+        hidden: Array,
+        logits: Array,
         additions: Additions,
         beside: CpuProgram | None,
     ) -> None:
@@ -110,15 +110,15 @@ class CpuProgram:
         self._filled: StepBatch | None = None
         """The batch that `_step` and `_results` are of, where it may come again as it is."""
         self._results = self._hidden, self._logits
-        self._chosen: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        """What `greedy` and `draw` give for that batch, once asked: the very same tensors again."""
+        self._chosen: tuple[Array, Array] | None = None
+        self._drawn: tuple[Array, Array, Array] | None = None
+        """What `greedy` and `draw` give for that batch, once asked: the very same arrays again."""
 
-    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, batch: StepBatch) -> tuple[Array, Array]:
         found = self.adapted(batch)
         return self._forward(self._operators, batch, self._cache) if found is None else found
 
-    def adapted(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def adapted(self, batch: StepBatch) -> tuple[Array, Array] | None:
         """As a call; None, and nothing was computed, where the step is beyond the limits."""
         program = self._program_of(batch)
         if program is not self:
@@ -128,7 +128,7 @@ class CpuProgram:
         self._operators.team.run_at(*self._at)
         return self._results
 
-    def greedy(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def greedy(self, batch: StepBatch) -> tuple[Array, Array] | None:
         """See `GreedyProgram`; None also where the head is capped or of several parts."""
         program = self._program_of(batch)
         if program is not self:
@@ -143,7 +143,7 @@ class CpuProgram:
 
     def draw(
         self, batch: StepBatch, rules: npt.NDArray[np.void]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[Array, Array, Array] | None:
         """See `DrawingProgram`."""
         program = self._program_of(batch)
         if program is not self:
@@ -213,8 +213,8 @@ class _GreedyHead:
 class _DrawingEnd:
     """The same records and one more: tokens from the logits, by rules."""
 
-    def __init__(self, emitted: list[Emitted], logits: torch.Tensor) -> None:
-        self.tokens = torch.zeros(len(logits), dtype=torch.int64)
+    def __init__(self, emitted: list[Emitted], logits: npt.NDArray[np.float32]) -> None:
+        self.tokens = np.zeros(len(logits), np.int64)
         op = emit.sample(emit.matrix(logits), logits.shape[1], self.tokens)
         self._op = op[1]
         self._records, self.count = emit.program([*emitted, op]), len(emitted) + 1
@@ -225,4 +225,4 @@ class _DrawingEnd:
         if rules is not self._rules:
             assert rules.flags.c_contiguous
             self._rules = rules
-            self._op.rules = rules.ctypes.data
+            self._op.rules = address(rules)

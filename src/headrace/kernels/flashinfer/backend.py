@@ -7,8 +7,6 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from ..backend import Question
 from ..operators import Operators
 
@@ -16,7 +14,7 @@ MEASURED = Path(__file__).with_name("measured.json")
 """Architecture → head size → time of Triton's prefill attention over FlashInfer's; written by
 `benchmarks/gpu_bench.py --write` on a GPU. What is not there was not measured."""
 HEAD_DIMS = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = ("bfloat16", "float16")
 BETTER = 1.05
 """Below this ratio our own kernel serves: it also serves the graphs."""
 
@@ -52,6 +50,8 @@ class FlashInferBackend:
         return None if question.asked else self._preferred(question)
 
     def _preferred(self, question: Question) -> str | None:
+        import torch  # Local: asked only where there is a GPU.
+
         major, minor = torch.cuda.get_device_capability()
         measured = load_measured().get(f"sm_{major}{minor}", {})
         ratio = measured.get(str(question.head_dim))
@@ -63,6 +63,8 @@ class FlashInferBackend:
 
     def build(self, question: Question) -> Operators:
         # Deferred: importing flashinfer is for those who use it.
+        import torch
+
         from .attention import FlashInferOperators
 
-        return FlashInferOperators(question.dtype, torch.device(question.device))
+        return FlashInferOperators(getattr(torch, question.dtype), torch.device(question.device))

@@ -1,16 +1,14 @@
-"""The Triton backend's answers. Imports triton only when it is asked whether it is there."""
+"""The Triton backend's answers; triton and torch are imported where they are needed for one."""
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
 
-import torch
-
 from ..backend import Question
 from ..operators import Operators
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = ("bfloat16", "float16", "float32")
 
 
 class TritonBackend:
@@ -31,7 +29,7 @@ class TritonBackend:
         if question.device != "cuda":
             if not (interpreted and question.asked):
                 return "needs an NVIDIA GPU"
-        elif torch.cuda.get_device_capability() < (8, 0):
+        elif _capability() < (8, 0):
             return "needs compute capability 8.0 or later"
         elif operator in ("linear", "rope_and_cache", "attention") and not _has_fp8(question):
             return "needs compute capability 8.9 for fp8"
@@ -43,14 +41,25 @@ class TritonBackend:
 
     def build(self, question: Question) -> Operators:
         # Deferred: importing triton is for those who use it.
+        import torch
+
         from .operators import TritonOperators
 
         return TritonOperators(
-            question.dtype, deterministic=question.deterministic, quantise=question.quantise
+            getattr(torch, question.dtype),
+            deterministic=question.deterministic,
+            quantise=question.quantise,
         )
 
 
 def _has_fp8(question: Question) -> bool:
     """Is fp8 asked of a GPU that has it, or not asked?"""
     wanted = "fp8" in (question.kv_dtype, question.quantise)
-    return not wanted or torch.cuda.get_device_capability() >= (8, 9)
+    return not wanted or _capability() >= (8, 9)
+
+
+def _capability() -> tuple[int, int]:
+    """Of the GPU."""
+    import torch  # Local: asked only where there is one.
+
+    return torch.cuda.get_device_capability()

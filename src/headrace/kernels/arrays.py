@@ -1,0 +1,101 @@
+"""Arrays of two kinds under one name: numpy's in the host's memory, torch's wherever they lie.
+
+On the CPU our kernels read and write memory by its address, so a process that serves with them
+holds numpy arrays and never imports torch, which would cost it more time and memory than all else
+of a start. The reference and the kernels of GPUs compute on tensors. `Operators.host` says which
+kind a model is built of; `tensor` and `host` change the name without copying.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Array = Any
+"""A numpy array or a torch tensor. What both offer may be used: shape, length, nbytes, slices."""
+
+HOST_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.int8),
+}
+"""How numbers lie in an array of the host. Numpy has no bfloat16: its bits, as uint16."""
+_LINE = 64
+
+
+def address(x: Array) -> int:
+    """Where the first element lies in the host's memory."""
+    if isinstance(x, np.ndarray):
+        at: int = x.__array_interface__["data"][0]
+        return at
+    return int(x.data_ptr())
+
+
+def stride(x: Array, dimension: int) -> int:
+    """From one index of this dimension to the next, in elements."""
+    if isinstance(x, np.ndarray):
+        return x.strides[dimension] // x.itemsize
+    return int(x.stride(dimension))
+
+
+def contiguous(x: Array) -> bool:
+    """Does it lie in C order without gaps?"""
+    return bool(x.flags.c_contiguous) if isinstance(x, np.ndarray) else bool(x.is_contiguous())
+
+
+def dtype_name(x: Array) -> str:
+    """Of its numbers, by torch's name for them: "float32", "bfloat16", "int8" …"""
+    name = str(x.dtype).removeprefix("torch.")
+    return "bfloat16" if name == "uint16" else name
+
+
+def floats(x: Array) -> npt.NDArray[np.float32]:
+    """Its numbers as fp32 in the host's memory; the same memory where they lie so there."""
+    if not isinstance(x, np.ndarray):
+        found: npt.NDArray[np.float32] = x.float().cpu().numpy()
+        return found
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float32, copy=False)
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Room in the host's memory that begins with a cache line."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + _LINE, np.uint8)
+    start = -address(room) % _LINE
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def floats_like(x: Array, *shape: int) -> Array:
+    """Room for fp32 numbers, in an array of the kind of `x`, where `x` lies."""
+    if isinstance(x, np.ndarray):
+        return np.empty(shape, np.float32)
+    import torch  # Local, as in `tensor`.
+
+    return torch.empty(shape, device=x.device)
+
+
+def tensor(x: Array) -> torch.Tensor:
+    """The same memory as a tensor. Imports torch."""
+    found: torch.Tensor
+    if not isinstance(x, np.ndarray):
+        found = x
+        return found
+    import torch  # Local: who has no tensors needs none of it.
+
+    found = torch.from_numpy(x)
+    return found.view(torch.bfloat16) if x.dtype == np.uint16 else found
+
+
+def host(x: Array) -> npt.NDArray[Any]:
+    """The same memory as an array; `x` lies in the host's and is no bfloat16."""
+    return x if isinstance(x, np.ndarray) else x.numpy()

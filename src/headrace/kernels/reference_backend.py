@@ -1,0 +1,30 @@
+"""The reference as a backend: the last to be asked, and it says yes."""
+
+from __future__ import annotations
+
+from .backend import Question
+from .operators import Operators
+
+ELEMENTWISE = ("embed", "add", "gated", "select", "activate")
+"""Operators that sum over nothing."""
+
+
+class ReferenceBackend:
+    """Supports everything, everywhere that torch runs; row invariance only on the CPU."""
+
+    name = "ref"
+
+    def supports(self, operator: str, question: Question) -> str | None:
+        if question.deterministic and question.device != "cpu" and operator not in ELEMENTWISE:
+            return "torch's kernels for this device sum in an order that depends on the batch"
+        if question.quantise != "auto" and operator == "linear":
+            return f"does not quantise weights to {question.quantise}"
+        return None
+
+    def build(self, question: Question) -> Operators:
+        # Deferred: importing torch is for those who use it.
+        import torch
+
+        from .reference import ReferenceOperators
+
+        return ReferenceOperators(getattr(torch, question.dtype))

@@ -1,0 +1,91 @@
+"""The weights of a GGUF file, as arrays of the host.
+
+What GGUF changed is changed back here: rows of q and k of llama files are put back into the order
+of Hugging Face (pairs i and i + E/2), and the 1 that was added to Gemma's norms is taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.arch import ModelArch
+from ..base.errors import ModelFileError, UnsupportedModel
+from ..kernels.arrays import floats
+from ..kernels.weights import BlockWeight
+from ..quant.ggml_types import DENSE, SUPPORTED
+from .gguf import GgufFile, TensorInfo
+from .names import Shapes, check, from_gguf_name
+
+Host = npt.NDArray[Any]
+
+
+def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | BlockWeight]]:
+    """See `weights.load_weights`."""
+    names: dict[str, str] = {}
+    found: Shapes = {}
+    for info in file.tensors.values():
+        name = from_gguf_name(info.name, arch)
+        if name is None:
+            continue
+        if info.type.name not in SUPPORTED:
+            raise UnsupportedModel(
+                f"{file.path.name}: tensor {info.name:.80} is of type {info.type.name}; "
+                f"supported: {', '.join(SUPPORTED)}"
+            )
+        names[info.name] = name
+        for each, shape in _named(name, info.shape):
+            if each in found:
+                raise ModelFileError(f"{file.path.name}: {each} appears twice")
+            found[each] = shape
+    check(found, arch, file.path.name)
+
+    for info in file.tensors.values():
+        if info.name in names:
+            yield from _load(file, info, names[info.name], arch)
+
+
+def _named(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors that one of the file becomes: stacked experts become one each."""
+    if "*" not in name:
+        yield name, shape
+    else:
+        for expert in range(shape[0] if len(shape) == 3 else 0):
+            yield name.replace("*", str(expert)), shape[1:]
+
+
+def _load(
+    file: GgufFile, info: TensorInfo, name: str, arch: ModelArch
+) -> Iterator[tuple[str, Host | BlockWeight]]:
+    data = file.view(info.name)
+    mapped = True
+    if arch.family in ("llama", "mixtral") and (".q_proj." in name or ".k_proj." in name):
+        mapped = False
+        heads = arch.heads if ".q_proj." in name else arch.kv_heads
+        data = data[original_rows(heads, arch.head_dim)]
+    if arch.norm_offset and name.endswith("norm.weight"):
+        data = floats(data) - np.float32(arch.norm_offset)
+    for index, (each, shape) in enumerate(_named(name, info.shape)):
+        part = data if "*" not in name else data[index]
+        if info.type.name in DENSE:
+            yield each, part
+        elif len(shape) == 2:
+            yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]), mapped=mapped)
+        else:
+            raise ModelFileError(
+                f"{file.path.name}: {info.name:.80} is a vector of type {info.type.name}; "
+                "vectors are F32, F16 or BF16"
+            )
+
+
+def original_rows(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """For each row of Hugging Face's order, its row in a llama GGUF [heads · head_dim].
+
+    GGUF keeps the two halves of a rotary pair side by side (rows 2i and 2i + 1 of a head), as
+    the original Llama code did; Hugging Face half a head apart (i and i + E/2).
+    """
+    rows = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
+    return rows.transpose(0, 2, 1).reshape(-1)

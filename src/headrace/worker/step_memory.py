@@ -1,0 +1,72 @@
+"""What a step needs of a GPU's memory, measured: see `device_memory`."""
+
+from __future__ import annotations
+
+import torch
+
+from ..base.arch import ModelArch
+from ..base.step import GroupShape, PoolShape
+from ..kernels.cuda_graphs import null_step
+from ..kernels.operators import KvCache, Operators, StepLimits
+from ..models.registry import Model
+from .device_memory import DeviceMemory, StepMemory
+from .kv_tensors import allocate_kv
+
+SAMPLING_COPIES = 4
+"""fp32 arrays [R, V] beside the logits while penalties and filters are at work."""
+
+
+class CudaMemory:
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._held = 0
+
+    def free(self) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def watch(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._held = torch.cuda.memory_allocated(self._device)
+
+    def growth(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device) - self._held
+
+
+def measure_step(
+    model: Model,
+    operators: Operators,
+    arch: ModelArch,
+    kv_dtype: str,
+    device: str,
+    limits: StepLimits,
+    memory: DeviceMemory,
+) -> StepMemory:
+    """Run the largest step on null blocks, and capture the largest graphs."""
+    windows = {arch.window(layer): None for layer in range(arch.layers)}
+    groups = tuple(
+        GroupShape(
+            str(window), tuple(at for at in range(arch.layers) if arch.window(at) == window),
+            window, 2,
+        )
+        for window in windows
+    )  # fmt: skip
+    cache = allocate_kv(PoolShape(16, groups), arch, kv_dtype, device)
+    batch = null_step(limits.tokens, cache, limits.max_context)
+    # As many rows want logits as ever can.
+    rows = min(limits.entries, limits.tokens)
+    batch.sample_rows = torch.arange(rows, device=device)
+    batch.every_hidden = True
+    model.forward(operators, batch, cache)  # Compiles; libraries make their workspaces.
+    memory.watch()
+    model.forward(operators, batch, cache)
+    peak = memory.growth() + SAMPLING_COPIES * rows * arch.vocab_size * 4
+    return StepMemory(peak, _graphs(model, operators, cache, limits))
+
+
+def _graphs(model: Model, operators: Operators, cache: KvCache, limits: StepLimits) -> int:
+    estimate = getattr(operators, "graph_bytes", None)
+    return 0 if estimate is None else int(estimate(model.forward, cache, limits))

@@ -1,0 +1,63 @@
+"""A GGUF model on the CPU is served without torch: all that a request can ask, but for adapters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from headrace.kernels.cpu.library import LibraryAbsent, load
+
+try:
+    load()
+except LibraryAbsent as absent:
+    pytest.skip(str(absent), allow_module_level=True)
+
+SERVE = """
+import sys
+sys.modules["torch"] = None  # From here on its import fails, as if it were not installed.
+from headrace import LLM, SamplingParams
+from headrace.base.config import DEFAULT_MODEL
+from headrace.base.request import Request
+from headrace.text.grammar import from_choice
+
+everything = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
+                  presence_penalty=0.3, frequency_penalty=0.3, logit_bias={7: 2.0}, min_tokens=4,
+                  logprobs=3, prompt_logprobs=2, seed=1)
+with LLM(DEFAULT_MODEL, max_context=512, max_sequences=4) as llm:
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = ["def fibonacci(n):", "The capital of France is", "1, 2, 3,"]
+    alone = [llm.generate([prompt], greedy)[0].outputs[0].token_ids for prompt in prompts]
+    together = [each.outputs[0].token_ids for each in llm.generate(prompts, greedy)]
+    assert alone == together, (alone, together)
+    drawn = SamplingParams(max_tokens=8, seed=3, n=2)
+    for params in (drawn, SamplingParams(max_tokens=8, **everything)):
+        for output in llm.generate(prompts, params):
+            assert all(each.finish_reason in ("length", "stop") for each in output.outputs), output
+            assert (output.prompt_logprobs is None) == (params.prompt_logprobs is None)
+    long = llm.generate([{"prompt_token_ids": list(range(100, 400))}], greedy)[0]
+    assert len(long.outputs[0].token_ids) == 24
+    vector, = llm.embed(["a sentence"])
+    assert len(vector.vector) == 896
+
+    core = llm._built.core
+    form = from_choice(["yes", "no"], "choice")
+    core.add(Request(id="form", prompt=[1, 2, 3], arrival=0.0, grammar=form,
+                     sampling=SamplingParams(temperature=0.0, max_tokens=60)))
+    tokens = []
+    while core.has_work:
+        for delta in core.turn():
+            assert delta.finish != "error", delta.error
+            tokens += [token for token in delta.tokens]
+    text = llm.tokenizer.decode(tokens)
+    assert text in ("yes", "no"), text
+assert sys.modules["torch"] is None
+"""
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_everything_but_adapters() -> None:
+    done = subprocess.run([sys.executable, "-c", SERVE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
