@@ -3,10 +3,11 @@
     PYTHONPATH=src python benchmarks/gpu_bench.py [--smoke] [--only PART …] [--minutes 8.5]
 
 Needs torch, triton and (for one part) transformers; no network, no weights: models have real
-configurations and random numbers. In order: Triton's cache is filled from several processes; every
-kernel and path is checked against the reference on the device; the two ceilings, and every
-kernel's time and share of the ceiling that binds it; whole models through the real worker and the
-real scheduler; transformers on the same.
+configurations and random numbers. In order: do kernels that start early give the bits that they
+give otherwise (if not, the rest runs without, and the record says so); Triton's cache is filled
+from several processes; every kernel and path is checked against the reference on the device; the
+two ceilings, and every kernel's time and share of the ceiling that binds it; whole models through
+the real worker and the real scheduler; transformers on the same.
 
 Every part is a process of its own with a limit of its own: what faults, hangs or takes the CUDA
 context with it ends that part and no other, and the record says so. `--smoke` touches every part
@@ -53,6 +54,7 @@ class Part:
 
 
 PARTS = (
+    Part("early", 50),
     Part("compile", 75),
     Part("checks", 100),
     Part("kernels", 75),
@@ -66,8 +68,9 @@ PARTS = (
 )
 """By worth: what comes last is what is left out."""
 SMALL_PARTS = (
-    Part("checks", 50), Part("kernels", 50), Part("small bf16", 50), Part("small fp8", 50),
-    Part("small int4", 50), Part("small experts fp8", 50), Part("transformers", 50),
+    Part("early", 50), Part("checks", 50), Part("kernels", 50), Part("small bf16", 50),
+    Part("small fp8", 50), Part("small int4", 50), Part("small experts fp8", 50),
+    Part("transformers", 50),
 )  # fmt: skip
 TINY_PARTS = (
     Part("checks", 400),
@@ -89,6 +92,8 @@ class Bench:
         self._path, self.size = path, size
         self._over = threading.Event()
         """Set when the run is broken off: no process is begun any more, and none is left."""
+        self._early_off = False
+        """For every process from now on, see `_early`."""
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_bench_"))
         self.record: dict[str, Any] = {
             "size": size, "commit": commit(), "began": time.strftime("%F %T"), "left_out": [],
@@ -106,13 +111,18 @@ class Bench:
         limit = min(part.seconds, self.left())
         begin = time.perf_counter()
         print(f"== {part.name} (up to {limit:.0f} s)", flush=True)
-        work = {"checks": self._checks, "compile": self._compile}.get(part.name, self._alone)
+        own = {"early": self._early, "checks": self._checks, "compile": self._compile}
+        work = own.get(part.name, self._alone)
         work(part.name, limit)
         self.record["seconds"][part.name] = round(time.perf_counter() - begin, 1)
 
     def run_all(self, parts: Sequence[Part]) -> None:
         """One after the other, with a record after each; `--smoke` at the same time."""
         if self.size == "small":
+            # The first one decides how the others run.
+            for part in [part for part in parts if part.name == "early"]:
+                self.run(part)
+            parts = [part for part in parts if part.name != "early"]
             # Nothing is measured, and most of it is starting and compiling. The record is saved at
             # the end only: it cannot be written out while others add to it.
             self._at_once(self.run, parts)
@@ -163,7 +173,7 @@ class Bench:
         code, tail = launch(
             [str(HERE / "gpu_parts.py"), name, "--size", self.size, "--out", str(out),
              "--seconds", str(limit - 3), "--ceilings", str(ceilings)],
-            limit, over=self._over,
+            limit, over=self._over, early_off=self._early_off,
         )  # fmt: skip
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
@@ -174,6 +184,25 @@ class Bench:
             if not row.get("right", False):
                 self.record["wrong"].append(f"{row['kernel']}: {row.get('failure', row)}")
         self.record["left_out"] += found.get("left_out", [])
+
+    def _early(self, name: str, limit: float) -> None:
+        """Everything rests on it, and it has never run: where it is not right, it is turned off
+        for what follows, so that a session on a GPU is not lost to it."""
+        names = self._names("EARLY")
+        deadline = time.perf_counter() + limit
+        done = self._at_once(lambda each: self._shard([each], deadline), names)
+        rows = [row for found in done for row in found]
+        self.record["parts"][name] = rows
+        right = {row["check"] for row in rows if row["right"]}
+        if names and right == set(names):
+            self.record["early"] = "as the table says"
+            return
+        why = [f"{row['check']}: {row.get('failure', row)}" for row in rows if not row["right"]]
+        why += [f"{each}: not done" for each in names if each not in {r["check"] for r in rows}]
+        self._early_off = True
+        self.record["early"] = "turned off for the rest"
+        self.record["wrong"] += why or ["early: no checks"]
+        print(f"!! early starts are turned off: {why}", flush=True)
 
     def _checks(self, name: str, limit: float) -> None:
         names = list(TINY_CHECKS) if self.size == "tiny" else self._check_names()
@@ -190,7 +219,12 @@ class Bench:
         print(f"{sum(bool(row['right']) for row in rows)} of {len(names)} checks are right")
 
     def _check_names(self) -> list[str]:
-        which = "SMOKE" if self.size == "small" else "all_checks()"
+        names = self._names("SMOKE" if self.size == "small" else "all_checks()")
+        done = {row["check"] for row in self.record["parts"].get("early", [])}
+        return [name for name in names if name not in done]
+
+    def _names(self, which: str) -> list[str]:
+        """The names of some checks; none, and a failure, where they cannot be imported."""
         code = f"import json, gpu_checks; print(json.dumps(list(gpu_checks.{which})))"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=HERE,
@@ -210,7 +244,10 @@ class Bench:
             arguments = [str(HERE / "gpu_checks.py"), "--names", json.dumps(names)]
             if self.size == "tiny":
                 arguments.append("--tiny")
-            code, tail = launch(arguments, deadline - time.perf_counter(), output, over=self._over)
+            code, tail = launch(
+                arguments, deadline - time.perf_counter(), output, over=self._over,
+                early_off=self._early_off,
+            )  # fmt: skip
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
             rows += done
@@ -230,26 +267,29 @@ class Bench:
         """Fill Triton's cache, so that the rest does not compile one by one."""
         begin = time.perf_counter()
         code, tail = launch(
-            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit, over=self._over
-        )
+            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit, over=self._over,
+            early_off=self._early_off,
+        )  # fmt: skip
         # Nothing rests on it: what is not in the cache is compiled when it is used.
         self.record["parts"][name] = {"exit": code, "last": tail,
                                       "seconds": time.perf_counter() - begin}  # fmt: skip
 
 
-def environment(size: str) -> dict[str, str]:
-    """Of every process."""
+def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
+    """Of every process; `early_off` is read by `gpu_models`, which all of them import."""
     source = str(HERE.parent / "src")
     path = os.pathsep.join(x for x in (source, os.environ.get("PYTHONPATH", "")) if x)
     extra = {"PYTHONPATH": path}
     if size == "tiny":
         extra |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    if early_off:
+        extra["GPU_BENCH_EARLY"] = "off"
     return {**os.environ, **extra}
 
 
 def launch(
     arguments: list[str], limit: float, output: Path | None = None,
-    *, over: threading.Event | None = None,
+    *, over: threading.Event | None = None, early_off: bool = False,
 ) -> tuple[int, str]:  # fmt: skip
     """→ (exit status, the end of what it said); its output is shown, or goes to a file.
 
@@ -262,7 +302,7 @@ def launch(
         size = "tiny" if "--tiny" in arguments or "tiny" in arguments else ""
         process = subprocess.Popen(
             [sys.executable, *arguments], stdout=out, stderr=errors, start_new_session=True,
-            env=environment(size), cwd=HERE,
+            env=environment(size, early_off=early_off), cwd=HERE,
         )  # fmt: skip
         try:
             while time.perf_counter() < end and not (over and over.is_set()):

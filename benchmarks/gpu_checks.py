@@ -359,6 +359,8 @@ def all_checks() -> dict[str, Check]:
     return {**PATHS, **found}
 
 
+EARLY = [name for name in PATHS if name.startswith("early")]
+"""What `gpu_bench` runs first."""
 SMOKE = (
     "norms", "codes", "draws", "rope and cache, fp8, normed", "attention, mixed, bf16",
     "attention, mixed, fp8", "attention, head of 256, bf16", "product, dense, 17 rows",

@@ -42,7 +42,6 @@ from gpu_nodes import node_table, nodes
 from gpu_targets import target_table, targets
 
 from headrace.kernels.draws import DrawParameters
-from headrace.kernels.triton import sampling
 from headrace.kernels.triton.aot import Compiled, compiling, triton_version
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.sass import SHARED_LIMIT
@@ -115,6 +114,8 @@ class Row:
     stages: int
     resident: int
     matrix: str
+    early: bool
+    """Launched before the kernel before it has ended."""
     instructions: dict[str, int]
     seconds: float
     faults: list[str]
@@ -188,7 +189,7 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
                 with compiling(architecture, known) as found:
                     model.forward(operators, batch, cache)
                     if model is not None and not deterministic:
-                        draw_tokens(len(step.entries), arch.vocab_size)
+                        draw_tokens(operators, len(step.entries), arch.vocab_size)
                 for compiled in found:
                     cut = (compiled.warps, compiled.stages, compiled.code.registers)
                     key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
@@ -198,12 +199,12 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
         print(f"{architecture} {label}: {len(seen)} kernels so far", file=sys.stderr, flush=True)
 
 
-def draw_tokens(rows: int, vocabulary: int) -> None:
-    """The two kernels of sampling."""
+def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:
+    """The kernels of sampling."""
     logits = torch.empty(rows, vocabulary, device="meta")
     column = torch.empty(rows, device="meta")
-    sampling.argmax(logits)
-    sampling.draw(
+    operators.drawing.argmax(logits)
+    operators.drawing.draw(
         logits, DrawParameters(column, column.long(), column, column, column.double())
     )  # fmt: skip
 
@@ -213,19 +214,23 @@ def make_row(compiled: Compiled, model: str, step: Step) -> Row:
     return Row(
         compiled.kernel, compiled.architecture, model, step.name, len(compiled.grids),
         code.registers, code.spills, code.stack, compiled.shared, compiled.warps, compiled.stages,
-        compiled.resident, code.tensor_core, code.instructions, round(compiled.seconds, 2),
+        compiled.resident, code.tensor_core, bool(compiled.constants.get("EARLY")),
+        code.instructions, round(compiled.seconds, 2),
         list(find_faults(compiled, step)),
     )  # fmt: skip
 
 
 def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
     """What must not be."""
+    code = compiled.code
     if compiled.shared > SHARED_LIMIT[compiled.architecture]:
         yield f"needs {compiled.shared} bytes of shared memory: it would not start"
     elif compiled.resident == 0:
         yield f"{compiled.code.registers} registers x {compiled.warps} warps: it would not start"
     if compiled.code.spills and compiled.kernel not in SPILLS_EXPLAINED:
         yield f"{compiled.code.spills} spills"
+    if compiled.constants.get("EARLY") and code.unwaited != ():
+        yield f"launched early, and before it waits: {code.unwaited}"
     if compiled.kernel in MATRIX and compiled.code.tensor_core == "none":
         yield f"multiplies without matrix instructions ({compiled.code.instructions['all']} in all)"
     if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:

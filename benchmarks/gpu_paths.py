@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from gpu_kernels import error
@@ -18,7 +19,9 @@ from headrace.base.step import StepPlan, StepResult
 from headrace.kernels.cuda_graphs import CudaRecorder, GraphProgram, Recorder, Replay
 from headrace.kernels.operators import KvCache, StepLimits
 from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.triton.early import OFF, EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.table import Table
 from headrace.kv import KvManager
 from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker
@@ -73,6 +76,44 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
                 worst = max(worst, error(a, b, 0.02))
         assert program.facts.replayed == len(steps), program.facts
         return worst
+
+    return check
+
+
+def early(weights: str, kv: str) -> Callable[[str, torch.dtype], float]:
+    """Kernels that start before the one before them has ended give the bits that they give
+    otherwise: graphs of a model with and without, many times in a row."""
+
+    def check(device: str, dtype: torch.dtype) -> float:
+        ops = TritonOperators(dtype, quantise="fp8" if weights == "fp8" else "auto")
+        model = build(SMALL, ops, device=device, weights=weights, max_context=512, dtype=dtype)
+        stored = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(kv, dtype)
+        limits = StepLimits(tokens=64, entries=4, max_context=512)
+        step = Step("decode 3", ((20, 1), (7, 1), (300, 1)))
+        batch = make_batch(step, windows_of(SMALL), device)
+        found = []
+        for switch in (OFF, EarlyConfig(True, 32_768)):
+            with patch.object(Table, "early", lambda _, switch=switch: switch):
+                cache = make_cache(SMALL, 64, device, stored)
+                _fill(cache, cache)
+                cuda = device == "cuda"
+                recorder: Recorder = CudaRecorder(torch.device(device)) if cuda else Rerun()
+                program = GraphProgram(ops, model.forward, cache, limits, recorder)
+                program.capture()
+                results = []
+                for _ in range(100 if cuda else 1):
+                    hidden, logits = program(batch)
+                    results.append((hidden.clone(), logits.clone()))
+                found.append((results, cache))
+        (without, one), (with_it, other) = found
+        differ = sum(
+            not (torch.equal(a, c) and torch.equal(b, d))
+            for (a, b), (c, d) in zip(without, with_it, strict=True)
+        )
+        for first, second in zip(one.layers, other.layers, strict=True):
+            for a, b in ((first.k, second.k), (first.v, second.v)):
+                differ += not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        return 2.0 * differ
 
     return check
 
@@ -188,6 +229,9 @@ PATHS = {
     "graphs equal eager, fp8": graphs(SMALL, "fp8", "fp8"),
     "graphs equal eager, int4, int8 KV": graphs(SMALL, "int4", "int8"),
     "graphs equal eager, experts": graphs(SMALL_MOE, "bfloat16", "bf16"),
+    "early is the same, bf16": early("bfloat16", "bf16"),
+    "early is the same, fp8": early("fp8", "fp8"),
+    "early is the same, int4, int8 KV": early("int4", "int8"),
     "model near the reference, bf16": logits_near(SMALL, "bfloat16", 0.04),
     "model near the reference, fp8": logits_near(SMALL, "fp8", 0.15),
     "model near the reference, experts in int4": logits_near(SMALL_MOE, "int4", 0.1),

@@ -9,6 +9,9 @@ from headrace.kernels import reference_attention
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
 from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
 from headrace.kernels.triton.attention_prefill import PrefillConfig, attention_prefill
+from headrace.kernels.triton.split import make_tickets
+
+CPU = torch.device("cpu")
 
 
 def make_batch(entries: list[tuple[int, int]], block: int, window: int | None) -> StepBatch:
@@ -83,7 +86,9 @@ def test_equals_reference(case: tuple[object, ...], kind: str) -> None:
     expected = reference_attention.attention(q.float(), wide, batch, 0, scale, softcap)
     out = torch.full_like(q, float("nan"))
     view = batch.groups[0]
-    attention_decode(q, kv, batch, view, out, scale, softcap, DecodeConfig(split=128, tile=32))
+    config, tickets = DecodeConfig(split=128, tile=32), make_tickets(CPU)
+    attention_decode(q, kv, batch, view, out, scale, softcap, config, tickets)
+    assert not tickets.any(), "the counters are as they were"
     attention_prefill(
         q, kv, batch, view, out, scale, softcap, PrefillConfig(rows=32, tile=32), skip_single=True
     )
@@ -117,8 +122,9 @@ def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) 
     expected = reference_attention.attention(q.float(), wide, batch, 0, width**-0.5, softcap)
     out = torch.full_like(q, float("nan"))
     attention_decode(
-        q, kv, batch, batch.groups[0], out, width**-0.5, softcap, DecodeConfig(split=128, tile=64)
-    )
+        q, kv, batch, batch.groups[0], out, width**-0.5, softcap, DecodeConfig(split=128, tile=64),
+        make_tickets(CPU),
+    )  # fmt: skip
     torch.testing.assert_close(
         out.view(len(q), -1).float() / magnitude, expected / magnitude, atol=4e-3, rtol=8e-3
     )
@@ -141,6 +147,6 @@ def test_shorter_splits_give_the_same() -> None:
     for programs in (0, 264):
         out = torch.full_like(q, float("nan"))
         config = DecodeConfig(split=512, tile=64, programs=programs)
-        attention_decode(q, kv, batch, batch.groups[0], out, 0.2, None, config)
+        attention_decode(q, kv, batch, batch.groups[0], out, 0.2, None, config, make_tickets(CPU))
         found.append(out)
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)

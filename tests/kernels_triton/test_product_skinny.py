@@ -9,7 +9,8 @@ from headrace.kernels.operators import Coded, Unnormed
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.product_fp8 import quantise_rows, quantise_weight
-from headrace.kernels.triton.product_skinny import SkinnyConfig, make_tickets, product_skinny
+from headrace.kernels.triton.product_skinny import SkinnyConfig, product_skinny
+from headrace.kernels.triton.split import make_tickets
 from headrace.kernels.weights import DenseWeight
 
 ALONE = SkinnyConfig(outs=16, inner=64, programs=0, rows=4, norm=True)

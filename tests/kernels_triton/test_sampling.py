@@ -71,3 +71,14 @@ def test_argmax_takes_the_smallest_of_equals() -> None:
     logits[0, [4500, 8999]] = 2.0
     logits[1, 8999] = 1.0
     assert argmax(logits).tolist() == [4500, 8999]
+
+
+@pytest.mark.parametrize("width", [1, 40, 4096, 4097, 9000])
+def test_argmax_of_any_width(width: int) -> None:
+    """Over the borders of tiles, of columns of a wider tensor, and where nothing is likely."""
+    torch.manual_seed(4)
+    logits = torch.randn(5, width + 3)[:, :width]
+    logits[1] = float("-inf")
+    logits[2, width // 2] = 50.0
+    logits[3, -1] = 50.0
+    assert argmax(logits).tolist() == logits.argmax(-1).tolist()

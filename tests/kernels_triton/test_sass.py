@@ -52,3 +52,16 @@ def test_a_product_that_the_compiler_made_nothing_of_is_a_fault(
     for kernel, wanted in (("product_packed._product_kernel", 1), ("norm._norm_kernel", 0)):
         compiled = Compiled(kernel, "sm_100", 8, 3, {}, 1024, Code(4, 0, counts), 0.0)
         assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
+
+
+def test_a_kernel_that_starts_early_must_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu_dry
+
+    counts = dict.fromkeys((*KINDS, "all"), 0)
+    for early, unwaited, wanted in (
+        (True, (), 0), (True, None, 1), (True, ("LDG",), 1), (False, None, 0),
+    ):  # fmt: skip
+        code = Code(4, 0, counts, unwaited)
+        compiled = Compiled("norm._norm_kernel", "sm_90", 8, 3, {"EARLY": early}, 0, code, 0.0)
+        assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted

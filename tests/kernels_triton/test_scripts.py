@@ -45,6 +45,33 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
     prefill = [r for r in found["kernels"] if r["kernel"] == "attention_prefill._prefill_kernel"]
     assert {row["matrix"] for row in prefill} == {"warpgroup"}
     assert all(row["spills"] == 0 for row in found["kernels"])
+    early = {row["kernel"] for row in found["kernels"] if row["early"]}
+    assert {"attention_decode._split_kernel", "product_skinny._product_kernel"} <= early
+
+
+@pytest.mark.slow
+def test_sampling_compiles_nothing_for_another_number_of_rows() -> None:
+    code = (
+        "import torch\n"
+        "from headrace.kernels.draws import DrawParameters\n"
+        "from headrace.kernels.triton.aot import compiling\n"
+        "from headrace.kernels.triton.operators import TritonOperators\n"
+        "drawing = TritonOperators(torch.bfloat16).drawing\n"
+        "with compiling('sm_90') as found:\n"
+        "    for rows in (2, 1, 3, 4, 16, 33):\n"
+        "        logits = torch.empty(rows, 9000, device='meta')\n"
+        "        one = logits[:, 0].contiguous()\n"
+        "        given = DrawParameters(one, one.long(), one, one, one.double())\n"
+        "        drawing.argmax(logits), drawing.draw(logits, given)\n"
+        "        print(rows, len(found), {kernel.code.unwaited for kernel in found})\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**environment, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.partition(" ")[2] for line in done.stdout.splitlines()] == ["8 {()}"] * 6
 
 
 @pytest.mark.slow
@@ -94,6 +121,42 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
     assert not found["left_out"]
 
 
+@pytest.mark.parametrize(("does", "said"), [
+    ("right = True", "as the table says"),
+    ("right = name != 'early b'", "turned off for the rest"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off for the rest"),
+    ("time.sleep(60)", "turned off for the rest"),
+])  # fmt: skip
+def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
+) -> None:
+    (tmp_path / "gpu_checks.py").write_text(
+        "import json, sys, time, os, signal\n"
+        "EARLY, SMOKE = ['early a', 'early b'], ['early b', 'norms']\n"
+        "names = json.loads(sys.argv[-1]) if len(sys.argv) > 1 else []\n"
+        "for name in names:\n"
+        "    print(json.dumps({'begins': name}), flush=True)\n"
+        f"    {does}\n"
+        "    print(json.dumps({'check': name, 'right': right}), flush=True)\n"
+    )
+    monkeypatch.setattr(gpu_bench, "HERE", tmp_path)
+    bench = gpu_bench.Bench(1, tmp_path / "bench.json", "small")
+    bench.run(gpu_bench.Part("early", 8, 1))
+    assert bench.record["early"] == said
+    on = said == "as the table says"
+    assert bool(bench.record["wrong"]) is not on
+    # Whoever comes after it hears of it.
+    (tmp_path / "gpu_ahead.py").write_text("import os; print(os.environ.get('GPU_BENCH_EARLY'))")
+    seen = tmp_path / "seen"
+    gpu_bench.launch(
+        [str(tmp_path / "gpu_ahead.py")], 20, seen, early_off=bench._early_off
+    )  # fmt: skip
+    assert seen.read_text().strip() == ("None" if on else "off")
+    # What was asked already is not asked again.
+    asked = {row["check"] for row in bench.record["parts"]["early"]}
+    assert ("early b" in bench._check_names()) is ("early b" not in asked)
+
+
 def test_a_part_that_hangs_is_ended_and_the_rest_named(tmp_path: Path) -> None:
     bench = gpu_bench.Bench(1, tmp_path / "bench.json", "tiny")
     (tmp_path / "gpu_parts.py").write_text(
@@ -119,7 +182,7 @@ def test_a_smoke_run_saves_when_nobody_adds_any_more(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             saves = []
             patch.setattr(bench, "save", lambda saves=saves: saves.append(1))
-            for work in ("_checks", "_alone"):
+            for work in ("_early", "_checks", "_alone"):
                 patch.setattr(bench, work, lambda name, limit: None)
             bench.run_all(parts)
         assert len(saves) == expected
@@ -225,7 +288,8 @@ def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
         "assert len(gpu_checks.all_checks()) > 80\n"
         "assert set(gpu_checks.SMOKE) <= set(gpu_checks.all_checks())\n"
         "names = {part.name for part in (*gpu_bench.PARTS, *gpu_bench.SMALL_PARTS)}\n"
-        "assert names - {'compile', 'checks', 'kernels', 'transformers'} <= set(gpu_parts.SETUPS)\n"
+        "own = {'early', 'compile', 'checks', 'kernels', 'transformers'}\n"
+        "assert names - own <= set(gpu_parts.SETUPS)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from headrace.kernels.triton.early import OFF
 from headrace.kernels.triton.table import Table, load_table
 from headrace.kernels.triton.tune import Problem, Shapes, merge, problems, tune
 
@@ -18,10 +19,13 @@ def test_the_first_candidates_of_every_bucket_run() -> None:
     found = list(problems(Table("sm_90"), SMALL, "cpu", torch.float32))
     kernels = {problem.kernel for problem in found}
     assert kernels == {
-        "product_packed", "product_skinny", "attention_decode", "attention_prefill"
+        "product_packed", "product_skinny", "attention_decode", "attention_prefill", "early"
     }  # fmt: skip
     for problem in found:
         assert len(set(problem.candidates)) == len(problem.candidates) > 4
+        if problem.kernel == "early":
+            assert OFF in problem.candidates
+            problem.run(OFF)
         if problem.up_to in (4, 16, 64):
             assert torch.isfinite(problem.run(problem.candidates[0])).all()
     table = copy.deepcopy(load_table())

@@ -7,10 +7,12 @@ binds and the aim is to stream K and V once, from all multiprocessors.
 
 Shape. One program takes one entry, one KV head and one *split* of `SPLIT` tokens; its H / G query
 rows are packed into one tile (padded to 16, what the tensor cores take), so K and V are read once
-per KV head. Splits are cut at multiples of `SPLIT` from the sequence's start, and `_combine` adds
-them in order; `SPLIT` is shorter in small steps, so a row's rounding depends on the step's bucket
-(the deterministic mode has one kernel for all entries instead). Programs whose split lies outside
-the row's window leave at once, which costs about a microsecond per wave of empty programs.
+per KV head. Splits are cut at multiples of `SPLIT` from the sequence's start. The program of an
+entry and KV head that finishes last (a counter) joins all of its splits, in order, as in
+`product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
+operator at one row. `SPLIT` is shorter in small steps, so a row's rounding depends on the step's
+bucket (the deterministic mode has one kernel for all entries instead). Programs whose split lies
+outside the row's window leave at once, which costs about a microsecond per wave of empty programs.
 
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
@@ -28,6 +30,7 @@ import triton
 import triton.language as tl
 
 from ..operators import GroupBatch, KvLayer, StepBatch
+from .early import launch_options, wait_for_inputs
 from .quantise import from_codes
 from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
 
@@ -38,6 +41,9 @@ LIFT = tl.constexpr(256.0)
 """
 HIGHEST = tl.constexpr(65504.0)
 """Largest fp16."""
+TOGETHER = 4096
+"""Values of partial results that are joined in one turn, all on their way at once: 32 a
+thread. With twice as many Triton 3.6 gives the whole kernel 152 registers, not 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +69,58 @@ class DecodeConfig:
         return split
 
 
+@triton.jit
+def _join(
+    partial, log_sums, out_at, first_row, first, last, splits, GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+    JOINED: tl.constexpr,
+):  # fmt: skip
+    """The splits [first, last) of GROUP query heads, whose parts begin at row `first_row` of
+    `partial` [rows, splits, WIDTH] → out_at [GROUP, WIDTH]; JOINED of them in a turn."""
+    heads = tl.arange(0, GROUP_PADDED)
+    columns = tl.arange(0, WIDTH_PADDED)
+    real = (heads < GROUP)[:, None] & (columns < WIDTH)[None, :]
+    best = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    output = tl.zeros([GROUP_PADDED, WIDTH_PADDED], tl.float32)
+    for at in range(first, last, JOINED):
+        split = at + tl.arange(0, JOINED)
+        cell = (first_row + heads)[None, :] * splits + split[:, None]
+        there = (split < last)[:, None] & (heads < GROUP)[None, :]
+        # What other multiprocessors wrote is in L2; this one's own cache may hold what was before.
+        peak = tl.load(
+            log_sums + cell * 2, mask=there, other=float("-inf"), cache_modifier=".cg"
+        )  # fmt: skip
+        mass = tl.load(log_sums + cell * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        part = tl.load(
+            partial + cell[:, :, None] * WIDTH + columns[None, None, :],
+            mask=there[:, :, None] & real[None, :, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        top = tl.maximum(best, tl.max(peak, 0))
+        # Heads that only fill the tile have no peak.
+        top = tl.where(heads < GROUP, top, 0.0)
+        grow = tl.exp2(peak - top[None, :])
+        shrink = tl.exp2(best - top)
+        output = output * shrink[:, None] + tl.sum(part * grow[:, :, None], 0)
+        total = total * shrink + tl.sum(mass * grow, 0)
+        best = top
+    at_out = out_at + heads[:, None] * WIDTH + columns[None, :]
+    tl.store(at_out, (output / total[:, None]).to(out_at.dtype.element_ty), mask=real)
+
+
 @triton.jit(do_not_specialize=["table_stride", "splits"])
 def _split_kernel(
-    q, k, v, k_scale, v_scale, tables, lengths, query_starts, partial, log_sums,
-    q_stride, block_stride, head_stride, scale_block_stride, table_stride,
+    q, k, v, k_scale, v_scale, tables, lengths, query_starts, partial, log_sums, tickets, out,
+    q_stride, block_stride, head_stride, scale_block_stride, table_stride, out_stride,
     kv_heads, splits, scale_log2,
     GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, HALVES: tl.constexpr, INTERPRET: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, HALVES: tl.constexpr,
+    GROUP_PADDED: tl.constexpr, JOINED: tl.constexpr, EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """HALVES: codes are multiplied as fp16, with `scale` in the query already."""
+    wait_for_inputs(EARLY)
     entry = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.program_id(2)
@@ -144,44 +192,27 @@ def _split_kernel(
 
     if HALVES:
         output *= 1.0 / LIFT
-    at_row = (entry.to(tl.int64) * kv_heads + head) * GROUP + rows
-    cell = at_row * splits + split
-    tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
-    tl.store(log_sums + cell * 2, best, mask=rows < GROUP)
-    tl.store(log_sums + cell * 2 + 1, total, mask=rows < GROUP)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def _combine_kernel(
-    partial, log_sums, lengths, query_starts, out, out_stride, heads, splits,
-    WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    entry = tl.program_id(0)
-    head = tl.program_id(1)
-    first_row = tl.load(query_starts + entry)
-    if tl.load(query_starts + entry + 1) - first_row != 1:
-        return
-    length = tl.load(lengths + entry)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - WINDOW, 0)
-    columns = tl.arange(0, WIDTH_PADDED)
-    base = (entry.to(tl.int64) * heads + head) * splits
-    best = float("-inf")
-    total = 0.0
-    output = tl.zeros([WIDTH_PADDED], tl.float32)
-    for split in range(begin // SPLIT, tl.cdiv(length, SPLIT)):
-        peak = tl.load(log_sums + (base + split) * 2)
-        mass = tl.load(log_sums + (base + split) * 2 + 1)
-        part = tl.load(partial + (base + split) * WIDTH + columns, mask=columns < WIDTH, other=0.0)
-        top = tl.maximum(best, peak)
-        shrink = tl.exp2(best - top)
-        grow = tl.exp2(peak - top)
-        output = output * shrink + part * grow
-        total = total * shrink + mass * grow
-        best = top
-    at = first_row.to(tl.int64) * out_stride + head * WIDTH + columns
-    tl.store(out + at, (output / total).to(out.dtype.element_ty), mask=columns < WIDTH)
+    first = begin // SPLIT
+    last = tl.cdiv(length, SPLIT)
+    out_at = out + first_row.to(tl.int64) * out_stride + head * GROUP * WIDTH
+    if last - first == 1:
+        finished = (output / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out_at + rows[:, None] * WIDTH + columns[None, :], finished, mask=real)
+    else:
+        pair = entry * kv_heads + head
+        own = pair.to(tl.int64) * GROUP
+        cell = (own + rows) * splits + split
+        tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
+        tl.store(log_sums + cell * 2, best, mask=rows < GROUP)
+        tl.store(log_sums + cell * 2 + 1, total, mask=rows < GROUP)
+        # All threads have written before one of them says so to the whole device.
+        tl.debug_barrier()
+        if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == last - first - 1:
+            tl.store(tickets + pair, 0)
+            _join(
+                partial, log_sums, out_at, own, first, last, splits, GROUP, GROUP_PADDED, WIDTH,
+                WIDTH_PADDED, JOINED,
+            )  # fmt: skip
 
 
 def attention_decode(
@@ -193,8 +224,13 @@ def attention_decode(
     scale: float,
     softcap: float | None,
     config: DecodeConfig,
+    tickets: torch.Tensor,
+    *,
+    early: bool = False,
 ) -> None:
     """Fill `out` [N, H, E] for the entries of one token; rows of others are left alone.
+
+    `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
     q [N, H, E] in bf16, fp16 or fp32; KV in q's dtype, or fp8 / int8 codes with scales. H is a
     multiple of G. Nothing is read back: safe inside a CUDA graph whose `max_length` bounds L.
@@ -213,19 +249,18 @@ def attention_decode(
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled = kv.k_scale is not None
     padded = max(16, triton.next_power_of_2(width))
+    group_padded = triton.next_power_of_2(group)
     window = view.window or 0
+    assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
     _split_kernel[(entries, kv_heads, splits)](
         q, kv.k, kv.v, k_scale, v_scale,
-        view.tables, batch.lengths, batch.query_starts, partial, log_sums,
+        view.tables, batch.lengths, batch.query_starts, partial, log_sums, tickets, out,
         q.stride(0), kv.k.stride(0), kv.k.stride(1), k_scale.stride(0),
-        view.tables.stride(0), kv_heads, splits, scale * LOG2E,
+        view.tables.stride(0), out.stride(0), kv_heads, splits, scale * LOG2E,
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), WIDTH=width,
         WIDTH_PADDED=padded, BLOCK=block, SPLIT=split, TILE=config.tile, WINDOW=window,
         SOFTCAP=softcap or 0.0, SCALED=scaled,
-        HALVES=scaled and q.dtype != torch.float32, INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages,
-    )  # fmt: skip
-    _combine_kernel[(entries, heads)](
-        partial, log_sums, batch.lengths, batch.query_starts, out, out.stride(0), heads, splits,
-        WIDTH=width, WIDTH_PADDED=padded, SPLIT=split, WINDOW=window, num_warps=2,
+        HALVES=scaled and q.dtype != torch.float32, GROUP_PADDED=group_padded,
+        JOINED=max(1, TOGETHER // (group_padded * padded)), INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages, **launch_options(early),
     )  # fmt: skip

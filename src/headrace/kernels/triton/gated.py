@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .early import launch_options, wait_for_inputs
 from .quantise import CODES, store_groups, to_codes
 from .support import INTERPRETED
 
@@ -41,7 +42,10 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated_kernel(gate_up, out, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr):
+def _gated_kernel(
+    gate_up, out, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = columns < width
@@ -55,8 +59,9 @@ def _gated_kernel(gate_up, out, width, ACTIVATION: tl.constexpr, TILE: tl.conste
 @triton.jit
 def _gated_codes_kernel(
     gate_up, codes, scales, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
-    HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+    HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     base = gate_up + row * 2 * width
     peak = 0.0
@@ -81,9 +86,10 @@ def _gated_codes_kernel(
 @triton.jit
 def _gated_groups_kernel(
     gate_up, codes, scales, width, groups, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
-    GROUP: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+    GROUP: tl.constexpr, HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """As `_gated_kernel`: a group's largest value lies in the tile, so nothing is read twice."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
     columns = first + tl.arange(0, TILE)
@@ -95,19 +101,20 @@ def _gated_groups_kernel(
     store_groups(codes, scales, row, first, values, width, groups, TILE, GROUP, HIGH, INTERPRET)
 
 
-def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+def gated(gate_up: torch.Tensor, activation: str, *, early: bool = False) -> torch.Tensor:
     """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu or gelu_tanh."""
     rows, double = gate_up.shape
     width = double // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     _gated_kernel[(rows, triton.cdiv(width, TILE))](
-        gate_up, out, width, ACTIVATION=activation, TILE=TILE, num_warps=4
-    )
+        gate_up, out, width, ACTIVATION=activation, TILE=TILE, num_warps=4,
+        **launch_options(early),
+    )  # fmt: skip
     return out
 
 
 def gated_codes(
-    gate_up: torch.Tensor, activation: str, codes: str, group: int = 0
+    gate_up: torch.Tensor, activation: str, codes: str, group: int = 0, *, early: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `gated`, → (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
     rows, double = gate_up.shape
@@ -119,18 +126,11 @@ def gated_codes(
     if group:
         _gated_groups_kernel[(rows, triton.cdiv(width, TILE))](
             gate_up, out, scales, width, groups, ACTIVATION=activation, TILE=TILE, GROUP=group,
-            HIGH=high, INTERPRET=INTERPRETED, num_warps=4,
+            HIGH=high, INTERPRET=INTERPRETED, num_warps=4, **launch_options(early),
         )  # fmt: skip
         return out, scales
     _gated_codes_kernel[(rows,)](
-        gate_up,
-        out,
-        scales,
-        width,
-        ACTIVATION=activation,
-        TILE=2 * TILE,
-        HIGH=high,
-        INTERPRET=INTERPRETED,
-        num_warps=8,
-    )
+        gate_up, out, scales, width, ACTIVATION=activation, TILE=2 * TILE, HIGH=high,
+        INTERPRET=INTERPRETED, num_warps=8, **launch_options(early),
+    )  # fmt: skip
     return out, scales

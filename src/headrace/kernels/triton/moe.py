@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from ..operators import Coded
+from .early import launch_options, wait_for_inputs
 from .gated import gated, gated_codes
 from .moe_products import ExpertTable, MoeConfig, grouped_product
 from .product_fp8 import BLOCK, quantise_rows
@@ -37,8 +38,9 @@ TILE = 1024
 @triton.jit
 def _route_kernel(
     router, chosen, shares, experts, EXPERTS: tl.constexpr, ACTIVE: tl.constexpr,
-    NORMALISE: tl.constexpr,
+    NORMALISE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
     logits = tl.load(router + token * experts + expert, mask=expert < experts, other=float("-inf"))
@@ -64,7 +66,8 @@ def _route_kernel(
 
 
 @triton.jit(do_not_specialize=["assignments"])
-def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr):
+def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr, EARLY: tl.constexpr):
+    wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     found = tl.zeros([TILE], tl.int32)
     for at in range(0, assignments, TILE):
@@ -78,8 +81,9 @@ def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr):
 @triton.jit(do_not_specialize=["assignments"])
 def _place_kernel(
     chosen, counts, listed, tile_expert, assignments, experts,
-    EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     others = tl.arange(0, EXPERTS)
     count = tl.load(counts + others, mask=others < experts, other=0)
@@ -98,7 +102,10 @@ def _place_kernel(
 
 
 @triton.jit
-def _gather_kernel(parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr):
+def _gather_kernel(
+    parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
@@ -109,19 +116,23 @@ def _gather_kernel(parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.const
     tl.store(y + token * width + column, total.to(y.dtype.element_ty), mask=column < width)
 
 
-def route(router: torch.Tensor, active: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    router: torch.Tensor, active: int, normalise: bool, *, early: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Router logits [N, experts] → experts [N, active] int32 in ascending order, shares fp32."""
     tokens, experts = router.shape
     chosen = torch.empty(tokens, active, dtype=torch.int32, device=router.device)
     shares = torch.empty(tokens, active, dtype=torch.float32, device=router.device)
     _route_kernel[(tokens,)](
         router, chosen, shares, experts, EXPERTS=triton.next_power_of_2(experts), ACTIVE=active,
-        NORMALISE=normalise, num_warps=1,
+        NORMALISE=normalise, num_warps=1, **launch_options(early),
     )  # fmt: skip
     return chosen, shares
 
 
-def place(chosen: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def place(
+    chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """experts [N, active] → (assignments listed by expert, -1 where a tile is not full; expert of
     each tile of `rows`, -1 behind the last)."""
     assignments = chosen.numel()
@@ -131,10 +142,11 @@ def place(chosen: torch.Tensor, experts: int, rows: int) -> tuple[torch.Tensor, 
     counts = torch.empty(experts, dtype=torch.int32, device=device)
     listed = torch.full((tiles * rows,), -1, dtype=torch.int32, device=device)
     tile_expert = torch.full((tiles,), -1, dtype=torch.int32, device=device)
-    _count_kernel[(experts,)](chosen, counts, assignments, TILE=TILE, num_warps=4)
+    options = launch_options(early)
+    _count_kernel[(experts,)](chosen, counts, assignments, TILE=TILE, num_warps=4, **options)
     _place_kernel[(experts,)](
         chosen, counts, listed, tile_expert, assignments, experts,
-        EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=TILE, num_warps=4,
+        EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=TILE, num_warps=4, **options,
     )  # fmt: skip
     return listed, tile_expert
 
@@ -148,25 +160,33 @@ def moe(
     normalise: bool,
     activation: str,
     config: MoeConfig,
+    *,
+    early: bool = False,
 ) -> torch.Tensor:
     """x [N, D], router logits [N, experts], tables of [2I, D] and [D, I] → [N, D]."""
     tokens, width = x.shape
-    chosen, shares = route(router, active, normalise)
-    listed, tile_expert = place(chosen, router.shape[1], config.rows)
+    chosen, shares = route(router, active, normalise, early=early)
+    listed, tile_expert = place(chosen, router.shape[1], config.rows, early=early)
     assignments = tokens * active
     x_in: torch.Tensor | Coded = x
     if gate_up.blocked is not None:
-        x_in = Coded(*quantise_rows(x, blocked=gate_up.blocked), x.dtype)
-    inner = grouped_product(x_in, gate_up, listed, tile_expert, assignments, active, config)
+        x_in = Coded(*quantise_rows(x, blocked=gate_up.blocked, early=early), x.dtype)
+    inner = grouped_product(
+        x_in, gate_up, listed, tile_expert, assignments, active, config, early=early
+    )  # fmt: skip
     acted: torch.Tensor | Coded
     if down.blocked is None:
-        acted = gated(inner, activation)
+        acted = gated(inner, activation, early=early)
     else:
-        codes = gated_codes(inner, activation, "fp8", BLOCK if down.blocked else 0)
+        codes = gated_codes(
+            inner, activation, "fp8", BLOCK if down.blocked else 0, early=early
+        )  # fmt: skip
         acted = Coded(*codes, x.dtype)
-    parts = grouped_product(acted, down, listed, tile_expert, assignments, 1, config)
+    parts = grouped_product(
+        acted, down, listed, tile_expert, assignments, 1, config, early=early
+    )  # fmt: skip
     y = torch.empty_like(x)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
-        parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4
+        parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4, **launch_options(early)
     )
     return y

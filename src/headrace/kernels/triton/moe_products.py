@@ -19,6 +19,7 @@ import triton.language as tl
 from ..arrays import tensor
 from ..operators import Coded
 from ..weights import DenseWeight, Fp8Weight, TiledWeight, Weight
+from .early import launch_options, wait_for_inputs
 from .packed import BYTES
 from .product_fp8 import BLOCK
 from .product_packed import expand, step_of, sum_chunks
@@ -123,9 +124,10 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _dense_kernel(
     x, addresses, listed, tile_expert, y, width, outs, x_stride,
     SHARED: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, INNER: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile."""
+    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -159,8 +161,9 @@ def _packed_kernel(
     chunks, x_stride,
     SHARED: tl.constexpr, BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr,
     OFFSETS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -191,8 +194,9 @@ def _packed_kernel(
 def _fp8_kernel(
     x, x_scales, addresses, scale_addresses, listed, tile_expert, y, width, outs, groups,
     BLOCKED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    INNER: tl.constexpr, INTERPRET: tl.constexpr,
+    INNER: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
     if expert < 0:
@@ -239,12 +243,15 @@ def grouped_product(
     assignments: int,
     shared: int,
     config: MoeConfig,
+    *,
+    early: bool = False,
 ) -> torch.Tensor:
     """x [assignments / shared, in] → [assignments, out]; codes for a table of fp8."""
     outs, width = table.shape
     grid = (tile_expert.shape[0], triton.cdiv(outs, config.outs))
     cut = {"SHARED": shared, "ROWS": config.rows, "OUTS": config.outs, "INTERPRET": INTERPRETED,
-           "num_warps": config.warps, "num_stages": config.stages}  # fmt: skip
+           "num_warps": config.warps, "num_stages": config.stages,
+           **launch_options(early)}  # fmt: skip
     if isinstance(x, Coded):
         assert table.blocked is not None
         assert table.scales is not None

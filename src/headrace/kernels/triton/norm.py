@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .early import launch_options, wait_for_inputs
 from .quantise import CODES, store_groups, store_row
 from .support import INTERPRETED
 
@@ -20,8 +21,9 @@ from .support import INTERPRETED
 def _norm_kernel(
     x, residual, weight, out, total_out, scales, eps, offset, width, groups,
     COLUMNS: tl.constexpr, RESIDUAL: tl.constexpr, QUANTISED: tl.constexpr, GROUP: tl.constexpr,
-    HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+    HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     mask = columns < width
@@ -54,6 +56,7 @@ def _launch(
     offset: float,
     codes: str | None,
     group: int = 0,
+    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     rows, width = x.shape
     groups = triton.cdiv(width, group) if group else 1
@@ -69,21 +72,29 @@ def _launch(
         out if scales is None else scales, eps, offset, width, groups,
         COLUMNS=columns, RESIDUAL=residual is not None, QUANTISED=codes is not None, GROUP=group,
         HIGH=high, INTERPRET=INTERPRETED,
-        num_warps=max(1, min(16, columns // 512)),
+        num_warps=max(1, min(16, columns // 512)), **launch_options(early),
     )  # fmt: skip
     return out, scales, total
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, *, early: bool = False
+) -> torch.Tensor:
     """x [N, D] → x / rms(x) · (weight + offset) [N, D], in x's dtype."""
-    return _launch(x, None, weight, eps, offset, None)[0]
+    return _launch(x, None, weight, eps, offset, None, 0, early)[0]
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    offset: float,
+    *,
+    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """→ (rms_norm(residual + x), residual + x); the sum is rounded to x's dtype first."""
-    out, _, total = _launch(x, residual, weight, eps, offset, None)
+    out, _, total = _launch(x, residual, weight, eps, offset, None, 0, early)
     return out, total
 
 
@@ -95,11 +106,13 @@ def rms_norm_codes(
     offset: float,
     codes: str,
     group: int = 0,
+    *,
+    early: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """→ (codes [N, D] in fp8 or int8, scales fp32, residual + x).
 
     Scales are [N, 1], or [N, ceil(D / group)] for groups of so many columns (a power of two).
     """
-    out, scales, total = _launch(x, residual, weight, eps, offset, codes, group)
+    out, scales, total = _launch(x, residual, weight, eps, offset, codes, group, early)
     assert scales is not None
     return out, scales, total

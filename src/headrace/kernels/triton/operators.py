@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
-from ..draws import Drawing
+from ..draws import Drawing, DrawParameters
 from ..operators import (
     Coded,
     Dequantise,
@@ -38,6 +38,7 @@ from ..weights import (
 from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
+from .early import EarlyConfig
 from .moe_products import ExpertTable, expert_table
 from .packed import merge_tiled, tile_weight
 from .product_dense import product_dense
@@ -50,7 +51,8 @@ from .product_fp8 import (
     quantise_weight,
 )
 from .product_packed import product_packed
-from .product_skinny import SkinnyConfig, make_tickets, product_skinny
+from .product_skinny import SkinnyConfig, product_skinny
+from .split import make_tickets
 from .table import Table, architecture, multiplies_fp8
 
 WARM_UP = (1, 2, 5, 17, 65, 512, 1024)
@@ -63,9 +65,12 @@ class TritonOperators:
     """See `Operators` for the meaning and the shapes of each method."""
 
     name = "triton"
+<<<<<<< ours
     host = False
     drawing = Drawing(sampling.draw, sampling.argmax)
     """Without a sort, and without asking the device anything: the host never waits."""
+=======
+>>>>>>> theirs
 
     def __init__(
         self,
@@ -80,6 +85,8 @@ class TritonOperators:
         self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
+        self.drawing = Drawing(self._draw, self._argmax)
+        """Without a sort, and without asking the device anything: the host never waits."""
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
         self._tickets: dict[torch.device, torch.Tensor] = {}
@@ -136,7 +143,7 @@ class TritonOperators:
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
     ) -> torch.Tensor:
-        return norm.rms_norm(x, weight, eps, offset)
+        return norm.rms_norm(x, weight, eps, offset, early=self._early(x).early)
 
     def add_rms_norm(
         self,
@@ -146,7 +153,8 @@ class TritonOperators:
         eps: float,
         offset: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return norm.add_rms_norm(x, residual, weight, eps, offset)
+        early = self._early(x).early
+        return norm.add_rms_norm(x, residual, weight, eps, offset, early=early)
 
     def takes_codes(self, consumer: Weight) -> bool:
         return isinstance(consumer, Fp8Weight)
@@ -155,7 +163,7 @@ class TritonOperators:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
     ) -> Coded:
         codes, scales, _ = norm.rms_norm_codes(
-            x, None, weight, eps, offset, "fp8", _code_group(consumer)
+            x, None, weight, eps, offset, "fp8", _code_group(consumer), early=self._early(x).early
         )
         return Coded(codes, scales, x.dtype)
 
@@ -169,12 +177,15 @@ class TritonOperators:
         consumer: Weight,
     ) -> tuple[Coded, torch.Tensor]:
         codes, scales, total = norm.rms_norm_codes(
-            x, residual, weight, eps, offset, "fp8", _code_group(consumer)
-        )
+            x, residual, weight, eps, offset, "fp8", _code_group(consumer),
+            early=self._early(x).early,
+        )  # fmt: skip
         return Coded(codes, scales, x.dtype), total
 
     def gated_codes(self, gate_up: torch.Tensor, activation: str, consumer: Weight) -> Coded:
-        codes, scales = gated.gated_codes(gate_up, activation, "fp8", _code_group(consumer))
+        codes, scales = gated.gated_codes(
+            gate_up, activation, "fp8", _code_group(consumer), early=self._early(gate_up).early
+        )  # fmt: skip
         return Coded(codes, scales, gate_up.dtype)
 
     def linear_codes(self, x: Coded, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -182,11 +193,11 @@ class TritonOperators:
         rows = 1 if self.deterministic else len(x.codes)
         skinny = self._skinny(weight, len(x.codes))
         if skinny is not None:
-            tickets = self._ticket(x.codes.device)
-            return product_skinny(x, weight, bias, skinny, tickets)
+            tickets, early = self._ticket(x.codes.device), self._early(x.codes)
+            return product_skinny(x, weight, bias, skinny, tickets, early=early)
         return product_codes(
             x.codes, x.scales, weight, bias, self._table(x.codes.device).fp8(rows), x.dtype,
-            library=x.codes.is_cuda and not self.deterministic,
+            library=x.codes.is_cuda and not self.deterministic, early=self._early(x.codes),
         )  # fmt: skip
 
     def fuses(self, weight: Weight, rows: int) -> bool:
@@ -227,8 +238,9 @@ class TritonOperators:
         group: int,
     ) -> torch.Tensor:
         return rope_cache.rope_and_cache(
-            qkv, heads, kv_heads, q_norm, k_norm, eps, norm_offset, rope, kv, batch, group
-        )
+            qkv, heads, kv_heads, q_norm, k_norm, eps, norm_offset, rope, kv, batch, group,
+            early=self._early(qkv).early,
+        )  # fmt: skip
 
     def attention(
         self,
@@ -260,12 +272,13 @@ class TritonOperators:
             )
         if split:
             attention_decode(
-                q, kv, batch, view, out, scale, softcap, table.decode(width, coded=coded)
-            )
+                q, kv, batch, view, out, scale, softcap, table.decode(width, coded=coded),
+                self._ticket(q.device), early=self._early(q).early,
+            )  # fmt: skip
         return out.view(tokens, heads * width)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
-        return gated.gated(gate_up, activation)
+        return gated.gated(gate_up, activation, early=self._early(gate_up).early)
 
     def moe(
         self,
@@ -282,7 +295,7 @@ class TritonOperators:
         config = self._table(x.device).moe(rows)
         return moe.moe(
             x, router, self._expert_table(gate_up), self._expert_table(down), active, normalise,
-            activation, config,
+            activation, config, early=self._early(x).early,
         )  # fmt: skip
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -308,15 +321,17 @@ class TritonOperators:
             return product_packed(x, weight, bias, table.packed(self._rows(x)), dtype)
         if isinstance(weight, Fp8Weight):
             if self._skinny(weight, len(x)) is not None:
-                codes, scales = quantise_rows(x, blocked=False)
+                codes, scales = quantise_rows(x, blocked=False, early=self._early(x).early)
                 return self.linear_codes(Coded(codes, scales, dtype), weight, bias)
             library = x.is_cuda and not self.deterministic
             config = table.fp8(self._rows(x))
-            return product_fp8(x, weight, bias, config, dtype, library=library)
+            early = self._early(x)
+            return product_fp8(x, weight, bias, config, dtype, library=library, early=early)
         skinny = self._skinny(weight, len(x))
         if skinny is not None:
             assert isinstance(weight, DenseWeight)
-            return product_skinny(x, weight, bias, skinny, self._ticket(x.device), dtype)
+            tickets, early = self._ticket(x.device), self._early(x)
+            return product_skinny(x, weight, bias, skinny, tickets, dtype, early=early)
         if self.deterministic:
             return product_dense(x, _data(weight), bias, table.dense(), dtype)
         return functional.linear(x, _data(weight), bias).to(dtype)
@@ -346,10 +361,10 @@ class TritonOperators:
         assert config is not None, "see `fuses`"
         # The gain is applied before rms(x): in fp16 what is large may then leave its range.
         if isinstance(x, Unnormed) and (not config.norm or values.dtype == torch.float16):
-            x = norm.rms_norm(values, x.weight, x.eps, x.offset)
+            x = self.rms_norm(values, x.weight, x.eps, x.offset)
         return product_skinny(
             x, weight, bias, config, self._ticket(values.device), residual=residual,
-            activation=activation,
+            activation=activation, early=self._early(values),
         )  # fmt: skip
 
     def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:
@@ -367,6 +382,16 @@ class TritonOperators:
         if device not in self._tickets:
             self._tickets[device] = make_tickets(device)
         return self._tickets[device]
+
+    def _draw(self, logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
+        return sampling.draw(logits, parameters, early=self._early(logits).early)
+
+    def _argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return sampling.argmax(logits, early=self._early(logits).early)
+
+    def _early(self, x: torch.Tensor) -> EarlyConfig:
+        """How kernels on `x`'s device are launched."""
+        return self._table(x.device).early()
 
     def _rows(self, x: torch.Tensor) -> int:
         """By how many rows a cut is chosen: where it is part of the result, one cut for all."""

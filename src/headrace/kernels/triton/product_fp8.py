@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from ..weights import Fp8Weight, Weight
+from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .quantise import to_codes
 from .split import FEW_ROWS, add_parts, count_splits
 from .support import INTERPRETED, matrix_product
@@ -46,9 +47,10 @@ class Fp8Config:
 @triton.jit
 def _quantise_kernel(
     x, codes, scales, width, x_stride, groups, GROUP: tl.constexpr, TILE: tl.constexpr,
-    HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+    HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """One group of one row; GROUP 0: the whole row, read twice, the second time from L2."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     if GROUP > 0:
         columns = tl.program_id(1) * GROUP + tl.arange(0, GROUP)
@@ -79,7 +81,7 @@ def _product_kernel(
     x, x_scales, weight, scales, bias, y, rows, width, outs, groups, y_stride, per_split,
     SPLITS: tl.constexpr, SPLIT: tl.constexpr, BLOCKED: tl.constexpr, ROWS: tl.constexpr,
     OUTS: tl.constexpr, INNER: tl.constexpr, GROUPED: tl.constexpr, BIAS: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
@@ -87,11 +89,15 @@ def _product_kernel(
     first = program // per_group * GROUPED
     size = tl.minimum(row_tiles - first, GROUPED)
     row = (first + (program % per_group) % size) * ROWS + tl.arange(0, ROWS)
-    out = (program % per_group) // size * OUTS + tl.arange(0, OUTS)
-    inner = tl.arange(0, INNER)
+    first_out = (program % per_group) // size * OUTS
     # Either one part, of many programs, or all of them in order.
     split = tl.program_id(1)
     start = split * per_split
+    if EARLY and AHEAD > 0:
+        ask_ahead(weight, first_out, outs, width, start * INNER, width, OUTS, AHEAD)
+    wait_for_inputs(EARLY)
+    out = first_out + tl.arange(0, OUTS)
+    inner = tl.arange(0, INNER)
     x_at = x + row.to(tl.int64)[:, None] * width + inner[None, :]
     weight_at = weight + out.to(tl.int64)[None, :] * width + inner[:, None]
     row_mask = row < rows
@@ -129,7 +135,9 @@ def _product_kernel(
         tl.store(y_at, total.to(y.dtype.element_ty), mask=mask)
 
 
-def quantise_rows(x: torch.Tensor, *, blocked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_rows(
+    x: torch.Tensor, *, blocked: bool, early: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x [N, in] → codes [N, in] e4m3 and scales fp32: [N, 1], or [N, in / 128] if `blocked`."""
     rows, width = x.shape
     assert x.stride(1) == 1
@@ -138,7 +146,7 @@ def quantise_rows(x: torch.Tensor, *, blocked: bool) -> tuple[torch.Tensor, torc
     scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
     _quantise_kernel[(rows, groups)](
         x, codes, scales, width, x.stride(0), groups, GROUP=BLOCK if blocked else 0, TILE=2048,
-        HIGH=HIGH, INTERPRET=INTERPRETED, num_warps=1 if blocked else 8,
+        HIGH=HIGH, INTERPRET=INTERPRETED, num_warps=1 if blocked else 8, **launch_options(early),
     )  # fmt: skip
     return codes, scales
 
@@ -151,14 +159,15 @@ def product_fp8(
     dtype: torch.dtype | None = None,
     *,
     library: bool = False,
+    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] in the model's dtype → x · wᵀ + bias [N, out] in `dtype` (x's unless given).
 
     `library`: by torch, where it can: a scale per row, sizes that are multiples of 16.
     """
-    codes, x_scales = quantise_rows(x, blocked=weight.blocked)
+    codes, x_scales = quantise_rows(x, blocked=weight.blocked, early=early.early)
     return product_codes(
-        codes, x_scales, weight, bias, config, dtype or x.dtype, library=library
+        codes, x_scales, weight, bias, config, dtype or x.dtype, library=library, early=early
     )  # fmt: skip
 
 
@@ -171,6 +180,7 @@ def product_codes(
     dtype: torch.dtype,
     *,
     library: bool = False,
+    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """As `product_fp8`, of codes [N, in] with scales as `quantise_rows` gives them."""
     rows, width = codes.shape
@@ -200,11 +210,12 @@ def product_codes(
         codes, x_scales, weight.data, weight.scales, codes if bias is None else bias, target,
         rows, width, outs, steps, y.stride(0), per_split, SPLITS=splits, SPLIT=apart,
         BLOCKED=weight.blocked, ROWS=config.rows, OUTS=config.outs, INNER=BLOCK, GROUPED=8,
-        BIAS=bias is not None, INTERPRET=INTERPRETED, num_warps=config.warps,
-        num_stages=config.stages,
+        BIAS=bias is not None, AHEAD=early.ahead if early.early and rows <= FEW_ROWS else 0,
+        INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
+        **launch_options(early.early),
     )  # fmt: skip
     if apart:
-        add_parts(target, bias, y)
+        add_parts(target, bias, y, early=early.early)
     return y
 
 

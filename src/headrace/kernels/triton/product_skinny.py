@@ -32,12 +32,10 @@ import triton.language as tl
 
 from ..operators import Coded, Unnormed
 from ..weights import DenseWeight, Fp8Weight
+from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
 from .split import count_splits
 from .support import INTERPRETED, matrix_product
-
-TICKETS = 1 << 16
-"""Tiles of outputs whose input may be split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +91,23 @@ def _product_kernel(
     rows, width, outs, x_stride, weight_stride, residual_stride, per_split, eps, offset,
     NORM: tl.constexpr, GATE: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    INNER: tl.constexpr, INTERPRET: tl.constexpr,
+    INNER: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
+    start = split * per_split
+    if EARLY and AHEAD > 0:
+        BOTH: tl.constexpr = 1 if GATE == "" else 2
+        ask_ahead(
+            weight, tile * OUTS, outs, weight_stride, start, width, OUTS, AHEAD // BOTH
+        )  # fmt: skip
+        if GATE != "":
+            ask_ahead(
+                weight, outs + tile * OUTS, 2 * outs, weight_stride, start, width, OUTS,
+                AHEAD // BOTH,
+            )  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.arange(0, ROWS)
     out = tile * OUTS + tl.arange(0, OUTS)
     inner = tl.arange(0, INNER)
@@ -109,7 +119,6 @@ def _product_kernel(
     total = tl.zeros([ROWS, OUTS], tl.float32)
     other = tl.zeros([ROWS, OUTS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
-    start = split * per_split
     for at in range(start, tl.minimum(start + per_split, width), INNER):
         there = inner < width - at
         a = tl.load(x_at + at, mask=row_mask & there[None, :], other=0.0)
@@ -160,11 +169,6 @@ def _product_kernel(
             )  # fmt: skip
 
 
-def make_tickets(device: torch.device) -> torch.Tensor:
-    """The counters of tiles; zero before and after every launch, so one tensor serves a stream."""
-    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
-
-
 def product_skinny(
     x: torch.Tensor | Unnormed | Coded,
     weight: DenseWeight | Fp8Weight,
@@ -175,6 +179,7 @@ def product_skinny(
     *,
     residual: torch.Tensor | None = None,
     activation: str = "",
+    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤ 16.
 
@@ -212,7 +217,7 @@ def product_skinny(
         x.offset if isinstance(x, Unnormed) else 0.0,
         NORM=norm, GATE=activation, SCALED=coded, BIAS=bias is not None,
         RESIDUAL=residual is not None, SPLITS=splits, ROWS=config.rows, OUTS=config.outs,
-        INNER=config.inner, INTERPRET=INTERPRETED, num_warps=config.warps,
-        num_stages=config.stages,
+        INNER=config.inner, AHEAD=early.ahead if early.early else 0, INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages, **launch_options(early.early),
     )  # fmt: skip
     return y

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ..operators import KvLayer, RopeTable, StepBatch
+from .early import launch_options, wait_for_inputs
 from .quantise import to_codes
 from .support import INTERPRETED
 
@@ -48,8 +49,9 @@ def _rope_kernel(
     qkv, q_out, k_cache, v_cache, k_scale, v_scale, q_norm, k_norm, cos, sin, positions, slots,
     heads, kv_heads, block_stride, head_stride, scale_block_stride, eps, norm_offset,
     HALF: tl.constexpr, HALF_PADDED: tl.constexpr, BLOCK: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, TOP: tl.constexpr, INTERPRET: tl.constexpr,
+    K_NORM: tl.constexpr, TOP: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     columns = tl.arange(0, HALF_PADDED)
@@ -113,6 +115,8 @@ def rope_and_cache(
     kv: KvLayer,
     batch: StepBatch,
     group: int,
+    *,
+    early: bool = False,
 ) -> torch.Tensor:
     """See `Operators.rope_and_cache`: qkv [N, (H + 2G) · E] → q [N, H, E]."""
     width = kv.k.shape[-1]
@@ -130,6 +134,6 @@ def rope_and_cache(
         heads, kv_heads, kv.k.stride(0), kv.k.stride(1), k_scale.stride(0), eps, norm_offset,
         HALF=width // 2, HALF_PADDED=triton.next_power_of_2(width // 2), BLOCK=kv.block_size,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, TOP=top,
-        INTERPRET=INTERPRETED, num_warps=1,
+        INTERPRET=INTERPRETED, num_warps=1, **launch_options(early),
     )  # fmt: skip
     return out

@@ -1,16 +1,19 @@
 """Filters and the draw without a sort: the threshold of a row is found digit by digit.
 
-Arithmetic. A row of logits is 4 · V bytes (600 kB for 152k tokens): it fits into L2, and one pass
-over it is a few microseconds of one multiprocessor. A sort would make some 30 passes through
-global memory. Instead, floats are mapped to unsigned integers of the same order, and the largest
-threshold that keeps the wanted share is built four bits at a time: each of eight passes counts
-(top-k) or weighs (top-p) the tokens at or above each of 15 candidates, all in registers. One more
-pass finds the token at which the cumulated mass passes the row's uniform number.
+Arithmetic. A row of logits is 4 · V bytes (600 kB for 152k tokens): it fits into L2, and a program
+of its own for every 4,096 of them reads it in a microsecond; one program a row would need forty
+turns, each a trip to memory and a sum over its threads. A sort would make some 30 passes. Instead,
+floats are mapped to unsigned integers of the same order, and the largest threshold that keeps the
+wanted share is built four bits at a time: a kernel for each digit counts (top-k) or weighs (top-p)
+the tokens at or above each of 16 candidates, and the next one begins by adding the sums of all
+tiles up, in order, and taking the digit. Two more find the tile and then the token at which the
+cumulated mass passes the row's uniform number. Rows that have a filter switched off leave its
+kernels at once. Some 19 kernels of two microseconds, and nothing is asked back.
 
-The rules are those of `kernels.sampling`: min-p, then top-k, then top-p of what they kept; equal
+The rules are those of `kernels.draws`: min-p, then top-k, then top-p of what they kept; equal
 logits stay or go together; the draw inverts the distribution in token order at `uniform`. Masses
 are summed in fp32 here and in fp64 there, so a draw that falls within rounding of a border may
-differ. One program per row: nothing depends on the batch.
+differ. Programs see one row: nothing depends on the batch.
 
 Source of the idea: radix selection (Alabi et al., "Fast k-selection on GPUs", 2012).
 """
@@ -22,8 +25,14 @@ import triton
 import triton.language as tl
 
 from ..draws import DrawParameters
+from .early import launch_options, wait_for_inputs
 
 TILE = 4096
+"""Logits of a program."""
+TURN = tl.constexpr(1024)
+"""Of them in one comparison with all candidates."""
+DIGITS = 8
+"""Of four bits."""
 
 
 @triton.jit
@@ -35,130 +44,257 @@ def _ordered(value):
 
 
 @triton.jit
-def _unordered(code):
-    bits = code.to(tl.int32, bitcast=True)
-    restored = tl.where(bits < 0, bits & 2147483647, ~bits)
-    return restored.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _threshold(
-    logits, width, factor, peak, floor, wanted, MASS: tl.constexpr, TILE: tl.constexpr
+def _peaks_kernel(
+    logits, peaks, places, width, stride, tiles, TILE: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    """Largest ordered code such that the tokens at or above it, and not below `floor`, number
-    (or, with MASS, weigh) at least `wanted`."""
-    found = tl.full([1], 0, tl.uint32)
-    digits = tl.arange(0, 16).to(tl.uint32)
-    for step in tl.static_range(8):
-        candidates = found | (digits << (28 - 4 * step))
-        sums = tl.zeros([16], tl.float32)
-        for at in range(0, width, TILE):
-            columns = at + tl.arange(0, TILE)
-            value = tl.load(logits + columns, mask=columns < width, other=float("-inf")) * factor
-            code = _ordered(value)
-            counted = (columns < width) & (code >= floor)
-            if MASS:
-                part = tl.where(counted, tl.exp(value - peak), 0.0)
-            else:
-                part = tl.where(counted, 1.0, 0.0)
-            hit = code[:, None] >= candidates[None, :]
-            sums += tl.sum(tl.where(hit, part[:, None], 0.0), 0)
-        # Candidates ascend and sums descend: the last one that still keeps enough.
-        enough = tl.sum((sums >= wanted).to(tl.int32), 0)
-        digit = tl.maximum(enough - 1, 0).to(tl.uint32)
-        found = found | (digit << (28 - 4 * step))
-    return tl.max(found, 0)
-
-
-@triton.jit
-def _draw_kernel(
-    logits, temperatures, top_ks, top_ps, min_ps, uniforms, tokens, width, stride,
-    TILE: tl.constexpr,
-):  # fmt: skip
+    """Of each tile of a row: its largest logit, and where it first is."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    logits += row * stride
-    factor = 1.0 / tl.load(temperatures + row)
-    peak = float("-inf")
-    for at in range(0, width, TILE):
-        columns = at + tl.arange(0, TILE)
-        value = tl.load(logits + columns, mask=columns < width, other=float("-inf"))
-        peak = tl.maximum(peak, tl.max(value, 0))
-    peak = peak * factor
-    # log(0) is -inf: nothing is cut.
-    floor = _ordered(peak + tl.log(tl.load(min_ps + row).to(tl.float32)))
-    top_k = tl.load(top_ks + row)
-    if (top_k > 0) & (top_k < width):
-        code = _threshold(logits, width, factor, peak, floor * 0, top_k.to(tl.float32), False, 1024)
-        floor = tl.maximum(floor, code)
-    top_p = tl.load(top_ps + row).to(tl.float32)
-    if top_p < 1.0:
-        mass = 0.0
-        for at in range(0, width, TILE):
-            columns = at + tl.arange(0, TILE)
-            value = tl.load(logits + columns, mask=columns < width, other=float("-inf")) * factor
-            kept = (columns < width) & (_ordered(value) >= floor)
-            mass += tl.sum(tl.where(kept, tl.exp(value - peak), 0.0), 0)
-        code = _threshold(logits, width, factor, peak, floor, top_p * mass, True, 1024)
-        floor = tl.maximum(floor, code)
-
-    mass = 0.0
-    for at in range(0, width, TILE):
-        columns = at + tl.arange(0, TILE)
-        value = tl.load(logits + columns, mask=columns < width, other=float("-inf")) * factor
-        kept = (columns < width) & (_ordered(value) >= floor)
-        mass += tl.sum(tl.where(kept, tl.exp(value - peak), 0.0), 0)
-    target = tl.load(uniforms + row).to(tl.float32) * mass
-    passed = 0.0
-    token = 0
-    last = 0
-    done = 0
-    for at in range(0, width, TILE):
-        columns = at + tl.arange(0, TILE)
-        value = tl.load(logits + columns, mask=columns < width, other=float("-inf")) * factor
-        kept = (columns < width) & (_ordered(value) >= floor)
-        part = tl.where(kept, tl.exp(value - peak), 0.0)
-        ahead = passed + tl.cumsum(part, 0)
-        hit = kept & (ahead > target)
-        first = tl.min(tl.where(hit, columns, 2147483647), 0)
-        token = tl.where((done == 0) & (first < 2147483647), first, token)
-        done = tl.where(first < 2147483647, 1, done)
-        # The product may round up to the whole mass: then it is the last token that has any.
-        last = tl.maximum(last, tl.max(tl.where(part > 0, columns, 0), 0))
-        passed += tl.sum(part, 0)
-    tl.store(tokens + row, tl.where(done == 1, token, last).to(tl.int64))
+    tile = tl.program_id(1)
+    columns = tile * TILE + tl.arange(0, TILE)
+    value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    peak = tl.max(value, 0)
+    tl.store(peaks + row * tiles + tile, peak)
+    first = tl.min(tl.where((value == peak) & (columns < width), columns, 2147483647), 0)
+    tl.store(places + row * tiles + tile, first)
 
 
-def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
-    """logits [R, V] fp32 → tokens [R] int64, one draw per row; see `kernels.sampling.draw`."""
+def _peaks(logits: torch.Tensor, early: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [R, V] → the largest of each tile [R, tiles] fp32, and its place in the row."""
     rows, width = logits.shape
     assert logits.stride(1) == 1
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _draw_kernel[(rows,)](
-        logits, parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p,
-        parameters.uniform, tokens, width, logits.stride(0), TILE=TILE, num_warps=16, maxnreg=128,
+    tiles = triton.cdiv(width, TILE)
+    peaks = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
+    places = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    _peaks_kernel[(rows, tiles)](
+        logits, peaks, places, width, logits.stride(0), tiles, TILE=TILE, num_warps=8,
+        **launch_options(early),
     )  # fmt: skip
+    return peaks, places
+
+
+@triton.jit
+def _begin(peaks, temperatures, min_ps, row, tiles, TILES: tl.constexpr):
+    """→ (what logits are multiplied with, the largest of them so, the code below which min-p
+    cuts)."""
+    tile = tl.arange(0, TILES)
+    found = tl.load(peaks + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
+    factor = 1.0 / tl.load(temperatures + row)
+    peak = tl.max(found, 0) * factor
+    # log(0) is -inf: nothing is cut.
+    return factor, peak, _ordered(peak + tl.log(tl.load(min_ps + row).to(tl.float32)))
+
+
+@triton.jit
+def _add_up(sums, row, tiles, TILES: tl.constexpr):
+    """sums [rows, tiles, 16] → of a row over its tiles [16]."""
+    tile = tl.arange(0, TILES)
+    at = (row * tiles + tile)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    return tl.sum(tl.load(sums + at, mask=(tile < tiles)[:, None], other=0.0), 0)
+
+
+@triton.jit
+def _take(prefix, sums, wanted, shift):
+    """The prefix with the largest digit that still keeps enough: sums descend."""
+    enough = tl.sum((sums >= wanted).to(tl.int32), 0)
+    return prefix | (tl.maximum(enough - 1, 0).to(tl.uint32) << shift)
+
+
+@triton.jit
+def _wanted(row, top_ks, top_ps, masses, width, tiles, MASS: tl.constexpr, TILES: tl.constexpr):
+    """→ (is the filter on, what the kept tokens number or weigh at least). `masses`: the sums of
+    the first digit, whose first candidate is zero and keeps everything; None there."""
+    if MASS:
+        top_p = tl.load(top_ps + row).to(tl.float32)
+        wanted = 0.0
+        if masses is not None:
+            first = tl.where(tl.arange(0, 16) == 0, _add_up(masses, row, tiles, TILES), 0.0)
+            wanted = top_p * tl.sum(first, 0)
+        return top_p < 1.0, wanted
+    top_k = tl.load(top_ks + row)
+    return (top_k > 0) & (top_k < width), top_k.to(tl.float32)
+
+
+@triton.jit
+def _load_code(codes, row):
+    return tl.load(codes + row).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _store_code(codes, row, code):
+    tl.store(codes + row, code.to(tl.int32, bitcast=True))
+
+
+@triton.jit(do_not_specialize=["shift"])
+def _digit_kernel(
+    logits, peaks, temperatures, min_ps, top_ks, top_ps, before, before_sums, masses, prefixes,
+    sums, floors, width, stride, tiles, shift,
+    MASS: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """One digit of the threshold of top-k, or with MASS of top-p.
+
+    `before`, `before_sums`: prefixes and sums of the digit before; for the first digit of top-p
+    those of the last of top-k, whose threshold is among the `floors` from then on."""
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
+    if MASS:
+        if FIRST:
+            cuts, count = _wanted(row, top_ks, top_ps, None, width, tiles, False, TILES)
+            if cuts:
+                last = _add_up(before_sums, row, tiles, TILES)
+                floor = tl.maximum(floor, _take(_load_code(before, row), last, count, 0))
+            if tile == 0:
+                _store_code(floors, row, floor)
+        else:
+            floor = _load_code(floors, row)
+    active, wanted = _wanted(
+        row, top_ks, top_ps, None if FIRST else masses, width, tiles, MASS, TILES
+    )  # fmt: skip
+    if not active:
+        return
+    prefix = floor * 0
+    if not FIRST:
+        found = _add_up(before_sums, row, tiles, TILES)
+        prefix = _take(_load_code(before, row), found, wanted, shift + 4)
+    if tile == 0:
+        _store_code(prefixes, row, prefix)
+    digits = tl.arange(0, 16)
+    candidates = prefix | (digits.to(tl.uint32) << shift)
+    total = tl.zeros([16], tl.float32)
+    for at in range(0, TILE, TURN):
+        columns = tile * TILE + at + tl.arange(0, TURN)
+        there = columns < width
+        value = tl.load(logits + row * stride + columns, mask=there, other=float("-inf")) * factor
+        code = _ordered(value)
+        counted = there & (code >= floor)
+        part = tl.where(counted, 1.0, 0.0)
+        if MASS:
+            part = tl.where(counted, tl.exp(value - peak), 0.0)
+        hit = code[:, None] >= candidates[None, :]
+        total += tl.sum(tl.where(hit, part[:, None], 0.0), 0)
+    tl.store(sums + (row * tiles + tile) * 16 + digits, total)
+
+
+@triton.jit
+def _mass_kernel(
+    logits, peaks, temperatures, min_ps, top_ps, before, before_sums, masses, kept, floors,
+    width, stride, tiles, TILE: tl.constexpr, TILES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Of each tile: the mass `kept` [rows, tiles] of what all filters leave."""
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
+    floor = _load_code(floors, row)
+    cuts, wanted = _wanted(row, top_ps, top_ps, masses, width, tiles, True, TILES)
+    if cuts:
+        last = _add_up(before_sums, row, tiles, TILES)
+        floor = tl.maximum(floor, _take(_load_code(before, row), last, wanted, 0))
+    if tile == 0:
+        _store_code(floors + tl.num_programs(0), row, floor)
+    columns = tile * TILE + tl.arange(0, TILE)
+    there = columns < width
+    value = tl.load(logits + row * stride + columns, mask=there, other=float("-inf")) * factor
+    part = tl.where(there & (_ordered(value) >= floor), tl.exp(value - peak), 0.0)
+    tl.store(kept + row * tiles + tile, tl.sum(part, 0))
+
+
+@triton.jit
+def _token_kernel(
+    logits, peaks, temperatures, min_ps, uniforms, kept, floors, tokens, width, stride, tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The tile in which the mass passes the uniform number, and there the token."""
+    wait_for_inputs(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
+    floor = _load_code(floors + tl.num_programs(0), row)
+    each = tl.arange(0, TILES)
+    mass = tl.load(kept + row * tiles + each, mask=each < tiles, other=0.0)
+    ends = tl.cumsum(mass, 0)
+    target = tl.load(uniforms + row).to(tl.float32) * tl.sum(mass, 0)
+    tile = tl.min(tl.where(ends > target, each, TILES), 0)
+    # The product may round up to the whole mass: then it is the last that has any.
+    tile = tl.where(tile < TILES, tile, tl.max(tl.where(mass > 0, each, 0), 0))
+    passed = tl.sum(tl.where(each < tile, mass, 0.0), 0)
+    columns = tile * TILE + tl.arange(0, TILE)
+    there = columns < width
+    value = tl.load(logits + row * stride + columns, mask=there, other=float("-inf")) * factor
+    keep = there & (_ordered(value) >= floor)
+    part = tl.where(keep, tl.exp(value - peak), 0.0)
+    hit = keep & (passed + tl.cumsum(part, 0) > target)
+    first = tl.min(tl.where(hit, columns, 2147483647), 0)
+    last = tl.max(tl.where(part > 0, columns, 0), 0)
+    tl.store(tokens + row, tl.where(first < 2147483647, first, last).to(tl.int64))
+
+
+def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = False) -> torch.Tensor:
+    """logits [R, V] fp32 → tokens [R] int64, one draw per row; see `kernels.draws.draw`."""
+    rows, width = logits.shape
+    assert logits.stride(1) == 1
+    tiles = triton.cdiv(width, TILE)
+
+    def made(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device=logits.device)
+
+    peaks, _ = _peaks(logits, early)
+    # By filter and digit, each at a multiple of 16 bytes: other addresses would compile another
+    # kernel, in the middle of service. Floors before and behind top-p.
+    prefixes = made(2, DIGITS, -(-rows // 4) * 4, dtype=torch.int32)
+    sums = made(2, DIGITS, rows, tiles, 16)
+    floors, kept = made(2, rows, dtype=torch.int32), made(rows, tiles)
+    tokens = made(rows, dtype=torch.int64)
+    given = logits, peaks, parameters.temperature, parameters.min_p
+    size = width, logits.stride(0), tiles
+    cut = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles), **launch_options(early)}
+    before, before_sums = prefixes[0, 0], sums[0, 0]
+    for number, mass in enumerate((False, True)):
+        for digit in range(DIGITS):
+            _digit_kernel[(rows, tiles)](
+                *given, parameters.top_k, parameters.top_p, before, before_sums, sums[1, 0],
+                prefixes[number, digit], sums[number, digit], floors, *size,
+                4 * (DIGITS - 1 - digit), MASS=mass, FIRST=digit == 0, num_warps=8, **cut,
+            )  # fmt: skip
+            before, before_sums = prefixes[number, digit], sums[number, digit]
+    _mass_kernel[(rows, tiles)](
+        *given, parameters.top_p, before, before_sums, sums[1, 0], kept, floors, *size,
+        num_warps=8, **cut,
+    )  # fmt: skip
+    _token_kernel[(rows,)](
+        *given, parameters.uniform, kept, floors, tokens, *size, num_warps=8, **cut
+    )
     return tokens
 
 
 @triton.jit
-def _argmax_kernel(logits, tokens, width, stride, TILE: tl.constexpr):
+def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr, EARLY: tl.constexpr):
+    """Of equal logits the smallest id wins, as in the reference."""
+    wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
-    best = float("-inf")
-    token = tl.program_id(0) * 0
-    for at in range(0, width, TILE):
-        columns = at + tl.arange(0, TILE)
-        value = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
-        top = tl.max(value, 0)
-        first = tl.min(tl.where(value == top, columns, 2147483647), 0)
-        # Strictly greater: of equal logits the smallest id wins, as in the reference.
-        token = tl.where(top > best, first, token)
-        best = tl.maximum(best, top)
-    tl.store(tokens + row, token.to(tl.int64))
+    tile = tl.arange(0, TILES)
+    there = tile < tiles
+    peak = tl.load(peaks + row * tiles + tile, mask=there, other=float("-inf"))
+    place = tl.load(places + row * tiles + tile, mask=there, other=2147483647)
+    best = tl.max(peak, 0)
+    first = tl.min(tl.where(peak == best, place, 2147483647), 0)
+    tl.store(tokens + row, tl.where(first < 2147483647, first, 0).to(tl.int64))
 
 
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """logits [R, V] fp32 → the most likely token [R] int64; of equals the smallest id."""
-    rows, width = logits.shape
+def argmax(logits: torch.Tensor, *, early: bool = False) -> torch.Tensor:
+    """logits [R, V] fp32 → the most likely token [R] int64; of equals the smallest id.
+
+    Two kernels: one program of a row alone would go through its 500 kB in 32 turns of a
+    microsecond each, and nothing else runs at that time.
+    """
+    rows, _ = logits.shape
+    peaks, places = _peaks(logits, early)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _argmax_kernel[(rows,)](logits, tokens, width, logits.stride(0), TILE=TILE, num_warps=16)
+    tiles = peaks.shape[1]
+    _best_kernel[(rows,)](
+        peaks, places, tokens, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1,
+        **launch_options(early),
+    )  # fmt: skip
     return tokens

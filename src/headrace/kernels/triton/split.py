@@ -1,4 +1,4 @@
-"""Splitting the inner dimension of a product over programs, where its outputs are too few tiles.
+"""Splitting a sum over programs, where its results are too few tiles: parts and who adds them.
 
 A product of few rows is as fast as the weight streams in, and that takes programs on every
 multiprocessor; a matrix of 4,096 outputs is 64 tiles, fewer than half of an H200's. So the input
@@ -13,8 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+from .early import launch_options, wait_for_inputs
+
 FEW_ROWS = 64
 """Up to so many rows the parts are programs of their own."""
+TICKETS = 1 << 16
+"""Results whose parts may be finished by whoever comes last: tiles of outputs, or an entry's KV
+heads."""
 
 
 def count_splits(programs: int, outs: int, tile: int, steps: int) -> int:
@@ -22,12 +27,18 @@ def count_splits(programs: int, outs: int, tile: int, steps: int) -> int:
     return max(1, min(programs // -(-outs // tile), steps // 2))
 
 
+def make_tickets(device: torch.device) -> torch.Tensor:
+    """The counters of results: zero before and after every launch, so one serves a stream."""
+    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
+
+
 @triton.jit(do_not_specialize=["elements"])
 def _sum_kernel(
     partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Partial sums [SPLITS, elements], added in order."""
+    wait_for_inputs(EARLY)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     mask = at < elements
     total = tl.zeros([TILE], tl.float32)
@@ -41,11 +52,13 @@ def _sum_kernel(
     tl.store(y + row.to(tl.int64) * y_stride + out, total.to(y.dtype.element_ty), mask=mask)
 
 
-def add_parts(partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor) -> None:
+def add_parts(
+    partial: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, *, early: bool = False
+) -> None:
     """partial [splits, N, out] fp32, summed in order, + bias → y [N, out]."""
     splits, rows, outs = partial.shape
     elements = rows * outs
     _sum_kernel[(triton.cdiv(elements, 512),)](
         partial, partial if bias is None else bias, y, elements, outs, y.stride(0),
-        SPLITS=splits, BIAS=bias is not None, TILE=512, num_warps=4,
+        SPLITS=splits, BIAS=bias is not None, TILE=512, num_warps=4, **launch_options(early),
     )  # fmt: skip

@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,18 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..cuda_graphs import CudaRecorder
 from ..operators import GroupBatch, KvLayer, StepBatch, Unnormed
 from ..weights import DenseWeight, PackedWeight
 from .attention_decode import DecodeConfig, attention_decode
 from .attention_prefill import PrefillConfig, attention_prefill
+from .early import OFF, EarlyConfig
 from .gated import gated
 from .norm import rms_norm
 from .packed import tile_weight
 from .product_packed import ProductConfig, product_packed
-from .product_skinny import SkinnyConfig, make_tickets, product_skinny
+from .product_skinny import SkinnyConfig, product_skinny
+from .split import make_tickets
 from .table import PATH, Table, architecture, load_table
 
 Measure = Callable[[Callable[[], object]], float]
@@ -80,6 +84,7 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
 
         yield Problem("product_packed", rows, _with(now, tried), run)
     yield from _skinny(table, shapes, device, dtype)
+    yield early_starts(table, shapes, device, dtype)
     for width, up_to in ((64, 64), (128, 128), (256, None)):
         yield from _attention(table, shapes, width, up_to, device, dtype)
 
@@ -119,6 +124,56 @@ def _skinny(
         yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
 
 
+def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Problem:
+    """The kernels of a layer at one row, as a CUDA graph: what lies between them is what counts."""
+    hidden, inner, width = shapes.width, shapes.out // 2, shapes.width // shapes.heads
+    made = [
+        DenseWeight((torch.randn(out, into, device=device) * into**-0.5).to(dtype))
+        for out, into in (
+            ((shapes.heads + 2 * shapes.kv_heads) * width, hidden), (hidden, hidden),
+            (2 * inner, hidden), (hidden, inner),
+        )
+    ]  # fmt: skip
+    qkv, output, gate_up, down = made
+    gain = torch.rand(hidden, device=device).to(dtype)
+    x = torch.randn(1, hidden, device=device).to(dtype)
+    tickets = make_tickets(torch.device(device))
+    batch, kv = _batch(shapes, [(shapes.context // 4 - 1, 1)], width, device, dtype)
+    cut, decode = replace(table.skinny(1), library=False), table.decode(width)
+
+    def layer(early: EarlyConfig) -> None:
+        def normed(x: torch.Tensor) -> torch.Tensor | Unnormed:
+            if cut.norm:
+                return Unnormed(x, gain, 1e-5, 0.0)
+            return rms_norm(x, gain, 1e-5, 0.0, early=early.early)
+
+        q = product_skinny(normed(x), qkv, None, cut, tickets, early=early)
+        heads = q[:, :hidden].view(1, shapes.heads, width)
+        out = torch.empty_like(heads)
+        attention_decode(
+            heads, kv, batch, batch.groups[0], out, 0.1, None, decode, tickets, early=early.early
+        )  # fmt: skip
+        y = product_skinny(
+            out.view(1, hidden), output, None, cut, tickets, residual=x, early=early
+        )  # fmt: skip
+        acted = product_skinny(
+            normed(y), gate_up, None, cut, tickets, activation="silu", early=early
+        )  # fmt: skip
+        product_skinny(acted, down, None, cut, tickets, residual=y, early=early)
+
+    replays: dict[EarlyConfig, Callable[[], object]] = {}
+
+    def run(config: EarlyConfig) -> object:
+        if config not in replays:
+            recorder = CudaRecorder(torch.device(device)) if device == "cuda" else None
+            captured = partial(layer, config)
+            replays[config] = captured if recorder is None else recorder.capture(captured)
+        return replays[config]()
+
+    tried = [OFF, *(EarlyConfig(True, ahead) for ahead in (0, 16_384, 32_768, 65_536))]
+    return Problem("early", None, _with(table.early(), tried), run)
+
+
 def _attention(
     table: Table, shapes: Shapes, width: int, up_to: int | None, device: str, dtype: torch.dtype
 ) -> Iterator[Problem]:
@@ -128,12 +183,13 @@ def _attention(
     def query(batch: StepBatch) -> torch.Tensor:
         return torch.randn(len(batch.tokens), shapes.heads, width, device=device).to(dtype)
 
+    tickets = make_tickets(torch.device(device))
     if up_to != 64:  # The table's first bucket of decode attention reaches to 128.
         q = query(single)
 
         def decode(config: DecodeConfig) -> object:
             out = torch.empty_like(q)
-            attention_decode(q, kv, single, single.groups[0], out, 0.1, None, config)
+            attention_decode(q, kv, single, single.groups[0], out, 0.1, None, config, tickets)
             return out
 
         now = table.decode(width)
