@@ -65,12 +65,7 @@ class TritonOperators:
     """See `Operators` for the meaning and the shapes of each method."""
 
     name = "triton"
-<<<<<<< ours
     host = False
-    drawing = Drawing(sampling.draw, sampling.argmax)
-    """Without a sort, and without asking the device anything: the host never waits."""
-=======
->>>>>>> theirs
 
     def __init__(
         self,
