@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from headrace.kernels.triton.early import OFF
 from headrace.kernels.triton.table import Table, load_table
-from headrace.kernels.triton.tune import Problem, Shapes, merge, problems, tune
+from headrace.kernels.triton.tune import Problem, Shapes, merge, problems, tune, tune_all
 
 SMALL = Shapes(out=64, width=256, heads=2, kv_heads=1, context=20, entries=1, chunk=3)
 
@@ -43,6 +45,30 @@ def test_the_first_candidates_of_every_bucket_run() -> None:
         assert all(getattr(last, key) == value for key, value in row.items() if key != "up_to")
     assert table["sm_80"] == load_table()["sm_80"]
     assert table["sm_90"]["moe"] == load_table()["sm_90"]["moe"]
+
+
+def test_what_was_tuned_is_kept_when_time_is_over(tmp_path: Path) -> None:
+    table, file = Table("sm_90"), tmp_path / "table.json"
+    now, other = table.decode(64), table.decode(256)
+    ran: list[object] = []
+
+    def problem(kernel: str, up_to: int | None) -> Problem:
+        return Problem(kernel, up_to, [now, other], ran.append)
+
+    def last_wins(run) -> float:
+        run()
+        return -float(len(ran))
+
+    some = [problem("early", None), problem("attention_decode", 128)]
+    tune_all(iter(some), "sm_90", last_wins, file, ["attention_decode"], 60.0)
+    assert ran == [now, other], "the other kernel was not asked for"
+    written = json.loads(file.read_text())
+    assert written["sm_90"]["attention_decode"][0]["tile"] == other.tile
+    assert written["sm_90"]["early"] == load_table()["sm_90"]["early"]
+    file.unlink()
+    tune_all(iter(some), "sm_90", last_wins, file, None, -1.0)
+    assert not file.exists()
+    assert len(ran) == 2
 
 
 def test_what_does_not_start_drops_out() -> None:

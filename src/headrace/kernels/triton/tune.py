@@ -1,6 +1,6 @@
 """Writes a row of `table.json`, on the GPU that it is for.
 
-    python -m headrace.kernels.triton.tune [--write]
+    python -m headrace.kernels.triton.tune [--only KERNEL …] [--seconds 500] [--write FILE]
 
 For every bucket of every kernel each candidate is run on the shapes of an 8B model and the fastest
 is kept. Candidates that do not start (shared memory, registers) drop out. Serving never tunes: the
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -240,6 +241,28 @@ def merge(table: dict[str, Any], architecture: str, best: dict[str, list[dict[st
         table[architecture][kernel] = [tuned.get(b["up_to"], b) for b in row]
 
 
+def tune_all(
+    found: Iterator[Problem],
+    architecture: str,
+    measure: Measure,
+    path: Path | None,
+    only: Sequence[str] | None,
+    seconds: float,
+) -> None:
+    """Problem by problem; the table is written after each, so that what is broken off is kept."""
+    table = json.loads(PATH.read_text())
+    end = time.perf_counter() + seconds
+    for problem in found:
+        if only and problem.kernel not in only:
+            continue
+        if time.perf_counter() > end:
+            print(f"no time: {problem.kernel} up to {problem.up_to}")
+            continue
+        merge(table, architecture, tune(iter([problem]), measure))
+        if path is not None:
+            path.write_text(json.dumps(table, indent=1) + "\n")
+
+
 def _with(now: Any, tried: list[Any]) -> list[Any]:
     return [now, *(config for config in dict.fromkeys(tried) if config != now)]
 
@@ -290,15 +313,16 @@ def on_gpu(run: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tune the table's row of this GPU.")
-    parser.add_argument("--write", action="store_true", help="write table.json")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=PATH, help="write the table, table.json unless named"
+    )
+    parser.add_argument("--only", nargs="+", help="kernels as the table names them")
+    parser.add_argument("--seconds", type=float, default=500, help="begin nothing after so many")
     arguments = parser.parse_args()
     name = architecture(torch.device("cuda"))
+    found = problems(Table(name), Shapes(), "cuda", torch.bfloat16)
     with torch.inference_mode():
-        best = tune(problems(Table(name), Shapes(), "cuda", torch.bfloat16), on_gpu)
-    table = json.loads(Path(PATH).read_text())
-    merge(table, name, best)
-    if arguments.write:
-        Path(PATH).write_text(json.dumps(table, indent=1) + "\n")
+        tune_all(found, name, on_gpu, arguments.write, arguments.only, arguments.seconds)
 
 
 if __name__ == "__main__":
