@@ -12,14 +12,15 @@ from headrace.kernels.weights import DenseWeight, PackedWeight, StackedWeight
 
 
 def random_weight(bits: int, group: int, out: int, width: int, offsets: bool) -> PackedWeight:
+    """Scales and offsets are halves, which tiling keeps exactly."""
     torch.manual_seed(bits * 1000 + group)
     groups = -(-width // group)
     codes = torch.randint(0, 2**bits, (out, width), dtype=torch.uint8)
-    scales = torch.rand(out, groups) * 0.02 + 1e-3
+    scales = (torch.rand(out, groups) * 0.02 + 1e-3).half().float()
     return PackedWeight(
         codes,
         scales,
-        torch.randn(out, groups) * 0.1 if offsets else None,
+        (torch.randn(out, groups) * 0.1).half().float() if offsets else None,
         bits,
         group,
         (out, width),

@@ -143,17 +143,19 @@ class TiledWeight:
 
     codes: torch.Tensor
     """uint8 [chunks, out, bytes]."""
-    scales: torch.Tensor
-    """[groups, out]."""
-    offsets: torch.Tensor | None
+    pairs: torch.Tensor
+    """int32 [chunks, planes, out]: two halves each, scales with their offsets or two scales."""
+    factors: torch.Tensor
+    """fp32 [out]: powers of two that scales and offsets are multiplied with."""
+    zero: int | None
+    """The code that stands for 0 in all groups; None: groups have offsets."""
     bits: int
     group: int
     shape: tuple[int, int]
 
     @property
     def nbytes(self) -> int:
-        extra = 0 if self.offsets is None else self.offsets.nbytes
-        return self.codes.nbytes + self.scales.nbytes + extra
+        return self.codes.nbytes + self.pairs.nbytes + self.factors.nbytes
 
 
 @dataclass(slots=True)

@@ -155,6 +155,8 @@ def weight_arrays(weight: Weight) -> list[Array]:
         return [weight.data]
     if isinstance(weight, Fp8Weight):
         return [weight.data, weight.scales]
-    assert isinstance(weight, PackedWeight | TiledWeight)
+    if isinstance(weight, TiledWeight):
+        return [weight.codes, weight.pairs, weight.factors]
+    assert isinstance(weight, PackedWeight)
     extra = [] if weight.offsets is None else [weight.offsets]
     return [weight.codes, weight.scales, *extra]

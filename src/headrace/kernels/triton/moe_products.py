@@ -20,7 +20,7 @@ from ..arrays import tensor
 from ..operators import Coded
 from ..weights import DenseWeight, Fp8Weight, TiledWeight, Weight
 from .early import launch_options, wait_for_inputs
-from .packed import BYTES
+from .packed import BYTES, planes_of
 from .product_fp8 import BLOCK
 from .product_packed import expand, step_of, sum_chunks
 from .support import INTERPRETED, matrix_product
@@ -47,7 +47,10 @@ class ExpertTable:
     """(out, in) of every expert."""
     data: torch.Tensor
     scales: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
+    """Of fp8 codes, or the pairs of packed ones."""
+    factors: torch.Tensor | None = None
+    zero: int | None = None
+    """Of packed codes, as `TiledWeight` has it."""
     bits: int = 0
     """Of packed codes; 0: not packed."""
     group: int = 0
@@ -76,10 +79,9 @@ def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
             blocked=first.blocked,
         )  # fmt: skip
     tiled = [_of(expert, TiledWeight) for expert in experts]
-    offsets = [e.offsets for e in tiled if e.offsets is not None]
     return ExpertTable(
-        tiled[0].shape, _addresses([e.codes for e in tiled]), _addresses([e.scales for e in tiled]),
-        _addresses(offsets) if offsets else None, tiled[0].bits, tiled[0].group,
+        tiled[0].shape, _addresses([e.codes for e in tiled]), _addresses([e.pairs for e in tiled]),
+        _addresses([e.factors for e in tiled]), tiled[0].zero, tiled[0].bits, tiled[0].group,
     )  # fmt: skip
 
 
@@ -89,9 +91,8 @@ def _form(weight: Weight) -> tuple[object, ...] | None:
         return ("dense", weight.shape, weight.data.dtype)
     if isinstance(weight, Fp8Weight):
         return ("fp8", weight.shape, weight.scales.shape)
-    if isinstance(weight, TiledWeight) and weight.scales.dtype == torch.float32:
-        bare = weight.offsets is None
-        return ("packed", weight.shape, weight.bits, weight.group, bare)
+    if isinstance(weight, TiledWeight):
+        return ("packed", weight.shape, weight.bits, weight.group, weight.zero)
     return None
 
 
@@ -157,11 +158,11 @@ def _dense_kernel(
 
 @triton.jit
 def _packed_kernel(
-    x, code_addresses, scale_addresses, offset_addresses, listed, tile_expert, y, width, outs,
+    x, code_addresses, pair_addresses, factor_addresses, listed, tile_expert, y, width, outs,
     chunks, x_stride,
     SHARED: tl.constexpr, BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr,
-    OFFSETS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
-    EARLY: tl.constexpr, INTERPRET: tl.constexpr,
+    ZERO: tl.constexpr, PLANES: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
+    STEP: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(EARLY)
     tile = tl.program_id(0)
@@ -175,17 +176,17 @@ def _packed_kernel(
     out_mask = out < outs
     codes = tl.load(code_addresses + expert).to(tl.pointer_type(tl.uint8))
     codes = tl.multiple_of(codes, 16)
-    scales = tl.load(scale_addresses + expert).to(tl.pointer_type(tl.float32))
-    scales = tl.multiple_of(scales, 16)
-    offsets = tl.load(offset_addresses + expert).to(tl.pointer_type(tl.float32))
-    offsets = tl.multiple_of(offsets, 16)
+    pairs = tl.load(pair_addresses + expert).to(tl.pointer_type(tl.int32))
+    pairs = tl.multiple_of(pairs, 16)
+    factors = tl.load(factor_addresses + expert).to(tl.pointer_type(tl.float32))
     place = tl.arange(0, STEP)
     total = sum_chunks(
         x + row[:, None] * x_stride + place[None, :], real[:, None],
-        codes + out[:, None] * BYTES + place[None, :], scales, offsets, out, out_mask,
+        codes + out[:, None] * BYTES + place[None, :], pairs, out, out_mask,
         0, chunks, width, outs, tl.zeros([ROWS, OUTS], tl.float32),
-        BITS, BYTES, GROUP, OFFSETS, STEP, INTERPRET,
+        BITS, BYTES, GROUP, ZERO, PLANES, STEP, INTERPRET,
     )  # fmt: skip
+    total *= tl.load(factors + out, mask=out_mask, other=0.0)[None, :]
     y_at = y + assignment[:, None] * outs + out[None, :]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=real[:, None] & out_mask[None, :])
 
@@ -264,12 +265,11 @@ def grouped_product(
     assert table.blocked is None
     y = torch.empty(assignments, outs, dtype=x.dtype, device=x.device)
     if table.bits:
-        scales, offsets = table.scales, table.offsets
         _packed_kernel[grid](
-            x, table.data, scales, scales if offsets is None else offsets, listed, tile_expert, y,
+            x, table.data, table.scales, table.factors, listed, tile_expert, y,
             width, outs, -(-width // 128), x.stride(0), BITS=table.bits, BYTES=BYTES[table.bits],
-            GROUP=table.group, OFFSETS=offsets is not None, STEP=step_of(table.bits, table.group),
-            **cut,
+            GROUP=table.group, ZERO=table.zero, PLANES=planes_of(table.group, table.zero),
+            STEP=step_of(table.bits, table.group), **cut,
         )  # fmt: skip
     else:
         _dense_kernel[grid](

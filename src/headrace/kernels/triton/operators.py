@@ -40,7 +40,7 @@ from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .early import EarlyConfig
 from .moe_products import ExpertTable, expert_table
-from .packed import merge_tiled, tile_weight
+from .packed import merge_neighbours, merge_tiled, tile_weight
 from .product_dense import product_dense
 from .product_fp8 import (
     BLOCK,
@@ -51,6 +51,7 @@ from .product_fp8 import (
     quantise_weight,
 )
 from .product_packed import product_packed
+from .product_packed_skinny import PackedSkinnyConfig, product_packed_skinny
 from .product_skinny import SkinnyConfig, product_skinny
 from .split import make_tickets
 from .table import Table, architecture, multiplies_fp8
@@ -92,7 +93,8 @@ class TritonOperators:
             parts = [self.prepare(part, role, dequantise) for part in weight.parts]
             if all(isinstance(part, DenseWeight) for part in parts):
                 return DenseWeight(torch.cat([_data(part) for part in parts]))
-            return merge_tiled(parts) or merge_fp8(parts) or StackedWeight(tuple(parts))  # type: ignore[arg-type]
+            whole = merge_tiled(parts) or merge_fp8(parts)
+            return whole or StackedWeight(tuple(merge_neighbours(parts)))  # type: ignore[arg-type]
         if isinstance(weight, DenseWeight):
             small = weight.shape[0] < FP8_OUTS
             if self._quantise == "fp8" and role in ("linear", "moe") and not small:
@@ -196,6 +198,8 @@ class TritonOperators:
         )  # fmt: skip
 
     def fuses(self, weight: Weight, rows: int) -> bool:
+        if isinstance(weight, TiledWeight):
+            return self._packed_skinny(weight, rows) is not None
         return isinstance(weight, DenseWeight) and self._skinny(weight, rows) is not None
 
     def linear_fused(
@@ -313,7 +317,9 @@ class TritonOperators:
                 low = high
             return y
         if isinstance(weight, TiledWeight):
-            return product_packed(x, weight, bias, table.packed(self._rows(x)), dtype)
+            y = torch.empty(len(x), weight.shape[0], dtype=dtype, device=x.device)
+            self._part(x, weight, bias, y)
+            return y
         if isinstance(weight, Fp8Weight):
             if self._skinny(weight, len(x)) is not None:
                 codes, scales = quantise_rows(x, blocked=False, early=self._early(x).early)
@@ -334,10 +340,13 @@ class TritonOperators:
     def _part(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, y: torch.Tensor
     ) -> None:
-        """One part of a stacked weight, into its columns of the result."""
+        """A weight or one part of a stacked one, into its columns of the result."""
         if isinstance(weight, TiledWeight):
-            config = self._table(x.device).packed(self._rows(x))
-            product_packed(x, weight, bias, config, y=y)
+            skinny = self._packed_skinny(weight, len(x))
+            if skinny is not None:
+                product_packed_skinny(x, weight, bias, skinny, self._ticket(x.device), y=y)
+            else:
+                product_packed(x, weight, bias, self._table(x.device).packed(self._rows(x)), y=y)
         else:
             y.copy_(self._product(x, weight, bias, y.dtype))
 
@@ -350,8 +359,17 @@ class TritonOperators:
         residual: torch.Tensor | None = None,
         activation: str = "",
     ) -> torch.Tensor:
-        assert isinstance(weight, DenseWeight), "see `fuses`"
         values = x.x if isinstance(x, Unnormed) else x
+        if isinstance(weight, TiledWeight):
+            packed = self._packed_skinny(weight, len(values))
+            assert packed is not None, "see `fuses`"
+            if isinstance(x, Unnormed):
+                values = norm.rms_norm(values, x.weight, x.eps, x.offset)
+            return product_packed_skinny(
+                values, weight, bias, packed, self._ticket(values.device), residual=residual,
+                activation=activation,
+            )  # fmt: skip
+        assert isinstance(weight, DenseWeight), "see `fuses`"
         config = self._skinny(weight, len(values))
         assert config is not None, "see `fuses`"
         # The gain is applied before rms(x): in fp16 what is large may then leave its range.
@@ -371,6 +389,13 @@ class TritonOperators:
             return None
         config = self._table(weight.data.device).skinny(rows, coded=coded)
         return None if config.library else config
+
+    def _packed_skinny(self, weight: TiledWeight, rows: int) -> PackedSkinnyConfig | None:
+        """The same for packed weights."""
+        if self.deterministic:
+            return None
+        config = self._table(weight.codes.device).packed_skinny(rows)
+        return config if config.serves else None
 
     def _ticket(self, device: torch.device) -> torch.Tensor:
         """Made before anything is captured: the warm-up's first step comes through here."""

@@ -9,9 +9,19 @@ is one contiguous run: `codes[chunk, out, bytes]`. Within a chunk and row:
     bits 8   128 bytes, one a value
 
 so 64 neighbouring values come out of 64 neighbouring bytes by one mask or one shift, without a
-shuffle between threads, and no byte is fetched that is not used. Scales and offsets are
-`[groups, out]`: the outputs of a tile are neighbours. Inputs that are no multiple of 128 are padded
-with codes of scale zero.
+shuffle between threads, and no byte is fetched that is not used.
+
+Scales are halves, two in a word of 32 bits: `pairs[chunk, plane, out]`, so that the outputs of a
+tile are neighbours and four bytes, the least that is copied asynchronously, are always needed:
+
+    with offsets   plane g: scale of the chunk's group g below, its offset above
+    with a zero    plane p: scale of group 2p below, of group 2p + 1 above; w = (code - zero) · scale
+
+Most formats have one zero for all groups (8 of Q4_0, 32 of Q6_K, 128 of Q8_0), and in fp32 scale
+and offset of a group of 16 were as many bytes as its codes. Every output has a power of two, its
+`factor`, that takes the largest of its numbers to between one and two, so that no checkpoint
+leaves fp16's range: a scale is wrong by 2⁻¹¹ of itself at most, where a weight in bf16 is by 2⁻⁸.
+Inputs that are no multiple of 128 are padded with codes of scale zero.
 """
 
 from __future__ import annotations
@@ -30,22 +40,35 @@ BYTES = {4: 64, 5: 80, 6: 96, 8: 128}
 """Bytes of one chunk of one row."""
 
 
+def planes_of(group: int, zero: int | None) -> int:
+    """Words of scales that a chunk of one row has."""
+    return CHUNK // group if zero is None else max(1, CHUNK // group // 2)
+
+
 def tile_weight(weight: PackedWeight) -> TiledWeight:
-    """From the plain layout ("rows": one code a byte); lossless."""
+    """From the plain layout ("rows": one code a byte); codes without loss, scales as halves."""
     assert weight.layout == "rows"
     assert weight.bits in BYTES, f"{weight.bits} bits"
     assert CHUNK % weight.group == 0, f"groups of {weight.group}"
     out, width = weight.shape
     codes = pad(weight.codes, (0, -width % CHUNK)).view(out, -1, CHUNK).transpose(0, 1)
-    groups = codes.shape[0] * CHUNK // weight.group
+    zero = _common_zero(weight)
+    numbers = [weight.scales]
+    if zero is None:
+        assert weight.offsets is not None
+        numbers.append(weight.offsets)
+    factors = _factors(numbers)
+    halves = [_by_chunk(each / factors[:, None], len(codes), weight.group) for each in numbers]
+    if zero is not None:
+        (alone,) = halves
+        alone = pad(alone, (0, 0, 0, alone.shape[1] % 2))
+        halves = [alone[:, 0::2], alone[:, 1::2]]
+    pairs = torch.stack([each.half() for each in halves], -1).view(torch.int32).squeeze(-1)
+    assert pairs.shape == (len(codes), planes_of(weight.group, zero), out)
     return TiledWeight(
-        _planes(codes, weight.bits).contiguous(),
-        _columns(weight.scales, groups),
-        None if weight.offsets is None else _columns(weight.offsets, groups),
-        weight.bits,
-        weight.group,
-        weight.shape,
-    )
+        _planes(codes, weight.bits).contiguous(), pairs.contiguous(), factors, zero,
+        weight.bits, weight.group, weight.shape,
+    )  # fmt: skip
 
 
 def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:
@@ -54,22 +77,63 @@ def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:
     if not isinstance(first, TiledWeight):
         return None
     tiled = [part for part in parts if isinstance(part, TiledWeight)]
-    kinds = {(p.bits, p.group, p.offsets is None, p.shape[1], p.scales.dtype) for p in tiled}
+    kinds = {(p.bits, p.group, p.zero, p.shape[1]) for p in tiled}
     if len(tiled) < len(parts) or len(kinds) > 1:
         return None
-    offsets = [part.offsets for part in tiled if part.offsets is not None]
     return TiledWeight(
         torch.cat([part.codes for part in tiled], 1),
-        torch.cat([part.scales for part in tiled], 1),
-        torch.cat(offsets, 1) if offsets else None,
+        torch.cat([part.pairs for part in tiled], 2),
+        torch.cat([part.factors for part in tiled]),
+        first.zero,
         first.bits,
         first.group,
         (sum(part.shape[0] for part in tiled), first.shape[1]),
     )
 
 
-def _columns(values: torch.Tensor, groups: int) -> torch.Tensor:
-    return pad(values, (0, groups - values.shape[1])).t().contiguous()
+def merge_neighbours(parts: Sequence[Weight]) -> list[Weight]:
+    """Each run of weights that are packed alike as one: q and k, where v is of another format."""
+    merged: list[Weight] = []
+    for part in parts:
+        joined = merge_tiled([merged[-1], part]) if merged else None
+        if joined is None:
+            merged.append(part)
+        else:
+            merged[-1] = joined
+    return merged
+
+
+def _common_zero(weight: PackedWeight) -> int | None:
+    """The one code of all groups that stands for 0, if there is one that kernels can take off.
+
+    That is a matter of the numbers, so a weight without memory (device "meta") has none unless it
+    has no offsets.
+    """
+    if weight.offsets is None:
+        return 0
+    if weight.scales.is_meta:
+        return None
+    scales, offsets = weight.scales.flatten().float(), weight.offsets.flatten().float()
+    largest = int(scales.abs().argmax())
+    scale = float(scales[largest])
+    zero = round(-float(offsets[largest]) / scale) if scale else 0
+    # Kernels add it to what `unpack` adds, in bf16: eight bits, the upper ones of 2048 and more.
+    fits = 0 <= zero <= 128 and (weight.bits < 8 or zero % 16 == 0)
+    return zero if fits and torch.equal(scales * -float(zero), offsets) else None
+
+
+def _factors(numbers: list[torch.Tensor]) -> torch.Tensor:
+    """[out] fp32, powers of two: every number [out, groups] divided by them is below 2."""
+    largest = torch.stack([each.float().abs().amax(1) for each in numbers]).amax(0)
+    exponents = torch.frexp(largest).exponent - 1
+    return torch.ldexp(torch.ones_like(largest), torch.where(largest > 0, exponents, 0))
+
+
+def _by_chunk(values: torch.Tensor, chunks: int, group: int) -> torch.Tensor:
+    """[out, groups] → [chunks, groups of a chunk, out]; zeros where there are none."""
+    per_chunk = CHUNK // group
+    padded = pad(values, (0, chunks * per_chunk - values.shape[1]))
+    return padded.t().reshape(chunks, per_chunk, -1)
 
 
 def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -23,6 +23,7 @@ from .moe_products import MoeConfig
 from .product_dense import DenseConfig
 from .product_fp8 import Fp8Config
 from .product_packed import ProductConfig
+from .product_packed_skinny import PackedSkinnyConfig
 from .product_skinny import SkinnyConfig
 
 PATH = Path(__file__).with_name("table.json")
@@ -93,6 +94,10 @@ class Table:
     def early(self) -> EarlyConfig:
         """One for all."""
         return self._find(EarlyConfig, "early", 0)
+
+    def packed_skinny(self, rows: int) -> PackedSkinnyConfig:
+        """By rows."""
+        return self._find(PackedSkinnyConfig, "product_packed_skinny", rows)
 
     def moe(self, rows_per_expert: int) -> MoeConfig:
         """By the mean number of rows of an expert."""

@@ -32,6 +32,7 @@ from .gated import gated
 from .norm import rms_norm
 from .packed import tile_weight
 from .product_packed import ProductConfig, product_packed
+from .product_packed_skinny import PackedSkinnyConfig, product_packed_skinny
 from .product_skinny import SkinnyConfig, product_skinny
 from .split import make_tickets
 from .table import PATH, Table, architecture, load_table
@@ -85,6 +86,7 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
 
         yield Problem("product_packed", rows, _with(now, tried), run)
     yield from _skinny(table, shapes, device, dtype)
+    yield from _packed_skinny(table, shapes, device, dtype)
     yield early_starts(table, shapes, device, dtype)
     for width, up_to in ((64, 64), (128, 128), (256, None)):
         yield from _attention(table, shapes, width, up_to, device, dtype)
@@ -123,6 +125,33 @@ def _skinny(
             )
 
         yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
+
+
+def _packed_skinny(
+    table: Table, shapes: Shapes, device: str, dtype: torch.dtype
+) -> Iterator[Problem]:  # fmt: skip
+    """Packed products of few rows with their gate; `product_packed` and the gate's kernel beside."""
+    weight = _weight(shapes, device)
+    tickets = make_tickets(torch.device(device))
+    for bucket in load_table()[table.architecture]["product_packed_skinny"]:
+        rows = bucket["up_to"]
+        if rows is None:
+            continue
+        x = torch.randn(rows, shapes.width, device=device).to(dtype)
+        now = table.packed_skinny(rows)
+        tried = [
+            PackedSkinnyConfig(o, w, s, p, 8 if rows <= 8 else 16)
+            for o, w, s, p in product((32, 64, 128), (1, 2, 4), (3, 4, 6), (264, 528, 1056))
+            if o >= 16 * w
+        ]
+
+        def run(config: PackedSkinnyConfig, x: torch.Tensor = x, rows: int = rows) -> object:
+            if not config.serves:
+                return gated(product_packed(x, weight, None, table.packed(rows)), "silu")
+            return product_packed_skinny(x, weight, None, config, tickets, activation="silu")
+
+        away = PackedSkinnyConfig(serves=False)
+        yield Problem("product_packed_skinny", rows, _with(now, [*tried, away]), run)
 
 
 def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Problem:

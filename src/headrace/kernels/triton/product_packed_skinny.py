@@ -1,0 +1,317 @@
+"""Products of up to 16 rows with packed weights, at a third of the instructions of `product_packed`.
+
+Arithmetic. At 4 bits a weight is 0.53 to 0.63 bytes with its scales, and an H200 brings 21 bytes a
+cycle to every multiprocessor, which issues 128 instructions of a thread in that time: 3.9 a weight
+in groups of 32, 3.3 in groups of 128 is all there is room for (H100: 5.5 and 4.7; at most half
+of them integer ones). `product_packed` has 8.2 and 7.5 in its loop and converts every code, at an
+eighth of the rate; so instructions bound it at half the bandwidth. Here (counted in the machine
+code, sm_90, up to 8 rows) it is 3.2 and 2.3:
+
+* codes are made operands without a conversion, see `unpack`: 0.9;
+* scales are multiplied onto the sums of a group, not onto its weights: the weights are the
+  operand with 16 rows, the activations the one with 8 columns, so a tile of 16 outputs and 32
+  inputs, 16 weights a thread, has 4 sums a thread. The products are exact in fp32 that way;
+* what `unpack` added, and the offset, are taken off by the sum of the group's inputs. That sum comes
+  out of the matrix unit too, as the product with a row of ones, in the very registers where it
+  is needed; where all groups have one zero, the row holds minus that number and its product is
+  what the sums begin with: no instruction at all;
+* two tiles of 16 outputs a warp share the inputs and those sums.
+
+Two warps a program keep Triton from the warpgroup instructions, which have 64 rows at least and
+would take the accumulators through a wait for every group. Programs are small for it, eight on a
+multiprocessor; the input is split, and the last to finish adds the parts in order and does what
+`product_skinny` does behind its sums: the gate, the bias, the residual in fp32. A norm before is a
+kernel of its own: its gain costs an instruction per input, eight rows and warp, a third more.
+
+Sources: scales on the sums of groups as in Machete's and llama.cpp's kernels of integers; the
+parts' order as in `product_skinny`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..weights import TiledWeight
+from .gated import activate
+from .packed import BYTES
+from .split import count_splits
+from .support import INTERPRETED, matrix_product
+from .unpack import (
+    BF16,
+    FP16,
+    NONE,
+    added,
+    fill,
+    halves,
+    unpack,
+    unpack_step,
+)
+
+MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSkinnyConfig:
+    """How a launch is cut; `outs` and `programs` are part of the result's rounding."""
+
+    outs: int = 64
+    warps: int = 2
+    stages: int = 4
+    programs: int = 528
+    """The input is split until there are about this many programs."""
+    rows: int = 8
+    """Of a tile, 8 or 16; at least those of the step."""
+    serves: bool = True
+    """Or does `product_packed`?"""
+
+
+@triton.jit
+def _multiply(
+    sums, byte, plane, second, x, AT: tl.constexpr, BITS: tl.constexpr, MAGIC: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """sums [OUTS, ROWS] + the codes of one step, with what is added to them, · x [STEP, ROWS]."""
+    low = unpack(x, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
+    sums = matrix_product(low, x, sums, INTERPRET)
+    if BITS == 8 and MAGIC == 0x43:
+        high = unpack(x, byte, plane, second, AT, BITS, MAGIC, True, INTERPRET)
+        sums = matrix_product(high, x, sums, INTERPRET)
+    return sums
+
+
+@triton.jit
+def _scaled(
+    total, sums, inputs, pairs, outs, GROUP_AT: tl.constexpr, EXTRA: tl.constexpr,
+    ZERO: tl.constexpr, APART: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """total + the sums of group GROUP_AT of a chunk, times its scale.
+
+    `pairs` points to the chunk's. `inputs` [OUTS, ROWS]: the sums of the group's inputs, or with a
+    zero what has to be added to `sums`, unless they began with it (APART: they did not).
+    """
+    if ZERO is None:
+        scale, offset = halves(tl.load(pairs + GROUP_AT * outs), INTERPRET)
+        total += inputs * (offset - EXTRA * scale)[:, None]
+    else:
+        scale, next_scale = halves(tl.load(pairs + GROUP_AT // 2 * outs), INTERPRET)
+        if GROUP_AT % 2:
+            scale = next_scale
+        if APART:
+            sums += inputs
+    return total + sums * scale[:, None]
+
+
+@triton.jit
+def _finish(
+    total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride, y_stride,
+    GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """What is done once to the whole input's sums: `total`, and `other` of up [OUTS, ROWS]."""
+    out_mask = out < outs
+    total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
+    if GATE != "":
+        other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
+        total = activate(total, other, GATE)
+    if BIAS:
+        total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[:, None]
+    if RESIDUAL:
+        at = row.to(tl.int64)[None, :] * residual_stride + out[:, None]
+        total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    at = row.to(tl.int64)[None, :] * y_stride + out[:, None]
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product_kernel(
+    x, codes, pairs, factors, bias, residual, y, partial, tickets, rows, width, outs, chunks,
+    x_stride, residual_stride, y_stride, per_split,
+    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    OUTS: tl.constexpr, STAGES: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
+
+    EVEN: the input is whole chunks.
+    """
+    STEP: tl.constexpr = unpack_step(BITS, GROUP)
+    EXTRA: tl.constexpr = added(BITS, MAGIC)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    # Rows of the weight, of which there are twice as many with a gate.
+    stride = outs * 2 if GATE != "" else outs
+    row = tl.arange(0, ROWS)
+    out = tile * OUTS + tl.arange(0, OUTS)
+    # The last output again rather than a mask: it is not stored.
+    real = tl.minimum(out, outs - 1)
+    place = tl.arange(0, STEP)
+    row_mask = row < rows
+    first = split * per_split
+    last = tl.minimum(first + per_split, chunks)
+    line = codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES
+    code_at = line + place[None, :]
+    plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
+    in_first = (place < 16)[None, :]
+    pair_at = pairs + first.to(tl.int64) * PLANES * stride + real
+    up = outs.to(tl.int64)
+    x_at = x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128
+    total = tl.zeros([OUTS, ROWS], tl.float32)
+    other = tl.zeros([OUTS, ROWS], tl.float32)
+    none = tl.zeros([OUTS, ROWS], tl.float32)
+    for chunk in tl.range(first, last, num_stages=STAGES):
+        plane = place
+        second = place
+        up_plane = place
+        up_second = place
+        # A mask over columns must be a load's: where a tile is computed from a range, the compiler
+        # sends it through shared memory.
+        if BITS == 5:
+            plane = tl.load(plane_at, mask=in_first, other=0)
+            second = tl.load(plane_at, mask=~in_first, other=0)
+            if GATE != "":
+                up_plane = tl.load(plane_at + up * BYTES, mask=in_first, other=0)
+                up_second = tl.load(plane_at + up * BYTES, mask=~in_first, other=0)
+        if BITS == 6:
+            plane = tl.load(plane_at)
+            if GATE != "":
+                up_plane = tl.load(plane_at + up * BYTES)
+        for step in tl.static_range(128 // STEP):
+            byte = tl.load(code_at + (step * STEP if BITS == 8 else step * STEP % 64))
+            if GATE != "":
+                up_byte = tl.load(
+                    code_at + up * BYTES + (step * STEP if BITS == 8 else step * STEP % 64)
+                )
+            # Groups of 16 are two to a step: the inputs of the other are zeros in each one's turn.
+            for half in tl.static_range(2 if GROUP == 16 else 1):
+                mask = row_mask[None, :]
+                if not EVEN:
+                    mask = mask & (place < width - chunk * 128 - step * STEP)[:, None]
+                if GROUP == 16:
+                    mask = mask & (place // 16 == half)[:, None]
+                given = tl.load(x_at + step * STEP, mask=mask, other=0.0)
+                if GROUP == 16 or step * STEP % GROUP == 0:
+                    inputs = none
+                # What all codes have too much, or just the inputs' sum where groups have offsets.
+                if ZERO is None:
+                    inputs = matrix_product(fill(given, byte, 1, MAGIC, INTERPRET), given, inputs,
+                                            INTERPRET)  # fmt: skip
+                elif EXTRA + ZERO > 0:
+                    inputs = matrix_product(
+                        fill(given, byte, -(EXTRA + ZERO), MAGIC, INTERPRET), given, inputs,
+                        INTERPRET,
+                    )  # fmt: skip
+                if GROUP == 16 or step * STEP % GROUP == 0:
+                    sums = none
+                    up_sums = none
+                    if ZERO is not None and GROUP <= STEP:
+                        sums = inputs
+                        up_sums = inputs
+                sums = _multiply(
+                    sums, byte, plane, second, given, step * STEP, BITS, MAGIC, INTERPRET
+                )
+                if GATE != "":
+                    up_sums = _multiply(
+                        up_sums, up_byte, up_plane, up_second, given, step * STEP, BITS, MAGIC,
+                        INTERPRET,
+                    )  # fmt: skip
+                if GROUP == 16 or (step + 1) * STEP % GROUP == 0:
+                    total = _scaled(
+                        total, sums, inputs, pair_at, stride, (step * STEP + half * 16) // GROUP,
+                        EXTRA, ZERO, GROUP > STEP, INTERPRET,
+                    )  # fmt: skip
+                    if GATE != "":
+                        other = _scaled(
+                            other, up_sums, inputs, pair_at + up, stride,
+                            (step * STEP + half * 16) // GROUP, EXTRA, ZERO, GROUP > STEP, INTERPRET,
+                        )  # fmt: skip
+        code_at += stride.to(tl.int64) * BYTES
+        plane_at += stride.to(tl.int64) * BYTES
+        pair_at += stride * PLANES
+        x_at += 128
+    mask = (out < outs)[:, None] & row_mask[None, :]
+    if SPLITS == 1:
+        _finish(
+            total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride,
+            y_stride, GATE, BIAS, RESIDUAL,
+        )  # fmt: skip
+    else:
+        # Parts of this tile: sums, sums of up; each program writes its own.
+        CELL: tl.constexpr = (2 if GATE != "" else 1) * OUTS * ROWS
+        place = row[None, :] * OUTS + tl.arange(0, OUTS)[:, None]
+        tiles = tl.num_programs(0)
+        own = partial + (split * tiles + tile).to(tl.int64) * CELL
+        tl.store(own + place, total, mask=row_mask[None, :])
+        if GATE != "":
+            tl.store(own + OUTS * ROWS + place, other, mask=row_mask[None, :])
+        # All threads have written before one of them says so to the whole device.
+        tl.debug_barrier()
+        if tl.atomic_add(tickets + tile, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(tickets + tile, 0)
+            total = tl.zeros([OUTS, ROWS], tl.float32)
+            other = tl.zeros([OUTS, ROWS], tl.float32)
+            for part in range(SPLITS):
+                cell = partial + (part * tiles + tile).to(tl.int64) * CELL
+                there = row_mask[None, :]
+                total += tl.load(cell + place, mask=there, other=0.0, cache_modifier=".cg")
+                if GATE != "":
+                    other += tl.load(
+                        cell + OUTS * ROWS + place, mask=there, other=0.0, cache_modifier=".cg"
+                    )
+            _finish(
+                total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride,
+                y_stride, GATE, BIAS, RESIDUAL,
+            )  # fmt: skip
+
+
+def product_packed_skinny(
+    x: torch.Tensor,
+    weight: TiledWeight,
+    bias: torch.Tensor | None,
+    config: PackedSkinnyConfig,
+    tickets: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    activation: str = "",
+    y: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given), or into `y`.
+
+    N is at most `config.rows`. `activation`: the weight is gate over up [2 · I, in] →
+    act(gate) · up [N, I]. `tickets`: see `product_skinny.make_tickets`.
+    """
+    rows, width = x.shape
+    assert rows <= config.rows, f"{rows} rows"
+    assert width == weight.shape[1]
+    outs = weight.shape[0] // 2 if activation else weight.shape[0]
+    assert x.stride(1) == 1
+    assert residual is None or residual.stride(1) == 1
+    if y is None:
+        y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
+    assert y.stride(1) == 1
+    chunks = weight.codes.shape[0]
+    # Sixteen rows of two sums each would not fit into the registers.
+    tile = config.outs // 2 if activation and config.rows > 8 else config.outs
+    tiles = triton.cdiv(outs, tile)
+    per_split = triton.cdiv(chunks, count_splits(config.programs, outs, tile, chunks))
+    splits = triton.cdiv(chunks, per_split)
+    partial = y
+    if splits > 1:
+        assert tiles <= len(tickets)
+        cell = (2 if activation else 1) * tile * config.rows
+        partial = torch.empty(splits * tiles * cell, dtype=torch.float32, device=x.device)
+    _product_kernel[(tiles, splits)](
+        x, weight.codes, weight.pairs, weight.factors, x if bias is None else bias,
+        x if residual is None else residual, y, partial, tickets, rows, width, outs, chunks,
+        x.stride(0), 0 if residual is None else residual.stride(0), y.stride(0), per_split,
+        BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group, ZERO=weight.zero,
+        PLANES=weight.pairs.shape[1], MAGIC=MAGIC[x.dtype], GATE=activation,
+        BIAS=bias is not None, RESIDUAL=residual is not None, SPLITS=splits,
+        EVEN=width % 128 == 0, ROWS=config.rows, OUTS=tile, STAGES=config.stages,
+        INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,158 @@
+"""Packed codes as the operand of a matrix instruction, four at a time, without a conversion.
+
+Arithmetic. A conversion from an integer runs at an eighth of the rate of other instructions, so
+none is made: a code is put into the low bits of a number whose exponent makes them count ones.
+In bf16 0x4300 is 128 and its last bit one: 0x4300 | code is 128 + code, exactly, for codes of up
+to seven bits; in fp16 0x6400 | code is 1024 + code for up to ten. `prmt` puts two codes below two
+such exponents at once, so four codes cost one `and`, at times a shift, and two `prmt`: 0.75 to
+1.4 instructions a weight. Codes of 8 bits are, in bf16, 128 + low nibble and 2048 + 16 · high
+nibble: two operands, both exact. What was added is the same for every code and is taken off behind
+the product, where it is that number times the sum of the inputs.
+
+Sources: the exponent trick of fast int4 kernels (FasterTransformer, Marlin); the order of codes and
+everything else is ours.
+
+The interpreter has no assembler: there the same numbers are made by arithmetic, and
+`tests/kernels_triton/test_unpack.py` runs the assembler line by line against it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NONE, BF16, FP16 = 0, 0x43, 0x64
+"""Upper byte of the number that codes are put into; none: codes become fp32 as they are."""
+
+
+@triton.constexpr_function
+def added(bits: int, magic: int) -> int:
+    """What every code of a product has too much."""
+    if magic == 0x43:
+        return 128 + (2048 if bits == 8 else 0)
+    return 1024 if magic == 0x64 else 0
+
+
+@triton.constexpr_function
+def unpack_step(bits: int, group: int) -> int:
+    """Values of a chunk that are unpacked at a time; with high bits in planes, a plane's width."""
+    return 32 if bits in (5, 6) else min(max(group, 32), 64)
+
+
+@triton.constexpr_function
+def spell(bits: int, at: int, magic: int, high: bool) -> str:
+    """PTX: four bytes $2 (and their high bits in $3, or $3 and $4) → four halves.
+
+    `at`: the first of their values in the chunk, a multiple of the step. `high`: the upper nibble
+    of an 8-bit code.
+    """
+    lines = ["{ .reg .b32 t, u, v; mov.b32 t, $2;"]
+    upper = high if bits == 8 else at >= 64
+    if upper:
+        lines.append("shr.u32 t, t, 4;")
+    if bits != 8 or magic == 0x43:
+        lines.append("and.b32 t, t, 0x0f0f0f0f;")
+    if bits == 5:
+        # Bit at / 16 of $3 or the next one of $4, the other being zero, to bit 4 of each byte.
+        left = 4 - at // 16
+        lines.append(f"shf.l.wrap.b32 u, $3, $3, {left % 32}; shf.l.wrap.b32 v, $4, $4, ")
+        lines.append(f"{(left - 1) % 32}; or.b32 u, u, v;")
+        lines.append("and.b32 u, u, 0x10101010; or.b32 t, t, u;")
+    if bits == 6:
+        left = 4 - 2 * (at // 32)
+        lines.append(f"shf.l.wrap.b32 u, $3, $3, {left % 32};")
+        lines.append("and.b32 u, u, 0x30303030; or.b32 t, t, u;")
+    # 2048 + 16 · nibble, where it is the upper one.
+    exponent = 0x45 if high and magic == 0x43 else magic
+    exponents = f"0x{exponent * 0x01010101:08x}"
+    lines.append(f"prmt.b32 $0, t, {exponents}, 0x4140; prmt.b32 $1, t, {exponents}, 0x4342; }}")
+    return " ".join(lines)
+
+
+@triton.constexpr_function
+def spell_all(value: int, magic: int) -> str:
+    """PTX: four times the integer `value`, whatever the four bytes are."""
+    exponent = abs(value).bit_length() - 1
+    bias, digits = (127, 7) if magic == 0x43 else (15, 10)
+    fraction = (abs(value) << 16 >> exponent) - (1 << 16) >> (16 - digits)
+    bits = (value < 0) << 15 | (exponent + bias) << digits | fraction
+    return f"mov.b32 $0, 0x{bits:04x}{bits:04x}; mov.b32 $1, 0x{bits:04x}{bits:04x};"
+
+
+@triton.jit
+def unpack(
+    like, byte, plane, second, AT: tl.constexpr, BITS: tl.constexpr, MAGIC: tl.constexpr,
+    HIGH: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """byte [OUTS, STEP] uint8 → added + code in the type of `like`; see `packed` for the layout.
+
+    `plane`: the bytes of the high bits, where there are any; of 5-bit codes those of the first 16
+    values, zeros for the others, and `second` the other way round. HIGH: the upper nibbles of 8-bit
+    codes in bf16; the lower ones otherwise.
+    """
+    if MAGIC == 0 or INTERPRET:
+        code = byte.to(tl.int32)
+        if BITS == 8:
+            if MAGIC == 0x43:
+                code = (code & 0xF0) + 2048 if HIGH else (code & 15) + 128
+            else:
+                code += added(BITS, MAGIC)
+        else:
+            code = (code >> (4 * (AT // 64))) & 15
+            if BITS == 5:
+                code |= ((plane.to(tl.int32) >> (AT // 16)) & 1) << 4
+                code |= ((second.to(tl.int32) >> (AT // 16 + 1)) & 1) << 4
+            if BITS == 6:
+                code |= ((plane.to(tl.int32) >> (2 * (AT // 32))) & 3) << 4
+            code += added(BITS, MAGIC)
+        return code.to(tl.float32).to(like.dtype)
+    else:
+        if BITS == 5:
+            return tl.inline_asm_elementwise(
+                spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r,r", [byte, plane, second], like.dtype,
+                is_pure=True, pack=4,
+            )  # fmt: skip
+        elif BITS == 6:
+            return tl.inline_asm_elementwise(
+                spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r", [byte, plane], like.dtype,
+                is_pure=True, pack=4,
+            )  # fmt: skip
+        else:
+            return tl.inline_asm_elementwise(
+                spell(BITS, AT, MAGIC, HIGH), "=r,=r,r", [byte], like.dtype, is_pure=True, pack=4
+            )
+
+
+@triton.jit
+def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.constexpr):
+    """VALUE in the shape, and on a device in the registers, of what `unpack` makes of `byte`."""
+    if MAGIC == 0 or INTERPRET:
+        return tl.full(byte.shape, VALUE, tl.float32).to(like.dtype)
+    else:
+        return tl.inline_asm_elementwise(
+            spell_all(VALUE, MAGIC), "=r,=r,r", [byte], like.dtype, is_pure=True, pack=4
+        )
+
+
+@triton.jit
+def halves(pairs, INTERPRET: tl.constexpr):
+    """int32 → its lower and its upper fp16 number, as fp32."""
+    if INTERPRET:
+        return first_half(pairs), second_half(pairs)
+    else:
+        # As shifts they would be an instruction more each.
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
+            "=r,=r,r", [pairs], (tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def first_half(pair):
+    """The lower fp16 number of int32, as fp32."""
+    return (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def second_half(pair):
+    return (pair >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
