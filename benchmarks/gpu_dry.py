@@ -89,7 +89,8 @@ MATRIX_BOUND = (
 MATRIX = (
     "attention_decode._split_kernel", "attention_prefill._prefill_kernel",
     "product_dense._product_kernel", "product_fp8._product_kernel",
-    "product_packed._product_kernel", "product_skinny._product_kernel",
+    "product_packed._product_kernel", "product_packed_skinny._product_kernel",
+    "product_skinny._product_kernel",
     "moe_products._dense_kernel", "moe_products._fp8_kernel", "moe_products._packed_kernel",
 )  # fmt: skip
 """These multiply: without a matrix instruction the compiler has made nothing of them."""

@@ -106,9 +106,13 @@ def random_weights(
         bits, group = BITS[weights], GROUP[weights]
         codes = torch.empty(out, width, dtype=torch.uint8, device=device)
         scales = torch.full((out, -(-width // group)), 0.01, device=device)
+        offsets: torch.Tensor | None = scales * -(2.0 ** (bits - 1))
         if device != "meta":
             codes.random_(0, 2**bits, generator=generator)
-        return PackedWeight(codes, scales, scales * -(2.0 ** (bits - 1)), bits, group, (out, width))
+        elif weights != "q4_k":
+            # That offsets are one code times the scale is seen from numbers, which are not here.
+            offsets = None
+        return PackedWeight(codes, scales, offsets, bits, group, (out, width))
 
     for name, shape in expected(arch).items():
         yield name, named(name, shape)

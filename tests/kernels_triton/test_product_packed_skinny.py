@@ -122,9 +122,7 @@ def test_numbers_beyond_halves() -> None:
     weight.scales *= sizes[:, None]
     weight.offsets *= sizes[:, None]
     x = torch.randn(2, 256).to(torch.bfloat16)
-    y = product_packed_skinny(
-        x, tile_weight(weight), None, WHOLE, make_tickets(CPU), torch.float32
-    )
+    y = product_packed_skinny(x, tile_weight(weight), None, WHOLE, make_tickets(CPU), torch.float32)
     expected = x.double() @ exact(weight).T
     close(y / sizes, expected / sizes, 2e-5)
 

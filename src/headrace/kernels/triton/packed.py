@@ -15,7 +15,7 @@ Scales are halves, two in a word of 32 bits: `pairs[chunk, plane, out]`, so that
 tile are neighbours and four bytes, the least that is copied asynchronously, are always needed:
 
     with offsets   plane g: scale of the chunk's group g below, its offset above
-    with a zero    plane p: scale of group 2p below, of group 2p + 1 above; w = (code - zero) · scale
+    with a zero    plane p: scale of group 2p below, of 2p + 1 above; w = (code - zero) · scale
 
 Most formats have one zero for all groups (8 of Q4_0, 32 of Q6_K, 128 of Q8_0), and in fp32 scale
 and offset of a group of 16 were as many bytes as its codes. Every output has a power of two, its

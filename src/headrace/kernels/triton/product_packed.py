@@ -64,17 +64,13 @@ def group_values(
     group: tl.constexpr = IN // GROUP
     # One scale for a whole row of the step: a vector, not a matrix of equal numbers.
     if ZERO is None:
-        at = (chunk * PLANES + group) * outs + out
-        pair = tl.load(pairs + at, mask=out_mask, other=0)
-        return code.to(tl.float32) * first_half(pair)[:, None] + second_half(pair)[:, None]
+        pair = tl.load(pairs + (chunk * PLANES + group) * outs + out, mask=out_mask, other=0)
+        value = code.to(tl.float32) * first_half(pair)[:, None] + second_half(pair)[:, None]
     else:
-        at = (chunk * PLANES + group // 2) * outs + out
-        pair = tl.load(pairs + at, mask=out_mask, other=0)
-        if group % 2:
-            scale = second_half(pair)
-        else:
-            scale = first_half(pair)
-        return (code - ZERO).to(tl.float32) * scale[:, None]
+        pair = tl.load(pairs + (chunk * PLANES + group // 2) * outs + out, mask=out_mask, other=0)
+        scale = second_half(pair) if group % 2 else first_half(pair)
+        value = code.to(tl.float32) * scale[:, None] + (scale * -ZERO)[:, None]
+    return value
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows with packed weights, at a third of the instructions of `product_packed`.
+"""Products of up to 16 rows with packed weights, at a third of `product_packed`'s instructions.
 
 Arithmetic. At 4 bits a weight is 0.53 to 0.63 bytes with its scales, and an H200 brings 21 bytes a
 cycle to every multiprocessor, which issues 128 instructions of a thread in that time: 3.9 a weight
@@ -11,9 +11,9 @@ code, sm_90, up to 8 rows) it is 3.2 and 2.3:
 * scales are multiplied onto the sums of a group, not onto its weights: the weights are the
   operand with 16 rows, the activations the one with 8 columns, so a tile of 16 outputs and 32
   inputs, 16 weights a thread, has 4 sums a thread. The products are exact in fp32 that way;
-* what `unpack` added, and the offset, are taken off by the sum of the group's inputs. That sum comes
-  out of the matrix unit too, as the product with a row of ones, in the very registers where it
-  is needed; where all groups have one zero, the row holds minus that number and its product is
+* what `unpack` added, and the offset, are taken off by the sum of the group's inputs. That sum
+  comes out of the matrix unit too, as the product with a row of ones, in the very registers where
+  it is needed; where all groups have one zero, the row holds minus that number and its product is
   what the sums begin with: no instruction at all;
 * two tiles of 16 outputs a warp share the inputs and those sums.
 
@@ -226,7 +226,8 @@ def _product_kernel(
                     if GATE != "":
                         other = _scaled(
                             other, up_sums, inputs, pair_at + up, stride,
-                            (step * STEP + half * 16) // GROUP, EXTRA, ZERO, GROUP > STEP, INTERPRET,
+                            (step * STEP + half * 16) // GROUP, EXTRA, ZERO, GROUP > STEP,
+                            INTERPRET,
                         )  # fmt: skip
         code_at += stride.to(tl.int64) * BYTES
         plane_at += stride.to(tl.int64) * BYTES
@@ -279,7 +280,7 @@ def product_packed_skinny(
     activation: str = "",
     y: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given), or into `y`.
+    """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
 
     N is at most `config.rows`. `activation`: the weight is gate over up [2 · I, in] →
     act(gate) · up [N, I]. `tickets`: see `product_skinny.make_tickets`.

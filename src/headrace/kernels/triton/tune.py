@@ -130,7 +130,7 @@ def _skinny(
 def _packed_skinny(
     table: Table, shapes: Shapes, device: str, dtype: torch.dtype
 ) -> Iterator[Problem]:  # fmt: skip
-    """Packed products of few rows with their gate; `product_packed` and the gate's kernel beside."""
+    """Packed products of few rows with their gate; beside them `product_packed` and `gated`."""
     weight = _weight(shapes, device)
     tickets = make_tickets(torch.device(device))
     for bucket in load_table()[table.architecture]["product_packed_skinny"]:

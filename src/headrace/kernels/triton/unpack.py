@@ -105,46 +105,48 @@ def unpack(
             if BITS == 6:
                 code |= ((plane.to(tl.int32) >> (2 * (AT // 32))) & 3) << 4
             code += added(BITS, MAGIC)
-        return code.to(tl.float32).to(like.dtype)
+        found = code.to(tl.float32).to(like.dtype)
+    elif BITS == 5:
+        found = tl.inline_asm_elementwise(
+            spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r,r", [byte, plane, second], like.dtype,
+            is_pure=True, pack=4,
+        )  # fmt: skip
+    elif BITS == 6:
+        found = tl.inline_asm_elementwise(
+            spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r", [byte, plane], like.dtype,
+            is_pure=True, pack=4,
+        )  # fmt: skip
     else:
-        if BITS == 5:
-            return tl.inline_asm_elementwise(
-                spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r,r", [byte, plane, second], like.dtype,
-                is_pure=True, pack=4,
-            )  # fmt: skip
-        elif BITS == 6:
-            return tl.inline_asm_elementwise(
-                spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r", [byte, plane], like.dtype,
-                is_pure=True, pack=4,
-            )  # fmt: skip
-        else:
-            return tl.inline_asm_elementwise(
-                spell(BITS, AT, MAGIC, HIGH), "=r,=r,r", [byte], like.dtype, is_pure=True, pack=4
-            )
+        found = tl.inline_asm_elementwise(
+            spell(BITS, AT, MAGIC, HIGH), "=r,=r,r", [byte], like.dtype, is_pure=True, pack=4
+        )
+    return found
 
 
 @triton.jit
 def fill(like, byte, VALUE: tl.constexpr, MAGIC: tl.constexpr, INTERPRET: tl.constexpr):
     """VALUE in the shape, and on a device in the registers, of what `unpack` makes of `byte`."""
     if MAGIC == 0 or INTERPRET:
-        return tl.full(byte.shape, VALUE, tl.float32).to(like.dtype)
+        found = tl.full(byte.shape, VALUE, tl.float32).to(like.dtype)
     else:
-        return tl.inline_asm_elementwise(
+        found = tl.inline_asm_elementwise(
             spell_all(VALUE, MAGIC), "=r,=r,r", [byte], like.dtype, is_pure=True, pack=4
         )
+    return found
 
 
 @triton.jit
 def halves(pairs, INTERPRET: tl.constexpr):
     """int32 → its lower and its upper fp16 number, as fp32."""
     if INTERPRET:
-        return first_half(pairs), second_half(pairs)
+        low, high = first_half(pairs), second_half(pairs)
     else:
         # As shifts they would be an instruction more each.
-        return tl.inline_asm_elementwise(
+        low, high = tl.inline_asm_elementwise(
             "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
             "=r,=r,r", [pairs], (tl.float32, tl.float32), is_pure=True, pack=1,
         )  # fmt: skip
+    return low, high
 
 
 @triton.jit
