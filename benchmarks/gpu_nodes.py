@@ -2,8 +2,8 @@
 
 A model of two layers and one of one run on tensors without memory; Triton's launches are counted
 where they would compile, and torch's operators but for views and allocations where they are
-dispatched. A library product counts as one, though the library may split it into two. Only dense
-weights: what the library does with others cannot be counted on tensors without memory.
+dispatched. A library product counts as one, though the library may split it into two. Dense and
+packed weights: what the library does with fp8 cannot be counted on tensors without memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.kernels.triton.aot import compiling
 from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.product_packed_skinny import PackedSkinnyConfig
 from headrace.kernels.triton.product_skinny import SkinnyConfig
 from headrace.kernels.triton.table import Table
 
 ARCHITECTURE = "sm_90"
 MODEL = "llama-3.1-8b"
-CASES = (("bfloat16", "bfloat16"),)
+CASES = (("bfloat16", "bfloat16"), ("int4", "int8"))
 """(weights, KV)."""
 BATCHES = (1, 8, 32)
 VIEWS = {
@@ -74,7 +75,11 @@ def launches(layers: int, weights: str, kv: str, batch: int) -> Counter[str]:
 def nodes() -> list[dict[str, Any]]:
     """Kernels of a layer by weights and batch: with the library for dense products, and as is."""
     rows: list[dict[str, Any]] = []
-    library = patch.object(Table, "skinny", lambda *_, **__: SkinnyConfig(library=True))
+    library = patch.multiple(
+        Table,
+        skinny=lambda *_, **__: SkinnyConfig(library=True),
+        packed_skinny=lambda *_: PackedSkinnyConfig(serves=False),
+    )
     for weights, kv in CASES:
         for batch in BATCHES:
             counts = []
