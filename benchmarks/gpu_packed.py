@@ -28,7 +28,7 @@ from headrace.kernels.triton import aot, sass
 from headrace.kernels.triton.packed import BYTES, planes_of
 from headrace.kernels.triton.product_packed import product_packed
 from headrace.kernels.triton.product_packed_skinny import product_packed_skinny
-from headrace.kernels.triton.product_skinny import make_tickets
+from headrace.kernels.triton.split import make_tickets
 from headrace.kernels.triton.table import Table
 from headrace.kernels.weights import TiledWeight
 from headrace.roofline.composition import compose

@@ -13,7 +13,7 @@ from headrace.kernels.triton.product_packed_skinny import (
     PackedSkinnyConfig,
     product_packed_skinny,
 )
-from headrace.kernels.triton.product_skinny import make_tickets
+from headrace.kernels.triton.split import make_tickets
 from headrace.kernels.weights import PackedWeight, StackedWeight, TiledWeight
 
 from .test_product_packed import exact, random_weight

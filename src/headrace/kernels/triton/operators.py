@@ -342,11 +342,13 @@ class TritonOperators:
     ) -> None:
         """A weight or one part of a stacked one, into its columns of the result."""
         if isinstance(weight, TiledWeight):
-            skinny = self._packed_skinny(weight, len(x))
+            skinny, early = self._packed_skinny(weight, len(x)), self._early(x)
             if skinny is not None:
-                product_packed_skinny(x, weight, bias, skinny, self._ticket(x.device), y=y)
+                tickets = self._ticket(x.device)
+                product_packed_skinny(x, weight, bias, skinny, tickets, y=y, early=early)
             else:
-                product_packed(x, weight, bias, self._table(x.device).packed(self._rows(x)), y=y)
+                config = self._table(x.device).packed(self._rows(x))
+                product_packed(x, weight, bias, config, y=y, early=early.early)
         else:
             y.copy_(self._product(x, weight, bias, y.dtype))
 
@@ -364,10 +366,10 @@ class TritonOperators:
             packed = self._packed_skinny(weight, len(values))
             assert packed is not None, "see `fuses`"
             if isinstance(x, Unnormed):
-                values = norm.rms_norm(values, x.weight, x.eps, x.offset)
+                values = self.rms_norm(values, x.weight, x.eps, x.offset)
             return product_packed_skinny(
                 values, weight, bias, packed, self._ticket(values.device), residual=residual,
-                activation=activation,
+                activation=activation, early=self._early(values),
             )  # fmt: skip
         assert isinstance(weight, DenseWeight), "see `fuses`"
         config = self._skinny(weight, len(values))

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from ..weights import TiledWeight
+from .early import launch_options, wait_for_inputs
 from .packed import BYTES, CHUNK
 from .split import add_parts, count_splits
 from .support import INTERPRETED, matrix_product
@@ -125,8 +126,9 @@ def _product_kernel(
     y_stride,
     BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
     PLANES: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    STEP: tl.constexpr, SPLIT: tl.constexpr, INTERPRET: tl.constexpr,
+    STEP: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
+    wait_for_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
     split = tl.program_id(2)
@@ -161,6 +163,8 @@ def product_packed(
     config: ProductConfig,
     dtype: torch.dtype | None = None,
     y: torch.Tensor | None = None,
+    *,
+    early: bool = False,
 ) -> torch.Tensor:
     """x [N, in] → x · wᵀ + bias [N, out] in `dtype` (x's unless given), or into `y`."""
     rows, width = x.shape
@@ -186,9 +190,10 @@ def product_packed(
         ZERO=weight.zero, PLANES=weight.pairs.shape[1], BIAS=bias is not None, ROWS=config.rows,
         OUTS=config.outs, STEP=step_of(weight.bits, weight.group), SPLIT=splits > 1,
         INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
+        **launch_options(early),
     )  # fmt: skip
     if splits > 1:
-        add_parts(target, bias, y)
+        add_parts(target, bias, y, early=early)
     return y
 
 

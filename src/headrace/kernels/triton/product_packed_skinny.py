@@ -36,6 +36,7 @@ import triton
 import triton.language as tl
 
 from ..weights import TiledWeight
+from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
 from .packed import BYTES
 from .split import count_splits
@@ -132,7 +133,8 @@ def _product_kernel(
     BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
     PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, STAGES: tl.constexpr, INTERPRET: tl.constexpr,
+    OUTS: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
 
@@ -144,14 +146,18 @@ def _product_kernel(
     split = tl.program_id(1)
     # Rows of the weight, of which there are twice as many with a gate.
     stride = outs * 2 if GATE != "" else outs
+    first = split * per_split
+    last = tl.minimum(first + per_split, chunks)
+    if EARLY and AHEAD > 0:
+        # A chunk of the tile is one run of bytes; of four the beginning.
+        ask_ahead(codes, first, last, stride * BYTES, tile * OUTS * BYTES, stride * BYTES, 4, AHEAD)
+    wait_for_inputs(EARLY)
     row = tl.arange(0, ROWS)
     out = tile * OUTS + tl.arange(0, OUTS)
     # The last output again rather than a mask: it is not stored.
     real = tl.minimum(out, outs - 1)
     place = tl.arange(0, STEP)
     row_mask = row < rows
-    first = split * per_split
-    last = tl.minimum(first + per_split, chunks)
     line = codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES
     code_at = line + place[None, :]
     plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
@@ -279,11 +285,12 @@ def product_packed_skinny(
     residual: torch.Tensor | None = None,
     activation: str = "",
     y: torch.Tensor | None = None,
+    early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (or x's), or into `y`.
 
     N is at most `config.rows`. `activation`: the weight is gate over up [2 · I, in] →
-    act(gate) · up [N, I]. `tickets`: see `product_skinny.make_tickets`.
+    act(gate) · up [N, I]. `tickets`: see `split.make_tickets`.
     """
     rows, width = x.shape
     assert rows <= config.rows, f"{rows} rows"
@@ -313,6 +320,8 @@ def product_packed_skinny(
         PLANES=weight.pairs.shape[1], MAGIC=MAGIC[x.dtype], GATE=activation,
         BIAS=bias is not None, RESIDUAL=residual is not None, SPLITS=splits,
         EVEN=width % 128 == 0, ROWS=config.rows, OUTS=tile, STAGES=config.stages,
-        INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
+        # Twice as many programs as `product_skinny` has ask for half as much each.
+        AHEAD=early.ahead // 2 if early.early else 0, INTERPRET=INTERPRETED,
+        num_warps=config.warps, num_stages=config.stages, **launch_options(early.early),
     )  # fmt: skip
     return y
