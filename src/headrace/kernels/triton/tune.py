@@ -141,8 +141,7 @@ def _packed_skinny(
         now = table.packed_skinny(rows)
         tried = [
             PackedSkinnyConfig(o, w, s, p, 8 if rows <= 8 else 16)
-            for o, w, s, p in product((32, 64, 128), (1, 2, 4), (3, 4, 6), (264, 528, 1056))
-            if o >= 16 * w
+            for o, w, s, p in product((32, 64, 128), (1, 2), (4, 6), (264, 528, 1056))
         ]
 
         def run(config: PackedSkinnyConfig, x: torch.Tensor = x, rows: int = rows) -> object:
