@@ -11,8 +11,8 @@ the real worker and the real scheduler; transformers on the same.
 
 Every part is a process of its own with a limit of its own: what faults, hangs or takes the CUDA
 context with it ends that part and no other, and the record says so. `--smoke` touches every part
-once with small sizes, all at the same time, in under a minute: run it first on a machine that is
-new. `--only` takes parts by a piece of their names. The exit status is 0 only where every part
+once with small sizes, nearly all at the same time, in under two minutes: run it first on a machine
+that is new. `--only` takes parts by a piece of their names. The exit status is 0 only where every part
 ran and everything was right. `--tiny` runs the parts on a CPU in Triton's interpreter, with sizes
 that mean nothing, to prove the script.
 """
@@ -340,7 +340,7 @@ def main() -> int:
         "--write", action="store_true", help="keep what was measured of FlashInfer in the package"
     )
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--smoke", action="store_true", help="every part once, in a minute")
+    sizes.add_argument("--smoke", action="store_true", help="every part once, in two minutes")
     sizes.add_argument("--tiny", action="store_true", help="on a CPU, interpreted, meaningless")
     arguments = parser.parse_args()
     size = "tiny" if arguments.tiny else "small" if arguments.smoke else "real"
