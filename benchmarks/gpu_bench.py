@@ -13,8 +13,8 @@ Every part is a process of its own with a limit of its own: what faults, hangs o
 context with it ends that part and no other, and the record says so. `--smoke` touches every part
 once with small sizes, nearly all at the same time, in under two minutes: run it first on a machine
 that is new. `--only` takes parts by a piece of their names. The exit status is 0 only where every
-part ran and everything was right. `--tiny` runs the parts on a CPU in Triton's interpreter, with sizes
-that mean nothing, to prove the script.
+part ran and everything was right. `--tiny` runs the parts on a CPU in Triton's interpreter, with
+sizes that mean nothing, to prove the script.
 """
 
 from __future__ import annotations
