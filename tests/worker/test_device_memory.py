@@ -90,7 +90,7 @@ def test_no_room_for_the_largest_step_is_refused(files) -> None:
 def test_a_device_that_runs_out_while_it_starts(files, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = make_worker(files, FakeMemory(4 * GIB, GIB))
 
-    def refuse(*_: object) -> KvCache:
+    def refuse(*_: object, **__: object) -> KvCache:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("headrace.worker.worker.allocate_kv", refuse)
