@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ..base.errors import ModelFileError
+from ..base.textlibrary import walk_strings
 from ..quant.ggml_types import BY_NUMBER, GgmlType
 
 if TYPE_CHECKING:
@@ -45,17 +46,18 @@ _U64 = struct.Struct("<Q")
 class StringArray(Sequence[str]):
     """Strings of a metadata array, decoded when they are asked for.
 
-    `starts[i]` is the offset of string i's length word in `buffer`. Compares equal to any
+    `starts[i]` is the offset of string i's length word in `buffer`, the last entry the end of the
+    last string; `text.native` reads both as they are. Compares equal to any
     sequence of the same strings; pickles and copies as a list.
     """
 
     def __init__(self, buffer: bytes, starts: array[int], name: str) -> None:
-        self._buffer = buffer
-        self._starts = starts
+        self.buffer = buffer
+        self.starts = starts
         self._name = name
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
+        return len(self.starts) - 1
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -68,10 +70,10 @@ class StringArray(Sequence[str]):
             index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._text(self._starts[index], self._starts[index + 1])
+        return self._text(self.starts[index], self.starts[index + 1])
 
     def __iter__(self) -> Iterator[str]:
-        buffer, starts = self._buffer, self._starts
+        buffer, starts = self.buffer, self.starts
         try:
             for i in range(len(starts) - 1):
                 yield buffer[starts[i] + 8 : starts[i + 1]].decode()
@@ -82,13 +84,13 @@ class StringArray(Sequence[str]):
         """Index of the first string equal to `text`, without decoding the others."""
         stored = text.encode()
         pattern = _U64.pack(len(stored)) + stored
-        at = self._buffer.find(pattern)
+        at = self.buffer.find(pattern)
         while at >= 0:
-            index = bisect_left(self._starts, at)
+            index = bisect_left(self.starts, at)
             # The pattern may also lie across two strings: only a string's start counts.
-            if index < len(self) and self._starts[index] == at:
+            if index < len(self) and self.starts[index] == at:
                 return index
-            at = self._buffer.find(pattern, at + 1)
+            at = self.buffer.find(pattern, at + 1)
         return None
 
     def __eq__(self, other: object) -> bool:
@@ -103,7 +105,7 @@ class StringArray(Sequence[str]):
 
     def _text(self, start: int, end: int) -> str:
         try:
-            return self._buffer[start + 8 : end].decode()
+            return self.buffer[start + 8 : end].decode()
         except UnicodeDecodeError as error:
             raise ModelFileError(f"GGUF: {self._name} is not UTF-8: {error}") from None
 
@@ -231,6 +233,12 @@ class _Reader:
     def strings(self, key: str, count: int) -> StringArray:
         data, at, end = self.data, self.at, self.size
         self._bound(f"length of {key}", count, (end - at) // 8)
+        walked = walk_strings(data, at, end, count)
+        if walked is not None:
+            self.at, starts = walked
+            if self.at < 0:
+                raise ModelFileError(f"{self.name}: ends inside {key}")
+            return StringArray(data[at : self.at], starts, key)
         begin, starts = at, array("Q", [0])  # A list of them would take five times as much.
         length_at = _U64.unpack_from
         try:

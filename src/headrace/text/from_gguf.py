@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import models
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ModelFileError, UnsupportedModel
 
+from .native import native_bpe
 from .pieces import SPACE
-from .pretokenize import PRE_TOKENIZERS
+from .pretokenize import PRE_TOKENIZERS, PreTokenizer
 from .sentencepiece import SentencePieceEncoder
-from .tokenizer import Tokenizer, Vocabulary
+from .tokenizer import Encoder, Tokenizer, Vocabulary
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
@@ -36,12 +37,10 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
             f"{_PREFIX}token_type has {len(types)} entries for {len(tokens)} tokens",
             param=_PREFIX + "token_type",
         )
-    # Not kept but in the encoder: as Python's objects these take 25 MiB for 150,000 tokens.
-    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if model == "gpt2":
-        library = _byte_level(metadata, ids)
-        vocabulary = _vocabulary(metadata, tokens, types, library.token_to_id)
-        return Tokenizer(vocabulary, ByteLevelEncoder(library))
+        encoder, find = _byte_level(metadata, tokens)
+        return Tokenizer(_vocabulary(metadata, tokens, types, find), encoder)
+    ids = _ids(tokens)
     vocabulary = _vocabulary(metadata, tokens, types, ids.get)
     return Tokenizer(vocabulary, _sentencepiece(metadata, tokens, types, ids))
 
@@ -56,7 +55,16 @@ class ByteLevelEncoder:
         return list(self._library.encode(text, add_special_tokens=False).ids)
 
 
-def _byte_level(metadata: dict[str, Any], ids: dict[str, int]) -> LibraryTokenizer:
+def _ids(tokens: Sequence[str]) -> dict[str, int]:
+    """Not kept but in an encoder: as Python's objects these take 25 MiB for 150,000 tokens."""
+    return dict(zip(tokens, range(len(tokens)), strict=True))
+
+
+def _byte_level(
+    metadata: dict[str, Any], tokens: Sequence[str]
+) -> tuple[Encoder, Callable[[str], int | None]]:
+    """(the encoder, what finds a token's id): our own, or the library's where ours does not know
+    the cut or the vocabulary does not fit, of which the library can say why."""
     pre = metadata.get(_PREFIX + "pre")
     known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
     if known is None:
@@ -64,9 +72,25 @@ def _byte_level(metadata: dict[str, Any], ids: dict[str, int]) -> LibraryTokeniz
             f"pre-tokenizer {pre!r} is not known; known are {', '.join(sorted(PRE_TOKENIZERS))}",
             param=_PREFIX + "pre",
         )
-    merges = [tuple(merge.split(" ")) for merge in _array(metadata, "merges", str)]
+    merges = _array(metadata, "merges", str)
+    if known.native is not None:
+        own = native_bpe(
+            tokens, merges, known.native, whole=known.ignore_merges, composed=known.nfc
+        )
+        if own is not None:
+            return own, own.find
+    library = _library(_ids(tokens), merges, known)
+    return ByteLevelEncoder(library), library.token_to_id
+
+
+def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) -> LibraryTokenizer:
+    # Local: 20 ms of a start that does without.
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import models
+
+    pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
     try:
-        bpe = models.BPE(ids, merges, ignore_merges=known.ignore_merges)
+        bpe = models.BPE(ids, pairs, ignore_merges=known.ignore_merges)
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for bad merges
         raise ModelFileError(
             f"{_PREFIX}merges do not fit the vocabulary: {error}", param=_PREFIX + "merges"
@@ -125,7 +149,7 @@ def _vocabulary(
     whole = {
         index: tokens[index]
         for index, kind in enumerate(types)
-        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+        if kind != NORMAL and kind in (UNKNOWN, CONTROL, USER_DEFINED)
     }
     return Vocabulary(
         kind="sentencepiece" if sentencepiece else "byte_level",

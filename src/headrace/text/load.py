@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from .from_gguf import tokenizer_from_gguf
-from .from_json import tokenizer_from_file
 from .tokenizer import Tokenizer
 
 
@@ -19,4 +18,6 @@ def load_tokenizer(source: Path | dict[str, Any]) -> Tokenizer:
     """
     if isinstance(source, dict):
         return tokenizer_from_gguf(source)
+    from .from_json import tokenizer_from_file  # Local: GGUF files do without the library.
+
     return tokenizer_from_file(Path(source))

@@ -8,8 +8,12 @@ names in llama.cpp's `llama-vocab.cpp`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from .native import WordRules
+
+if TYPE_CHECKING:
+    from tokenizers import normalizers, pre_tokenizers
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -49,7 +53,14 @@ class PreTokenizer:
     ignore_merges: bool = False
     """A word that is a token as a whole is taken as it is."""
 
+    @property
+    def native(self) -> WordRules | None:
+        """The same cut by our own library; None: it does not know it."""
+        return None if self.digits or len(self.patterns) > 1 else _NATIVE.get(self.patterns[0])
+
     def build(self) -> pre_tokenizers.PreTokenizer:
+        from tokenizers import Regex, pre_tokenizers  # Local: see `native`.
+
         steps: list[pre_tokenizers.PreTokenizer] = []
         if self.digits:
             steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -60,9 +71,14 @@ class PreTokenizer:
         return pre_tokenizers.Sequence(steps)
 
     def normalizer(self) -> normalizers.Normalizer | None:
+        from tokenizers import normalizers  # Local, as above.
+
         return normalizers.NFC() if self.nfc else None
 
 
+_NATIVE = {
+    GPT2: WordRules(0), QWEN2: WordRules(1, digits=1), LLAMA3: WordRules(1, digits=3)
+}  # fmt: skip
 _GPT2 = PreTokenizer((GPT2,))
 _DIGITS = PreTokenizer((GPT2,), digits=True)
 _QWEN2 = PreTokenizer((QWEN2,), nfc=True)

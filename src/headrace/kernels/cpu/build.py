@@ -1,4 +1,4 @@
-"""Builds the library in place, for a source checkout: `python -m headrace.kernels.cpu.build`."""
+"""Builds the libraries in place, for a source checkout: `python -m headrace.kernels.cpu.build`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TEXT = HERE.parents[1] / "text"
 ROOT = HERE.parents[3]
 
 
 def build(folder: Path, *, sanitize: str = "", output: Path = HERE) -> Path:
-    """Configure and build in `folder`; → the library, in `output`."""
+    """Configure and build in `folder`; → the library of the kernels, in `output`.
+
+    That of byte-level BPE goes to its own package, or to another `output` beside it.
+    """
     if shutil.which("cmake") is None:
         sys.exit("cmake is not installed: `pip install cmake` brings it")
     if not (ROOT / "CMakeLists.txt").exists():
@@ -22,7 +26,8 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DHEADRACE_SANITIZE={sanitize}",
-         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}"],
+         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}",
+         f"-DHEADRACE_TEXT_OUTPUT={TEXT if output == HERE else output}"],
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     subprocess.run(

@@ -1,0 +1,66 @@
+"""Finds and loads the small library of what is done with a vocabulary: `text/csrc/bpe.cpp`.
+
+It lies in `text`: put there by the package build, or in a source checkout by
+`python -m headrace.kernels.cpu.build`. Here, since a reader of files wants it too. ctypes lets go
+of the interpreter's lock for every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sysconfig
+from array import array
+from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+"""Of the C ABI: `hrt_version`."""
+FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
+INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
+"""Where an editable install put it."""
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hrt_version": (c_int32, []),
+    "hrt_strings": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "hrt_bpe_new": (
+        c_void_p,
+        [c_char_p, c_void_p, c_int64, c_char_p, c_void_p, c_int64, c_int32, c_int32, c_int32,
+         c_uint64],
+    ),
+    "hrt_bpe_free": (None, [c_void_p]),
+    "hrt_bpe_find": (c_int64, [c_void_p, c_char_p, c_int64]),
+    "hrt_bpe_encode": (c_int64, [c_void_p, c_char_p, c_int64, c_void_p]),
+}  # fmt: skip
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """None where it was not built, or belongs to another version."""
+    file = FILE if FILE.exists() else INSTALLED
+    try:
+        loaded = ctypes.CDLL(str(file))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+    return loaded if loaded.hrt_version() == VERSION else None
+
+
+def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[int]] | None:
+    """Over `count` strings with a length word each, from offset `at` of a writable buffer.
+
+    Returns (offset behind the last one, -1 where that is behind `end`; `Packed.starts` of them),
+    or None where the library is absent.
+    """
+    loaded = library()
+    if loaded is None:
+        return None
+    starts = array("Q", [0]) * (count + 1)
+    held = ctypes.c_char.from_buffer(data)
+    walked: int = loaded.hrt_strings(
+        ctypes.addressof(held), at, end, count, starts.buffer_info()[0]
+    )
+    return walked, starts

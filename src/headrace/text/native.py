@@ -1,0 +1,124 @@
+"""Byte-level BPE in a small library of our own, where it was built: see `csrc/bpe.cpp`.
+
+Without it, and for the patterns that it does not know, the `tokenizers` library does the same, with
+another 0.3 s at each start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import os
+import weakref
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.base.textlibrary import library
+
+SAFE = "\u0300"
+"""Text of characters below the first combining mark is in every normal form C."""
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WordRules:
+    """How text is cut into words: a pattern of `csrc/words.h` and what varies in it."""
+
+    pattern: int
+    """0: GPT-2's; 1: the one of cl100k and those who followed."""
+    digits: int = 1
+    """Most digits of one word, of pattern 1."""
+
+
+class Packed:
+    """Strings as GGUF files hold them: a length word of 8 bytes before each, in one buffer."""
+
+    def __init__(self, values: Sequence[str]) -> None:
+        """Of a `loader.gguf.StringArray`, which has both parts, or of any strings.
+
+        Raises `UnicodeEncodeError` for what is no text.
+        """
+        if hasattr(values, "buffer") and hasattr(values, "starts"):
+            self.buffer: bytes = values.buffer
+            self.starts: array[int] = values.starts
+        else:
+            parts = [value.encode() for value in values]
+            lengths = (len(part) + _LENGTH_BYTES for part in parts)
+            self.starts = array("Q", itertools.accumulate(lengths, initial=0))
+            self.buffer = b"".join(bytes(_LENGTH_BYTES) + part for part in parts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def arguments(self) -> tuple[bytes, int, int]:
+        """Buffer, address of the starts, number of strings."""
+        return self.buffer, self.starts.buffer_info()[0], len(self)
+
+
+class NativeBpe:
+    """A byte-level BPE; safe to share between threads. Made by `native_bpe`."""
+
+    def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: Packed) -> None:
+        self._tokens = tokens  # The library reads their texts where they are.
+        self._handle = handle
+        self._find, self._encode = loaded.hrt_bpe_find, loaded.hrt_bpe_encode
+        weakref.finalize(self, loaded.hrt_bpe_free, handle).atexit = False
+
+    def find(self, token: str) -> int | None:
+        """The id of a token as the file writes it."""
+        raw = token.encode("utf-8", "surrogatepass")
+        found: int = self._find(self._handle, raw, len(raw))
+        return None if found < 0 else found
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text. Raises `MemoryError`."""
+        raw = text.encode()
+        ids = array("i", [0]) * len(raw)
+        count: int = self._encode(self._handle, raw, len(raw), ids.buffer_info()[0])
+        if count < 0:
+            raise MemoryError("no memory for the tokens of a text")
+        return ids[:count].tolist()
+
+
+class ComposedBpe(NativeBpe):
+    """The same after bringing the text into Unicode normal form C, by the tables of the
+    `tokenizers` library (Python's own are of another Unicode version)."""
+
+    @functools.cached_property
+    def _compose(self) -> Any:
+        from tokenizers import normalizers  # Local: most texts do without, and so does a start.
+
+        return normalizers.NFC().normalize_str
+
+    def encode(self, text: str) -> list[int]:
+        if not text.isascii() and max(text) >= SAFE:
+            text = self._compose(text)
+        return super().encode(text)
+
+
+def native_bpe(
+    tokens: Sequence[str], merges: Sequence[str], rules: WordRules, *, whole: bool, composed: bool
+) -> NativeBpe | None:
+    """Of a vocabulary as a GGUF file holds it; None where the library is absent or does not take
+    it: bytes without a token, merges that do not fit, text that is none.
+
+    `whole`: a word that is a token is taken as it is. `composed`: text is put in normal form C.
+    """
+    loaded = library()
+    if loaded is None:
+        return None
+    try:
+        packed, merging = Packed(tokens), Packed(merges)
+    except UnicodeEncodeError:
+        return None
+    handle = loaded.hrt_bpe_new(
+        *packed.arguments, *merging.arguments, rules.pattern, rules.digits, whole,
+        int.from_bytes(os.urandom(8), "little"),
+    )  # fmt: skip
+    if not handle:
+        return None
+    return (ComposedBpe if composed else NativeBpe)(loaded, handle, packed)
