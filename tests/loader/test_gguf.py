@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, ModelFileError
+from headrace.base.textlibrary import library
 from headrace.loader.gguf import GgufFile, StringArray
 from headrace.loader.panelfile import _of_mapping
 
@@ -145,6 +146,31 @@ U32 = struct.pack("<I", 7)
 HUGE = 2**63
 
 
+@pytest.fixture(params=["the library walks", "Python walks"])
+def walker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over arrays of strings: by the text library, where it was built, and without it."""
+    if request.param == "Python walks":
+        monkeypatch.setattr("headrace.loader.gguf.walk_strings", lambda *arguments: None)
+    elif library() is None:
+        pytest.skip("the text library was not built")
+
+
+@pytest.mark.usefixtures("walker")
+@pytest.mark.parametrize(
+    "texts", [[], ["a"], ["", "é", ""], ["x" * 300] * 50, [str(i) for i in range(1000)]]
+)
+def test_arrays_of_strings(tmp_path: Path, texts: list[str]) -> None:
+    items = [string(text) for text in texts]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file_bytes([("k", 9, array(8, items)), ("last", 4, struct.pack("<I", 7))]))
+    file = GgufFile(path)
+    assert isinstance(file.metadata["k"], StringArray)
+    assert list(file.metadata["k"]) == texts
+    assert file.metadata["k"].starts.tolist() == np.cumsum([0, *map(len, items)]).tolist()
+    assert file.metadata["last"] == 7
+
+
+@pytest.mark.usefixtures("walker")
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,31 +81,40 @@ class LLM:
         )
         opened = time.monotonic()
         self.phases["open_files"] = opened - begin
-        # Here, not in a thread: it holds the interpreter's lock, and what it would hold up is
-        # more than what it would run beside. Before any import: a module in C is loaded by the
-        # system's loader, which has a lock of its own, and torch's library has it now.
-        self.tokenizer: Tokenizer = load_tokenizer(self.files.tokenizer)
-        read = time.monotonic()
-        self.phases["tokenizer"] = read - opened
-        from .build import build
+        with ThreadPoolExecutor(1, "headrace-tokenizer") as thread:
+            # Another core hashes the vocabulary while this one imports the worker.
+            reading = thread.submit(self._read_tokenizer)
+            from .build import build
 
-        self.phases["import_engine"] = time.monotonic() - read
-        self._template: ChatTemplate | None = None
-        # Nobody else waits here: what the caller hands over is never refused for its number.
-        options_here = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
-        self._built: Built | None = build(
-            options_here,
-            self.files,
-            worker=worker,
-            on_phase=lambda name, seconds: self.phases.__setitem__(name, seconds),
-        )
+            self.phases["import_engine"] = time.monotonic() - opened
+            self._template: ChatTemplate | None = None
+            # Nobody else waits here: what the caller hands over is never refused for its number.
+            options = replace(self.options, max_waiting=max(self.options.max_waiting, 2 * _AHEAD))
+            built = build(
+                options,
+                self.files,
+                worker=worker,
+                on_phase=lambda name, seconds: self.phases.__setitem__(name, seconds),
+            )
+            try:
+                self.tokenizer: Tokenizer = reading.result()
+            except BaseException:
+                built.close()
+                raise
+        self._built: Built | None = built
         self._input = InputProcessor(
             self.files,
             self.tokenizer,
-            self._built.core.max_context,
-            self._built.facts.features,
+            built.core.max_context,
+            built.facts.features,
         )
         self.phases["total"] = time.monotonic() - begin
+
+    def _read_tokenizer(self) -> Tokenizer:
+        begin = time.monotonic()
+        tokenizer = load_tokenizer(self.files.tokenizer)
+        self.phases["tokenizer"] = time.monotonic() - begin
+        return tokenizer
 
     @property
     def max_context(self) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 from ..base.config import Decision
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
-from ..kernels.cpu.library import LAYOUT
 from ..loader.panels import PanelShelf
 from ..loader.progress import TerminalLine
 from .executor import LoadedWorker
@@ -63,6 +62,9 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
         return None
     if settings.get("kernels", "auto") not in ("auto", "cpu") or files.arch.encoder is not None:
         return None
+    # Local: brings numpy, 60 ms of the process that only serves HTTP.
+    from ..kernels.cpu.library import LAYOUT
+
     return PanelShelf(files, Path(folder), LAYOUT, progress=TerminalLine())
 
 

@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -121,7 +122,9 @@ class ServerProcess:
         starting: asyncio.Future[ServingEngine] = asyncio.ensure_future(self._start_engine())
         try:
             await asyncio.sleep(SPAWN_SECONDS)
-            # Local: the engine's process imports torch while this one imports the routes.
+            # Local: the engine's process starts while this one imports the routes, in a thread,
+            # since the loop has to say to it what to load as soon as it is there.
+            await asyncio.to_thread(import_module, "headrace.server.app")
             from .app import create_app, create_operator_app
 
             app = create_app(None, self._options)
