@@ -13,17 +13,13 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
-from .protocol import BoundedProtocol, most_connections
-from .tls import Tls
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
@@ -79,14 +75,6 @@ def take_port(host: str, port: int) -> socket.socket:
     return taken
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers of its own: what a signal means is decided here."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class ServerProcess:
     """One run of the server, from the port to the exit status."""
 
@@ -124,17 +112,20 @@ class ServerProcess:
             await asyncio.sleep(SPAWN_SECONDS)
             # Local: the engine's process starts while this one imports the routes, in a thread,
             # since the loop has to say to it what to load as soon as it is there.
-            await asyncio.to_thread(import_module, "headrace.server.app")
+            await asyncio.to_thread(import_module, "headrace.server.listen")
             from .app import create_app, create_operator_app
+            from .listen import http_server
+            from .tls import Tls
 
             app = create_app(None, self._options)
             service: Service = app.state.service
             tls = Tls.of(self._options)
             if tls is not None:
                 tls.failed = app.state.meter.failed
-            servers = [_server(app, tls)]
-            if len(sockets) > 1:
-                servers.append(_server(create_operator_app(app), tls))
+            apps = [app, *([create_operator_app(app)] if len(sockets) > 1 else [])]
+            servers = [
+                http_server(each, tls, backlog=BACKLOG, last_words=LAST_WORDS) for each in apps
+            ]
         except BaseException:
             await _given_up(starting)
             raise
@@ -269,23 +260,6 @@ def _example(address: str, engine: ServingEngine) -> str:
         path = "chat/completions"
         body = '{"messages": [{"role": "user", "content": "Write a haiku about rivers."}]}'
     return f"curl {address}/v1/{path} -H 'content-type: application/json' -d '{body}'"
-
-
-def _server(app: Application, tls: Tls | None) -> _Uvicorn:
-    class Bounded(BoundedProtocol):
-        max_connections = min(BoundedProtocol.max_connections, most_connections())
-        meter = app.state.meter
-
-    config = uvicorn.Config(
-        app, loop="none", http=Bounded, ws="none", lifespan="off", log_config=None,
-        access_log=False, server_header=False, timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(LAST_WORDS), backlog=BACKLOG,
-    )  # fmt: skip
-    if tls is not None:
-        context = tls.context
-        config.load()
-        config.ssl = context
-    return _Uvicorn(config)
 
 
 def _address(listener: socket.socket) -> str:
