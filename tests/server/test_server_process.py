@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -203,10 +204,12 @@ def test_a_slow_reader_does_not_stop_the_others() -> None:
         until(lambda: in_work(server) == 0, 5)
 
 
-def test_while_the_model_loads_probes_are_answered() -> None:
-    code = fake_server()
+def test_while_the_model_loads_probes_are_answered(tmp_path: Path) -> None:
+    code, loaded = fake_server(), tmp_path / "loaded"
     code[-1] = code[-1].replace(
-        "async def start():", "import asyncio\nasync def start():\n    await asyncio.sleep(3)"
+        "async def start():",
+        "import asyncio\nfrom pathlib import Path\nasync def start():\n"
+        f"    while not Path({str(loaded)!r}).exists():\n        await asyncio.sleep(0.02)",
     ).replace("port=0", "port=8377")  # fmt: skip
     with running(code, ready=False) as server:
         server.url = "http://127.0.0.1:8377"
@@ -217,6 +220,7 @@ def test_while_the_model_loads_probes_are_answered() -> None:
         assert reply.status_code == 503
         assert reply.headers["retry-after"] == "2"
         assert httpx.get(server.url + "/v1/models").status_code == 503
+        loaded.touch()
         server.await_line("ready:")
         assert httpx.post(server.url + CHAT, json=body(1)).status_code == 200
 
