@@ -152,9 +152,11 @@ def test_what_does_not_fit_is_left_to_the_library(tokens: list[str], merges: lis
     assert native_bpe(tokens, merges, known, whole=False, composed=False) is None
 
 
-def test_merges_that_do_not_fit_have_the_librarys_reason() -> None:
+@pytest.mark.parametrize("merge", ["h zzz", "h q", "h", "h e l", "qqqqqqqqqqqqqqqq z", " "])
+def test_merges_that_do_not_fit_are_refused(merge: str) -> None:
+    """Also where the library would panic: the parts are tokens, what they give is none."""
     with pytest.raises(ModelFileError, match="merges do not fit the vocabulary"):
-        load_tokenizer(byte_level_metadata(**{"tokenizer.ggml.merges": ["h zzz"]}))
+        load_tokenizer(byte_level_metadata(**{"tokenizer.ggml.merges": [merge]}))
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,13 @@ def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) ->
     from tokenizers import models
 
     pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
+    for merge, pair in zip(merges, pairs, strict=True):
+        # Where the result of a merge is no token the library panics, which is no Exception.
+        if len(pair) != 2 or "".join(pair) not in ids:
+            raise ModelFileError(
+                f"{_PREFIX}merges do not fit the vocabulary: {merge!r:.80} gives no token",
+                param=_PREFIX + "merges",
+            )
     try:
         bpe = models.BPE(ids, pairs, ignore_merges=known.ignore_merges)
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for bad merges
