@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -105,9 +107,17 @@ def test_every_kv_dtype_against_float64(
     assert error(got, want) < ERRORS[dtype]
 
 
+def share(batch: StepBatch, first: int, last: int, blocks: int) -> None:
+    """Let the tables of entries first … last − 1 begin with the same blocks."""
+    tables = batch.groups[0].tables
+    tables[first:last, :blocks] = tables[first, :blocks].clone()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_levels_give_the_same_bits(dtype: torch.dtype) -> None:
-    batch, blocks = make_batch([(0, 70), (130, 1)], window=60)
+@pytest.mark.parametrize("window", [None, 60])
+def test_all_levels_give_the_same_bits(dtype: torch.dtype, window: int | None) -> None:
+    batch, blocks = make_batch([(0, 70), (130, 1), (130, 2), (135, 1), (200, 1)], window=window)
+    share(batch, 1, 5, 8)
     torch.manual_seed(0)
     kv = as_pages(quantised(make_kv(blocks, 2, 16, 64), dtype))
     q = 3 * torch.randn(len(batch.tokens), 14, 64)
@@ -160,6 +170,50 @@ def test_row_invariance(
     last = min(length, first + count)
     part = ops.attention(q[first:last], kv, one_of(batch, first, last, 0), 0, 0.2, None)
     assert torch.equal(part, whole[first:last])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.data(),
+    prefix=st.integers(0, 5),
+    heads=st.sampled_from([(14, 2), (3, 1), (8, 8), (12, 2)]),
+    block_size=st.sampled_from([8, 16, 32, 64]),
+    threads=st.sampled_from([1, 2, 3]),
+    dtype=st.sampled_from(DTYPES),
+    softcap=st.sampled_from([None, 5.0]),
+)
+def test_entries_that_share_blocks_compute_what_each_does_alone(
+    data: st.DataObject,
+    prefix: int,
+    heads: tuple[int, int],
+    block_size: int,
+    threads: int,
+    dtype: torch.dtype,
+    softcap: float | None,
+) -> None:
+    """Runs of such entries go through the tiles of 64 positions that they share together."""
+    shared = prefix * 64
+    entry = st.tuples(
+        st.integers(shared, shared + 90), st.one_of(st.integers(1, 3), st.integers(1, 40))
+    )
+    entries = data.draw(st.lists(entry, min_size=2, max_size=20))
+    batch, blocks = make_batch(entries, block_size=block_size)
+    # Two prompts, and some that have only a part of the second in common.
+    cut = data.draw(st.integers(0, len(entries)))
+    share(batch, 0, max(cut, 1), shared // block_size)
+    if cut < len(entries):
+        share(batch, cut, len(entries), shared // block_size)
+        part = data.draw(st.integers(cut + 1, len(entries)))
+        share(batch, part - 1, len(entries), shared // block_size // 2)
+    kv = as_pages(quantised(make_kv(blocks, heads[1], block_size, 32), dtype))
+    torch.manual_seed(0)
+    q = 3 * torch.randn(len(batch.tokens), heads[0], 32)
+    ops = CpuOperators(threads)
+    whole = ops.attention(q, kv, batch, 0, 0.2, softcap)
+    bounds = batch.query_starts.tolist()
+    for row, (first, last) in enumerate(itertools.pairwise(bounds)):
+        alone = ops.attention(q[first:last], kv, one_of(batch, first, last, row), 0, 0.2, softcap)
+        assert torch.equal(alone, whole[first:last]), row
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

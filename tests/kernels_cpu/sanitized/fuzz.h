@@ -283,12 +283,15 @@ inline void attentions(void* const* teams, int count) {
   constexpr int kKv[] = {HR_F32, HR_F16, HR_BF16, HR_I8};
   const int kind = kKv[any(0, 3)], block = 8 * any(1, 5), kv_heads = any(1, 3);
   const int heads = kv_heads * (any(0, 3) ? any(1, 9) : 14), size = 16 * any(1, 5);
-  const int entries = any(1, 4), window = any(0, 1) ? 0 : any(1, 90);
+  // Some steps have entries whose tables begin with the same blocks, most of those single tokens.
+  const int prefix = any(0, 1) ? any(1, 150) / block * block : 0;
+  const int entries = any(1, prefix ? 9 : 4), window = any(0, 1) ? 0 : any(1, 90);
   std::vector<int64_t> positions, slots;
   std::vector<int32_t> starts{0}, lengths;
   int wide = 1, blocks = 1;
   for (int b = 0; b < entries; ++b) {
-    const int before = any(0, 1) ? any(0, 150) : 0, own = any(1, any(0, 2) ? 3 : 40);
+    const int before = prefix ? any(prefix, 150) : any(0, 1) ? any(0, 150) : 0;
+    const int own = any(1, any(0, 2) ? 3 : 40);
     for (int i = 0; i < own; ++i) positions.push_back(before + i);
     starts.push_back(static_cast<int32_t>(positions.size()));
     lengths.push_back(before + own);
@@ -300,7 +303,8 @@ inline void attentions(void* const* teams, int count) {
   Block<int32_t> tables(static_cast<int64_t>(entries - 1) * apart + wide);
   for (int b = 0, page = blocks - 1; b < entries; ++b) {  // the last one first: a page of the end
     const int have = (lengths[static_cast<size_t>(b)] + block - 1) / block;
-    for (int i = 0; i < have; ++i) tables.data[b * apart + i] = page--;
+    for (int i = 0; i < have; ++i)
+      tables.data[b * apart + i] = b && i < prefix / block && any(0, 40) ? tables.data[i] : page--;
     for (int t = starts[static_cast<size_t>(b)]; t < starts[static_cast<size_t>(b) + 1]; ++t) {
       const int64_t p = positions[static_cast<size_t>(t)];
       slots.push_back(static_cast<int64_t>(tables.data[b * apart + p / block]) * block + p % block);

@@ -25,6 +25,8 @@ struct Floats {  // one value of E (or one position) a step, fp32 rows
   HR_INLINE F spread(const float* p) { return f_set(*p); }
   HR_INLINE F dot(F acc, F w, F x) { return f_fma(w, x, acc); }
   HR_INLINE void store(float* p, F x) { f_store(p, x); }
+  HR_INLINE void store2(float* p, F x, F y) { f_store(p, x), f_store(p + 16, y); }
+  HR_INLINE F exp2(F x) { return f_exp2<5>(x); }
 };
 
 struct Pairs {  // two a step, bf16
@@ -36,6 +38,8 @@ struct Pairs {  // two a step, bf16
   HR_INLINE B spread(const PairRow* p) { return b_spread(p); }
   HR_INLINE F dot(F acc, B w, B x) { return b_dot(acc, w, x); }
   HR_INLINE void store(PairRow* p, F x) { b_round(p, x); }
+  HR_INLINE void store2(PairRow* p, F x, F y) { b_round2(p, x, y); }
+  HR_INLINE F exp2(F x) { return f_exp2<3>(x); }
 };
 
 template <class T>
@@ -48,7 +52,7 @@ struct Tile {
 };
 
 template <class T>
-struct TileRoom {
+struct TileRoom {       // of one tile; two tiles are in work at once, whose K may be the same
   typename T::Cell* k;  // [E / wide][64][wide]
   typename T::Cell* v;  // [64 / wide][E][wide]
   float* k_scale;       // [64]
@@ -190,6 +194,20 @@ HR_INLINE void open_tile(const HrKv& kv, const int32_t* table, int64_t g, int64_
       else memcpy(v, pv, static_cast<size_t>(16 * size) * 2);
     }
     if (have % 2) zero_one(v, size, have);
+  }
+}
+
+// Where K and V of the tile at `start` lie, to be fetched early; what is to be copied or does not
+// exist is left as it was.
+HR_INLINE void look_ahead(const HrKv&, const int32_t*, int64_t, int64_t, int64_t, Tile<Floats>*) {}
+
+HR_INLINE void look_ahead(const HrKv& kv, const int32_t* table, int64_t g, int64_t start,
+                          int64_t length, Tile<Pairs>* ahead) {
+  if (kv.kind == HR_I8 || kv.block_size % 16) return;
+  for (int i = 0; i < kVectors && start + 16 * i < length; ++i) {
+    const Place at = place_of(kv, table, g, start + 16 * i);
+    ahead->k[i] = static_cast<const uint16_t*>(kv.k) + at.page + 2 * at.within;
+    ahead->v[i] = static_cast<const uint16_t*>(kv.v) + at.page + at.within * kv.head_dim;
   }
 }
 
