@@ -39,7 +39,7 @@ struct Scratch {
   typename T::Row* one; // [E]
   float* out;           // [rows][E]
   float* total;         // [rows][16]
-  float* highest;       // [rows]
+  float* highest;       // [rows][16]: of a group in its first row's
   int64_t* position;    // [rows]
   RowGroup* groups;     // [rows]
   int32_t* begins;      // [rows + 1]: the first group of each KV head and entry
@@ -49,7 +49,7 @@ struct Scratch {
 HR_INLINE int64_t attention_scratch(const HrKv& kv) {
   const int64_t rows = rows_of_item(kv), size = kv.head_dim;
   return 4 * (3 * kTile * size + 4 * kTile + 3 * kRowsA * kTile + size + 2 * rows * size +
-              22 * rows + 1) + 64 * 19;
+              37 * rows + 1) + 64 * 19;
 }
 
 template <class T>
@@ -73,7 +73,7 @@ HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
   s.one = reinterpret_cast<typename T::Row*>(take(size));
   s.out = reinterpret_cast<float*>(take(rows * size));
   s.total = reinterpret_cast<float*>(take(16 * rows));
-  s.highest = reinterpret_cast<float*>(take(rows));
+  s.highest = reinterpret_cast<float*>(take(16 * rows));
   s.position = reinterpret_cast<int64_t*>(take(2 * rows));
   s.groups = reinterpret_cast<RowGroup*>(take(2 * rows));
   s.begins = reinterpret_cast<int32_t*>(take(rows + 1));
@@ -104,12 +104,12 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
             m = left < most ? left : most;
             within = 0;
             s.groups[groups++] = {r, static_cast<int32_t>(m)};
+            f_store(s.highest + 16 * r, f_set(kFloor));
           }
           for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
           typename T::Row* to = s.q + (r - within) * size + within * T::wide;
           for (int64_t e = 0; e < size; e += T::wide, to += m * T::wide)
             memcpy(to, s.one + e, sizeof(*to) * T::wide);
-          s.highest[r] = kFloor;
           s.position[r] = position;
         }
       }
@@ -120,22 +120,45 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
   memset(s.total, 0, static_cast<size_t>(r) * 64);
 }
 
-// What the rows have summed up, by its weights.
+// What the rows have summed up, over the sum of its weights.
 template <class T>
 void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) {
   const int64_t size = op.kv.head_dim, heads = op.kv.heads / op.kv.kv_heads;
-  int64_t r = 0;
-  for (int g = item.head; g < item.head_end; ++g)
-    for (int64_t row = item.first; row < item.last; ++row)
-      for (int64_t h = 0; h < heads; ++h, ++r) {
-        const int64_t at = (g * heads + h) * size;
-        const F inverse = f_set(1.0f / f_sum(f_load(s.total + 16 * r)));
-        float* out = s.out + r * size;
-        for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_mul(f_load(out + e), inverse));
-        if (op.y) memcpy(op.y + row * op.y_stride + at, out, static_cast<size_t>(size) * 4);
-        if (op.out.six)  // E is a multiple of 32 here: Python saw to it
-          quantise_row(out, size, op.out, row, at / 32);
-      }
+  const int64_t tokens = item.last - item.first, rows = (item.head_end - item.head) * tokens * heads;
+  HrLane* lanes[kUnitsAtOnce];
+  const float* x = s.out;  // what is to be quantised next
+  int64_t units = 0, row = item.first, head = item.head * heads;
+  for (int64_t r = 0, first; r < rows;) {
+    float inverse[16];
+    first = r;
+    if (rows - r >= 8) {
+      F totals[8];
+      for (int i = 0; i < 8; ++i) totals[i] = f_load(s.total + 16 * (r + i));
+      f_store(inverse, f_div(f_set(1.0f), f_fold<Add>(totals)));
+    } else {
+      for (int64_t i = 0; i < rows - r; ++i) inverse[i] = 1.0f / f_sum(f_load(s.total + 16 * (r + i)));
+    }
+    for (; r < rows && r < first + 8; ++r) {
+      const F by = f_set(inverse[r - first]);
+      float* out = s.out + r * size;
+      for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_mul(f_load(out + e), by));
+      if (op.y) memcpy(op.y + row * op.y_stride + head * size, out, static_cast<size_t>(size) * 4);
+      if (op.out.six)  // E is a multiple of 32 here: Python saw to it
+        for (int64_t e = 0; e < size; e += 32) {
+          lanes[units++] = lane_of(op.out, row, (head * size + e) / 32);
+          if (units < kUnitsAtOnce) continue;
+          quantise_units(x, lanes, units);
+          x += 32 * units;
+          units = 0;
+        }
+      if (++head % heads) continue;
+      head -= heads;
+      if (++row < item.last) continue;
+      row = item.first;
+      head += heads;
+    }
+  }
+  quantise_units(x, lanes, units);
 }
 
 template <class T>
@@ -173,7 +196,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       u.m = m;
       u.tile = &tile;
       u.q = s.q + r * size;
-      u.highest = s.highest + r;
+      u.highest = s.highest + 16 * r;
       u.total = s.total + 16 * r;
       u.out = s.out + r * size;
       u.scores = s.scores + side * kRowsA * kTile;

@@ -23,13 +23,15 @@ void unit_sums(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t r
 }
 
 template <int kActivation>
-void gate_rows(const HrGateUp& op, int64_t row, int m, int64_t unit, const float* gate,
+void gate_rows(const HrGateUp& op, int64_t row, int m, int64_t unit, float* gate,
                const float* up) {
-  for (int i = 0; i < m; ++i, gate += 32, up += 32) {
-    F first = f_mul(activate<kActivation>(f_load(gate)), f_load(up));
-    F second = f_mul(activate<kActivation>(f_load(gate + 16)), f_load(up + 16));
-    quantise_at(op.q, row + i, unit, first, second);
+  HrLane* lanes[kWide];
+  for (int i = 0; i < m; ++i) {
+    lanes[i] = lane_of(op.q, row + i, unit);
+    for (int at = 32 * i; at < 32 * i + 32; at += 16)
+      f_store(gate + at, f_mul(activate<kActivation>(f_load(gate + at)), f_load(up + at)));
   }
+  quantise_units(gate, lanes, m);
 }
 
 void op_gate_up(const HrGateUp& op, const hr::Work& work) {

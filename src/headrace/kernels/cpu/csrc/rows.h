@@ -8,7 +8,7 @@
 // whose maximum is below 1e-30 (denormals, zeros) is zero. A group with an infinity or a NaN
 // gets the scale NaN: the whole row of the product becomes NaN, as it would in floating point.
 #pragma once
-#include "simd.h"
+#include "fold.h"
 #include "work.h"
 
 namespace {
@@ -68,17 +68,85 @@ HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
   *unit = {scale, scale * static_cast<float>(all), -32 * low, -32 * high, -16 * all, -128 * all};
 }
 
-// Where row `row` keeps its unit `unit`, and the quantisation into it.
+// N units, one after the other in x, each to its lane: the same bits, with what a unit has to wait
+// for by itself (two folds over lanes, two divisions) done for all of them at once.
+template <int N>
+__attribute__((noinline)) void quantise_units(const float* x, HrLane* const* lanes) {
+  const I mask = i_set(0x7fffffff);
+  F top[N];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i)
+    top[i] = f_bits(i_max(i_and(i_bits(f_load(x + 32 * i)), mask),
+                          i_and(i_bits(f_load(x + 32 * i + 16)), mask)));
+  const F highest = f_fold<MaxInts>(top);
+  // Lanes behind N repeat others. A NaN is in neither comparison.
+  if ((f_not_below(highest, f_set(1e-30f)) & f_not_below(f_set(3.4028234e38f), highest)) != 0xffff) {
+    for (int i = 0; i < N; ++i)
+      quantise_unit(f_load(x + 32 * i), f_load(x + 32 * i + 16), lanes[i]->codes, &lanes[i]->unit);
+    return;
+  }
+  float scale[16], inverse[16];
+  f_store(scale, f_div(highest, f_set(127.0f)));
+  f_store(inverse, f_div(f_set(127.0f), highest));
+  F low[N], high[N];
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i) {
+    const F by = f_set(inverse[i]);
+    const I c0 = i_round(f_mul(f_load(x + 32 * i), by));
+    const I c1 = i_round(f_mul(f_load(x + 32 * i + 16), by));
+    i_store_s8(lanes[i]->codes, c0);
+    i_store_s8(lanes[i]->codes + 16, c1);
+    low[i] = f_bits(c0);
+    high[i] = f_bits(c1);
+  }
+  int32_t sums[2][16];
+  i_store(sums[0], i_bits(f_fold<AddInts>(low)));
+  i_store(sums[1], i_bits(f_fold<AddInts>(high)));
+#pragma GCC unroll 8
+  for (int i = 0; i < N; ++i) {
+    const int32_t all = sums[0][i] + sums[1][i];
+    lanes[i]->unit = {scale[i], scale[i] * static_cast<float>(all), -32 * sums[0][i],
+                      -32 * sums[1][i], -16 * all, -128 * all};
+  }
+}
+
+constexpr int kUnitsAtOnce = 8;
+
+HR_INLINE void quantise_units(const float* x, HrLane* const* lanes, int64_t count) {
+  while (count) {
+    const int n = count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : 1;
+    switch (n) {
+      case 8: quantise_units<8>(x, lanes); break;
+      case 4: quantise_units<4>(x, lanes); break;
+      case 2: quantise_units<2>(x, lanes); break;
+      default: quantise_unit(f_load(x), f_load(x + 16), lanes[0]->codes, &lanes[0]->unit);
+    }
+    x += 32 * n;
+    lanes += n;
+    count -= n;
+  }
+}
+
+// Where row `row` keeps its unit `unit`.
+HR_INLINE HrLane* lane_of(const HrQuantised& q, int64_t row, int64_t unit) {
+  return &q.six[row / HR_SIX * q.stride + unit].lanes[row % HR_SIX];
+}
+
 HR_INLINE void quantise_at(const HrQuantised& q, int64_t row, int64_t unit, F x0, F x1) {
-  HrSix& six = q.six[row / HR_SIX * q.stride + unit];
-  HrLane& lane = six.lanes[row % HR_SIX];
-  quantise_unit(x0, x1, lane.codes, &lane.unit);
+  HrLane* lane = lane_of(q, row, unit);
+  quantise_unit(x0, x1, lane->codes, &lane->unit);
 }
 
 HR_INLINE void quantise_row(const float* x, int64_t size, const HrQuantised& q, int64_t row,
                             int64_t unit) {
-  for (int64_t i = 0; i < size; i += 32)
-    quantise_at(q, row, unit + i / 32, f_load(x + i), f_load(x + i + 16));
+  HrLane* lane = lane_of(q, row, unit);
+  for (int64_t i = 0; i < size;) {
+    HrLane* lanes[kUnitsAtOnce];
+    int64_t n = 0;
+    for (; n < kUnitsAtOnce && i + 32 * n < size; ++n, lane += HR_SIX) lanes[n] = lane;
+    quantise_units(x + i, lanes, n);
+    i += 32 * n;
+  }
 }
 
 void op_quantise(const HrQuantise& op, const hr::Work& work) {
@@ -117,14 +185,16 @@ void op_norm(const HrNorm& op, const hr::Work& work) {
     F scale = f_set(inverse), offset = f_set(op.offset);
     float* y = op.y ? op.y + row * op.y_stride : nullptr;
     if (op.q.six) {
-      for (int64_t i = 0; i < op.size; i += 32) {
-        F v[2];
-        for (int h = 0; h < 2; ++h) {
-          const int64_t at = i + 16 * h;
-          v[h] = f_mul(f_mul(f_load(x + at), scale), f_add(f_load(op.weight + at), offset));
-          if (y) f_store(y + at, v[h]);
+      for (int64_t i = 0; i < op.size; i += 32 * kUnitsAtOnce) {
+        const int64_t left = op.size - i, n = left < 32 * kUnitsAtOnce ? left : 32 * kUnitsAtOnce;
+        float v[32 * kUnitsAtOnce];
+        for (int64_t j = 0; j < n; j += 16) {
+          const int64_t at = i + j;
+          F to = f_mul(f_mul(f_load(x + at), scale), f_add(f_load(op.weight + at), offset));
+          f_store(v + j, to);
+          if (y) f_store(y + at, to);
         }
-        quantise_at(op.q, row, i / 32, v[0], v[1]);
+        quantise_row(v, n, op.q, row, i / 32);
       }
     } else {
       for (int64_t i = 0; i < op.size; i += 16) {

@@ -11,6 +11,7 @@
 //
 // The order of units and of every sum stays that of the plain loop, so no bit depends on it.
 #pragma once
+#include "fold.h"
 #include "rows.h"
 #include "tiles.h"
 
@@ -32,18 +33,17 @@ struct Unit {
   const Tile<T>* tile;
   int count;            // positions of the tile that some row sees
   const typename T::Row* q;  // [E / wide][M][wide]
-  float* highest;       // [M]
+  float* highest;       // [16]: the maxima that weights refer to
   float* total;         // [M][16]
   float* out;           // [M][E]
   float* scores;        // [M][64]
   float factor[16];     // what the rows' sums so far are multiplied by
-  float high[16];       // the maxima that their weights refer to
 };
 
 // The weights of `N` vectors of one row, from vector `first` on: to p, and their sum to sum.
 template <class T, int N>
 HR_INLINE void weigh(const Unit<T>& u, int row, int first, typename T::Row* p, F* sum) {
-  const F high = f_set(u.high[row]);
+  const F high = f_set(u.highest[row]);
   F e[N];
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) {
@@ -122,16 +122,15 @@ template <class T, int M>
 HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* position,
                       int64_t start) {
   const Tile<T>& tile = *u->tile;
-  float top[16] = {0}, was[16] = {0};
+  F best[M];
   int count = 0;
   const int64_t seen = position[0] + 1 - start;  // of the tile by the first row, who sees the least
-  const bool plain = seen >= kTile && window <= 0 && softcap <= 0 && !tile.k_scale;
-  if (plain) {
+  if (seen >= kTile && window <= 0 && softcap <= 0 && !tile.k_scale) {
     count = kTile;
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const float* s = u->scores + m * kTile;
-      top[m] = f_top(f_max(f_max(f_load(s), f_load(s + 16)), f_max(f_load(s + 32), f_load(s + 48))));
+      best[m] = f_max(f_max(f_load(s), f_load(s + 16)), f_max(f_load(s + 32), f_load(s + 48)));
     }
   } else {
     for (int m = 0; m < M; ++m) {
@@ -142,7 +141,7 @@ HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* 
       const int to = behind < 0 ? 0 : behind > kTile ? kTile : static_cast<int>(behind);
       if (to > count) count = to;
       float* s = u->scores + m * kTile;
-      F best = f_set(-__builtin_inff());
+      best[m] = f_set(-__builtin_inff());
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors; ++i) {
         F x = f_load(s + 16 * i);
@@ -150,16 +149,13 @@ HR_INLINE void settle(Unit<T>* u, float softcap, int64_t window, const int64_t* 
         if (softcap > 0) x = f_mul(f_set(softcap * kLog2e), f_tanh(f_div(x, f_set(softcap))));
         x = f_range(x, from - 16 * i, to - 16 * i, -__builtin_inff());
         f_store(s + 16 * i, x);
-        best = f_max(best, x);
+        best[m] = f_max(best[m], x);
       }
-      top[m] = f_top(best);
     }
   }
-  for (int m = 0; m < M; ++m) was[m] = u->highest[m];
-  F before = f_load(was), now = f_max(before, f_load(top));
+  const F before = f_load(u->highest), now = f_max(before, f_fold<Max>(best));
   f_store(u->factor, T::exp2(f_sub(before, now)));
-  f_store(u->high, now);
-  for (int m = 0; m < M; ++m) u->highest[m] = u->high[m];
+  f_store(u->highest, now);
   u->count = count;
 }
 

@@ -39,7 +39,7 @@ struct Pairs {  // two a step, bf16
   HR_INLINE F dot(F acc, B w, B x) { return b_dot(acc, w, x); }
   HR_INLINE void store(PairRow* p, F x) { b_round(p, x); }
   HR_INLINE void store2(PairRow* p, F x, F y) { b_round2(p, x, y); }
-  HR_INLINE F exp2(F x) { return f_exp2<3>(x); }
+  HR_INLINE F exp2(F x) { return f_exp2<4>(x); }
 };
 
 template <class T>
