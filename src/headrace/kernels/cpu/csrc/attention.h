@@ -11,8 +11,8 @@
 //
 // The R = H / G query heads of a KV head are rows of one small product, so K and V are read once
 // per KV head, not per query head. Rows go in groups of up to seven over tiles of 64 positions
-// (tiles.h): all rows of an item over one tile, which lies in L1 then (16 KB), before the next.
-// Scores are sums over E with positions as lanes, results sums over positions with E as lanes:
+// (tiles.h, tile_rows.h): all rows of an item (items.h) over one tile, which lies in L1 then (16 KB),
+// before the next. Scores are sums over E with positions as lanes, results sums over positions with E as lanes:
 // no lane is ever summed with another but in the softmax's denominator.
 //
 // Online softmax (Milakov and Gimelshein 2018) in base 2: queries are multiplied by scale · log2 e
@@ -21,8 +21,8 @@
 // not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
 // row's bits are the same in a chunk of 512, in a chunk of one, and in any batch.
 //
-// Items run KV head by KV head, then sequence by sequence: sequences that share a prefix find its
-// pages of this head in L2, where the thread's previous item left them.
+// K and V come from pages of 2 KB, which no hardware expects: those of the tile after the next are
+// fetched into L2 meanwhile, also across the items of a thread.
 #pragma once
 #include "items.h"
 #include "rope.h"
@@ -163,7 +163,7 @@ void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) 
 
 template <class T>
 void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, const Item& item,
-            uint8_t* scratch) {
+            const Item* behind, uint8_t* scratch) {
   const HrKv& kv = op.kv;
   const HrGroup& group = step.groups[kv.group];
   const int64_t size = kv.head_dim, window = group.window;
@@ -173,10 +173,16 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
   Tile<T> tiles[2], ahead;
   Unit<T> units[2];
   int side = 0;
-  Tiles at(op, step, wanted, item), far = at;
-  far.next();
-  far.next();
-  for (int turn = 0; at.here(); at.next(), far.next(), turn ^= 1) {
+  Tiles at(op, step, wanted, item), far = at;  // far: two tiles ahead, if need be of the next item
+  const auto go_far = [&] {
+    far.next();
+    if (far.here() || !behind) return;
+    far = Tiles(op, step, wanted, *behind);
+    behind = nullptr;
+  };
+  go_far();
+  go_far();
+  for (int turn = 0; at.here(); at.next(), go_far(), turn ^= 1) {
     Tile<T>& tile = tiles[turn];
     if (units[side ^ 1].m && units[side ^ 1].tile == &tile) finish(&units[side ^ 1], s.p, size);
     const int64_t start = kTile * at.tile;
@@ -219,13 +225,22 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
 void op_attention(const HrAttention& op, const hr::Work& work) {
   const HrStep& step = *work.step;
   const Wanted wanted(op, step);
+  const auto compute = [&](const Item& item, const Item* behind) {
+    if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, wanted, item, behind, work.scratch);
+    else attend<Floats>(op, step, wanted, item, behind, work.scratch);
+  };
   int64_t mine = work.next(), number = 0;
+  Item held{};  // taken, and not yet computed
+  bool holds = false;
   each_item(op, step, wanted, work.threads, [&](const Item& item) {
     if (number++ != mine) return;
-    if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, wanted, item, work.scratch);
-    else attend<Floats>(op, step, wanted, item, work.scratch);
+    if (holds) compute(held, &item);
+    holds = item.one_of_many;
+    if (holds) held = item;
+    else compute(item, nullptr);
     mine = work.next();
   });
+  if (holds) compute(held, nullptr);
 }
 
 }  // namespace

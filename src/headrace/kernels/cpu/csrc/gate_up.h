@@ -22,16 +22,18 @@ void unit_sums(const HrQuantised& x, const HrPart& part, int64_t unit, int64_t r
 #undef HR_KIND
 }
 
+// gate: overwritten with the products.
 template <int kActivation>
 void gate_rows(const HrGateUp& op, int64_t row, int m, int64_t unit, float* gate,
                const float* up) {
-  HrLane* lanes[kWide];
-  for (int i = 0; i < m; ++i) {
-    lanes[i] = lane_of(op.q, row + i, unit);
-    for (int at = 32 * i; at < 32 * i + 32; at += 16)
+  for (int i = 0, n; i < m; i += n, gate += 32 * n, up += 32 * n) {
+    HrLane* lanes[kUnitsAtOnce];
+    n = m - i < kUnitsAtOnce ? m - i : kUnitsAtOnce;
+    for (int at = 0; at < 32 * n; at += 16)
       f_store(gate + at, f_mul(activate<kActivation>(f_load(gate + at)), f_load(up + at)));
+    for (int j = 0; j < n; ++j) lanes[j] = lane_of(op.q, row + i + j, unit);
+    quantise_units(gate, lanes, n);
   }
-  quantise_units(gate, lanes, m);
 }
 
 void op_gate_up(const HrGateUp& op, const hr::Work& work) {

@@ -64,6 +64,7 @@ struct Item {
   int head, head_end;    // KV heads
   int64_t first, last;   // result rows, one after the other
   int64_t common;        // so many tiles at the beginning are of blocks that all entries share
+  bool one_of_many;      // a thread may take its next item before this one, to fetch what that reads
 };
 
 // The tiles of an item in the order in which it reads them, KV head by KV head each: the common
@@ -74,18 +75,18 @@ struct Tiles {
 
   HR_ALWAYS Tiles(const HrAttention& op, const HrStep& step, const Wanted& wanted,
                   const Item& item)
-      : entry(item.entry), head(item.head), tile(0), item_(item), step_(step),
-        group_(step.groups[op.kv.group]), wanted_(wanted), row_(item.first) {
+      : entry(item.entry), head(item.head), tile(0), item_(&item), step_(&step),
+        group_(&step.groups[op.kv.group]), wanted_(&wanted), row_(item.first) {
     if (item.common > 0) end_ = item.common, common_ = true;
     else see();
   }
-  HR_ALWAYS bool here() const { return entry < item_.entry_end; }
+  HR_ALWAYS bool here() const { return entry < item_->entry_end; }
   HR_ALWAYS bool common() const { return common_; }  // of all entries
-  HR_ALWAYS const int32_t* table() const { return group_.tables + entry * group_.table_stride; }
-  HR_ALWAYS int64_t length() const { return step_.lengths[entry]; }
+  HR_ALWAYS const int32_t* table() const { return group_->tables + entry * group_->table_stride; }
+  HR_ALWAYS int64_t length() const { return step_->lengths[entry]; }
   void next() {
-    if (!here() || ++head < item_.head_end) return;
-    head = item_.head;
+    if (!here() || ++head < item_->head_end) return;
+    head = item_->head;
     if (++tile < end_) return;
     if (common_) common_ = false;
     else ++entry;
@@ -95,20 +96,20 @@ struct Tiles {
  private:
   // Tiles that the rows of this entry see.
   void see() {
-    int64_t stop = wanted_.end(row_, step_.query_starts[entry + 1]);
-    if (stop > item_.last) stop = item_.last;
-    const int64_t lowest = step_.positions[wanted_.token(row_)];
-    const int64_t highest = step_.positions[wanted_.token(stop - 1)];
+    int64_t stop = wanted_->end(row_, step_->query_starts[entry + 1]);
+    if (stop > item_->last) stop = item_->last;
+    const int64_t lowest = step_->positions[wanted_->token(row_)];
+    const int64_t highest = step_->positions[wanted_->token(stop - 1)];
     row_ = stop;
     end_ = highest / kTile + 1;
-    tile = item_.common;
-    if (group_.window > 0 && lowest >= group_.window) tile = (lowest - group_.window + 1) / kTile;
+    tile = item_->common;
+    if (group_->window > 0 && lowest >= group_->window) tile = (lowest - group_->window + 1) / kTile;
   }
 
-  const Item& item_;
-  const HrStep& step_;
-  const HrGroup& group_;
-  const Wanted& wanted_;
+  const Item* item_;
+  const HrStep* step_;
+  const HrGroup* group_;
+  const Wanted* wanted_;
   int64_t row_, end_ = 0;
   bool common_ = false;
 };
@@ -140,7 +141,7 @@ HR_INLINE void each_item(const HrAttention& op, const HrStep& step, const Wanted
       for (int g = 0; g < kv.kv_heads; ++g)
         for (int64_t i = items; i--;) {  // the longest first: later tokens see more of the context
           const int64_t first = start + i * most, last = first + most < stop ? first + most : stop;
-          take(Item{b, after, g, g + 1, first, last, 0});
+          take(Item{b, after, g, g + 1, first, last, 0, false});
         }
       continue;
     }
@@ -165,7 +166,7 @@ HR_INLINE void each_item(const HrAttention& op, const HrStep& step, const Wanted
       if (wide < 1) wide = 1;
       for (int g = 0; g < kv.kv_heads; g += static_cast<int>(wide)) {
         const int64_t behind = g + wide < kv.kv_heads ? g + wide : kv.kv_heads;
-        take(Item{b, after, g, static_cast<int>(behind), start, stop, 0});
+        take(Item{b, after, g, static_cast<int>(behind), start, stop, 0, many});
       }
       continue;
     }
@@ -181,7 +182,7 @@ HR_INLINE void each_item(const HrAttention& op, const HrStep& step, const Wanted
         if (end - start > tokens) break;
         last = end;
       }
-      for (int g = 0; g < kv.kv_heads; ++g) take(Item{from, to, g, g + 1, start, last, common});
+      for (int g = 0; g < kv.kv_heads; ++g) take(Item{from, to, g, g + 1, start, last, common, false});
       from = to;
       start = last;
     }
