@@ -11,9 +11,9 @@
 //
 // The R = H / G query heads of a KV head are rows of one small product, so K and V are read once
 // per KV head, not per query head. Rows go in groups of up to seven over tiles of 64 positions
-// (tiles.h, tile_rows.h): all rows of an item (items.h) over one tile, which lies in L1 then (16 KB),
-// before the next. Scores are sums over E with positions as lanes, results sums over positions with E as lanes:
-// no lane is ever summed with another but in the softmax's denominator.
+// (tiles.h, tile_rows.h): all rows of an item (items.h) over one tile, which lies in L1 then
+// (16 KB), before the next. Scores are sums over E with positions as lanes, results sums over
+// positions with E as lanes: no lane is ever summed with another but in the softmax's denominator.
 //
 // Online softmax (Milakov and Gimelshein 2018) in base 2: queries are multiplied by scale · log2 e
 // (by scale alone under a soft cap) when they are packed, and rounded to bf16 where K is. Which
@@ -124,7 +124,7 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
 template <class T>
 void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) {
   const int64_t size = op.kv.head_dim, heads = op.kv.heads / op.kv.kv_heads;
-  const int64_t tokens = item.last - item.first, rows = (item.head_end - item.head) * tokens * heads;
+  const int64_t rows = (item.head_end - item.head) * (item.last - item.first) * heads;
   HrLane* lanes[kUnitsAtOnce];
   const float* x = s.out;  // what is to be quantised next
   int64_t units = 0, row = item.first, head = item.head * heads;
@@ -136,7 +136,8 @@ void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) 
       for (int i = 0; i < 8; ++i) totals[i] = f_load(s.total + 16 * (r + i));
       f_store(inverse, f_div(f_set(1.0f), f_fold<Add>(totals)));
     } else {
-      for (int64_t i = 0; i < rows - r; ++i) inverse[i] = 1.0f / f_sum(f_load(s.total + 16 * (r + i)));
+      for (int64_t i = 0; i < rows - r; ++i)
+        inverse[i] = 1.0f / f_sum(f_load(s.total + 16 * (r + i)));
     }
     for (; r < rows && r < first + 8; ++r) {
       const F by = f_set(inverse[r - first]);

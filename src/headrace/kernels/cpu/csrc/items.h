@@ -64,7 +64,7 @@ struct Item {
   int head, head_end;    // KV heads
   int64_t first, last;   // result rows, one after the other
   int64_t common;        // so many tiles at the beginning are of blocks that all entries share
-  bool one_of_many;      // a thread may take its next item before this one, to fetch what that reads
+  bool one_of_many;      // a thread may take its next item first, to fetch what that reads
 };
 
 // The tiles of an item in the order in which it reads them, KV head by KV head each: the common
@@ -103,7 +103,8 @@ struct Tiles {
     row_ = stop;
     end_ = highest / kTile + 1;
     tile = item_->common;
-    if (group_->window > 0 && lowest >= group_->window) tile = (lowest - group_->window + 1) / kTile;
+    const int64_t window = group_->window;
+    if (window > 0 && lowest >= window) tile = (lowest - window + 1) / kTile;
   }
 
   const Item* item_;
@@ -182,7 +183,8 @@ HR_INLINE void each_item(const HrAttention& op, const HrStep& step, const Wanted
         if (end - start > tokens) break;
         last = end;
       }
-      for (int g = 0; g < kv.kv_heads; ++g) take(Item{from, to, g, g + 1, start, last, common, false});
+      for (int g = 0; g < kv.kv_heads; ++g)
+        take(Item{from, to, g, g + 1, start, last, common, false});
       from = to;
       start = last;
     }

@@ -80,7 +80,8 @@ __attribute__((noinline)) void quantise_units(const float* x, HrLane* const* lan
                           i_and(i_bits(f_load(x + 32 * i + 16)), mask)));
   const F highest = f_fold<MaxInts>(top);
   // Lanes behind N repeat others. A NaN is in neither comparison.
-  if ((f_not_below(highest, f_set(1e-30f)) & f_not_below(f_set(3.4028234e38f), highest)) != 0xffff) {
+  const F least = f_set(1e-30f), most = f_set(3.4028234e38f);
+  if ((f_not_below(highest, least) & f_not_below(most, highest)) != 0xffff) {
     for (int i = 0; i < N; ++i)
       quantise_unit(f_load(x + 32 * i), f_load(x + 32 * i + 16), lanes[i]->codes, &lanes[i]->unit);
     return;

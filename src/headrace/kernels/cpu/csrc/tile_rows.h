@@ -7,7 +7,7 @@
 // unit before, of which four instructions in eleven want the ports of the products, and a unit's
 // maxima are sought while the results of the unit before are summed:
 //
-//   scores of u, weights of u − 1 | maxima of u | results of u − 1 | scores of u + 1, weights of u …
+//   scores of u, weights of u − 1 | maxima of u | results of u − 1 | scores of u + 1, weights of u
 //
 // The order of units and of every sum stays that of the plain loop, so no bit depends on it.
 #pragma once
@@ -223,8 +223,9 @@ void finish(Unit<T>* u, typename T::Row* p, int64_t size) {
 
 // The next unit up to its maxima, and what is left of the one before.
 template <class T, int M>
-__attribute__((noinline)) void advance(Unit<T>* u, Unit<T>* before, float softcap, int64_t window, const int64_t* position,
-             int64_t start, int64_t size, const Tile<T>& ahead, typename T::Row* p) {
+__attribute__((noinline)) void advance(Unit<T>* u, Unit<T>* before, float softcap, int64_t window,
+                                       const int64_t* position, int64_t start, int64_t size,
+                                       const Tile<T>& ahead, typename T::Row* p) {
   if (before->m != M) {
     finish(before, p, size);
     score_rows<T, M, false>(*u, size, ahead, *before, p);
