@@ -40,6 +40,8 @@ from typing import Any
 
 THREADS = 2
 LEVELS = (8, 16, 32)
+STARTS = 3
+"""Starts of each contestant in a round that count."""
 OURS = "headrace"
 OPENVINO = ("openvino-int8", "openvino-int4")
 Values = dict[str, float]
@@ -153,6 +155,14 @@ def shared(generate: Generate, sizes: Sizes, *, cold: bool) -> Values:
 # The contestants' own processes. Their imports are inside: each environment has its own packages.
 
 
+def child_headrace_start() -> Values:
+    from headrace import LLM, SamplingParams
+
+    with LLM(threads=THREADS, max_context=4096, offline=True) as llm:
+        llm.generate([ids(16)], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+        return {"first_token_at": time.time()}
+
+
 def child_headrace(sizes: Sizes) -> Values:
     from headrace import LLM, SamplingParams
 
@@ -164,7 +174,7 @@ def child_headrace(sizes: Sizes) -> Values:
         assert all(len(answer.outputs[0].token_ids) == output for answer in answers)
 
     generate([ids(16)], 1)
-    values: Values = {"first_token_at": time.time()}
+    values: Values = {}
     worker = llm._engine.core.executor._worker  # type: ignore[attr-defined]
     team = worker._operators.providers["linear"].team
     largest = worker._model.vocabulary.head.data
@@ -193,7 +203,7 @@ def child_headrace(sizes: Sizes) -> Values:
     return values
 
 
-def child_openvino(model: str, sizes: Sizes, batched: bool) -> Values:
+def child_openvino(model: str, sizes: Sizes, part: str) -> Values:
     import numpy
     import openvino
     import openvino_genai
@@ -207,7 +217,7 @@ def child_openvino(model: str, sizes: Sizes, batched: bool) -> Values:
         return openvino.Tensor(numpy.array([prompt], dtype=numpy.int64))
 
     properties = {"INFERENCE_NUM_THREADS": THREADS}
-    if batched:
+    if part == "batched":
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = True
         pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
@@ -229,8 +239,9 @@ def child_openvino(model: str, sizes: Sizes, batched: bool) -> Values:
             assert len(answer.tokens[0]) == output
 
     generate_one([ids(16)], 1)
-    values: Values = {"first_token_at": time.time()}
-    return values | single(generate_one, sizes) | prefill(generate_one, sizes)
+    if part == "start":
+        return {"first_token_at": time.time()}
+    return single(generate_one, sizes) | prefill(generate_one, sizes)
 
 
 def spawn(python: str, child: str, tiny: bool) -> Values:
@@ -245,6 +256,12 @@ def spawn(python: str, child: str, tiny: bool) -> Values:
     if "first_token_at" in values:
         values["start"] = values.pop("first_token_at") - begin
     return values
+
+
+def start(seconds_to_first_token: Callable[[], float]) -> Values:
+    """The median of `STARTS` after one that does not count: files are warm then."""
+    taken = [seconds_to_first_token() for _ in range(1 + STARTS)]
+    return {"start": statistics.median(taken[1:])}
 
 
 class Llama:
@@ -295,7 +312,7 @@ class Llama:
     def values(self, round_: int) -> Values:
         common = ("-fa", "1", "-r", "1", "-o", "json")
         short, long = self.sizes.prefill
-        values: Values = {"start": self.start()}
+        values = start(self.start)
         text, _ = self._run(
             "llama-bench", "-p", "0", "-n", str(self.sizes.output), "-d", "16", "-fa", "1",
             "-r", "3", "-o", "json",
@@ -322,7 +339,12 @@ class Llama:
 
 def contestants(model: Path, tiny: bool) -> tuple[dict[str, Callable[[int], Values]], list[str]]:
     """Those that are here, and a line for each that is not."""
-    here: dict[str, Callable[[int], Values]] = {OURS: lambda _: spawn(sys.executable, OURS, tiny)}
+
+    def ours(_: int) -> Values:
+        begun = start(lambda: spawn(sys.executable, f"{OURS}:start", tiny)["start"])
+        return begun | spawn(sys.executable, OURS, tiny)
+
+    here: dict[str, Callable[[int], Values]] = {OURS: ours}
     absent = []
     folder = os.environ.get("LLAMA_BIN")
     if folder and (Path(folder) / "llama-bench").exists():
@@ -338,11 +360,12 @@ def contestants(model: Path, tiny: bool) -> tuple[dict[str, Callable[[int], Valu
             absent.append(f"{name}: {variable} is not an exported model")
         else:
 
-            def both(_: int, name: str = name) -> Values:
+            def parts(_: int, name: str = name) -> Values:
+                begun = start(lambda: spawn(str(python), f"{name}:start", tiny)["start"])
                 one = spawn(str(python), f"{name}:single", tiny)
-                return one | spawn(str(python), f"{name}:batched", tiny)
+                return begun | one | spawn(str(python), f"{name}:batched", tiny)
 
-            here[name] = both
+            here[name] = parts
     return here, absent
 
 
@@ -441,13 +464,14 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sizes = Sizes(arguments.tiny)
-    if arguments.child == OURS:
-        print(json.dumps(child_headrace(sizes)))
+    if arguments.child in (OURS, f"{OURS}:start"):
+        only_start = arguments.child != OURS
+        print(json.dumps(child_headrace_start() if only_start else child_headrace(sizes)))
         return
     if arguments.child:
         name, _, kind = arguments.child.partition(":")
         model = os.environ[name.upper().replace("-", "_")]
-        print(json.dumps(child_openvino(model, sizes, kind == "batched")))
+        print(json.dumps(child_openvino(model, sizes, kind)))
         return
     measure(arguments)
 
