@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from headrace.base.config import DEFAULT_MODEL, EngineOptions
 from headrace.base.hardware import torch_build
-from headrace.engine.preload import collector_paused
+from headrace.engine import preload
+from headrace.engine.preload import collector_paused, wants_torch
 
 PRELOAD = """
 import sys
@@ -30,6 +33,38 @@ assert preload_torch() is None
 def test_torch_works_after_its_library_was_loaded_beside() -> None:
     done = subprocess.run([sys.executable, "-c", PRELOAD], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+GGUF = "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options"),
+    [
+        (False, {"model": DEFAULT_MODEL}),
+        (False, {"model": GGUF}),
+        (False, {"model": "some/where-GGUF:q4_k_m", "device": "cpu", "kernels": "cpu"}),
+        (True, {"model": "some/folder"}),
+        (True, {"model": GGUF, "device": "cuda"}),
+        (True, {"model": GGUF, "kernels": "ref"}),
+        (True, {"model": GGUF, "dtype": "bfloat16"}),
+        (True, {"model": GGUF, "max_adapters": 1}),
+    ],
+)
+def test_whether_torch_will_be_wanted(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(preload, "gpus", tuple)
+    for build in (("2.13.0", None), ("2.13.0", "13.0")):  # Also that for CUDA, without a GPU.
+        monkeypatch.setattr(preload, "torch_build", lambda build=build: build)
+        assert wants_torch(EngineOptions(**options)) == wanted
+
+
+def test_a_gpu_wants_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload, "gpus", lambda: ("a GPU",))
+    monkeypatch.setattr(preload, "torch_build", lambda: ("2.13.0", "13.0"))
+    assert wants_torch(EngineOptions(model=GGUF))
+    assert not wants_torch(EngineOptions(model=GGUF, device="cpu"))
 
 
 def test_the_collector_comes_back_and_still_collects() -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..base.config import EngineOptions
-from ..base.hardware import torch_build
+from ..base.hardware import gpus, torch_build
 from ..loader.catalog import CATALOG
 
 LIBRARY = Path("lib", "libtorch_cpu.so")
@@ -27,7 +27,9 @@ LIBRARY = Path("lib", "libtorch_cpu.so")
 def wants_torch(options: EngineOptions) -> bool:
     """Will the worker compute on tensors? Guessed by the options before the model is opened: where
     the guess is wrong the worker imports torch later, or it was loaded for nothing."""
-    if options.device == "cuda" or (options.device == "auto" and torch_build()[1] is not None):
+    if options.device == "cuda":
+        return True
+    if options.device == "auto" and torch_build()[1] is not None and gpus():
         return True
     plain = (
         options.kernels in ("auto", "cpu")
