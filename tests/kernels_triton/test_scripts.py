@@ -41,7 +41,11 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
     )  # fmt: skip
     found = json.loads(file.read_text())
     names = {row["kernel"] for row in found["kernels"]}
-    assert {"attention_decode._split_kernel", "sampling._draw_kernel"} <= names
+    assert {
+        "attention_decode._split_kernel",
+        "sampling._digit_kernel",
+        "sampling._token_kernel",
+    } <= names
     prefill = [r for r in found["kernels"] if r["kernel"] == "attention_prefill._prefill_kernel"]
     assert {row["matrix"] for row in prefill} == {"warpgroup"}
     assert all(row["spills"] == 0 for row in found["kernels"])
