@@ -172,7 +172,7 @@ def explain(
 ) -> tuple[list[Decision], MemoryPlan]:
     """What a start would decide, without loading weights (their size is that of their files).
 
-    Imports torch: which kernels serve is asked of the kernels themselves.
+    Which kernels serve is asked of the kernels themselves.
     """
     resolved = resolve(options, files, hardware)
     memory = plan(resolved, files, weight_bytes_on_disk(files))
