@@ -306,3 +306,23 @@ def test_rope_and_cache(
                 for kv in (got_kv, want_kv)
             )
             torch.testing.assert_close(got_scale, want_scale, rtol=1e-5, atol=0)
+
+
+def test_codes_of_what_is_no_number_are_the_same_at_every_level() -> None:
+    batch, blocks = make_batch([(0, 5)])
+    rope = RopeTable(torch.ones(64, 16), torch.zeros(64, 16))
+    torch.manual_seed(0)
+    qkv = torch.randn(5, 4 * 32)
+    qkv[2, 64 + 7] = float("nan")
+    results = []
+    for name in library.LEVELS:
+        if library.level(name) is None:
+            continue
+        shape = (blocks, 1, 16, 32)
+        kv = quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), torch.int8)
+        arguments = (2, 1, None, None, 1e-6, 0.0, rope, kv, batch, 0)
+        CpuOperators(1, name).rope_and_cache(qkv.clone(), *arguments)
+        assert kv.k_scale is not None
+        assert kv.k_scale.isnan().sum() == 1
+        results.append(kv.k)
+    assert all(torch.equal(result, results[0]) for result in results)

@@ -30,15 +30,6 @@ constexpr int64_t kDrawScratch = kDrawRoom * 12 + kDrawBlocks * 8;
 const float kDrawLadder[kDrawCuts] = {0.5f, 1.0f, 2.0f, 3.0f, 4.5f,
                                           6.0f, 8.0f, 10.0f, 13.0f};
 
-HR_INLINE F f_where(F x, F least, F value) {  // value where x ≥ least, else zero
-#if HR_LEVEL >= 3
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, least.v, _CMP_GE_OQ), value.v)};
-#else
-  return {_mm256_and_ps(_mm256_cmp_ps(x.a, least.a, _CMP_GE_OQ), value.a),
-          _mm256_and_ps(_mm256_cmp_ps(x.b, least.b, _CMP_GE_OQ), value.b)};
-#endif
-}
-
 HR_INLINE F draw_load(const float* p, int64_t left) {  // lanes beyond `left` are −∞
   if (left >= 16) return f_load(p);
   float t[16];

@@ -78,7 +78,7 @@ uint64_t read_stream(const uint8_t* data, int64_t bytes) {
   for (int64_t i = 0; i + 256 <= bytes; i += 256) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      _mm_prefetch(reinterpret_cast<const char*>(data + i + 64 * j + 1024), _MM_HINT_T0);
+      prefetch_l1(data + i + 64 * j + 1024);
       acc[j] = i_add(acc[j], i_load(reinterpret_cast<const int32_t*>(data + i + 64 * j)));
     }
   }

@@ -43,7 +43,7 @@ HR_INLINE float quantise_head(const float* x, int64_t size, int8_t* codes) {
   for (int64_t i = 0; i < size; i += 16) {
     F v = f_load(x + i);
     bad = f_fma(v, f_zero(), bad);  // NaN as soon as one value is infinite or none
-    i_store_s8(codes + i, i_round(f_min(high, f_max(low, f_div(v, s)))));
+    i_store_s8(codes + i, i_round(f_min(f_max(f_div(v, s), low), high)));
   }
   const float sum = f_sum(bad);
   return sum == 0 ? scale : sum;  // a NaN stays a NaN: in the scale

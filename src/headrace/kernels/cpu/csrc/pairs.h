@@ -82,7 +82,7 @@ HR_INLINE F f_exp2(F x) {
   F r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF)};
 #else
   F y = f_max(f_set(-101.0f), x);  // the second operand when one is NaN
-  F k = {_mm256_floor_ps(y.a), _mm256_floor_ps(y.b)};
+  F k = f_floor(y);
   F r = f_sub(y, k);
 #endif
   F p;
@@ -102,9 +102,7 @@ HR_INLINE F f_exp2(F x) {
   return {_mm512_maskz_scalef_ps(keep, p.v, x.v)};  // p · 2^floor(x)
 #else
   F e = f_mul(p, f_bits(i_shl<23>(i_add(i_round(k), i_set(127)))));
-  const __m256 least = _mm256_set1_ps(-100.0f);
-  return {_mm256_and_ps(e.a, _mm256_cmp_ps(x.a, least, _CMP_NLT_UQ)),
-          _mm256_and_ps(e.b, _mm256_cmp_ps(x.b, least, _CMP_NLT_UQ))};
+  return f_unless_below(x, f_set(-100.0f), e);
 #endif
 }
 

@@ -94,12 +94,11 @@ HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead,
       if constexpr (kFetch == kOwn) {
 #pragma GCC unroll 9
         for (int i = 0; i < lines; ++i)
-          _mm_prefetch(reinterpret_cast<const char*>(unit + kAhead + 64 * i), _MM_HINT_T1);
+          prefetch_l2(unit + kAhead + 64 * i);
       }
       if constexpr (kFetch == kNext) {
         for (int i = ahead.line; i < lines; i += ahead.step)
-          _mm_prefetch(reinterpret_cast<const char*>(unit + ahead.distance + 64 * i),
-                       _MM_HINT_T1);
+          prefetch_l2(unit + ahead.distance + 64 * i);
       }
 #define HR_UNIT(m) x.six[(m) / HR_SIX * x.stride].lanes[(m) % HR_SIX].unit
 #define HR_CODES(m) x.six[(m) / HR_SIX * x.stride].lanes[(m) % HR_SIX].codes
@@ -114,7 +113,7 @@ HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead,
   {                                                          \
     C w = Q::template code<S, (M <= kFew)>(q);               \
     _Pragma("GCC unroll 12") for (int m = 0; m < M; ++m)     \
-      sum[m] = dot_at<Q::eight>(sum[m], w, HR_CODES(m) + 4 * (S)); \
+      sum[m] = dot_step<Q::eight, S>(sum[m], w, HR_CODES(m));  \
   }
       if constexpr (Q::mode == kSub) {
         // (d0 · Σ0 + d1 · Σ1) · scale_x: both halves share the activations' scale.

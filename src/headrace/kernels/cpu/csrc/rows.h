@@ -27,24 +27,11 @@ HR_INLINE void f_store_tail(float* p, F x, int64_t left) {
   memcpy(p, t, static_cast<size_t>(left) * 4);
 }
 
-HR_INLINE int32_t i_sum(I x) {
-  int32_t t[16], total = 0;
-  i_store(t, x);
-  for (int i = 0; i < 16; ++i) total += t[i];
-  return total;
-}
-
 HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
   I mask = i_set(0x7fffffff);
   // Absolute values order as integers; NaN and infinity come out on top.
   I top = i_max(i_and(i_bits(x0), mask), i_and(i_bits(x1), mask));
-#if HR_LEVEL >= 3
-  const int32_t bits = _mm512_reduce_max_epi32(top.v);
-#else
-  int32_t t[16], bits = 0;
-  i_store(t, top);
-  for (int i = 0; i < 16; ++i) bits = t[i] > bits ? t[i] : bits;
-#endif
+  const int32_t bits = i_highest(top);
   float highest;
   memcpy(&highest, &bits, 4);
   if (bits >= 0x7f800000 || highest < 1e-30f) {
@@ -59,11 +46,7 @@ HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
   I c0 = i_round(f_mul(x0, inverse)), c1 = i_round(f_mul(x1, inverse));
   i_store_s8(codes, c0);
   i_store_s8(codes + 16, c1);
-#if HR_LEVEL >= 3
-  const int32_t low = _mm512_reduce_add_epi32(c0.v), high = _mm512_reduce_add_epi32(c1.v);
-#else
   const int32_t low = i_sum(c0), high = i_sum(c1);
-#endif
   const int32_t all = low + high;
   *unit = {scale, scale * static_cast<float>(all), -32 * low, -32 * high, -16 * all, -128 * all};
 }

@@ -85,7 +85,7 @@ HR_INLINE void score_rows(const Unit<T>& u, int64_t size, const Tile<T>& ahead,
 #pragma GCC unroll 4
         for (int v = 0; v < N; ++v) {
           w[v] = T::load(k[v] + step * k_step);
-          _mm_prefetch(reinterpret_cast<const char*>(next[v] + step * k_step), _MM_HINT_T1);
+          prefetch_l2(next[v] + step * k_step);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
@@ -180,7 +180,7 @@ HR_INLINE void value_columns(const Unit<T>& u, const typename T::Row* p, int64_t
 #pragma GCC unroll 4
       for (int w = 0; w < W; ++w) {
         vv[w] = T::load(v + 16 * T::wide * w);
-        _mm_prefetch(reinterpret_cast<const char*>(next + 16 * T::wide * w), _MM_HINT_T1);
+        prefetch_l2(next + 16 * T::wide * w);
       }
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {

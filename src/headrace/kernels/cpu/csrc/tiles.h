@@ -62,7 +62,7 @@ struct TileRoom {       // of one tile; two tiles are in work at once, whose K m
 template <int K>
 HR_INLINE float kv_float(const void* base, int64_t at) {
   if constexpr (K == HR_F32) return static_cast<const float*>(base)[at];
-  return _cvtsh_ss(static_cast<const uint16_t*>(base)[at]);
+  return f_half(static_cast<const uint16_t*>(base)[at]);
 }
 
 template <int K>
