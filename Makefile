@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 # Without an NVIDIA driver the plain wheel would bring gigabytes of CUDA for nothing: pin the
 # version of which a CPU wheel may be at hand.
 TORCH ?= torch==2.13.0
+# The default model needs torch on a GPU only.
+EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 
 .PHONY: help run test check explore sanitize lint bench-cpu gpu-dry gpu-bench clean
 
@@ -26,11 +28,12 @@ help:
 $(VENV)/.installed: pyproject.toml CMakeLists.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --progress-bar on --upgrade pip
-	$(BIN)/pip install --progress-bar on "$(TORCH)"
-	$(BIN)/pip install --progress-bar on --editable .
+	$(if $(EXTRAS),$(BIN)/pip install --progress-bar on "$(TORCH)")
+	$(BIN)/pip install --progress-bar on --editable ".$(EXTRAS)"
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
+	$(BIN)/pip install --progress-bar on "$(TORCH)"
 	$(BIN)/pip install --quiet --progress-bar on --editable ".[test]"
 	@touch $@
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from headrace.base.config import EngineOptions
 from headrace.base.hardware import cpu
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
-from headrace.engine import calibration
 from headrace.engine.build import build
-from headrace.engine.calibration import calibrate_quickly, needs_calibration, quick_hardware
+from headrace.engine.calibration import calibrate_quickly, needs_calibration
 from headrace.loader import open_model
 from headrace.roofline.hardware import load_hardware
 from headrace.roofline.machine import calibration_path, this_hardware
@@ -73,24 +70,3 @@ def test_an_engine_predicts_from_its_first_start_on(
     found = this_hardware("cpu")
     assert found is not None
     assert found.name.endswith(f", {cpu().cores} threads"), "of the machine, not of one start"
-
-
-def test_products_are_measured_with_the_threads_that_were_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: set[int] = set()
-    real = calibration.timed
-
-    def timed(work: Callable[[], object]) -> float:
-        seen.add(torch.get_num_threads())
-        return real(work)
-
-    monkeypatch.setattr(calibration, "timed", timed)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # As a worker does that was given one.
-    try:
-        quick_hardware(2)
-        assert seen == {2}
-        assert torch.get_num_threads() == 1, "the worker's again"
-    finally:
-        torch.set_num_threads(before)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import PackageAbsent
 from headrace.kernels.cpu.library import LibraryAbsent, load
 
 try:
@@ -16,6 +18,7 @@ except LibraryAbsent as absent:
 
 SERVE = """
 import sys
+from pathlib import Path
 sys.modules["torch"] = None  # From here on its import fails, as if it were not installed.
 from headrace import LLM, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
@@ -61,3 +64,42 @@ assert sys.modules["torch"] is None
 def test_everything_but_adapters() -> None:
     done = subprocess.run([sys.executable, "-c", SERVE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+REFUSED = """
+import sys
+from pathlib import Path
+sys.modules["torch"] = None
+from headrace import LLM
+from headrace.base.errors import PackageAbsent
+try:
+    LLM({model!r}, max_context=64, **{options!r})
+except PackageAbsent as absent:
+    print(absent.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "a checkpoint in safetensors"),
+        ({"kernels": "ref"}, "--kernels ref"),
+    ],
+)
+def test_what_needs_it_says_so(tiny: Path, options: dict[str, str], said: str) -> None:
+    code = REFUSED.format(model=str(tiny), options=options)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert said in done.stdout
+    assert "needs PyTorch, which is not installed: pip install 'headrace[torch]'" in done.stdout
+
+
+def test_a_command_that_needs_it_is_one_line_not_a_traceback() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['roofline', '--calibrate'];"
+        "from headrace.cli.main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == PackageAbsent.exit_code, done.stderr
+    assert done.stderr.startswith("error: a full calibration needs PyTorch")
+    assert len(done.stderr.splitlines()) == 1

@@ -127,6 +127,13 @@ class UnsupportedModel(HeadraceError):
     exit_code = 3
 
 
+class PackageAbsent(HeadraceError):
+    """What was asked for needs a package of an extra that is not installed; says which."""
+
+    type = "package_absent_error"
+    exit_code = 3
+
+
 class DownloadError(HeadraceError):
     """No source could deliver the file: says which were tried and what each answered."""
 

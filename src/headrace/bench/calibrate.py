@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError
+from ..base.extras import require_torch
 from ..base.hardware import CpuFacts, cpu
 from ..roofline.efficiency import CPU_EFFICIENCY
 from ..roofline.fit import StepRecord
@@ -18,6 +19,7 @@ from ..roofline.machine import calibration_path, last_level_cache
 
 def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
     """Measure, write, and return (hardware, raw figures). Takes some ten seconds."""
+    require_torch("a full calibration")
     facts = cpu()
     command = [sys.executable, "-m", "headrace.bench.probe", str(facts.cores)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy
+
 from ..base.hardware import cpu
 from ..kernels.cpu.library import LibraryAbsent, Team, allocate
 from ..roofline.efficiency import CPU_EFFICIENCY
@@ -51,30 +53,29 @@ def calibrate_quickly(threads: int) -> None:
 
 
 def quick_hardware(threads: int) -> Hardware:
-    """The best of a few short rounds of each: others' load can only make a round slower."""
-    import torch  # Local: `engine` is also imported where torch is not.
+    """The best of a few short rounds of each: others' load can only make a round slower.
 
+    numpy's product has as many threads as the process has CPUs, whatever `threads` says.
+    """
     facts = cpu()
-    square = torch.ones(SIZE, SIZE)
-    others = torch.get_num_threads()
-    torch.set_num_threads(threads)  # A worker has set its own.
+    square = numpy.ones((SIZE, SIZE), numpy.float32)
+    rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
     try:
-        rates = {"float32": best(lambda: 2 * SIZE**3 / timed(lambda: square @ square))}
-        try:
-            team = Team(threads)
-        except LibraryAbsent:
-            data, small = torch.ones(READ_BYTES // 4), torch.ones(CACHED_BYTES // 4)
-            bandwidth = best(lambda: READ_BYTES / timed(data.sum))
-            cached = best(lambda: CACHED_BYTES / timed(small.sum))
-        else:
-            room, less = allocate(READ_BYTES), allocate(CACHED_BYTES)
-            room.fill(1)
-            less.fill(1)
-            bandwidth = best(lambda: team.read_bandwidth(room))
-            cached = best(lambda: team.read_bandwidth(less))
-            rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
-    finally:
-        torch.set_num_threads(others)
+        team = Team(threads)
+    except LibraryAbsent:
+        # Local: the reference has served this start, so it is here.
+        import torch
+
+        data, small = torch.ones(READ_BYTES // 4), torch.ones(CACHED_BYTES // 4)
+        bandwidth = best(lambda: READ_BYTES / timed(data.sum))
+        cached = best(lambda: CACHED_BYTES / timed(small.sum))
+    else:
+        room, less = allocate(READ_BYTES), allocate(CACHED_BYTES)
+        room.fill(1)
+        less.fill(1)
+        bandwidth = best(lambda: team.read_bandwidth(room))
+        cached = best(lambda: team.read_bandwidth(less))
+        rates["int8"] = best(lambda: team.int8_rate(ITERATIONS))
     return Hardware(
         name=f"{facts.name}, {threads} threads",
         rates=rates,

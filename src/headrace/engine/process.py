@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..base.errors import EngineDead, EngineFault, HeadraceError, Overloaded
+from ..base.hardware import torch_build
 from ..base.request import SequenceDelta
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
@@ -87,6 +88,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     """Be configured, start, serve until told to stop."""
     begin = time.monotonic()
     gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
+    import_torch = import_torch and torch_build()[0] != ""  # Who wants it without says so.
     if import_torch:
         preload_torch()
     # Local: the imports below take longer than saying hello, and the parent opens the files

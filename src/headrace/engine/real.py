@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.config import Decision
+from ..base.extras import needing_torch
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..loader.panels import PanelShelf
@@ -37,7 +38,10 @@ def worker_loader(name: str) -> WorkerLoader:
 def load_worker(files: ModelFiles, settings: dict[str, Any]) -> tuple[LoadedWorker, WorkerFacts]:
     """The real worker on the device that the settings name."""
     begin = time.monotonic()
-    with ThreadPoolExecutor(1, "headrace-panels") as thread:
+    with (
+        needing_torch(lambda: _who_needs_torch(files, settings)),
+        ThreadPoolExecutor(1, "headrace-panels") as thread,
+    ):
         # Kept weights are read and checked by another core while this one imports the worker.
         shelf = thread.submit(_shelf, files, settings)
         # Local: only a process with a worker pays for these imports.
@@ -70,7 +74,33 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
 
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
     """Which kernels would serve, operator by operator; loads no weight."""
-    from ..worker.options import WorkerOptions  # Local, as above.
-    from ..worker.worker import kernel_decisions as decide
+    with needing_torch(lambda: _who_needs_torch(files, settings)):
+        from ..worker.options import WorkerOptions  # Local, as above.
+        from ..worker.worker import kernel_decisions as decide
 
-    return decide(files, WorkerOptions(**settings))
+        return decide(files, WorkerOptions(**settings))
+
+
+def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
+    """The first of the reasons for which a worker computes on tensors."""
+    # Local, as above.
+    from ..kernels.cpu.library import LibraryAbsent, load
+
+    device, kernels = settings.get("device", "cpu"), settings.get("kernels", "auto")
+    if device != "cpu":
+        return f"device {device}"
+    if kernels not in ("auto", "cpu"):
+        return f"--kernels {kernels}"
+    if files.arch.encoder is not None:
+        return f"{files.name}, an encoder,"
+    if files.arch.moe is not None:
+        return f"{files.name}, a mixture of experts,"
+    if files.format != "gguf":
+        return f"{files.name}, a checkpoint in {files.format} (a GGUF file on a CPU does not),"
+    if settings.get("adapters"):
+        return "serving adapters"
+    try:
+        load()
+    except LibraryAbsent as absent:
+        return f"serving without the CPU kernels ({absent})"
+    return "what these options ask for"

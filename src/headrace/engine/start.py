@@ -7,6 +7,7 @@ from typing import Any
 
 from ..base.config import Decision, EngineOptions, auto_kv_dtype, parse_size
 from ..base.errors import OptionError
+from ..base.extras import INSTALL_TORCH
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
 from ..loader.panels import panel_folder
@@ -90,6 +91,10 @@ def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     obstacle = ""
     if not hardware.gpus:
         obstacle = "no NVIDIA GPU is visible"
+    elif not version:
+        obstacle = (
+            f"PyTorch is not installed ({INSTALL_TORCH}), which {hardware.gpus[0].name} needs"
+        )
     elif cuda is None:
         obstacle = f"the installed torch {version} is built without CUDA"
     if wish == "cuda" and obstacle:
