@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+log = logging.getLogger("headrace.engine")
 
 OnPhase = Callable[[str, float], None]
 _PROOF_SALT = "headrace start"
@@ -75,7 +78,10 @@ def build(
         on_phase(name, time.monotonic() - begin)
 
     with phase("plan"):
-        resolved = resolve(options, files, hardware())
+        found = hardware()
+        resolved = resolve(options, files, found)
+        if found.gpus and resolved.options.device == "cpu" and options.device == "auto":
+            log.warning("%s is left alone: %s", found.gpus[0].name, resolved.decisions[0].reason)
         wish = plan(resolved, files, weight_bytes_on_disk(files))
     encoder = files.arch.encoder is not None
     executor = _executor(resolved, wish, files, worker)

@@ -92,9 +92,7 @@ def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     if not hardware.gpus:
         obstacle = "no NVIDIA GPU is visible"
     elif not version:
-        obstacle = (
-            f"PyTorch is not installed ({INSTALL_TORCH}), which {hardware.gpus[0].name} needs"
-        )
+        obstacle = f"PyTorch, which a GPU needs, is not installed: {INSTALL_TORCH}"
     elif cuda is None:
         obstacle = f"the installed torch {version} is built without CUDA"
     if wish == "cuda" and obstacle:
