@@ -103,4 +103,7 @@ def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
         load()
     except LibraryAbsent as absent:
         return f"serving without the CPU kernels ({absent})"
-    return "what these options ask for"
+    for option in ("dtype", "quantise"):
+        if settings.get(option, "auto") not in ("auto", "float32"):
+            return f"--{option} {settings[option]}"
+    return f"a type of the tensors in {files.name}"
