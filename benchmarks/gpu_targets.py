@@ -34,10 +34,11 @@ TRIPS = 8
 table, the query, two tiles of KV, the parts and their counter, the join in two turns."""
 TRIP = 0.7e-6
 """Assumed seconds of each; a read of HBM on an idle H100 takes about so long, one of L2 a third."""
-KERNELS_AROUND, COPY, COPIES_AROUND, GRAPH = 12, 4e-6, 4, 8e-6
-"""On the device between two steps, counted in the code (ADR 0143): kernels that make the batch and
-fill the graph's buffers, keep the results, and write the tokens where the next step reads them; and
-the copies, and the start of a graph, in assumed seconds."""
+KERNELS_AROUND, COPY, COPIES_AROUND, GRAPH = 13, 4e-6, 2, 8e-6
+"""On the device between two steps, counted in the code (ADRs 0143, 0146): five kernels that make
+the batch and three that fill the graph's buffers, three that keep the results, two that write the
+tokens where the next step reads them; a copy in and one out; and the start of a graph, in assumed
+seconds."""
 FUSED = ("norms", "gated")
 """Operators that a product of at most four rows takes in (`table.json`, `product_skinny`)."""
 TABLES, ASSUMED = "tables", "assumed"

@@ -7,6 +7,8 @@ here. That CUDA replays what it captured is left to the GPU tests.
 from __future__ import annotations
 
 import random
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,8 +17,11 @@ from headrace.base.sampling import SamplingParams
 from headrace.kernels.cuda_graphs import Bucket, GraphProgram, null_step
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.reference import ReferenceOperators
+from headrace.kernels.sampling import REFERENCE
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
+from headrace.worker.batch import make_batch
+from headrace.worker.sampler import Sampler
 from oracle import sampled_rows, tiny
 from oracle.driving import Driver
 
@@ -85,6 +90,76 @@ def test_padded_steps_give_the_same_answers(worker) -> None:
     assert program.facts.bytes == 1000 * program.facts.graphs
 
 
+class Drawing(ReferenceOperators):
+    """The reference with a draw of its own, which graphs take into themselves."""
+
+    drawing = REFERENCE
+
+
+PARAMETERS = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 0.9},
+    "shifting": {"temperature": 1.3, "min_p": 0.02},
+    "filtered": {"temperature": 0.8, "top_k": 8},
+    "nucleus": {"temperature": 0.8, "top_p": 0.7},
+    "asking": {"temperature": 0.8, "logprobs": 1},
+    "penalised": {"temperature": 0, "repetition_penalty": 1.3},
+}
+
+
+def tokens_of(worker: Worker, names: list[str], graphs: bool) -> tuple[dict, GraphProgram | None]:
+    """What requests with `PARAMETERS` of these names are answered, from batches as a device gets
+    them; with graphs that choose tokens, or call by call."""
+    driver = Driver(worker, blocks=120, step_tokens=120, rows=12)
+    steps, runner, program = worker._steps, worker._runner, None
+    steps.host = None
+    steps.batch = partial(
+        make_batch, rows=worker._rows, tables=worker._tables, pool=worker._pool, draws=True
+    )
+    if graphs:
+        operators, limits = Drawing(torch.float32), StepLimits(300, 12, 256)
+        cache, forward = runner._cache, runner._model.forward
+        with torch.inference_mode():
+            program = GraphProgram(operators, forward, cache, limits, Rerun())
+            program.capture()
+        runner._program = runner._choosing = program
+    for number, name in enumerate(names):
+        params = SamplingParams(seed=number, max_tokens=7, **PARAMETERS[name])
+        driver.add(f"{number} {name}", prompt(9 + 20 * number, number), params)
+        driver.step()
+    driver.run()
+    return {name: answer.tokens for name, answer in driver.answers.items()}, program
+
+
+@pytest.mark.parametrize(
+    ("names", "whole"),
+    [
+        (["greedy", "greedy"], True),
+        (["drawn", "greedy", "shifting"], True),
+        (["filtered", "greedy"], False),
+        (["nucleus", "drawn"], False),
+        (["asking", "penalised", "drawn"], False),
+    ],
+)
+def test_graphs_choose_tokens(worker, names: list[str], whole: bool) -> None:
+    """Greedy or drawn, alone or beside rows whose filters are not part of a graph; a step after
+    another kind of step; and then no kernel of the sampler is launched."""
+    plain, _ = tokens_of(worker, names, graphs=False)
+    launched = []
+    with pytest.MonkeyPatch.context() as patch:
+        for way in ("sample", "most_likely"):
+            own = getattr(Sampler, way)
+            patch.setattr(Sampler, way, lambda *given, own=own: launched.append(1) or own(*given))
+        mine, program = tokens_of(worker, names, graphs=True)
+    assert program is not None
+    assert mine == plain
+    assert program.facts.replayed >= 8
+    assert bool(launched) is not whole
+    # Greedy ones end first or come alone: graphs have to forget how the others were drawn.
+    alone, program = tokens_of(worker, ["drawn", "greedy", "greedy"], graphs=True)
+    assert alone == tokens_of(worker, ["drawn", "greedy", "greedy"], graphs=False)[0]
+
+
 def test_a_step_has_the_hidden_states_that_it_wants(worker) -> None:
     _, program = answers(worker, graphs=True)
     assert program is not None
@@ -123,6 +198,18 @@ def test_buckets_cover_the_limits_and_no_more() -> None:
     # Largest first within a length: what comes later fits into the same memory.
     first = [b.tokens for b in buckets if b.length == 6000 and b.decode]
     assert first == sorted(first, reverse=True)
+
+
+def test_the_largest_steps_of_a_saturated_device_are_graphs() -> None:
+    """872 sequences of 1,000 + 1,000 tokens of the 8B in fp8 fit beside its weights on an H200."""
+    program = make_program(tokens=8192, entries=900, max_context=2048)
+    batch = null_step(872, program._cache, 2048)
+    batch.lengths = torch.ones(872, dtype=torch.int32)
+    batch.max_count, batch.max_length = 1, 2000
+    assert program.find(batch) == Bucket(896, 896, 2048)
+    sizes = [b.entries for b in program.buckets() if b.decode and b.length == 2048]
+    assert max(sizes) == 900
+    assert all(low - high <= 64 for low, high in pairwise(sizes))
 
 
 def test_the_smallest_bucket_that_fits() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from headrace.kernels import sampling as reference
 from headrace.kernels.draws import DrawParameters
+from headrace.kernels.triton import sampling
 from headrace.kernels.triton.sampling import argmax, draw
 
 FILTERS = [
@@ -44,6 +47,59 @@ def test_draws_as_the_reference(filters: tuple[int, float, float], width: int) -
     mine, theirs = draw(logits, wanted), reference.draw(logits, wanted)
     # A border hit within rounding may fall to a neighbour: none does with these seeds.
     assert mine.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("absent", [("top_k",), ("top_p",), ("top_k", "top_p")])
+def test_filters_that_no_row_has_are_not_launched(
+    absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, of rows that have the other filter and of rows that have none."""
+    torch.manual_seed(6)
+    logits = torch.randn(4, 5000) * 3
+    wanted = parameters(4, 20, 0.8, 0.05, seed=9)
+    wanted.top_k[1], wanted.top_p[1], wanted.top_k[2], wanted.top_p[3] = 0, 1.0, 0, 1.0
+    for name, off in (("top_k", 0), ("top_p", 1.0)):
+        if name in absent:
+            getattr(wanted, name).fill_(off)
+    theirs, same = reference.draw(logits, wanted), draw(logits, wanted)
+    for name in absent:
+        setattr(wanted, name, None)
+    digits = CountedKernel(sampling._digit_kernel)
+    monkeypatch.setattr(sampling, "_digit_kernel", digits)
+    mine = draw(logits, wanted)
+    assert digits.launches == 8 * (2 - len(absent))
+    assert mine.tolist() == same.tolist() == theirs.tolist()
+    assert reference.draw(logits, wanted).tolist() == theirs.tolist()
+
+
+class CountedKernel:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel, self.launches = kernel, 0
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.launches += 1
+        return self._kernel[grid]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_rows_of_the_most_likely_token_stand_among_others(filtered: bool) -> None:
+    """Of equals the first, also where they lie in several tiles, and whatever others ask for."""
+    torch.manual_seed(7)
+    logits = torch.randn(5, 9000)
+    logits[0, [4500, 8999]] = 20.0
+    logits[1, 8999] = 20.0
+    logits[2] = 0.0
+    logits[3, 4095:4097] = torch.tensor([9.0, 9.0 + 2**-20])
+    wanted = parameters(5, 7, 0.5, 0.0, seed=2)
+    for row in range(4):
+        wanted.temperature[row], wanted.min_p[row], wanted.uniform[row] = 1.0, 1.0, 0.0
+        wanted.top_k[row], wanted.top_p[row] = 0, 1.0
+    if not filtered:
+        wanted.top_k = wanted.top_p = None
+    for drawn in (draw(logits, wanted), reference.draw(logits, wanted)):
+        assert drawn[:4].tolist() == logits[:4].argmax(-1).tolist() == [4500, 8999, 0, 4096]
 
 
 def test_masked_tokens_are_never_drawn() -> None:

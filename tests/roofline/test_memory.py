@@ -34,6 +34,18 @@ def test_kv_of_a_token() -> None:
     assert kv_token_bytes(DEEPSEEK_LITE, "bfloat16") == (512 + 64) * 2
 
 
+def test_graphs_are_counted_before_they_are_measured() -> None:
+    """What they hold of the logits of their largest step; a worker's own number takes its place,
+    and a host has none."""
+    cuda = {"arch": LLAMA_8B, "available": 80 * GIB, "device": "cuda", "max_context": 2048}
+    assert plan(**cuda, rows=64).graph_bytes == 10 * 64 * LLAMA_8B.vocab_size
+    most = plan(**cuda, rows=1024).graph_bytes
+    assert plan(**cuda, rows=2000).graph_bytes == most == 10 * 1024 * LLAMA_8B.vocab_size
+    assert plan(**cuda, rows=64, graph_bytes=5, step_bytes=7).graph_bytes == 5
+    assert plan(**cuda, rows=64, step_bytes=7).graph_bytes == 0
+    assert plan(rows=4, max_context=2048).graph_bytes == 0
+
+
 def test_everything_fits_and_nothing_is_given_up() -> None:
     made = plan(rows=4, max_context=2048)
     assert made.rows == 4

@@ -16,6 +16,13 @@ Graphs compute the last layer for every token, so that one graph serves steps th
 states as well: up to their size products are bound by their weights, and the few rows that sample
 would take as long. In a decode bucket every entry has logits.
 
+A graph ends with its tokens, drawn without filters: a peak per tile of the logits, a mass per tile,
+a token. A row that takes its most likely token is one such draw (`DrawParameters`) and skips the
+masses, so one graph serves both, and such a step is the graph and one small copy to the host.
+Variants of the tail, captured apart, would double the graphs to save greedy steps one kernel of a
+microsecond. Filters are 8 or 16 kernels more; a step with one takes the logits, and what it needs
+is launched behind the graph (`triton.sampling`): in a graph rows without it would pay for it.
+
 What fits no bucket runs call by call, as without graphs. Results are padded too: their first rows
 are the step's, valid until the next step. All graphs share one memory pool, since only one of them
 runs at a time; logits are copied out of it into one buffer, so that they do not keep it from being
@@ -32,10 +39,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from .draws import Drawing, DrawParameters
 from .operators import Forward, GroupBatch, HostStep, KvCache, Operators, StepBatch, StepLimits
 
-ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Buckets of decode steps."""
+ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
+"""Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
+costs nothing; above, every 64 rows: 0.3 % of a step on average, 1.3 % at the worst, by the
+roofline (`benchmarks/gpu_buckets.py`). A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
 MIXED = (64, 128, 256, 512)
 """Buckets of tokens of mixed steps; above, kernels are long enough to hide their launches."""
 MIXED_ENTRIES = 64
@@ -128,6 +138,10 @@ class _Inputs:
     """int64."""
     ones: torch.Tensor
     """int32."""
+    certain: torch.Tensor
+    """fp32 ones."""
+    draws: DrawParameters
+    """Of the rows of a graph; each its most likely token, unless a step says otherwise."""
     windows: list[int | None] = field(default_factory=list)
 
     def view(self, bucket: Bucket, block_size: int) -> StepBatch:
@@ -172,9 +186,13 @@ class GraphProgram:
         self._mixed = [size for size in MIXED if size <= largest]
         self._lengths = _up_to(LENGTHS, limits.max_context)
         self._inputs = self._make_inputs(cache.windows, cache.layers[0].k.device)
+        self._drawing: Drawing | None = getattr(operators, "drawing", None)
+        self._drawn = False
+        """Do the inputs say that rows are drawn?"""
         self._replays: dict[Bucket, Replay] = {}
         self._hidden: torch.Tensor | None = None
         self._logits: torch.Tensor | None = None
+        self._tokens: torch.Tensor | None = None
         self.facts = GraphFacts()
 
     def buckets(self) -> Iterator[Bucket]:
@@ -203,7 +221,7 @@ class GraphProgram:
         shared = self._recorder.memory() - before
         kept.append(self._capture(buckets[-1]))
         each = max(0, self._recorder.memory() - before - shared)
-        self._hidden = self._logits = None
+        self._hidden = self._logits = self._tokens = None
         return shared + each * max(0, len(buckets) - len(kept) + 1)
 
     def find(self, batch: StepBatch) -> Bucket | None:
@@ -230,24 +248,46 @@ class GraphProgram:
 
     def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
         bucket = self.find(batch)
-        replay = None if bucket is None else self._replays.get(bucket)
-        if bucket is None or replay is None:
+        if bucket is None or bucket not in self._replays:
             self.facts.call_by_call += 1
             return self._forward(self._operators, batch, self._cache)
+        self._replay(batch, bucket, None)
+        assert self._logits is not None
+        return self._results(batch, bucket, self._logits)
+
+    def choose(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """See `ChoosingProgram`."""
+        bucket, draws = self.find(batch), batch.draws
+        if bucket is None or bucket not in self._replays or self._tokens is None:
+            return None
+        if draws is not None:
+            # What is drawn stands row by row as the logits do.
+            every = not bucket.decode or len(batch.sample_rows) == len(batch.tokens)
+            if draws.filtered or not every:
+                return None
+        self._replay(batch, bucket, draws)
+        return self._results(batch, bucket, self._tokens)
+
+    def _replay(self, batch: StepBatch, bucket: Bucket, draws: DrawParameters | None) -> None:
         self._fill(batch, bucket)
-        replay()
+        self._fill_draws(draws)
+        self._replays[bucket]()
         self.facts.replayed += 1
         self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
+
+    def _results(
+        self, batch: StepBatch, bucket: Bucket, found: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states and `found` of a graph, for the rows of the step that want them."""
         assert self._hidden is not None
-        assert self._logits is not None
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
-        hidden, logits = self._hidden[:tokens], self._logits[:samples]
+        hidden, mine = self._hidden[:tokens], found[:samples]
         if samples < tokens:
             if bucket.decode:
-                logits = self._logits[:tokens][batch.sample_rows]
+                mine = found[:tokens][batch.sample_rows]
             if not batch.every_hidden:
                 hidden = hidden[batch.sample_rows]
-        return hidden, logits
+        return hidden, mine
 
     def _capture(self, bucket: Bucket) -> Replay:
         self._idle(bucket)
@@ -264,6 +304,8 @@ class GraphProgram:
             entries = max(b.entries for b in self.buckets())
             self._hidden = hidden.new_zeros(tokens, hidden.shape[1])
             self._logits = logits.new_zeros(entries, logits.shape[1])
+            if self._drawing is not None:
+                self._tokens = hidden.new_zeros(entries, dtype=torch.int64)
         return self._recorder.capture(run)
 
     def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
@@ -271,6 +313,26 @@ class GraphProgram:
         assert self._logits is not None
         self._hidden[: len(hidden)].copy_(hidden)
         self._logits[: len(logits)].copy_(logits)
+        if self._drawing is not None and self._tokens is not None:
+            rows, draws = len(logits), self._inputs.draws
+            given = DrawParameters(
+                draws.temperature[:rows], None, None, draws.min_p[:rows], draws.uniform[:rows]
+            )
+            self._tokens[:rows].copy_(self._drawing.draw(logits, given))
+
+    def _fill_draws(self, draws: DrawParameters | None) -> None:
+        """Say how tokens are drawn; nothing to do from one greedy step to the next."""
+        mine = self._inputs.draws
+        if draws is not None:
+            rows = len(draws.uniform)
+            torch._foreach_copy_(
+                [mine.temperature[:rows], mine.min_p[:rows]], [draws.temperature, draws.min_p]
+            )
+            mine.uniform[:rows].copy_(draws.uniform)
+        elif self._drawn:
+            torch._foreach_copy_([mine.temperature, mine.min_p], [self._inputs.certain] * 2)
+            mine.uniform.zero_()
+        self._drawn = draws is not None
 
     def _idle(self, bucket: Bucket) -> None:
         """A step of nothing but padding."""
@@ -352,8 +414,13 @@ class GraphProgram:
             counting=torch.arange(max(tokens, entries) + 2, dtype=torch.int32, device=device),
             zeros=zeros(max(tokens, entries)),
             ones=torch.ones(entries, dtype=torch.int32, device=device),
+            certain=torch.ones(entries, device=device),
+            draws=DrawParameters(
+                torch.ones(entries, device=device), None, None,
+                torch.ones(entries, device=device), zeros(entries, dtype=torch.float64),
+            ),
             windows=windows,
-        )
+        )  # fmt: skip
 
 
 def _up_to(sizes: tuple[int, ...], limit: int) -> list[int]:

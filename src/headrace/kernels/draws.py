@@ -29,17 +29,26 @@ most likely; `stream` as `streams` gives it; else as in `DrawParameters`."""
 
 @dataclass(slots=True)
 class DrawParameters:
-    """Columns of the rows that draw: [R] each, where the logits are; temperature is above zero."""
+    """Columns of the rows that draw: [R] each, where the logits are; temperature is above zero.
+
+    A row that takes its most likely token, of equals the smallest id, has temperature 1, min_p 1
+    and the uniform number 0.
+    """
 
     temperature: Any
     """fp32."""
     top_k: Any
-    """int64; 0: all."""
+    """int64; 0: all. On a device None where no row has it, and so is `top_p`."""
     top_p: Any
     min_p: Any
     """fp32."""
     uniform: Any
     """fp64 in [0, 1)."""
+
+    @property
+    def filtered(self) -> bool:
+        """Has a row a filter that takes kernels of its own?"""
+        return self.top_k is not None or self.top_p is not None
 
 
 @dataclass(frozen=True, slots=True)

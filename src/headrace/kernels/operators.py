@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import Array
+from .draws import DrawParameters
 from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
 
 if TYPE_CHECKING:
@@ -114,6 +115,11 @@ class StepBatch:
     """May this very object come again, with other numbers in the same memory?"""
     host: HostStep | None = None
     """Its numbers on the host, for who plans there; None where a graph is captured."""
+    draws: DrawParameters | None = None
+    """How the tokens of `sample_rows` are drawn, where not all of them are the most likely and the
+    arrays are a device's."""
+    targets: Array | None = None
+    """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
 
 
 @dataclass(slots=True)
@@ -166,6 +172,21 @@ class GreedyProgram(Protocol):
         Of equal logits the smallest id, as `argmax` over the logits of a call gives; a row whose
         logits are not numbers gets any token of the vocabulary. None, and nothing was computed,
         where this batch cannot go that way.
+        """
+        ...
+
+
+@runtime_checkable
+class ChoosingProgram(Protocol):
+    """A `Program` of a device whose steps end with the tokens, most likely or drawn."""
+
+    def __call__(self, batch: StepBatch) -> tuple[Array, Array]: ...
+
+    def choose(self, batch: StepBatch) -> tuple[Array, Array] | None:
+        """→ hidden as of a call, the token [R] int64 of each of `sample_rows`, by `batch.draws`.
+
+        Valid until the next call. None, and nothing was computed, where this batch cannot go that
+        way: it fits no graph, or has filters that are not part of one.
         """
         ...
 

@@ -61,8 +61,10 @@ def draw(logits: torch.Tensor, parameters: DrawParameters) -> torch.Tensor:
     if width == 0:
         return _draw_all(scaled, peaks, threshold, parameters.uniform)
     values, ids = scaled.topk(width)
-    threshold = torch.maximum(threshold, _top_k_threshold(values, parameters.top_k))
-    threshold = _top_p_threshold(scaled, values, peaks, threshold, parameters)
+    if parameters.top_k is not None:
+        threshold = torch.maximum(threshold, _top_k_threshold(values, parameters.top_k))
+    if parameters.top_p is not None:
+        threshold = _top_p_threshold(scaled, values, peaks, threshold, parameters)
     # Where the last candidate falls below the threshold, the candidates hold all that is kept.
     inside = values[:, -1] < threshold
     if width == scaled.shape[1] or bool(inside.all()):
@@ -93,8 +95,8 @@ REFERENCE = Drawing(draw, _argmax)
 
 def _candidates(parameters: DrawParameters, vocabulary: int) -> int:
     """How many of the largest logits the filters need; 0: none of them is on."""
-    width = int(parameters.top_k.max())
-    if bool((parameters.top_p < 1).any()):
+    width = 0 if parameters.top_k is None else int(parameters.top_k.max())
+    if parameters.top_p is not None and bool((parameters.top_p < 1).any()):
         width = max(width, CANDIDATES)
     return min(width, vocabulary)
 

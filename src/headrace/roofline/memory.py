@@ -37,6 +37,13 @@ SAMPLING_COPIES = 5
 indices (two)."""
 
 
+GRAPH_LOGITS = 10
+"""Bytes per logit of the largest decode step that graphs hold: as the product makes it (2), in fp32
+and once more outside of their memory. What each graph takes beside is measured at the start."""
+GRAPH_ROWS = 1024
+"""The largest decode step that is a graph."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is asked of the memory; all counts in tokens, all sizes in bytes."""
@@ -138,7 +145,8 @@ def plan_memory(
     host's pool is bounded by `HOST_POOL_SHARE` and `HOST_TOKENS_PER_ROW`.
     `workspace_bytes` is what the kernels need beside the activations, `graph_bytes` what captured
     graphs take; `step_bytes`, where the largest step was measured, is what its tensors take, and
-    then stands in for the formula of `activation_bytes`; `kv_share` ranks keep one part each of
+    then stands in for the formula of `activation_bytes` (and of graphs on a device:
+    `GRAPH_LOGITS`); `kv_share` ranks keep one part each of
     every token's KV (sizes are then those of one rank). Raises `OptionError` for values out of
     range, `DoesNotFit` with options that help.
     """
@@ -148,6 +156,8 @@ def plan_memory(
     if device not in USABLE:
         raise OptionError(f"device must be one of {', '.join(USABLE)}, not {device!r}")
     decisions: list[Decision] = []
+    if device == "cuda" and not step_bytes and not graph_bytes and arch.encoder is None:
+        graph_bytes = GRAPH_LOGITS * min(rows, GRAPH_ROWS) * arch.vocab_size
     if max_context is not None and max_context > arch.max_context:
         raise OptionError(
             f"max_context ({max_context}) is more than the model was made for ({arch.max_context})",

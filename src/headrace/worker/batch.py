@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import numpy.typing as npt
 
 from ..base.step import PoolShape, StepPlan
 from ..kernels.arrays import host, tensor
+from ..kernels.draws import DrawParameters
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import all_to_device
+
+if TYPE_CHECKING:
+    import torch
 
 
 def make_batch(
@@ -19,11 +25,13 @@ def make_batch(
     pool: PoolShape,
     *,
     token_types: bool = False,
+    draws: bool = False,
 ) -> StepBatch:
     """Tokens, positions and block tables of one step as tensors on the device; `sample_rows` are
     the entries that sample.
 
-    A pooling entry samples nothing. `token_types`: the model reads them.
+    A pooling entry samples nothing. `token_types`: the model reads them. `draws`: with how tokens
+    are drawn and where they go, so that a step is one copy to the device.
     """
     known = tensor(rows.tokens)
     device = known.device
@@ -34,7 +42,8 @@ def make_batch(
     owners = np.repeat(np.asarray(plan.rows, np.int64), counts)
     place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
     columns = rows.columns[plan.rows]
-    sampled = bounds[1:][np.asarray(plan.samples, np.bool_) & ~columns["pooling"]] - 1
+    samples = np.asarray(plan.samples, np.bool_) & ~columns["pooling"]
+    sampled = bounds[1:][samples] - 1
     size = pool.block_size
     arrays = [
         owners, place, place // size, place % size, np.asarray(plan.rows, np.int64),
@@ -43,9 +52,16 @@ def make_batch(
     if token_types:
         second = np.repeat(columns["second_at"], counts)
         arrays.append(((second > 0) & (place >= second)).astype(np.int64))
-    row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *types = (
+    drawn: dict[str, npt.NDArray[Any]] = {}
+    if draws:
+        arrays.append((np.asarray(plan.rows, np.int64) * known.shape[1] + lengths)[samples])
+        drawn = rows.draws(columns[samples], lengths[samples])
+        arrays += drawn.values()
+    row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *more = (
         all_to_device(arrays, device)
     )
+    types = more.pop(0) if token_types else None
+    targets = more.pop(0) if draws else None
     max_length = int(lengths.max())
     used = -(-max_length // size)
     groups = [
@@ -65,9 +81,15 @@ def make_batch(
         sample_rows=sample_rows,
         max_count=int(counts.max()),
         max_length=max_length,
-        types=types[0] if types else None,
+        types=types,
         host=HostStep(counts, lengths, sampled),
+        draws=_parameters(dict(zip(drawn, more, strict=True))) if drawn else None,
+        targets=targets,
     )
+
+
+def _parameters(columns: dict[str, torch.Tensor]) -> DrawParameters:
+    return DrawParameters(**{name: columns.get(name) for name in DrawParameters.__slots__})
 
 
 def sampled_places(batch: StepBatch) -> npt.NDArray[np.int64]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import EngineFault
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
-from ..kernels.arrays import Array, host
-from ..kernels.draws import RULE, streams
+from ..kernels.arrays import Array, host, tensor
+from ..kernels.draws import RULE, streams, uniforms
 from .transfer import to_device
 
 _ROW = np.dtype(
@@ -144,6 +145,29 @@ class Rows:
         rules["stream"] = streams(columns["seed"], columns["choice"])
         return rules
 
+    def draws(
+        self, columns: npt.NDArray[np.void], places: npt.NDArray[np.int64]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """`DrawParameters` by name, without the filters that none asks for, of rows [R] with these
+        `columns` whose next tokens will stand at `places`; nothing where all take the most likely
+        token."""
+        greedy = columns["greedy"]
+        if greedy.all():
+            return {}
+        # What is left of a greedy row is its largest logit, of equals the first.
+        found: dict[str, npt.NDArray[Any]] = {
+            "temperature": np.where(greedy, np.float32(1), columns["temperature"]),
+            "min_p": np.where(greedy, np.float32(1), columns["min_p"]),
+            "uniform": np.where(
+                greedy, 0.0, uniforms(columns["seed"], columns["choice"], places)
+            ),
+        }  # fmt: skip
+        for name, off in (("top_k", 0), ("top_p", np.float32(1))):
+            values = np.where(greedy, off, columns[name])
+            if (values != off).any():
+                found[name] = values.astype(columns[name].dtype)
+        return found
+
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
@@ -153,15 +177,18 @@ class Rows:
                 some.difference_update(rows)
 
     def append(
-        self, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], tokens: Array
+        self,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        tokens: Array,
+        targets: Array | None = None,
     ) -> None:
-        """Write each row's new token [R] to its place, on the device."""
-        if len(self.host_tokens):
-            self.host_tokens[rows, places] = host(tokens)
+        """Write each row's new token [R] to its place, on the device; `targets` are the places
+        there, as `StepBatch` has them."""
+        if targets is not None:
+            tensor(self.tokens).view(-1)[targets] = tokens.int()
         else:
-            device = self.tokens.device
-            index = to_device(rows, device), to_device(places, device)
-            self.tokens[index] = tokens.int()
+            self.host_tokens[rows, places] = host(tokens)
 
 
 class BlockTables:

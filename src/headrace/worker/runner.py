@@ -11,6 +11,7 @@ from ..kernels.arrays import Array
 from ..kernels.operators import (
     AdaptedProgram,
     AdaptingOperators,
+    ChoosingProgram,
     DrawingProgram,
     GreedyProgram,
     KvCache,
@@ -45,6 +46,7 @@ class Runner:
             )
         self._greedy = self._program if isinstance(self._program, GreedyProgram) else None
         self._drawing = self._program if isinstance(self._program, DrawingProgram) else None
+        self._choosing = self._program if isinstance(self._program, ChoosingProgram) else None
 
     @property
     def whole(self) -> bool:
@@ -81,6 +83,10 @@ class Runner:
     def greedy(self, batch: StepBatch) -> tuple[Array, Array] | None:
         """As `GreedyProgram.greedy`; None also where the program only gives logits."""
         return None if self._greedy is None else self._greedy.greedy(batch)
+
+    def choose(self, batch: StepBatch) -> tuple[Array, Array] | None:
+        """As `ChoosingProgram.choose`; None also where the program only gives logits."""
+        return None if self._choosing is None else self._choosing.choose(batch)
 
     def draw(
         self, batch: StepBatch, rules: npt.NDArray[np.void]

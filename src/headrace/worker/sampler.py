@@ -38,12 +38,17 @@ class Sampler:
         self._drawing = drawing
 
     def sample(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+        self,
+        logits: Array,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        draws: DrawParameters | None = None,
     ) -> tuple[Array, list[TokenLogprobs | None] | None]:
         """logits [R, V] fp32 (changed in place) of rows [R] → tokens [R] int64, log-probabilities.
 
         places [R] is where each new token will stand in its sequence. Log-probabilities are of the
-        raw logits; None where a row did not ask, or as a whole where none did.
+        raw logits; None where a row did not ask, or as a whole where none did. `draws`: what
+        `Rows.draws` has for these rows, where it is on the device already.
         """
         columns = self._rows.columns[rows]
         asked = np.flatnonzero(columns["logprobs"] >= 0)
@@ -53,7 +58,10 @@ class Sampler:
         self._mask_stops(logits, rows, places, columns)
         self._bias(logits, rows)
         self._penalise(logits, rows, places, columns)
-        tokens = self._choose(logits, places, columns)
+        if draws is not None:
+            tokens = self._drawing.draw(logits, draws)
+        else:
+            tokens = self._choose(logits, places, columns)
         if raw is None:
             return tokens, None
         top = columns["logprobs"][asked]

@@ -129,7 +129,13 @@ class Steps:
         slots = None if self.adapters is None else self.adapters.slots_of(plan)
         stop = None if self.stopwatch is None else self.stopwatch.start()
         plain = self.rows.choosing.isdisjoint(plan.rows)
-        chosen = self.runner.greedy(batch) if plain and slots is None else None
+        chosen: tuple[Array, Array] | None = None
+        if slots is None:
+            drawn = batch.draws is not None and self.rows.asking.isdisjoint(plan.rows)
+            if plain or drawn:
+                chosen = self.runner.choose(batch)
+            if plain and chosen is None:
+                chosen = self.runner.greedy(batch)
         logits: Array | None = None
         sampled: Array | None = None
         if chosen is None:
@@ -152,8 +158,8 @@ class Steps:
                 if plain:
                     sampled = self.sampler.most_likely(logits)
                 else:
-                    sampled, found = self.sampler.sample(logits, rows, places)
-            self.rows.append(rows, places, sampled)
+                    sampled, found = self.sampler.sample(logits, rows, places, batch.draws)
+            self.rows.append(rows, places, sampled, batch.targets)
             arrived = to_host(sampled)
             if found is not None:
                 logprobs = [[] for _ in plan.rows]

@@ -242,7 +242,12 @@ class Worker:
                 host.make
                 if host is not None
                 else partial(
-                    make_batch, rows=self._rows, tables=self._tables, pool=pool, token_types=typed
+                    make_batch,
+                    rows=self._rows,
+                    tables=self._tables,
+                    pool=pool,
+                    token_types=typed,
+                    draws=True,
                 )
             )
             if device == "cpu" and self._runner.whole:

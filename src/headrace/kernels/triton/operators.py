@@ -120,11 +120,21 @@ class TritonOperators:
         if cache.layers[0].k.device.type != "cuda":
             return None
         for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
-            forward(self, null_step(tokens, cache, limits.max_context), cache)
+            _, logits = forward(self, null_step(tokens, cache, limits.max_context), cache)
+            if tokens == 1:
+                self.warm_draws(logits)
         recorder = CudaRecorder(cache.layers[0].k.device)
         program = GraphProgram(self, forward, cache, limits, recorder)
         program.capture()
         return program
+
+    def warm_draws(self, logits: torch.Tensor) -> None:
+        """Every kernel that turns logits [R, V] into tokens, by which filters a step has."""
+        one = torch.ones(len(logits), device=logits.device)
+        self._argmax(logits)
+        for top_k in (None, one.long()):
+            for top_p in (None, one):
+                self._draw(logits, DrawParameters(one, top_k, top_p, one, one.double()))
 
     def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
         """What the graphs of `compile` will take of the device, from a few of them."""

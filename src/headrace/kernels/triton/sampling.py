@@ -7,8 +7,14 @@ floats are mapped to unsigned integers of the same order, and the largest thresh
 wanted share is built four bits at a time: a kernel for each digit counts (top-k) or weighs (top-p)
 the tokens at or above each of 16 candidates, and the next one begins by adding the sums of all
 tiles up, in order, and taking the digit. Two more find the tile and then the token at which the
-cumulated mass passes the row's uniform number. Rows that have a filter switched off leave its
-kernels at once. Some 19 kernels of two microseconds, and nothing is asked back.
+cumulated mass passes the row's uniform number: 19 kernels of two microseconds, and nothing is asked
+back. Of those the filters are 16, and where no row of a step has one its eight are not launched:
+the host knows that before the step begins. Rows without it, in a step where others have it, leave
+its kernels at once.
+
+A row that takes its most likely token may stand among the others: min_p 1 leaves nothing but the
+largest logit, and a uniform number of 0 takes the first of equals. It reads no logits but those of
+the tile with the token.
 
 The rules are those of `kernels.draws`: min-p, then top-k, then top-p of what they kept; equal
 logits stay or go together; the draw inverts the distribution in token order at `uniform`. Masses
@@ -79,10 +85,13 @@ def _begin(peaks, temperatures, min_ps, row, tiles, TILES: tl.constexpr):
     cuts)."""
     tile = tl.arange(0, TILES)
     found = tl.load(peaks + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
-    factor = 1.0 / tl.load(temperatures + row)
+    min_p = tl.load(min_ps + row).to(tl.float32)
+    # Where only the largest is left nothing may be rounded: neighbours would become equals.
+    only = min_p >= 1.0
+    factor = tl.where(only, 1.0, 1.0 / tl.load(temperatures + row))
     peak = tl.max(found, 0) * factor
     # log(0) is -inf: nothing is cut.
-    return factor, peak, _ordered(peak + tl.log(tl.load(min_ps + row).to(tl.float32)))
+    return factor, peak, _ordered(tl.where(only, peak, peak + tl.log(min_p)))
 
 
 @triton.jit
@@ -125,27 +134,38 @@ def _store_code(codes, row, code):
     tl.store(codes + row, code.to(tl.int32, bitcast=True))
 
 
+@triton.jit
+def _above_top_k(floor, row, top_ks, before, before_sums, width, tiles, TILES: tl.constexpr):
+    """The floor, raised to the threshold whose last digit `before_sums` tell."""
+    cuts, count = _wanted(row, top_ks, top_ks, None, width, tiles, False, TILES)
+    if cuts:
+        last = _add_up(before_sums, row, tiles, TILES)
+        floor = tl.maximum(floor, _take(_load_code(before, row), last, count, 0))
+    return floor
+
+
 @triton.jit(do_not_specialize=["shift"])
 def _digit_kernel(
     logits, peaks, temperatures, min_ps, top_ks, top_ps, before, before_sums, masses, prefixes,
     sums, floors, width, stride, tiles, shift,
-    MASS: tl.constexpr, FIRST: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    EARLY: tl.constexpr,
+    MASS: tl.constexpr, FIRST: tl.constexpr, TOP_K: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One digit of the threshold of top-k, or with MASS of top-p.
 
     `before`, `before_sums`: prefixes and sums of the digit before; for the first digit of top-p
-    those of the last of top-k, whose threshold is among the `floors` from then on."""
+    those of the last of top-k, if that was done (TOP_K), whose threshold is among the `floors` from
+    then on."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
     if MASS:
         if FIRST:
-            cuts, count = _wanted(row, top_ks, top_ps, None, width, tiles, False, TILES)
-            if cuts:
-                last = _add_up(before_sums, row, tiles, TILES)
-                floor = tl.maximum(floor, _take(_load_code(before, row), last, count, 0))
+            if TOP_K:
+                floor = _above_top_k(
+                    floor, row, top_ks, before, before_sums, width, tiles, TILES
+                )  # fmt: skip
             if tile == 0:
                 _store_code(floors, row, floor)
         else:
@@ -180,21 +200,32 @@ def _digit_kernel(
 
 @triton.jit
 def _mass_kernel(
-    logits, peaks, temperatures, min_ps, top_ps, before, before_sums, masses, kept, floors,
-    width, stride, tiles, TILE: tl.constexpr, TILES: tl.constexpr, EARLY: tl.constexpr,
+    logits, peaks, temperatures, min_ps, top_ks, top_ps, uniforms, before, before_sums, masses,
+    kept, floors, width, stride, tiles,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of each tile: the mass `kept` [rows, tiles] of what all filters leave."""
+    """Of each tile: the mass `kept` [rows, tiles] of what all filters leave. TOP_K, TOP_P: which
+    of them were done, `before` and `before_sums` are the last digit of the last."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     factor, peak, floor = _begin(peaks, temperatures, min_ps, row, tiles, TILES)
-    floor = _load_code(floors, row)
-    cuts, wanted = _wanted(row, top_ps, top_ps, masses, width, tiles, True, TILES)
-    if cuts:
-        last = _add_up(before_sums, row, tiles, TILES)
-        floor = tl.maximum(floor, _take(_load_code(before, row), last, wanted, 0))
+    if TOP_P:
+        floor = _load_code(floors, row)
+        cuts, wanted = _wanted(row, top_ks, top_ps, masses, width, tiles, True, TILES)
+        if cuts:
+            last = _add_up(before_sums, row, tiles, TILES)
+            floor = tl.maximum(floor, _take(_load_code(before, row), last, wanted, 0))
+    elif TOP_K:
+        floor = _above_top_k(floor, row, top_ks, before, before_sums, width, tiles, TILES)
     if tile == 0:
         _store_code(floors + tl.num_programs(0), row, floor)
+    if (tl.load(min_ps + row) >= 1.0) & (tl.load(uniforms + row) == 0.0):
+        # The most likely token, of equals the first: any mass where one is will do.
+        found = tl.load(peaks + row * tiles + tile) * factor
+        tl.store(kept + row * tiles + tile, tl.where(found == peak, 1.0, 0.0))
+        return
     columns = tile * TILE + tl.arange(0, TILE)
     there = columns < width
     value = tl.load(logits + row * stride + columns, mask=there, other=float("-inf")) * factor
@@ -241,27 +272,39 @@ def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = Fals
         return torch.empty(*shape, dtype=dtype, device=logits.device)
 
     peaks, _ = _peaks(logits, early)
+    filters = [parameters.top_k is not None, parameters.top_p is not None]
     # By filter and digit, each at a multiple of 16 bytes: other addresses would compile another
     # kernel, in the middle of service. Floors before and behind top-p.
-    prefixes = made(2, DIGITS, -(-rows // 4) * 4, dtype=torch.int32)
-    sums = made(2, DIGITS, rows, tiles, 16)
+    count = sum(filters)
+    prefixes = made(max(1, count), DIGITS, -(-rows // 4) * 4, dtype=torch.int32)
+    sums = made(max(1, count), DIGITS, rows if count else 1, tiles, 16)
     floors, kept = made(2, rows, dtype=torch.int32), made(rows, tiles)
     tokens = made(rows, dtype=torch.int64)
     given = logits, peaks, parameters.temperature, parameters.min_p
+    # Nothing reads what stands in place of a filter that no row has.
+    asked = (
+        parameters.temperature if parameters.top_k is None else parameters.top_k,
+        parameters.temperature if parameters.top_p is None else parameters.top_p,
+    )
     size = width, logits.stride(0), tiles
     cut = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles), **launch_options(early)}
     before, before_sums = prefixes[0, 0], sums[0, 0]
-    for number, mass in enumerate((False, True)):
+    number = 0
+    for mass in (False, True):
+        if not filters[mass]:
+            continue
         for digit in range(DIGITS):
             _digit_kernel[(rows, tiles)](
-                *given, parameters.top_k, parameters.top_p, before, before_sums, sums[1, 0],
+                *given, *asked, before, before_sums, sums[number, 0],
                 prefixes[number, digit], sums[number, digit], floors, *size,
-                4 * (DIGITS - 1 - digit), MASS=mass, FIRST=digit == 0, num_warps=8, **cut,
+                4 * (DIGITS - 1 - digit), MASS=mass, FIRST=digit == 0, TOP_K=filters[0],
+                num_warps=8, **cut,
             )  # fmt: skip
             before, before_sums = prefixes[number, digit], sums[number, digit]
+        number += 1
     _mass_kernel[(rows, tiles)](
-        *given, parameters.top_p, before, before_sums, sums[1, 0], kept, floors, *size,
-        num_warps=8, **cut,
+        *given, *asked, parameters.uniform, before, before_sums, sums[max(0, count - 1), 0], kept,
+        floors, *size, TOP_K=filters[0], TOP_P=filters[1], num_warps=8, **cut,
     )  # fmt: skip
     _token_kernel[(rows,)](
         *given, parameters.uniform, kept, floors, tokens, *size, num_warps=8, **cut
