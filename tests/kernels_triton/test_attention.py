@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from headrace.kernels import reference_attention
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
+from headrace.kernels.triton import attention_prefill as attention_prefill_module
 from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
-from headrace.kernels.triton.attention_prefill import PrefillConfig, attention_prefill
+from headrace.kernels.triton.attention_prefill import (
+    PrefillConfig,
+    attention_prefill,
+    heads_beside,
+)
 from headrace.kernels.triton.split import make_tickets
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import gpu_waves
 
 CPU = torch.device("cpu")
 
@@ -128,6 +140,41 @@ def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) 
     torch.testing.assert_close(
         out.view(len(q), -1).float() / magnitude, expected / magnitude, atol=4e-3, rtol=8e-3
     )
+
+
+@pytest.mark.parametrize("held", [1, 2, 6])
+def test_heads_in_sections_give_the_same(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many KV heads L2 holds, each tile of each head is computed once."""
+    torch.manual_seed(8)
+    batch = make_batch([(0, 33), (5, 1), (40, 20)], 16, None)
+    kv = make_kv(batch, 6, 16, 32, "float32")
+    q = torch.randn(len(batch.tokens), 12, 32)
+    expected = reference_attention.attention(q, kv, batch, 0, 0.2, None)
+    head = 2 * batch.max_length * 32 * 4
+    monkeypatch.setattr(attention_prefill_module, "L2", held * head)
+    assert heads_beside(6, head) == held
+    out = torch.full_like(q, float("nan"))
+    attention_prefill(
+        q, kv, batch, batch.groups[0], out, 0.2, None, PrefillConfig(rows=16, tile=16)
+    )
+    torch.testing.assert_close(out.view(len(q), -1), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_sections_are_divisors_of_the_heads() -> None:
+    a_half = attention_prefill_module.L2 // 2
+    assert [heads_beside(heads, a_half) for heads in (1, 2, 7, 8)] == [1, 2, 1, 2]
+    assert heads_beside(8, 100 * a_half) == 1
+    assert heads_beside(8, 1000) == 8
+    assert heads_beside(6, a_half // 2 + 1) == 3
+
+
+def test_the_longest_tiles_come_first() -> None:
+    """By the counted order of programs: within 3 % of the work over the multiprocessors."""
+    for step, before in (("2,048", 1.2), ("8,192", 1.05), ("1,000 and 872 decodes", 1.5)):
+        tiles = gpu_waves.tiles_of(gpu_waves.STEPS[step])
+        old, *_, new = list(gpu_waves.ORDERS.values())[:5]
+        assert gpu_waves.over_ideal(old(tiles), gpu_waves.UNITS) > before
+        assert gpu_waves.over_ideal(new(tiles), gpu_waves.UNITS) < 1.035
 
 
 def test_few_sequences_are_cut_shorter() -> None:
