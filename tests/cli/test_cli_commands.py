@@ -96,8 +96,11 @@ def test_explain_tells_memory_and_reasons(run: Any, model: Path) -> None:
     assert done.returncode == 0, done.stderr
     for word in ("KV pool", "weights", "device", "cpu", "llama", "set", "default"):
         assert word in done.stdout
-    parts = json.loads(run("explain", str(model), "--json").stdout)["memory"]
-    assert sum(parts["parts"].values()) == parts["available"]
+    shown = json.loads(run("explain", str(model), "--json").stdout)
+    assert sum(shown["memory"]["parts"].values()) == shown["memory"]["available"]
+    decided = {decision["name"]: decision for decision in shown["decisions"]}
+    assert decided["tokenizer"]["value"] in done.stdout
+    assert decided["tokenizer"]["reason"]
 
 
 def test_serve_dry_run_starts_nothing(run: Any, model: Path) -> None:

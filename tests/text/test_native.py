@@ -179,6 +179,42 @@ def test_tokens_that_are_no_text_are_not_taken(wrong: bytes) -> None:
     assert native_bpe(values, [], known, whole=False, composed=False) is None
 
 
+def test_a_library_that_cannot_be_used_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One line with the reason, where the other library steps in."""
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"no library")
+    for name, value, words in (
+        ("FILE", broken, "broken.so cannot be loaded: "),
+        ("VERSION", 0, "belongs to another version of Headrace"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(textlibrary, name, value)
+            textlibrary.library.cache_clear()
+            try:
+                served = load_tokenizer(byte_level_metadata()).served
+            finally:
+                textlibrary.library.cache_clear()
+        assert served.value == "tokenizers library"
+        assert words in served.reason
+        assert "\n" not in served.reason
+    assert textlibrary.absence() is None
+
+
+@pytest.mark.parametrize(
+    ("pre", "value", "words"),
+    [
+        ("qwen2", "own byte-level BPE", "qwen2"),
+        ("smollm", "tokenizers library", "does not know how smollm cuts text into words"),
+    ],
+)
+def test_who_turns_text_into_ids(pre: str, value: str, words: str) -> None:
+    served = load_tokenizer(byte_level_metadata(**{"tokenizer.ggml.pre": pre})).served
+    assert (served.name, served.value) == ("tokenizer", value)
+    assert words in served.reason
+
+
 def test_several_threads_at_once() -> None:
     own, library = both("qwen2")
     texts = [f"able {number} starved\n" * 400 for number in range(32)]
@@ -198,6 +234,10 @@ def test_the_same_without_the_library(
         tokenizer = load_tokenizer(byte_level_metadata())
         kind: type = ByteLevelEncoder if library_absent else NativeBpe
         assert isinstance(tokenizer._encoder, kind)
+        assert tokenizer.served.value == (
+            "tokenizers library" if library_absent else "own byte-level BPE"
+        )
+        assert ("was not built" in tokenizer.served.reason) == library_absent
         encoded = tokenizer.encode("hello wü 👍<|end|>")
         assert tokenizer.decode(encoded, skip_special=False) == "hello wü 👍<|end|>"
         assert tokenizer.token_to_id("hello") == 259

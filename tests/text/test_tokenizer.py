@@ -323,6 +323,12 @@ def test_bad_text(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"tokenizer.ggml.merges": ["no such"]}, ModelFileError, "merges"),
         ({"tokenizer.ggml.merges": ["nospace"]}, ModelFileError, "merges"),
         ({"tokenizer.ggml.merges": None}, ModelFileError, "merges"),
+        (
+            {"tokenizer.ggml.merges": ["h e", None]},
+            ModelFileError,
+            "merges must be an array of str",
+        ),
+        ({"tokenizer.ggml.tokens": ["a", 7]}, ModelFileError, "tokens must be an array of str"),
         ({"tokenizer.ggml.eos_token_id": 10**6}, ModelFileError, "eos_token_id"),
         ({"tokenizer.ggml.bos_token_id": "x"}, ModelFileError, "bos_token_id"),
     ],

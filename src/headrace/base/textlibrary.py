@@ -35,18 +35,48 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 
 
+class TextLibraryAbsent(Exception):
+    """Why the library cannot serve, as half a sentence."""
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """None where it was not built, or belongs to another version."""
+    """None where it cannot serve: `absence` says why."""
+    try:
+        return _load()
+    except TextLibraryAbsent:
+        return None
+
+
+def absence() -> str | None:
+    """Why `library` is None, as half a sentence; None where it is not."""
+    try:
+        _load()
+    except TextLibraryAbsent as absent:
+        return str(absent)
+    return None
+
+
+def _load() -> ctypes.CDLL:
     file = FILE if FILE.exists() else INSTALLED
+    if not file.exists():
+        raise TextLibraryAbsent(
+            "our own library was not built (no C++ compiler at install time?); "
+            "`python -m headrace.kernels.cpu.build` builds it in place"
+        )
     try:
         loaded = ctypes.CDLL(str(file))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):
-        return None
-    return loaded if loaded.hrt_version() == VERSION else None
+    except (OSError, AttributeError) as error:
+        raise TextLibraryAbsent(f"{file} cannot be loaded: {error}") from error
+    if loaded.hrt_version() != VERSION:
+        raise TextLibraryAbsent(
+            f"{file} belongs to another version of Headrace; "
+            "`python -m headrace.kernels.cpu.build` builds it anew"
+        )
+    return loaded
 
 
 def walk_strings(data: Any, at: int, end: int, count: int) -> tuple[int, array[int]] | None:

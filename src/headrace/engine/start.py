@@ -175,9 +175,13 @@ def explain(
 ) -> tuple[list[Decision], MemoryPlan]:
     """What a start would decide, without loading weights (their size is that of their files).
 
-    Which kernels serve is asked of the kernels themselves.
+    Which kernels serve is asked of the kernels themselves, and the tokenizer which it is: a
+    damaged one ends this as it would end a start.
     """
     resolved = resolve(options, files, hardware)
     memory = plan(resolved, files, weight_bytes_on_disk(files))
     kernels = kernel_decisions(files, worker_settings(resolved, memory))
-    return [*resolved.decisions, *memory.decisions, *kernels], memory
+    from ..text import load_tokenizer  # Local: the engine process, which starts here too, has none.
+
+    tokenizer = load_tokenizer(files.tokenizer).served
+    return [*resolved.decisions, *memory.decisions, *kernels, tokenizer], memory

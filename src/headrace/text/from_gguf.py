@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.config import Decision
 from headrace.base.errors import ModelFileError, UnsupportedModel
+from headrace.base.textlibrary import absence
 
 from .native import native_bpe
 from .pieces import SPACE
@@ -38,11 +40,12 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
             param=_PREFIX + "token_type",
         )
     if model == "gpt2":
-        encoder, find = _byte_level(metadata, tokens)
-        return Tokenizer(_vocabulary(metadata, tokens, types, find), encoder)
+        encoder, find, served = _byte_level(metadata, tokens)
+        return Tokenizer(_vocabulary(metadata, tokens, types, find), encoder, served)
     ids = _ids(tokens)
     vocabulary = _vocabulary(metadata, tokens, types, ids.get)
-    return Tokenizer(vocabulary, _sentencepiece(metadata, tokens, types, ids))
+    served = Decision("tokenizer", "own SentencePiece", "the vocabulary is of that kind")
+    return Tokenizer(vocabulary, _sentencepiece(metadata, tokens, types, ids), served)
 
 
 class ByteLevelEncoder:
@@ -62,9 +65,10 @@ def _ids(tokens: Sequence[str]) -> dict[str, int]:
 
 def _byte_level(
     metadata: dict[str, Any], tokens: Sequence[str]
-) -> tuple[Encoder, Callable[[str], int | None]]:
-    """(the encoder, what finds a token's id): our own, or the library's where ours does not know
-    the cut or the vocabulary does not fit, of which the library can say why."""
+) -> tuple[Encoder, Callable[[str], int | None], Decision]:
+    """(the encoder, what finds a token's id, which of the two it is): our own, or the library's
+    where ours does not know the cut or the vocabulary does not fit, of which the library can say
+    why."""
     pre = metadata.get(_PREFIX + "pre")
     known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
     if known is None:
@@ -73,14 +77,19 @@ def _byte_level(
             param=_PREFIX + "pre",
         )
     merges = _array(metadata, "merges", str)
-    if known.native is not None:
+    if known.native is None:
+        why = f"our own library does not know how {pre} cuts text into words"
+    else:
         own = native_bpe(
             tokens, merges, known.native, whole=known.ignore_merges, composed=known.nfc
         )
         if own is not None:
-            return own, own.find
+            why = f"it knows how {pre} cuts text into words"
+            return own, own.find, Decision("tokenizer", "own byte-level BPE", why)
+        why = absence() or "our own library does not take this vocabulary"
     library = _library(_ids(tokens), merges, known)
-    return ByteLevelEncoder(library), library.token_to_id
+    served = Decision("tokenizer", "tokenizers library", f"{why} (same ids, a slower start)")
+    return ByteLevelEncoder(library), library.token_to_id, served
 
 
 def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) -> LibraryTokenizer:
@@ -184,7 +193,8 @@ def _list(
 def _array(
     metadata: dict[str, Any], name: str, kind: type, *, default: list[Any] | None = None
 ) -> Sequence[Any]:
-    """A metadata array, its first element checked: the reader gives arrays of one type.
+    """A metadata array, its first element checked: the reader gives arrays of one type. Of a list
+    of texts, which no reader makes, each is.
 
     Float arrays may come as integers and the reverse is an error.
     """
@@ -195,7 +205,8 @@ def _array(
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ModelFileError(f"{_PREFIX}{name} must be an array", param=_PREFIX + name)
     allowed = (int, float) if kind is float else (kind,)
-    if values and not isinstance(values[0], allowed):
+    looked_at = values if kind is str and isinstance(values, list) else values[:1]
+    if not all(isinstance(value, allowed) for value in looked_at):
         raise ModelFileError(
             f"{_PREFIX}{name} must be an array of {kind.__name__}", param=_PREFIX + name
         )

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
+from headrace.base.config import Decision
 from headrace.base.errors import ModelFileError, UnsupportedModel
 
 from .pieces import PieceKind
@@ -54,7 +55,10 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     library.no_padding()
     config = _config(path.with_name("tokenizer_config.json"))
     _add_missing(library, config)
-    return Tokenizer(_vocabulary(library, config), LibraryEncoder(library))
+    served = Decision(
+        "tokenizer", "tokenizers library", "a tokenizer.json is run as its authors meant it"
+    )
+    return Tokenizer(_vocabulary(library, config), LibraryEncoder(library), served)
 
 
 def _config(path: Path) -> dict[str, Any]:

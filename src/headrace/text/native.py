@@ -103,8 +103,9 @@ class ComposedBpe(NativeBpe):
 def native_bpe(
     tokens: Sequence[str], merges: Sequence[str], rules: WordRules, *, whole: bool, composed: bool
 ) -> NativeBpe | None:
-    """Of a vocabulary as a GGUF file holds it; None where the library is absent or does not take
-    it: bytes without a token, merges that do not fit, text that is none.
+    """Of a vocabulary as a GGUF file holds it; None where the library is absent
+    (`textlibrary.absence` says why) or does not take it: bytes without a token, merges that do not
+    fit, text that is none.
 
     `whole`: a word that is a token is taken as it is. `composed`: text is put in normal form C.
     """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.base.config import Decision
 from headrace.base.errors import InvalidRequest, TooLarge
 
 from .detokenizer import IncrementalDetokenizer
@@ -57,8 +58,12 @@ class Vocabulary:
 class Tokenizer:
     """Text ↔ ids. Made by `load_tokenizer`; safe to share between threads."""
 
-    def __init__(self, vocabulary: Vocabulary, encoder: Encoder | SpecialEncoder) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, encoder: Encoder | SpecialEncoder, served: Decision
+    ) -> None:
         self._vocabulary = vocabulary
+        self.served = served
+        """Who turns text into ids, and why; for `headrace explain`."""
         self._encoder = encoder
         self._pieces: list[bytes | None] = [None] * len(vocabulary.tokens)
         if hasattr(encoder, "encode_with_specials"):
