@@ -43,6 +43,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
         return list(text.encode())
 
+    def fewest(self, text: str) -> int:
+        return len(text)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
 

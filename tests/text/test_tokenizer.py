@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from vocabularies import byte_level_metadata, sentencepiece_metadata
 
+from headrace.base import textlibrary
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge, UnsupportedModel
 from headrace.text import Tokenizer, load_tokenizer
 from headrace.text import tokenizer as tokenizer_module
@@ -163,6 +164,7 @@ def test_sentencepiece_equals_the_library(options: dict[str, Any], tmp_path: Pat
         text = text.replace("\0", "").replace("\u2585", "")
         expected = library.encode(text)
         assert ours.encode(text, special=False) == expected, text[:80]
+        assert ours.fewest(text) <= len(expected), text[:80]
         if "�" not in text:
             assert ours.decode(expected) == library.decode(expected), text[:80]
     assert ours.encode("a", add_bos=True)[0] == library.bos_id()
@@ -298,6 +300,16 @@ def test_special_tokens_in_text(byte_level: Tokenizer) -> None:
         byte_level.token_to_id("<tool_call>")
     ]
     assert (byte_level.eos_id, byte_level.add_bos) == (end, False)
+
+
+def test_the_fewest_ids_of_a_text(byte_level: Tokenizer) -> None:
+    long = "<|im_start|>"
+    assert len(long) == max(map(len, byte_level.vocabulary.added))
+    for text in (long, "a" + long * 5, "ö" * 40, "u\u0308\u0301" * 40, "\ud800"):
+        shortest = len(byte_level.encode(text)) if text != "\ud800" else 1
+        assert byte_level.fewest(text) <= shortest
+    if textlibrary.library() is not None:
+        assert byte_level.fewest("x" * 10_000) > 50
 
 
 def test_bad_text(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ctypes import c_char_p, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 """Of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
@@ -31,6 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "hrt_bpe_free": (None, [c_void_p]),
     "hrt_bpe_find": (c_int64, [c_void_p, c_char_p, c_int64]),
+    "hrt_bpe_longest": (c_int64, [c_void_p]),
     "hrt_bpe_encode": (c_int64, [c_void_p, c_char_p, c_int64, c_void_p]),
 }  # fmt: skip
 

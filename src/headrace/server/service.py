@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base.config import ServerOptions
-from ..base.errors import InvalidRequest, ModelNotFound, Overloaded
+from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
 from ..base.version import VERSION
 from ..engine.input import default_sampling
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that they do not hold up the streams."""
+LONG_CHARACTERS = 2**20
+"""Longer ones wait for each other: a hostile one takes seconds, and a gigabyte, while it lasts."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client that met a draining server should ask (another one) again."""
 
@@ -40,6 +42,7 @@ class Service:
         """Requests that hold, or wait for, the engine."""
         self.keep_alive = 15.0
         """Seconds of silence after which a stream sends a comment."""
+        self._long_text = asyncio.Semaphore(1)
         self._idle = asyncio.Event()
         self._idle.set()
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
@@ -193,12 +196,25 @@ class Service:
         """Wait until no request is in work."""
         await self._idle.wait()
 
-    async def encode(self, text: str, *, raw: bool) -> list[int]:
-        """Token ids. `raw`: no template made the text, so the model's prefix goes before it."""
-        encode = self.engine.tokenizer.encode
+    async def encode(self, text: str, *, raw: bool, must_fit: bool = True) -> list[int]:
+        """Token ids. `raw`: no template made the text, so the model's prefix goes before it.
+
+        `must_fit`: raises `ContextOverflow` at once for a text that cannot fit, however it is
+        encoded.
+        """
+        encode, most = self.engine.tokenizer.encode, self.engine.max_context
+        if must_fit and len(text) > most and self.engine.tokenizer.fewest(text) > most:
+            raise ContextOverflow(
+                f"the prompt has {len(text)} characters, which are more tokens than the {most} "
+                "that fit in the context",
+                param="prompt",
+            )
         if len(text) <= INLINE_CHARACTERS:
             return list(encode(text, add_bos=raw))
-        return list(await asyncio.to_thread(encode, text, add_bos=raw))
+        if len(text) <= LONG_CHARACTERS:
+            return list(await asyncio.to_thread(encode, text, add_bos=raw))
+        async with self._long_text:
+            return list(await asyncio.to_thread(encode, text, add_bos=raw))
 
 
 def of(request: Request) -> Service:

@@ -20,6 +20,8 @@ from headrace.base.textlibrary import library
 
 SAFE = "\u0300"
 """Text of characters below the first combining mark is in every normal form C."""
+COMPOSED_BYTES = 3
+"""UTF-8 bytes of a text that become one in normal form C, at most (U+0390 has six for two)."""
 _LENGTH_BYTES = 8
 
 
@@ -66,6 +68,8 @@ class NativeBpe:
         self._tokens = tokens  # The library reads their texts where they are.
         self._handle = handle
         self._find, self._encode = loaded.hrt_bpe_find, loaded.hrt_bpe_encode
+        self.longest: int = loaded.hrt_bpe_longest(handle)
+        """UTF-8 bytes of text that one id stands for, at most."""
         weakref.finalize(self, loaded.hrt_bpe_free, handle).atexit = False
 
     def find(self, token: str) -> int | None:
@@ -87,6 +91,10 @@ class NativeBpe:
 class ComposedBpe(NativeBpe):
     """The same after bringing the text into Unicode normal form C, by the tables of the
     `tokenizers` library (Python's own are of another Unicode version)."""
+
+    def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: Packed) -> None:
+        super().__init__(loaded, handle, tokens)
+        self.longest *= COMPOSED_BYTES
 
     @functools.cached_property
     def _compose(self) -> Any:

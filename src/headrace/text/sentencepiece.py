@@ -11,6 +11,7 @@ start, against a tenth of a second for this. See `docs/adr/0020`.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import re
 from collections.abc import Mapping
@@ -46,6 +47,11 @@ class SentencePieceEncoder:
         # Words may be encoded one by one where no piece reaches over a border between them.
         self._by_word = not any(SPACE in piece.lstrip(SPACE) for piece in pieces if SPACE in piece)
         self._cache: dict[str, list[int]] = {}
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """UTF-8 bytes of text that one id stands for, at most; an unknown one for a character."""
+        return max(4, *(len(piece.encode()) for piece in self._pieces))
 
     def encode(self, text: str) -> list[int]:
         """`text` has its spaces written as "▁"."""

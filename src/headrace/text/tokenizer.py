@@ -147,6 +147,15 @@ class Tokenizer:
         ids = self._encode(text, special=special)
         return [*self.vocabulary.prefix_ids, *ids] if add_bos else ids
 
+    def fewest(self, text: str) -> int:
+        """How many ids a text has at least, without encoding it: one hostile word of megabytes
+        takes many seconds. 0 where the encoder cannot say."""
+        longest: int | None = getattr(self._encoder, "longest", None)
+        if longest is None:
+            return 0
+        whole = max((len(token.encode()) for token in self.vocabulary.added), default=0)
+        return len(text.encode(errors="replace")) // max(longest, whole)
+
     def encode_whole(self, text: str, *, limit: int | None = None) -> list[int]:
         """Ids of a text as an embedding model wants it: with what goes before and after it.
 

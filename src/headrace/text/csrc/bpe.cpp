@@ -17,7 +17,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <queue>
 #include <vector>
 
 #include "words.h"
@@ -102,6 +101,7 @@ class Bpe {
     for (int64_t i = 0; i < tokens.count; ++i) {
       const Text text = tokens[i];
       if (!utf8(text.at, text.size)) return false;
+      longest_ = std::max(longest_, letters(text));
       ids_[slot(text, {nullptr, 0})] = static_cast<uint32_t>(i);  // the last of equals
     }
     for (int byte = 0; byte < 256; ++byte) {
@@ -134,6 +134,9 @@ class Bpe {
     return id == NONE ? -1 : int64_t{id};
   }
 
+  // Bytes of text that one id stands for, at most.
+  int64_t longest() const { return longest_; }
+
   // `out` has room for one id per byte of the text.
   int64_t encode(const char* text, int64_t size, int32_t* out) const {
     Scratch scratch;
@@ -144,13 +147,14 @@ class Bpe {
   }
 
  private:
+  // 12 and 16 bytes for each byte of a word: a hostile text is one word of tens of megabytes.
   struct Node {
     uint32_t id;
-    int64_t before, after;  // -1: none
+    int32_t before, after;  // -1: none
   };
   struct Candidate {
     uint32_t rank;
-    int64_t at;
+    int32_t at;
     uint64_t pair;
     bool operator<(const Candidate& other) const {  // of the queue, whose top is the greatest
       return rank != other.rank ? rank > other.rank : at > other.at;
@@ -158,6 +162,7 @@ class Bpe {
   };
   struct Scratch {
     std::vector<Node> nodes;
+    std::vector<Candidate> candidates;
     std::vector<char> written;
   };
 
@@ -174,6 +179,13 @@ class Bpe {
     out[0] = static_cast<char>(0xc0 | letter >> 6);
     out[1] = static_cast<char>(0x80 | (letter & 63));
     return 2;
+  }
+
+  // Characters of a token as written, each of which is a byte of text.
+  static int64_t letters(Text text) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < text.size; ++i) count += (text.at[i] & 0xc0) != 0x80;
+    return count;
   }
 
   bool equals(int64_t id, Text left, Text right) const {
@@ -207,7 +219,7 @@ class Bpe {
 
   int32_t* word(const char* begin, const char* end, int32_t* out, Scratch& scratch) const {
     const int64_t size = end - begin;
-    if (rules_.whole) {
+    if (rules_.whole && size <= longest_) {
       const uint32_t id = as_token(begin, size, scratch);
       if (id != NONE) {
         *out++ = static_cast<int32_t>(id);
@@ -248,19 +260,31 @@ class Bpe {
 
   int32_t* many(const char* begin, int64_t size, int32_t* out, Scratch& scratch) const {
     std::vector<Node>& nodes = scratch.nodes;
+    const auto count = static_cast<int32_t>(size);
     nodes.resize(static_cast<size_t>(size));
-    for (int64_t i = 0; i < size; ++i)
-      nodes[i] = {bytes_[static_cast<unsigned char>(begin[i])], i - 1, i + 1 < size ? i + 1 : -1};
-    std::priority_queue<Candidate> queue;
-    const auto offer = [&](int64_t at) {
-      if (at < 0 || nodes[at].after < 0) return;
+    for (int32_t i = 0; i < count; ++i)
+      nodes[i] = {bytes_[static_cast<unsigned char>(begin[i])], i - 1, i + 1 < count ? i + 1 : -1};
+    // Each of fewer than `size` joins takes one candidate away and offers at most two. By hand, for
+    // the standard library's queue cannot reserve: growing would hold three times as much.
+    std::vector<Candidate>& heap = scratch.candidates;
+    heap.clear();
+    heap.reserve(static_cast<size_t>(2 * size));
+    const auto candidate = [&](int32_t at) {
+      if (at < 0 || nodes[at].after < 0) return false;
       const Join& found = join(nodes[at].id, nodes[nodes[at].after].id);
-      if (found.rank != BOTH) queue.push({found.rank, at, found.pair});
+      if (found.rank == BOTH) return false;
+      heap.push_back({found.rank, at, found.pair});
+      return true;
     };
-    for (int64_t i = 0; i < size; ++i) offer(i);
-    while (!queue.empty()) {
-      const Candidate top = queue.top();
-      queue.pop();
+    const auto offer = [&](int32_t at) {
+      if (candidate(at)) std::push_heap(heap.begin(), heap.end());
+    };
+    for (int32_t i = 0; i < count; ++i) candidate(i);
+    std::make_heap(heap.begin(), heap.end());
+    while (!heap.empty()) {
+      std::pop_heap(heap.begin(), heap.end());
+      const Candidate top = heap.back();
+      heap.pop_back();
       Node& left = nodes[top.at];
       // What was joined since has another pair, or is no symbol any more.
       if (left.id == NONE || left.after < 0) continue;
@@ -273,13 +297,14 @@ class Bpe {
       offer(top.at);
       offer(left.before);
     }
-    for (int64_t i = 0; i >= 0; i = nodes[i].after) *out++ = static_cast<int32_t>(nodes[i].id);
+    for (int32_t i = 0; i >= 0; i = nodes[i].after) *out++ = static_cast<int32_t>(nodes[i].id);
     return out;
   }
 
   Strings tokens_{};
   Rules rules_{};
   uint64_t seed_ = 1;
+  int64_t longest_ = 0;
   std::vector<uint32_t> ids_;
   std::vector<Join> joins_;
   uint32_t bytes_[256] = {};
@@ -287,7 +312,7 @@ class Bpe {
 
 }  // namespace
 
-API int32_t hrt_version() { return 1; }
+API int32_t hrt_version() { return 2; }
 
 // Where each of `count` strings begins, counted from the first one's length, and where the last
 // ends: to `starts`, which has room for one more than `count`. Returns the end as an offset in
@@ -332,9 +357,13 @@ API int64_t hrt_bpe_find(const void* bpe, const char* text, int64_t size) {
   return static_cast<const Bpe*>(bpe)->find(text, size);
 }
 
+// Bytes of text that one id stands for, at most.
+API int64_t hrt_bpe_longest(const void* bpe) { return static_cast<const Bpe*>(bpe)->longest(); }
+
 // Ids of a text (valid UTF-8, `size` bytes) to `out`, which has room for `size`; returns how many,
-// or -1 without memory. May be called by several threads at once.
+// or -1 without memory or above 2^31 - 1 bytes. May be called by several threads at once.
 API int64_t hrt_bpe_encode(const void* bpe, const char* text, int64_t size, int32_t* out) {
+  if (size > INT32_MAX) return -1;
   try {
     return static_cast<const Bpe*>(bpe)->encode(text, size, out);
   } catch (const std::bad_alloc&) {

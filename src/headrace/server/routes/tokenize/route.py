@@ -43,7 +43,8 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either prompt or messages", param="prompt")
     if body.prompt is not None:
-        return await service.encode(body.prompt, raw=body.add_special_tokens is not False)
+        raw = body.add_special_tokens is not False
+        return await service.encode(body.prompt, raw=raw, must_fit=False)
     given = body.model_dump(
         exclude_none=True, by_alias=True,
         exclude={"prompt", "add_special_tokens", "return_token_strs"},

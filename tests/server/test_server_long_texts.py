@@ -1,0 +1,58 @@
+"""Texts of megabytes: refused before they are encoded where they cannot fit, else one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from server_fake import FakeEngine, FakeTokenizer
+
+from headrace.base.config import ServerOptions
+from headrace.base.errors import ContextOverflow
+from headrace.server.service import LONG_CHARACTERS, Service
+
+
+class Watched(FakeTokenizer):
+    """Remembers how many texts were being encoded at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.now = self.most = self.done = 0
+
+    def encode(self, text: str, **how: Any) -> list[int]:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.05)
+        with self.lock:
+            self.now -= 1
+            self.done += 1
+        return [0]
+
+
+def service(tokenizer: Watched) -> Service:
+    engine = FakeEngine()
+    engine.tokenizer, engine.max_context = tokenizer, 64
+    return Service(ServerOptions(), engine)
+
+
+async def test_what_cannot_fit_is_not_encoded() -> None:
+    tokenizer = Watched()
+    served = service(tokenizer)
+    with pytest.raises(ContextOverflow, match="more tokens than the 64") as caught:
+        await served.encode("x" * 65, raw=True)
+    assert caught.value.param == "prompt"
+    assert tokenizer.done == 0
+    assert await served.encode("x" * 64, raw=True) == [0]
+    assert await served.encode("x" * 65, raw=True, must_fit=False) == [0]
+
+
+async def test_one_text_of_megabytes_at_a_time() -> None:
+    tokenizer = Watched()
+    served = service(tokenizer)
+    long = "x" * (LONG_CHARACTERS + 1)
+    await asyncio.gather(*(served.encode(long, raw=True, must_fit=False) for _ in range(4)))
+    assert (tokenizer.done, tokenizer.most) == (4, 1)
