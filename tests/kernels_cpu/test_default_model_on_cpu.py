@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +29,14 @@ PROMPT = (
     "with a docstring and a test.<|im_end|>\n<|im_start|>assistant\n"
 )
 ROOM = 512
+WINDOWS = {
+    "docstrings": ("argparse", "difflib", "inspect", "subprocess"),
+    "code": ("bisect", "fractions", "heapq", "textwrap"),
+}
+"""Of the standard library: text that no change here moves. A window is a module's begin."""
+BOUND = 0.003
+"""Of the perplexity over all windows, relative: measured 0.106 % with a standard error of 0.051 %
+over the windows, and three of these more."""
 
 
 def start(kernels: str, panels: Path | None = None) -> Worker:
@@ -77,33 +88,79 @@ def greedy(worker: Worker, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-def perplexity(logits: torch.Tensor, tokens: list[int]) -> float:
-    scores = torch.log_softmax(logits[:-1].double(), -1)
-    chosen = scores.gather(1, torch.tensor(tokens[1:]).unsqueeze(1))
-    return math.exp(-float(chosen.mean()))
+def window(kind: str, module: str) -> str:
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).read_text()
+    if kind == "code":
+        return source
+    holders = ast.Module | ast.ClassDef | ast.FunctionDef
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, holders))
+    return "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
+
+
+def surprises(worker: Worker, tokens: list[int]) -> torch.Tensor:
+    """−log p of every token but the first, as float64 of sums in float32: right to 1e-5."""
+    logits = all_logits(worker, tokens)[:-1]
+    chosen = logits.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
+    return logits.logsumexp(-1).double() - chosen.double()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Worker]:
+    worker = start("cpu")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Worker]:
+    worker = start("ref")
+    yield worker
+    worker.close()
 
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_greedy_and_perplexity() -> None:
-    """64 greedy tokens are those of the reference; perplexity differs by less than 0.5 %.
-
-    What differs is the rounding of activations to int8 in groups of 32 (ADR 0070).
-    """
-    served = start("cpu")
-    tokenizer = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer)
-    prompt = tokenizer.encode(PROMPT)
-    text = tokenizer.encode(Path(__file__).read_text())[: ROOM - 1]
+def test_greedy(served: Worker, reference: Worker) -> None:
+    """64 greedy tokens are those of the reference."""
+    prompt = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(PROMPT)
     tokens = greedy(served, prompt, 64)
-    ours, ours_text = all_logits(served, tokens), all_logits(served, text)
+    ours = all_logits(served, tokens)
     # A decoded row has the bits of the prefilled one.
     assert ours.argmax(-1).tolist()[len(prompt) - 1 : -1] == tokens[len(prompt) :]
-    reference = start("ref")
-    theirs, theirs_text = all_logits(reference, tokens), all_logits(reference, text)
+    theirs = all_logits(reference, tokens)
     assert theirs.argmax(-1).tolist()[len(prompt) - 1 : -1] == tokens[len(prompt) :]
-    got, want = perplexity(ours_text, text), perplexity(theirs_text, text)
-    print(f"perplexity {got:.4f}, reference {want:.4f}, {100 * (got / want - 1):+.3f} %")
-    assert abs(got / want - 1) < 0.005
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # 150 s of processor time, most of it the reference's.
+def test_perplexity(served: Worker, reference: Worker) -> None:
+    """Over windows of different text it is that of the reference but for `BOUND`.
+
+    What differs is the rounding of activations to int8 in groups of 32 (ADR 0070), and KV in
+    bfloat16. A single window says little: any change of a sum's order moves it by 0.3 %.
+    """
+    tokenizer = load_tokenizer(open_model(DEFAULT_MODEL).tokenizer)
+    ours, theirs = [], []
+    for kind, modules in WINDOWS.items():
+        for module in modules:
+            tokens = tokenizer.encode(window(kind, module))[:ROOM]
+            assert len(tokens) == ROOM, module
+            ours.append(surprises(served, tokens))
+            theirs.append(surprises(reference, tokens))
+            moved = float(ours[-1].mean() - theirs[-1].mean())
+            print(f"{kind} of {module}: {100 * math.expm1(moved):+.3f} %")
+    got, want = torch.stack(ours).mean(1), torch.stack(theirs).mean(1)
+    noise = float((got - want).std() / math.sqrt(len(got)))
+    moved = float(got.mean() - want.mean())
+    print(
+        f"perplexity {math.exp(got.mean()):.4f}, reference {math.exp(want.mean()):.4f}: "
+        f"{100 * math.expm1(moved):+.3f} %, standard error {100 * noise:.3f} %"
+    )
+    assert abs(math.expm1(moved)) < BOUND
 
 
 @pytest.mark.model
