@@ -41,7 +41,6 @@ from gpu_models import (
 from gpu_nodes import node_table, nodes
 from gpu_targets import target_table, targets
 
-from headrace.kernels.draws import DrawParameters
 from headrace.kernels.triton.aot import Compiled, compiling, triton_version
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.sass import SHARED_LIMIT
@@ -92,6 +91,7 @@ MATRIX = (
     "product_packed._product_kernel", "product_packed_skinny._product_kernel",
     "product_skinny._product_kernel",
     "moe_products._dense_kernel", "moe_products._fp8_kernel", "moe_products._packed_kernel",
+    "moe_packed._few_kernel",
 )  # fmt: skip
 """These multiply: without a matrix instruction the compiler has made nothing of them."""
 SPILLS_EXPLAINED: dict[str, str] = {}
@@ -202,12 +202,7 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
 
 def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:
     """The kernels of sampling."""
-    logits = torch.empty(rows, vocabulary, device="meta")
-    column = torch.empty(rows, device="meta")
-    operators.drawing.argmax(logits)
-    operators.drawing.draw(
-        logits, DrawParameters(column, column.long(), column, column, column.double())
-    )  # fmt: skip
+    operators.warm_draws(torch.empty(rows, vocabulary, device="meta"))
 
 
 def make_row(compiled: Compiled, model: str, step: Step) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from gpu_models import BLOCK, Step, decode, make_batch, prefill
@@ -320,6 +320,23 @@ def draws(sizes: Sizes, rows: int, device: str) -> Iterator[Kernel]:
     yield Kernel(
         f"draw top-k 50, top-p 0.8, {rows} rows", lambda: triton_sampling.draw(logits, wanted),
         logits.nbytes, logits.numel(), check,
+    )  # fmt: skip
+    # The end of every graph: without filters, and where every row takes its most likely token.
+    free = replace(wanted, top_k=None, top_p=None)
+    greedy = replace(free, min_p=column * 0 + 1, uniform=wanted.uniform * 0)
+
+    def check_free() -> float:
+        differing = triton_sampling.draw(logits, free) != sampling.draw(logits, free)
+        return float(differing.float().mean()) / 0.05
+
+    yield Kernel(
+        f"draw without filters, {rows} rows", lambda: triton_sampling.draw(logits, free),
+        logits.nbytes, logits.numel(), check_free,
+    )  # fmt: skip
+    yield Kernel(
+        f"draw of the most likely, {rows} rows", lambda: triton_sampling.draw(logits, greedy),
+        logits.nbytes, logits.numel(),
+        lambda: float((triton_sampling.draw(logits, greedy) != logits.argmax(-1)).sum()),
     )  # fmt: skip
 
 

@@ -25,9 +25,11 @@ from headrace.kernels.triton.product_skinny import SkinnyConfig
 from headrace.kernels.triton.table import Table
 
 ARCHITECTURE = "sm_90"
-MODEL = "llama-3.1-8b"
-CASES = (("bfloat16", "bfloat16"), ("int4", "int8"))
-"""(weights, KV)."""
+CASES = (
+    ("llama-3.1-8b", "bfloat16", "bfloat16"), ("llama-3.1-8b", "int4", "int8"),
+    ("qwen3-30b-a3b", "bfloat16", "bfloat16"), ("qwen3-30b-a3b", "int4", "bfloat16"),
+)  # fmt: skip
+"""(model, weights, KV)."""
 BATCHES = (1, 8, 32)
 VIEWS = {
     "empty", "empty_like", "empty_strided", "new_empty", "view", "_unsafe_view", "reshape", "t",
@@ -54,9 +56,9 @@ class _Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(layers: int, weights: str, kv: str, batch: int) -> Counter[str]:
+def launches(name: str, layers: int, weights: str, kv: str, batch: int) -> Counter[str]:
     """Of a whole step, by kernel."""
-    arch = replace(ARCHS[MODEL], layers=layers)
+    arch = replace(ARCHS[name], layers=layers)
     operators = TritonOperators(
         torch.bfloat16, architecture=ARCHITECTURE, quantise="fp8" if weights == "fp8" else "auto"
     )
@@ -80,16 +82,18 @@ def nodes() -> list[dict[str, Any]]:
         skinny=lambda *_, **__: SkinnyConfig(library=True),
         packed_skinny=lambda *_: PackedSkinnyConfig(serves=False),
     )
-    for weights, kv in CASES:
+    for name, weights, kv in CASES:
         for batch in BATCHES:
             counts = []
             for way in (library, nullcontext()):
                 with way:
-                    layer = launches(2, weights, kv, batch) - launches(1, weights, kv, batch)
+                    two, one = (launches(name, n, weights, kv, batch) for n in (2, 1))
+                    layer = two - one
                 counts.append(layer)
             rows.append(
                 {
-                    "weights": weights, "kv": kv, "batch": batch, "library": counts[0].total(),
+                    "model": name, "weights": weights, "kv": kv, "batch": batch,
+                    "library": counts[0].total(),
                     "ours": counts[1].total(), "kernels": dict(counts[1]),
                 }
             )  # fmt: skip
@@ -98,11 +102,12 @@ def nodes() -> list[dict[str, Any]]:
 
 def node_table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        f"| kernels of a layer, {MODEL}, {ARCHITECTURE} | batch | without skinny products | with |",
+        f"| kernels of a layer, {ARCHITECTURE} | batch | without skinny products | with |",
         "|---|---:|---:|---:|",
     ]
     lines += [
-        f"| {row['weights']}, {row['kv']} KV | {row['batch']} | {row['library']} | {row['ours']} |"
+        f"| {row['model']} {row['weights']}, {row['kv']} KV | {row['batch']} | {row['library']} "
+        f"| {row['ours']} |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -80,10 +80,8 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
                 batch.draws = draws
                 found = program.choose(batch)
                 assert found is not None, step.name
-                greedy, drawn = logits.argmax(-1), None
-                if draws is not None:
-                    drawn = ops.drawing.draw(logits, draws)
-                wanted = greedy if drawn is None else drawn
+                draw, argmax = ops.drawing.draw, ops.drawing.argmax
+                wanted = argmax(logits) if draws is None else draw(logits, draws)
                 worst = max(worst, 2.0 * int((found[1] != wanted).sum()))
         assert program.facts.replayed == 4 * len(steps), program.facts
         return worst

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
+from headrace.kernels.triton import gated as gated_module
+from headrace.kernels.triton import moe as moe_module
+from headrace.kernels.triton import moe_packed, moe_products
 from headrace.kernels.triton.moe import moe, place, route
-from headrace.kernels.triton.moe_products import MoeConfig, expert_table
+from headrace.kernels.triton.moe_products import MoeConfig
+from headrace.kernels.triton.moe_tiles import expert_table
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import tile_weight
 from headrace.kernels.triton.product_dense import DenseConfig, product_dense
@@ -60,9 +66,10 @@ def quantised(kind: str, matrix: torch.Tensor) -> tuple[Weight, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["4", "5", "6", "8", "fp8", "blocks"])
-@pytest.mark.parametrize("tokens", [1, 21])
+@pytest.mark.parametrize("tokens", [1, 4, 5, 21])
 def test_quantised_experts(kind: str, tokens: int) -> None:
-    experts, active, width, inner = 5, 2, 160, 192
+    """One tile an assignment, tiles of 8 and of 16 rows, and with four tokens a split input."""
+    experts, active, width, inner = 5, 2, 640 if tokens == 4 else 160, 192
     torch.manual_seed(3)
     x, router = torch.randn(tokens, width), torch.randn(tokens, experts)
     parts = [
@@ -80,6 +87,56 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
         x[-1:], router[-1:], *([w for w, _ in part] for part in parts), active, True, "silu"
     )
     torch.testing.assert_close(alone[0], actual[-1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dense", "4", "8", "fp8"])
+def test_tiles_of_one_assignment_give_the_same_bits(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tiles of an expert's rows: in the deterministic mode a row's answer is one for all."""
+    experts, active, width, inner = 5, 2, 160, 192
+    torch.manual_seed(5)
+    x, router = torch.randn(4, width), torch.randn(4, experts)
+    parts: list[list[Weight]] = [
+        [DenseWeight(m) if kind == "dense" else quantised(kind, m)[0] for m in made]
+        for made in (dense_experts(experts, 2 * inner, width), dense_experts(experts, width, inner))
+    ]
+    found = []
+    for most in (4, 0):
+        monkeypatch.setattr(moe_module, "SINGLE_TOKENS", most)
+        ops = TritonOperators(torch.float32, deterministic=True)
+        found.append(ops.moe(x, router, *parts, active, True, "silu"))
+    assert torch.equal(*found)
+
+
+def test_a_layer_of_one_token_is_four_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is counted or placed, and the gate is in the product."""
+    launched: list[str] = []
+    for module in (moe_module, moe_products, moe_packed, gated_module):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            kernel = Launches(getattr(module, name), name, launched)
+            monkeypatch.setattr(module, name, kernel)
+    x, router = torch.randn(1, 160), torch.randn(1, 5)
+    for kind in ("dense", "4"):
+        parts: list[list[Weight]] = [
+            [DenseWeight(m) if kind == "dense" else quantised(kind, m)[0] for m in made]
+            for made in (dense_experts(5, 384, 160), dense_experts(5, 160, 192))
+        ]
+        launched.clear()
+        TritonOperators(torch.float32).moe(x, router, *parts, 2, True, "silu")
+        own = "_dense_kernel" if kind == "dense" else "_few_kernel"
+        assert launched == ["_route_kernel", own, own, "_gather_kernel"]
+
+
+class Launches:
+    """A kernel that notes its launches."""
+
+    def __init__(self, kernel: Any, name: str, launched: list[str]) -> None:
+        self._kernel, self._name, self._launched = kernel, name, launched
+
+    def __getitem__(self, grid: Any) -> Any:
+        self._launched.append(self._name)
+        return self._kernel[grid]
 
 
 def test_experts_of_mixed_formats_become_dense() -> None:
@@ -111,10 +168,12 @@ def test_every_assignment_is_placed_once() -> None:
     experts, rows = 9, 16
     chosen, shares = route(torch.randn(50, experts), 3, True)
     torch.testing.assert_close(shares.sum(1), torch.ones(50))
-    listed, tile_expert = place(chosen, experts, rows)
+    tiles = place(chosen, experts, rows)
+    listed = tiles.listed
     found = listed[listed >= 0]
+    assert not tiles.single
     assert sorted(found.tolist()) == list(range(150))
-    owner = tile_expert.repeat_interleave(rows)[listed >= 0]
+    owner = tiles.expert.repeat_interleave(rows)[listed >= 0]
     assert torch.equal(owner, chosen.view(-1)[found.long()])
 
 

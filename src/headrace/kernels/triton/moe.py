@@ -8,12 +8,16 @@ products become dense ones of N · active / experts rows.
 How it goes, all on the device, no sort and no host:
 
 1. `_route`: one program per token takes its `active` largest logits and their softmax shares.
-2. `_count`: one program per expert counts its tokens.
+2. `_count`: one program per expert counts its tokens, and empties its part of the list.
 3. `_place`: one program per expert writes its tokens, in ascending order, to a list that starts at
-   a multiple of the row tile; tiles know their expert.
-4. `moe_products`: a product per tile; rows are gathered by the list, the weights of all experts are
-   found through a table of addresses. Dense, packed or fp8; for fp8 the gate writes codes.
+   a multiple of the row tile; tiles know their expert. Steps of up to `SINGLE_TOKENS` do without
+   both: every assignment is a tile, and an expert that two tokens chose comes from L2 again.
+4. `moe_products`, `moe_packed`: a product per tile; rows are gathered by the list, the weights of
+   all experts are found through a table of addresses. Dense, packed or fp8; for fp8 the gate writes
+   codes, for the others the product takes it in where an expert has few rows.
 5. `_gather`: a token adds its experts' results in ascending order of expert.
+
+A layer of one token is 4 kernels so (route, two products, gather; with fp8 two more) instead of 9.
 
 A row's values never depend on which other rows share its tile (row invariance).
 Source of the idea: Gale et al., "MegaBlocks" (2022), without the sort.
@@ -28,11 +32,19 @@ import triton.language as tl
 from ..operators import Coded
 from .early import launch_options, wait_for_inputs
 from .gated import gated, gated_codes
-from .moe_products import ExpertTable, MoeConfig, grouped_product
+from .moe_packed import grouped_packed
+from .moe_products import MoeConfig, grouped_product
+from .moe_tiles import ExpertTable, Tiles
 from .product_fp8 import BLOCK, quantise_rows
+from .product_packed_skinny import PackedSkinnyConfig
 
 TILE = 1024
 """Assignments looked at in one turn: one number for all steps, so that none is compiled for."""
+SINGLE_TOKENS = 4
+"""Up to so many tokens every assignment is a tile: of 32 assignments to 128 experts 29 are of
+different ones. The results are the same."""
+GATE_ROWS = 16
+"""Tiles of up to so many rows take the gate in; larger ones need the room for two sums."""
 
 
 @triton.jit
@@ -65,8 +77,11 @@ def _route_kernel(
     tl.store(shares + at, masses / total, mask=kept == 1)
 
 
-@triton.jit(do_not_specialize=["assignments"])
-def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr, EARLY: tl.constexpr):
+@triton.jit(do_not_specialize=["assignments", "places", "tiles"])
+def _count_kernel(
+    chosen, counts, listed, tile_expert, assignments, places, tiles, TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     found = tl.zeros([TILE], tl.int32)
@@ -76,6 +91,13 @@ def _count_kernel(chosen, counts, assignments, TILE: tl.constexpr, EARLY: tl.con
             tl.int32
         )
     tl.store(counts + expert, tl.sum(found, 0))
+    each = tl.cdiv(places, tl.num_programs(0))
+    end = tl.minimum((expert + 1) * each, places)
+    nothing = tl.full([TILE], -1, tl.int32)
+    for at in range(expert * each, end, TILE):
+        index = at + tl.arange(0, TILE)
+        tl.store(listed + index, nothing, mask=index < end)
+        tl.store(tile_expert + index, nothing, mask=(index < end) & (index < tiles))
 
 
 @triton.jit(do_not_specialize=["assignments"])
@@ -130,25 +152,27 @@ def route(
     return chosen, shares
 
 
-def place(
-    chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """experts [N, active] → (assignments listed by expert, -1 where a tile is not full; expert of
-    each tile of `rows`, -1 behind the last)."""
+def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False) -> Tiles:
+    """experts [N, active] → assignments listed by expert, in tiles of `rows`."""
     assignments = chosen.numel()
+    if len(chosen) <= SINGLE_TOKENS:
+        return Tiles(chosen, chosen, assignments, rows, experts, single=True)
     # Every expert that has a token may leave one tile unfilled.
     tiles = assignments // rows + min(experts, assignments)
     device = chosen.device
     counts = torch.empty(experts, dtype=torch.int32, device=device)
-    listed = torch.full((tiles * rows,), -1, dtype=torch.int32, device=device)
-    tile_expert = torch.full((tiles,), -1, dtype=torch.int32, device=device)
+    listed = torch.empty(tiles * rows, dtype=torch.int32, device=device)
+    tile_expert = torch.empty(tiles, dtype=torch.int32, device=device)
     options = launch_options(early)
-    _count_kernel[(experts,)](chosen, counts, assignments, TILE=TILE, num_warps=4, **options)
+    _count_kernel[(experts,)](
+        chosen, counts, listed, tile_expert, assignments, tiles * rows, tiles, TILE=TILE,
+        num_warps=4, **options,
+    )  # fmt: skip
     _place_kernel[(experts,)](
         chosen, counts, listed, tile_expert, assignments, experts,
         EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=TILE, num_warps=4, **options,
     )  # fmt: skip
-    return listed, tile_expert
+    return Tiles(listed, tile_expert, assignments, rows, experts, single=False)
 
 
 def moe(
@@ -160,33 +184,57 @@ def moe(
     normalise: bool,
     activation: str,
     config: MoeConfig,
+    packed: PackedSkinnyConfig | None = None,
+    tickets: torch.Tensor | None = None,
     *,
     early: bool = False,
 ) -> torch.Tensor:
-    """x [N, D], router logits [N, experts], tables of [2I, D] and [D, I] → [N, D]."""
+    """x [N, D], router logits [N, experts], tables of [2I, D] and [D, I] → [N, D].
+
+    `packed`: packed experts take the products of few rows, cut so; with `tickets` their input may
+    be split.
+    """
     tokens, width = x.shape
     chosen, shares = route(router, active, normalise, early=early)
-    listed, tile_expert = place(chosen, router.shape[1], config.rows, early=early)
-    assignments = tokens * active
-    x_in: torch.Tensor | Coded = x
-    if gate_up.blocked is not None:
-        x_in = Coded(*quantise_rows(x, blocked=gate_up.blocked, early=early), x.dtype)
-    inner = grouped_product(
-        x_in, gate_up, listed, tile_expert, assignments, active, config, early=early
-    )  # fmt: skip
-    acted: torch.Tensor | Coded
-    if down.blocked is None:
-        acted = gated(inner, activation, early=early)
+    few = packed if gate_up.bits and down.bits else None
+    rows = config.rows if few is None else few.rows
+    tiles = place(chosen, router.shape[1], rows, early=early)
+    if few is not None:
+        acted: torch.Tensor | Coded = grouped_packed(
+            x, gate_up, tiles, active, few, tickets, activation, early=early
+        )
+        assert isinstance(acted, torch.Tensor)
+        parts = grouped_packed(acted, down, tiles, 1, few, tickets, early=early)
     else:
-        codes = gated_codes(
-            inner, activation, "fp8", BLOCK if down.blocked else 0, early=early
-        )  # fmt: skip
-        acted = Coded(*codes, x.dtype)
-    parts = grouped_product(
-        acted, down, listed, tile_expert, assignments, 1, config, early=early
-    )  # fmt: skip
+        acted = _gate_up(x, gate_up, down, tiles, active, activation, config, early=early)
+        parts = grouped_product(acted, down, tiles, 1, config, early=early)
     y = torch.empty_like(x)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
         parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4, **launch_options(early)
     )
     return y
+
+
+def _gate_up(
+    x: torch.Tensor,
+    gate_up: ExpertTable,
+    down: ExpertTable,
+    tiles: Tiles,
+    active: int,
+    activation: str,
+    config: MoeConfig,
+    *,
+    early: bool,
+) -> torch.Tensor | Coded:
+    """What the products of `down` multiply: act(gate) · up [assignments, I], or its codes."""
+    x_in: torch.Tensor | Coded = x
+    if gate_up.blocked is not None:
+        x_in = Coded(*quantise_rows(x, blocked=gate_up.blocked, early=early), x.dtype)
+    dense = gate_up.blocked is None and not gate_up.bits
+    if dense and down.blocked is None and config.rows <= GATE_ROWS:
+        return grouped_product(x_in, gate_up, tiles, active, config, activation, early=early)
+    inner = grouped_product(x_in, gate_up, tiles, active, config, early=early)
+    if down.blocked is None:
+        return gated(inner, activation, early=early)
+    group = BLOCK if down.blocked else 0
+    return Coded(*gated_codes(inner, activation, "fp8", group, early=early), x.dtype)

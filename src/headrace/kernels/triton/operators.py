@@ -39,7 +39,7 @@ from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .early import EarlyConfig
-from .moe_products import ExpertTable, expert_table
+from .moe_tiles import ExpertTable, expert_table
 from .packed import merge_neighbours, merge_tiled, tile_weight
 from .product_dense import product_dense
 from .product_fp8 import (
@@ -58,6 +58,8 @@ from .table import Table, architecture, multiplies_fp8
 
 WARM_UP = (1, 2, 5, 17, 65, 512, 1024)
 """Steps of these many tokens use every configuration of the table and every specialisation."""
+EXPERT_ROWS = 5
+"""Mean rows of an expert up to which 7 % of them, if tokens choose at random, have more than 8."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
@@ -299,12 +301,15 @@ class TritonOperators:
         normalise: bool,
         activation: str,
     ) -> torch.Tensor:
-        experts = len(gate_up)
+        experts, table = len(gate_up), self._table(x.device)
         rows = 1 if self.deterministic else -(-len(x) * active // experts)
-        config = self._table(x.device).moe(rows)
+        # Tiles of 8 rows as long as hardly an expert has more of them.
+        short = rows <= EXPERT_ROWS and not self.deterministic
+        packed = table.packed_skinny(8 if short else max(16, rows))
         return moe.moe(
             x, router, self._expert_table(gate_up), self._expert_table(down), active, normalise,
-            activation, config, early=self._early(x).early,
+            activation, table.moe(rows), packed if packed.serves else None,
+            None if self.deterministic else self._ticket(x.device), early=self._early(x).early,
         )  # fmt: skip
 
     def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -107,64 +107,25 @@ def _scaled(
 
 
 @triton.jit
-def _finish(
-    total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride, y_stride,
-    GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """What is done once to the whole input's sums: `total`, and `other` of up [OUTS, ROWS]."""
-    out_mask = out < outs
-    total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
-    if GATE != "":
-        other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
-        total = activate(total, other, GATE)
-    if BIAS:
-        total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[:, None]
-    if RESIDUAL:
-        at = row.to(tl.int64)[None, :] * residual_stride + out[:, None]
-        total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-    at = row.to(tl.int64)[None, :] * y_stride + out[:, None]
-    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _product_kernel(
-    x, codes, pairs, factors, bias, residual, y, partial, tickets, rows, width, outs, chunks,
-    x_stride, residual_stride, y_stride, per_split,
+def sum_groups(
+    x_at, row_mask, line, pair_at, first, last, width, stride, outs,
     BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
-    INTERPRET: tl.constexpr,
+    PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, OUTS: tl.constexpr, STAGES: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
+    """→ sums [OUTS, ROWS] of the chunks `first` to `last` of w · xᵀ without the outputs' factors,
+    and with a GATE those of up, `outs` rows further on.
 
-    EVEN: the input is whole chunks.
+    line [OUTS, 1] points to the codes of chunk `first`, pair_at [OUTS] to its scales, x_at
+    [STEP, ROWS] to its inputs; `stride` are all rows of the weight.
     """
     STEP: tl.constexpr = unpack_step(BITS, GROUP)
     EXTRA: tl.constexpr = added(BITS, MAGIC)
-    tile = tl.program_id(0)
-    split = tl.program_id(1)
-    # Rows of the weight, of which there are twice as many with a gate.
-    stride = outs * 2 if GATE != "" else outs
-    first = split * per_split
-    last = tl.minimum(first + per_split, chunks)
-    if EARLY and AHEAD > 0:
-        # A chunk of the tile is one run of bytes; of four the beginning.
-        ask_ahead(codes, first, last, stride * BYTES, tile * OUTS * BYTES, stride * BYTES, 4, AHEAD)
-    wait_for_inputs(EARLY)
-    row = tl.arange(0, ROWS)
-    out = tile * OUTS + tl.arange(0, OUTS)
-    # The last output again rather than a mask: it is not stored.
-    real = tl.minimum(out, outs - 1)
     place = tl.arange(0, STEP)
-    row_mask = row < rows
-    line = codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES
     code_at = line + place[None, :]
     plane_at = line + 64 + (place % (16 if BITS == 5 else 32))[None, :]
     in_first = (place < 16)[None, :]
-    pair_at = pairs + first.to(tl.int64) * PLANES * stride + real
     up = outs.to(tl.int64)
-    x_at = x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128
     total = tl.zeros([OUTS, ROWS], tl.float32)
     other = tl.zeros([OUTS, ROWS], tl.float32)
     none = tl.zeros([OUTS, ROWS], tl.float32)
@@ -239,6 +200,66 @@ def _product_kernel(
         plane_at += stride.to(tl.int64) * BYTES
         pair_at += stride * PLANES
         x_at += 128
+    return total, other
+
+
+@triton.jit
+def _finish(
+    total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride, y_stride,
+    GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """What is done once to the whole input's sums: `total`, and `other` of up [OUTS, ROWS]."""
+    out_mask = out < outs
+    total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
+    if GATE != "":
+        other *= tl.load(factors + outs + out, mask=out_mask, other=0.0)[:, None]
+        total = activate(total, other, GATE)
+    if BIAS:
+        total += tl.load(bias + out, mask=out_mask, other=0.0).to(tl.float32)[:, None]
+    if RESIDUAL:
+        at = row.to(tl.int64)[None, :] * residual_stride + out[:, None]
+        total += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    at = row.to(tl.int64)[None, :] * y_stride + out[:, None]
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product_kernel(
+    x, codes, pairs, factors, bias, residual, y, partial, tickets, rows, width, outs, chunks,
+    x_stride, residual_stride, y_stride, per_split,
+    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
+    OUTS: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):  # fmt: skip
+    """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
+
+    EVEN: the input is whole chunks.
+    """
+    STEP: tl.constexpr = unpack_step(BITS, GROUP)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    # Rows of the weight, of which there are twice as many with a gate.
+    stride = outs * 2 if GATE != "" else outs
+    first = split * per_split
+    last = tl.minimum(first + per_split, chunks)
+    if EARLY and AHEAD > 0:
+        # A chunk of the tile is one run of bytes; of four the beginning.
+        ask_ahead(codes, first, last, stride * BYTES, tile * OUTS * BYTES, stride * BYTES, 4, AHEAD)
+    wait_for_inputs(EARLY)
+    row = tl.arange(0, ROWS)
+    out = tile * OUTS + tl.arange(0, OUTS)
+    # The last output again rather than a mask: it is not stored.
+    real = tl.minimum(out, outs - 1)
+    place = tl.arange(0, STEP)
+    row_mask = row < rows
+    x_at = x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128
+    total, other = sum_groups(
+        x_at, row_mask, codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES,
+        pairs + first.to(tl.int64) * PLANES * stride + real, first, last, width, stride, outs,
+        BITS, BYTES, GROUP, ZERO, PLANES, MAGIC, GATE, EVEN, ROWS, OUTS, STAGES, INTERPRET,
+    )  # fmt: skip
     mask = (out < outs)[:, None] & row_mask[None, :]
     if SPLITS == 1:
         _finish(

@@ -1,0 +1,128 @@
+"""Where the experts of a layer are, and which rows are whose: what grouped products are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import triton
+import triton.language as tl
+
+from ..arrays import tensor
+from ..weights import DenseWeight, Fp8Weight, TiledWeight, Weight
+from .product_packed import expand
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles of rows of a step: each of one expert."""
+
+    listed: torch.Tensor
+    """int32 [count · rows]: the assignments of each tile, -1 where it is not full. Not read where
+    tiles are single."""
+    expert: torch.Tensor
+    """int32 [count]: of each tile, -1 behind the last."""
+    assignments: int
+    rows: int
+    """Of a tile."""
+    experts: int
+    single: bool
+    """Is assignment i the only one of tile i?"""
+
+    @property
+    def count(self) -> int:
+        return self.expert.numel()
+
+
+@triton.jit
+def tile_rows(listed, tile, ROWS: tl.constexpr, SINGLE: tl.constexpr):
+    """→ the assignments of a tile [ROWS] int64, -1: none."""
+    row = tl.arange(0, ROWS)
+    found = tl.where(row == 0, tile, -1) if SINGLE else tl.load(listed + tile * ROWS + row)
+    return found.to(tl.int64)
+
+
+@dataclass(slots=True)
+class ExpertTable:
+    """Where the matrices of a layer's experts are: int64 [experts] addresses of each part."""
+
+    shape: tuple[int, int]
+    """(out, in) of every expert."""
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+    """Of fp8 codes, or the pairs of packed ones."""
+    factors: torch.Tensor | None = None
+    zero: int | None = None
+    """Of packed codes, as `TiledWeight` has it."""
+    bits: int = 0
+    """Of packed codes; 0: not packed."""
+    group: int = 0
+    """Inputs that share a packed scale."""
+    blocked: bool | None = None
+    """Of fp8: one scale per block, or per row; None: not fp8."""
+    kept: tuple[Weight, ...] = ()
+    """Matrices that only this table keeps alive."""
+
+
+def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
+    """The table of weights as `TritonOperators.prepare` makes them; `dtype` of dense ones."""
+    if len({_form(expert) for expert in experts}) > 1 or _form(experts[0]) is None:
+        # Formats mixed among experts, or gate and up quantised apart: rare, so not fast.
+        dense = tuple(DenseWeight(_values(expert, dtype)) for expert in experts)
+        table = expert_table(dense, dtype)
+        table.kept = dense
+        return table
+    first = experts[0]
+    if isinstance(first, DenseWeight):
+        return ExpertTable(first.shape, _addresses([_of(e, DenseWeight).data for e in experts]))
+    if isinstance(first, Fp8Weight):
+        fp8 = [_of(expert, Fp8Weight) for expert in experts]
+        return ExpertTable(
+            first.shape, _addresses([e.data for e in fp8]), _addresses([e.scales for e in fp8]),
+            blocked=first.blocked,
+        )  # fmt: skip
+    tiled = [_of(expert, TiledWeight) for expert in experts]
+    return ExpertTable(
+        tiled[0].shape, _addresses([e.codes for e in tiled]), _addresses([e.pairs for e in tiled]),
+        _addresses([e.factors for e in tiled]), tiled[0].zero, tiled[0].bits, tiled[0].group,
+    )  # fmt: skip
+
+
+def _form(weight: Weight) -> tuple[object, ...] | None:
+    """What experts must have in common; None: no kernel takes it as it is."""
+    if isinstance(weight, DenseWeight):
+        return ("dense", weight.shape, weight.data.dtype)
+    if isinstance(weight, Fp8Weight):
+        return ("fp8", weight.shape, weight.scales.shape)
+    if isinstance(weight, TiledWeight):
+        return ("packed", weight.shape, weight.bits, weight.group, weight.zero)
+    return None
+
+
+def _of(weight: Weight, kind: type[Kind]) -> Kind:
+    assert isinstance(weight, kind)
+    return weight
+
+
+def _values(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(weight, DenseWeight):
+        return tensor(weight.data).to(dtype)
+    if isinstance(weight, Fp8Weight):
+        return weight.values().to(dtype)
+    if isinstance(weight, TiledWeight):
+        return expand(weight, 0, weight.shape[0], dtype)
+    parts = getattr(weight, "parts", None)
+    assert parts is not None, "a weight that `prepare` did not make"
+    return torch.cat([_values(part, dtype) for part in parts])
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    # What the kernels tell the compiler of every matrix; a mapped file need not be so.
+    assert not tensors[0].is_cuda or all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    return torch.tensor(pointers, dtype=torch.int64, device=tensors[0].device)
