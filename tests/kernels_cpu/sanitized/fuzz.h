@@ -15,6 +15,10 @@ namespace fuzz {
 
 using Bytes = std::vector<uint8_t>;
 
+// What runs, and who is told the bits that it gave: for comparing machines (bits/driver.cpp).
+inline const char* g_now = "";
+inline std::function<void(const char*, const Bytes&)> g_told;
+
 // Runs the records on every team from the same start; what `read` gives must be the same.
 inline void by_all(void* const* teams, int count, const HrRecord* records, int length,
                    const HrStep& step, const std::function<void()>& begin,
@@ -26,6 +30,7 @@ inline void by_all(void* const* teams, int count, const HrRecord* records, int l
     if (t == 0) first = read();
     else CHECK(read() == first);
   }
+  if (g_told) g_told(g_now, first);
 }
 
 inline void add(Bytes* to, const Bytes& more) { to->insert(to->end(), more.begin(), more.end()); }
@@ -152,9 +157,11 @@ inline void linears(void* const* teams, int count) {
   for (int i = 0; i < wide; ++i) bias.data[i] = random_float();
   const Bytes before = y.bytes();
   HrPart list[3];
-  for (int i = 0, first = 0; i < parts; first += weights[i++]->out)
+  for (int i = 0, first = 0; i < parts; first += weights[i++]->out) {
+    const bool biased = any(0, 1), summed = any(0, 1);  // arguments have no order of their own
     list[i] = weights[i]->part(y.block.data + first, y.stride,
-                               any(0, 1) ? bias.data + first : nullptr, any(0, 1));
+                               biased ? bias.data + first : nullptr, summed);
+  }
   const int32_t which = sampled ? HR_ROWS_R : HR_ROWS_N;
   HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
   HrLinear linear{codes.q, x.block.data, x.stride, list, parts, which};
@@ -347,24 +354,27 @@ inline void attentions(void* const* teams, int count) {
            Bytes all = y.bytes();
            add(&all, qkv.bytes());
            add(&all, codes.bytes());
-           add(&all, Bytes(k.data, k.data + k.bytes));
-           add(&all, Bytes(v.data, v.data + v.bytes));
+           for (Block<uint8_t>* page : {&k, &v}) {
+             if (kind == HR_F32) one_nan<uint32_t>(page->data, page->bytes / 4, 0x7f800000);
+             if (kind == HR_F16) one_nan<uint16_t>(page->data, page->bytes / 2, 0x7c00);
+             if (kind == HR_BF16) one_nan<uint16_t>(page->data, page->bytes / 2, 0x7f80);
+             add(&all, Bytes(page->data, page->data + page->bytes));
+           }
+           for (Block<float>* scale : {&k_scale, &v_scale}) {
+             one_nan(scale->data, scale->bytes / 4);
+             const auto* at = reinterpret_cast<const uint8_t*>(scale->data);
+             add(&all, Bytes(at, at + scale->bytes));
+           }
            return all;
          });
 }
 
 inline void everything(void* const* teams, int count, int rounds) {
   for (int i = 0; i < rounds; ++i) {
-    embeds(teams, count);
-    norms(teams, count);
-    rows_ops(teams, count);
-    gates(teams, count);
-    linears(teams, count);
-    gate_ups(teams, count);
-    heads(teams, count);
-    loras(teams, count);
-    draws(teams, count);
-    attentions(teams, count);
+#define HR_FUZZ(name) g_now = #name, name(teams, count);
+    HR_FUZZ(embeds) HR_FUZZ(norms) HR_FUZZ(rows_ops) HR_FUZZ(gates) HR_FUZZ(linears)
+    HR_FUZZ(gate_ups) HR_FUZZ(heads) HR_FUZZ(loras) HR_FUZZ(draws) HR_FUZZ(attentions)
+#undef HR_FUZZ
   }
 }
 

@@ -60,6 +60,27 @@ inline float any_float() {
   return any(0, 199) ? random_float() * 4 : odd[any(0, 7)];
 }
 
+// Set where the results of two machines are compared: sign and payload of a NaN are the machine's
+// own, x86 sets the sign of those that it makes and Arm does not.
+inline bool g_one_nan = false;
+
+// Makes all NaNs of `count` numbers one, whose infinity is `infinity` without its sign.
+template <class T>
+void one_nan(void* at, size_t count, T infinity) {
+  constexpr T kSign = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+  if (!g_one_nan) return;
+  for (size_t i = 0; i < count; ++i) {
+    auto* to = static_cast<uint8_t*>(at) + i * sizeof(T);
+    T bits;
+    memcpy(&bits, to, sizeof(T));
+    bits = static_cast<T>(bits & ~kSign);
+    if (bits <= infinity) continue;
+    bits = static_cast<T>(infinity + 1);
+    memcpy(to, &bits, sizeof(T));
+  }
+}
+inline void one_nan(float* at, size_t count) { one_nan<uint32_t>(at, count, 0x7f800000); }
+
 // [rows, width] whose rows lie `stride` apart. What lies between two rows may not be touched: the
 // address sanitizer refuses it, as it does what lies behind the last row.
 struct Grid {
@@ -82,6 +103,7 @@ struct Grid {
     const size_t row = static_cast<size_t>(width) * 4;
     std::vector<uint8_t> all(row * static_cast<size_t>(rows));
     for (int r = 0; r < rows; ++r) memcpy(all.data() + static_cast<size_t>(r) * row, at(r), row);
+    one_nan<uint32_t>(all.data(), all.size() / 4, 0x7f800000);
     return all;
   }
   void put(const std::vector<uint8_t>& all) {
@@ -99,7 +121,9 @@ struct Codes {
       : stride(width / 32 + more),
         six(rows ? ((rows + HR_SIX - 1) / HR_SIX - 1) * stride + width / 32 : 0),
         q{six.data, stride} {}
-  std::vector<uint8_t> bytes() const {
+  std::vector<uint8_t> bytes() {
+    for (size_t i = 0; i < six.bytes / sizeof(HrSix); ++i)
+      for (HrLane& lane : six.data[i].lanes) one_nan(&lane.unit.scale, 1), one_nan(&lane.unit.sum, 1);
     const auto* at = reinterpret_cast<const uint8_t*>(six.data);
     return std::vector<uint8_t>(at, at + six.bytes);
   }

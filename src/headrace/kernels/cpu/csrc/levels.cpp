@@ -1,24 +1,41 @@
-// CPUID dispatch. The compiler's builtin also checks that the operating system saves the registers.
+// The choice among levels: by CPUID on x86-64, by what Linux says of the CPU (AT_HWCAP) on aarch64.
 #include "levels.h"
 
 #include <string.h>
 
+#if defined(__x86_64__)
 #include "tiles_allowed.h"
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#else
+#error "there are levels for x86-64 and aarch64 only"
+#endif
 
 namespace hr {
 namespace {
 
 struct Level {
   const Kernels* kernels;
-  bool runs;       // on this CPU
-  bool only_named; // never the best
+  bool runs;        // on this CPU
+  bool only_named;  // never the best
 };
+
+// The first of `levels`, the best one first, that runs here and is wished for.
+template <int N>
+const Kernels* first_of(const Level (&levels)[N], const char* wish) {
+  const bool best = !wish || !*wish;
+  for (const Level& level : levels)
+    if (level.runs && (best ? !level.only_named : !strcmp(level.kernels->name, wish)))
+      return level.kernels;
+  return nullptr;
+}
 
 }  // namespace
 
-const Kernels* choose_kernels(const char* wish) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
+
+const Kernels* choose_kernels(const char* wish) {
+  __builtin_cpu_init();  // the builtin also checks that the system saves the registers
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
@@ -26,7 +43,7 @@ const Kernels* choose_kernels(const char* wish) {
                       __builtin_cpu_supports("avx512vl");
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
-  const Level levels[] = {  // the best first
+  const Level levels[] = {
 #if defined(HR_TEST_AMX)
       {&k_amx_emulated, bf16, true},
 #endif
@@ -35,22 +52,29 @@ const Kernels* choose_kernels(const char* wish) {
 #endif
       {&k_bf16, bf16, false}, {&k_vnni, vnni, false}, {&k_avx512, avx512, false},
       {&k_avx2, avx2, false}};
-  const bool best = !wish || !*wish;
-  for (const Level& level : levels)
-    if (level.runs && (best ? !level.only_named : !strcmp(level.kernels->name, wish)))
-      return level.kernels;
-#endif
-  return nullptr;
+  return first_of(levels, wish);
 }
 
 const char* amx_refused() {
-#if defined(__x86_64__)
   if (const char* why = tiles_refused()) return why;
   __builtin_cpu_init();
   return __builtin_cpu_supports("avx512bf16") ? nullptr : "beside AMX the CPU lacks AVX512-BF16";
-#else
-  return "it is for x86-64";
-#endif
 }
+
+#else
+
+const Kernels* choose_kernels(const char* wish) {
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  const Level levels[] = {
+#if defined(HR_HAVE_DOTPROD)
+      {&k_dotprod, (getauxval(AT_HWCAP) & kDotProducts) != 0, false},
+#endif
+      {&k_neon, true, false}};
+  return first_of(levels, wish);
+}
+
+const char* amx_refused() { return "it is for x86-64"; }
+
+#endif
 
 }  // namespace hr

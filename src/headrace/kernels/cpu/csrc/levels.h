@@ -4,6 +4,8 @@
 
 namespace hr {
 
+extern const Kernels k_neon;
+extern const Kernels k_dotprod;
 extern const Kernels k_avx2;
 extern const Kernels k_avx512;
 extern const Kernels k_vnni;
@@ -12,7 +14,7 @@ extern const Kernels k_amx;           // where the assembler knew it
 extern const Kernels k_amx_emulated;  // in test builds
 
 // The table of the best level that this CPU runs; `wish` ("avx2" …) chooses it, null: the best.
-// Null when the CPU has not even AVX2, or not what was wished for.
+// Null when an x86 CPU has not even AVX2, or any not what was wished for.
 const Kernels* choose_kernels(const char* wish);
 
 // Why the AMX level cannot serve here, as half a sentence; null: it can.

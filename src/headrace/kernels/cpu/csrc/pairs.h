@@ -81,7 +81,10 @@ HR_INLINE F f_exp2(F x) {
   const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-100.0f), _CMP_NLT_UQ);
   F r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF)};
 #else
-  F y = f_max(f_set(-101.0f), x);  // the second operand when one is NaN
+  // vreduceps rounds what is left of x downwards, to a multiple of 2^-24 where x is above −1/2; all
+  // other differences are exact. So x is rounded down to such a multiple first.
+  F y = f_max(f_set(-101.0f), x);
+  y = f_mul(f_floor(f_mul(y, f_set(16777216.0f))), f_set(1.0f / 16777216.0f));
   F k = f_floor(y);
   F r = f_sub(y, k);
 #endif

@@ -2,6 +2,8 @@
 //
 // Every kernel is written once against these names and compiled once per ISA level (HR_LEVEL); a
 // level is a set of these functions:
+//   0  simd_neon.h    aarch64               four registers of 128 bits, int8 products by smull
+//   1  simd_neon.h    + dot product         int8 products by sdot
 //   2  simd_avx2.h    AVX2 + FMA + F16C     two ymm per sixteen lanes, int8 products by vpmaddubsw
 //   3  simd_avx512.h  AVX-512 F/BW/DQ/VL    one zmm, int8 products by vpmaddubsw
 //   4  simd_avx512.h  AVX-512 + VNNI        one zmm, int8 products by vpdpbusd
@@ -46,13 +48,15 @@
 
 #if HR_LEVEL >= 3
 #include "simd_avx512.h"
-#else
+#elif HR_LEVEL == 2
 #include "simd_avx2.h"
+#else
+#include "simd_neon.h"
 #endif
 
 namespace {
 
-#if HR_LEVEL < 4
+#if HR_LEVEL == 2 || HR_LEVEL == 3
 template <bool kEight, int S>
 HR_INLINE I dot_step(I acc, C w, const int8_t* codes) {
   int32_t a4;

@@ -43,7 +43,13 @@ constexpr bool kScratchStays = true;
 constexpr int64_t kScratchUnit = 4096;
 #endif
 
-void pause_cpu() { __builtin_ia32_pause(); }
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else  // `yield` is nothing on most cores; this takes about as long as the other's pause
+  __asm__ volatile("isb" ::: "memory");
+#endif
+}
 
 int64_t futex(std::atomic<uint32_t>* word, int op, uint32_t value) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op | FUTEX_PRIVATE_FLAG, value,
