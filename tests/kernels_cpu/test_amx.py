@@ -33,7 +33,7 @@ def test_a_build_for_use_has_no_emulated_tiles() -> None:
 
 
 def test_the_level_serves_or_there_is_a_reason() -> None:
-    why = library.amx_refused()
+    why = library.best_refused()
     assert (library.level("amx") is None) == (why is not None)
     if why is None:
         assert library.level() == "amx"
@@ -45,7 +45,7 @@ def test_the_level_serves_or_there_is_a_reason() -> None:
 
 
 def test_the_instructions_are_in_the_library() -> None:
-    if library.amx_refused() == "this build's assembler did not know AMX":
+    if library.best_refused() == "this build's assembler did not know AMX":
         pytest.skip("this build's assembler did not know AMX")
     if shutil.which("objdump") is None:
         pytest.skip("no objdump")

@@ -1,15 +1,17 @@
 // Prints what the CPU kernels give, so that two machines can be compared bit by bit.
 //
+//   driver                         which level is the best here
 //   driver LEVEL [rounds [seed]]   one line for each run: operator, number, digest of its results
 //
 // Shapes, strides, weights and values are those of the sanitizers' fuzz (../sanitized/fuzz.h), which
 // depend on the seed alone, and every kind of weight at every number of rows. Linked with the
-// library as it is shipped, whose level LEVEL it asks for by name. All NaNs count as one.
+// library as it is shipped, whose level LEVEL it asks for by name ("": the best). All NaNs count as one.
 #include "fuzz.h"
 
 extern "C" {
 void* hr_team_new(int32_t threads, const char* wish);
 void hr_team_free(void* team);
+const char* hr_level(const char* wish);
 }
 
 namespace {
@@ -54,7 +56,10 @@ void products(void* const* teams, int count) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 2) return 2;
+  if (count < 2) {
+    printf("best: %s\n", hr_level(nullptr));
+    return 0;
+  }
   const int rounds = count > 2 ? atoi(arguments[2]) : 60;
   if (count > 3) g_state ^= static_cast<uint64_t>(atoll(arguments[3])) << 20;
   void* teams[2];

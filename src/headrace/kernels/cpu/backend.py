@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base.config import Decision
 from ..backend import Question
 from ..operators import Operators
-from .library import LibraryAbsent, amx_refused, level, load
+from .library import LEVELS, LibraryAbsent, best_refused, level, load
 from .operators import CpuOperators
 from .records import KINDS
 
@@ -53,11 +53,11 @@ class CpuBackend:
         return CpuOperators(question.threads, self._level, question.shelf)
 
     def decisions(self) -> list[Decision]:
-        """The ISA level that serves, and why not AMX where it does not."""
+        """The ISA level that serves, and why not the best one where it does not."""
         served = level(self._level)
         assert served is not None  # `supports` has loaded the library
         if self._level is not None:
             return [Decision("kernels.level", served, "asked for")]
-        refused = amx_refused()
-        reason = "the best of this CPU" if refused is None else f"not amx: {refused}"
+        refused = best_refused()
+        reason = "the best of this CPU" if refused is None else f"not {LEVELS[-1]}: {refused}"
         return [Decision("kernels.level", served, reason)]

@@ -31,8 +31,14 @@ LAYOUT = f"cpu panels {VERSION}"
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)
 """Where an editable install put it."""
-LEVELS = ("avx2", "avx512", "vnni", "bf16", "amx")
-"""From the least to the most that is asked of a CPU; each contains those before it."""
+LEVELS_OF = {
+    "x86_64": ("avx2", "avx512", "vnni", "bf16", "amx"),
+    "aarch64": ("neon", "dotprod"),
+}
+"""By processor, from the least to the most that is asked of it; each contains those before it."""
+_NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
+LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
+"""Of this processor; none where there are no kernels for it."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),
@@ -59,8 +65,10 @@ class LibraryAbsent(Exception):
 @functools.cache
 def load() -> ctypes.CDLL:
     """The library, checked against this file. Raises `LibraryAbsent`."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise LibraryAbsent(f"the CPU kernels are for x86-64 only, this is {platform.machine()}")
+    if not LEVELS:
+        raise LibraryAbsent(
+            f"the CPU kernels are for {' and '.join(LEVELS_OF)}, this is {platform.machine()}"
+        )
     file = FILE if FILE.exists() else INSTALLED
     if not file.exists():
         raise LibraryAbsent(
@@ -92,11 +100,14 @@ def level(wish: str | None = None) -> str | None:
     return name.decode() if name else None
 
 
-def amx_refused() -> str | None:
-    """Why the AMX level cannot serve here, as half a sentence; None: it can.
+def best_refused() -> str | None:
+    """Why the last of `LEVELS` cannot serve here, as half a sentence; None: it can.
 
-    The first call in a process asks Linux for the permission to use tiles.
+    On x86-64 the first call in a process asks Linux for the permission to use tiles.
     """
+    best = LEVELS[-1]
+    if best != "amx":
+        return None if level(best) else f"the CPU, or the compiler, has no {best} (int8 products)"
     why = load().hr_amx_refused()
     return why.decode(errors="replace") if why else None
 

@@ -1,18 +1,33 @@
 // The vocabulary of simd.h for aarch64: sixteen lanes are four registers of 128 bits.
 //
-// The arithmetic, from Arm's optimisation guides, never timed on hardware. A unit (16 outputs × 32
-// of K) and row is 32 sdot, four int → float, four multiplies and four fma. Neoverse N1 and
-// Cortex-A76 have two pipes of 128 bits for them, V1, X1 and later four (as have Apple's big
-// cores), Cortex-A55 the equal of one. Every one of the 44 takes a pipe, and the conversions are
-// half as fast on N1 (one pipe): 22 to 24 cycles for 1,024 operations on two pipes, 11 on four,
-// which is 73 % of the products' own rate (128 and 256 operations a cycle). Decoding is shared by
-// the rows of a pass (kWide, six): Q5_0 takes 5 operations for each of 32 vectors, 27 a row of six.
-// Without dot product (level neon: Cortex-A53, A57, A72) an sdot is smull, smull2, addp, sadalp:
-// four times as many.
+// The arithmetic. An sdot multiplies sixteen codes; published rates are two a cycle on cores with
+// two vector pipes (Neoverse N1, Cortex-A76: 64 operations a cycle) and four on those with four
+// (Neoverse V1, Cortex-X1, Apple: 128). A unit (16 outputs × 32 of K) and row is 32 sdot, 4 int →
+// float, 4 multiplies and 4 fma: 44 operations, 22 cycles on two pipes, 73 % of that rate. Added to
+// it are decoding, shared by the rows of a pass, copies, and the start of each sum. What GCC 12
+// makes of it, vector operations a unit and row of level dotprod (`python
+// benchmarks/neon_instructions.py`):
 //
-// What differs from x86 and is made the same here: `fmax` of a NaN (so a comparison and a select
-// stand for it), and the order of an fma's operands. Not the same: the sign and payload of a NaN
-// that an operation makes (x86 sets the sign), and i_round where the integer is too small.
+//   rows of a pass     1     2     3     6   cycles a row of six on two pipes, and of the rate
+//   Q4_0             103    76    68    61   31   52 %
+//   Q5_0             161   106    87    76   38   42 %
+//   Q8_0              84    68    62    59   30   54 %
+//   Q4_K             129    92    78    69   35   46 %
+//   Q6_K             194   129   107    90   45   36 %
+//
+// One row of Q5_0 is 81 cycles for 352 bytes, 4.3 bytes a cycle and core: from two or three such
+// cores on the memory is the limit, as on x86. With six rows 75 to 98 registers of a unit go to the
+// stack and 112 to 185 come back, on the pipes for memory: 32 registers hold sums of six rows and a
+// little. A kernel of its own, four outputs by twelve rows at a time, would need neither, and some
+// 62 operations a row for Q5_0: not written, since nobody could say whether it helps. Counts, not
+// measurements: nobody has timed this file on hardware.
+//
+// Without dot product (level neon: Cortex-A53, A57, A72) smull, smull2, addp and sadalp stand for
+// an sdot.
+//
+// What differs from x86 and is made the same here: the maximum of a NaN and a number (so a
+// comparison and a select stand for fmax), an fma's order of operands. Not the same: sign and
+// payload of a NaN that an operation makes (x86 sets the sign), and i_round of what no int32 holds.
 #pragma once
 #include <arm_neon.h>
 
