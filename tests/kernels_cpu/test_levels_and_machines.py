@@ -85,6 +85,17 @@ def arm() -> list[str]:
     return [EMULATOR, "-L", str(Path(libc).parents[1]), str(driver)]
 
 
+@pytest.mark.parametrize("source", ["kernels_dotprod", "levels", "team"])
+def test_sources_are_valid_for_aarch64(source: str) -> None:
+    """Whoever changes a kernel learns at once that it is for one processor only."""
+    if shutil.which(CROSS) is None:
+        pytest.skip(f"no {CROSS}")
+    options = ["-std=gnu++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+    command = [CROSS, *options, "-march=armv8.2-a+dotprod", str(SOURCES / f"{source}.cpp")]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[:2000]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # it compiles for a minute and a half, on a busy machine for many
 @pytest.mark.parametrize(

@@ -41,6 +41,33 @@ HR_INLINE F f_fold(const F (&v)[M]) {
   const F ones = Op::of(twos, {_mm512_permute_ps(twos.v, 0x4e)});
   return {_mm512_permutexvar_ps(
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 4, 8, 12, 1, 5, 9, 13), ones.v)};
+#elif HR_LEVEL <= 1
+  F fours[2], low, high;  // of vectors 4 i … 4 i + 3: a register each
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    F eights[2];
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      const int m = 4 * i + 2 * j;
+      const F a = v[m < M ? m : 0], b = v[m + 1 < M ? m + 1 : 0];
+      eights[j] = Op::of({{a.q[0], a.q[1], b.q[0], b.q[1]}}, {{a.q[2], a.q[3], b.q[2], b.q[3]}});
+    }
+    const F a = eights[0], b = eights[1];
+    fours[i] = Op::of({{a.q[0], a.q[2], b.q[0], b.q[2]}}, {{a.q[1], a.q[3], b.q[1], b.q[3]}});
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const float32x4_t a = fours[i / 2].q[i % 2 * 2], b = fours[i / 2].q[i % 2 * 2 + 1];
+    low.q[i] = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+    high.q[i] = vcombine_f32(vget_high_f32(a), vget_high_f32(b));
+  }
+  const F twos = Op::of(low, high);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    low.q[i] = low.q[i + 2] = vuzp1q_f32(twos.q[2 * i], twos.q[2 * i + 1]);
+    high.q[i] = high.q[i + 2] = vuzp2q_f32(twos.q[2 * i], twos.q[2 * i + 1]);
+  }
+  return Op::of(low, high);
 #else
   float all[16];
   for (int m = 0; m < 16; ++m) {

@@ -64,7 +64,7 @@ const char* amx_refused() {
 #else
 
 const Kernels* choose_kernels(const char* wish) {
-  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  [[maybe_unused]] constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
   const Level levels[] = {
 #if defined(HR_HAVE_DOTPROD)
       {&k_dotprod, (getauxval(AT_HWCAP) & kDotProducts) != 0, false},
