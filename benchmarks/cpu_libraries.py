@@ -1,6 +1,7 @@
-"""Two builds of the CPU library on the same steps of the default model, in turns in one process.
+"""Two builds of the CPU library on the same steps of a model, in turns in one process.
 
-Run: `python benchmarks/cpu_libraries.py OLD.so NEW.so [--rounds 5] CASE…`; gives ms by operator.
+Run: `python benchmarks/cpu_libraries.py OLD.so NEW.so [--model GGUF] [--rounds 5] CASE…`; gives ms
+by operator, of the default model unless another is named.
 A case is ROWSxCONTEXT (decoding), ROWSxCONTEXT/SHARED (so many first tokens in common blocks), or
 COUNT@START (a part of a prompt). Both must have the same C ABI: `hr_version`, records.
 """
@@ -34,7 +35,7 @@ def team_of(file: Path) -> Team:
     return Team(THREADS)
 
 
-def plan_of(worker: Worker, case: str) -> StepPlan:
+def plan_of(worker: Worker, case: str, groups: int) -> StepPlan:
     """Admit the rows of a case; their own blocks lie in a random order."""
     found = re.fullmatch(r"(\d+)([x@])(\d+)(?:/(\d+))?", case)
     if found is None:
@@ -44,10 +45,11 @@ def plan_of(worker: Worker, case: str) -> StepPlan:
     shared = int(found[4] or 0) // BLOCK
     free = iter(random.sample(range(1 + shared, BLOCKS), BLOCKS - 1 - shared))
     for row in range(rows):
-        tokens = [random.randrange(100, 20_000) for _ in range(start + count)]
+        tokens = [random.randrange(100, 300) for _ in range(start + count)]
         worker._rows.admit(Admission(row, row, tokens, len(tokens), SamplingParams(temperature=0)))
         own = [next(free) for _ in range(-(-len(tokens) // BLOCK) - shared)]
-        worker._tables.write([BlockWrite(row, 0, 0, [*range(1, 1 + shared), *own])])
+        for group in range(groups):
+            worker._tables.write([BlockWrite(row, group, 0, [*range(1, 1 + shared), *own])])
     return StepPlan(1, list(range(rows)), [start] * rows, [count] * rows, [True] * rows)
 
 
@@ -57,18 +59,32 @@ def main() -> None:
     parser.add_argument("new", type=Path)
     parser.add_argument("cases", nargs="+", metavar="CASE")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--context", type=int, default=4096, help="the longest")
     arguments = parser.parse_args()
     teams = {each: team_of(getattr(arguments, each)) for each in ("old", "new")}
-    files = open_model(DEFAULT_MODEL)
+    files = open_model(arguments.model)
     worker = Worker(
         files,
-        WorkerOptions(kernels="cpu", threads=THREADS, rows=32, step_tokens=2048, max_context=4096),
+        WorkerOptions(
+            kernels="cpu", threads=THREADS, rows=32, step_tokens=2048,
+            max_context=arguments.context,
+        ),
+    )  # fmt: skip
+    windows = [files.arch.window(layer) for layer in range(files.arch.layers)]
+    groups = tuple(
+        GroupShape(
+            str(window),
+            tuple(i for i, each in enumerate(windows) if each == window),
+            window,
+            BLOCKS,
+        )
+        for window in dict.fromkeys(windows)
     )
-    layers = tuple(range(files.arch.layers))
-    worker.allocate(PoolShape(BLOCK, (GroupShape("full", layers, None, BLOCKS),)))
+    worker.allocate(PoolShape(BLOCK, groups))
     program = worker._runner._program
     for case in arguments.cases:
-        plan = plan_of(worker, case)
+        plan = plan_of(worker, case, len(groups))
         batch = worker._batch(plan)
         times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         answers = {}

@@ -64,7 +64,7 @@ extern "C" __attribute__((section(".entry"))) void entry() {
   for (uint64_t i = 0; i < image.count; ++i) {
     const Case& one = image.cases[i];
     others = 0;
-    hr::k_amx.run(*one.record, hr::Work{one.step, 0, 1, one.scratch, one.counters});
+    hr::k_amx.run(*one.record, hr::Work{one.step, 0, 1, one.scratch, one.counters, nullptr});
     uint64_t differ = others ? one.bytes : 0;
     for (uint64_t j = 0; j < one.bytes && !others; ++j) differ += one.got[j] != one.want[j];
     right += differ == 0;

@@ -292,12 +292,14 @@ inline void attentions(void* const* teams, int count) {
   const int heads = kv_heads * (any(0, 3) ? any(1, 9) : 14), size = 16 * any(1, 5);
   // Some steps have entries whose tables begin with the same blocks, most of those single tokens.
   const int prefix = any(0, 1) ? any(1, 150) / block * block : 0;
-  const int entries = any(1, prefix ? 9 : 4), window = any(0, 1) ? 0 : any(1, 90);
+  const int entries = any(1, prefix ? 9 : 4), window = any(0, 1) ? 0 : any(1, 90) * any(1, 7);
+  // And some reach over spans of 512 positions, which several threads share.
+  const int far = any(0, 3) ? 150 : any(500, 1700);
   std::vector<int64_t> positions, slots;
   std::vector<int32_t> starts{0}, lengths;
   int wide = 1, blocks = 1;
   for (int b = 0; b < entries; ++b) {
-    const int before = prefix ? any(prefix, 150) : any(0, 1) ? any(0, 150) : 0;
+    const int before = prefix ? any(prefix, far) : any(0, 1) ? any(0, far) : 0;
     const int own = any(1, any(0, 2) ? 3 : 40);
     for (int i = 0; i < own; ++i) positions.push_back(before + i);
     starts.push_back(static_cast<int32_t>(positions.size()));
@@ -322,8 +324,9 @@ inline void attentions(void* const* teams, int count) {
   const int each = kind == HR_F32 ? 4 : kind == HR_I8 ? 1 : 2;
   Block<uint8_t> k(values * each), v(values * each);
   Block<float> k_scale(scales), v_scale(scales), q_norm(size), k_norm(size);
-  Block<float> cos(200 * size / 2), sin(200 * size / 2);
-  for (int i = 0; i < 200 * size / 2; ++i) cos.data[i] = random_float(), sin.data[i] = random_float();
+  const int angles = (far + 40) * size / 2;
+  Block<float> cos(angles), sin(angles);
+  for (int i = 0; i < angles; ++i) cos.data[i] = random_float(), sin.data[i] = random_float();
   for (int i = 0; i < size; ++i) q_norm.data[i] = any_float(), k_norm.data[i] = random_float();
   const bool normed = any(0, 1), coded = size % 32 == 0 && any(0, 1);
   const bool sampled = any(0, 1);

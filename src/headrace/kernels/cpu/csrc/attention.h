@@ -21,64 +21,16 @@
 // not see get the weight exactly zero, and a tile without a visible one changes nothing. So a
 // row's bits are the same in a chunk of 512, in a chunk of one, and in any batch.
 //
+// Every 512 positions a row's softmax starts anew, and its spans are joined in order (spans.h). So
+// several threads can share one sequence's context (parts.h) and a row's bits are the same still.
+//
 // K and V come from pages of 2 KB, which no hardware expects: those of the tile after the next are
 // fetched into L2 meanwhile, also across the items of a thread.
 #pragma once
-#include "items.h"
+#include "attention_room.h"
 #include "rope.h"
-#include "tile_rows.h"
 
 namespace {
-
-template <class T>
-struct Scratch {
-  TileRoom<T> room[2];
-  float* scores;        // [2][7][64]
-  typename T::Row* p;   // [7][64]
-  typename T::Row* q;   // [rows][E], group by group
-  typename T::Row* one; // [E]
-  float* out;           // [rows][E]
-  float* total;         // [rows][16]
-  float* highest;       // [rows][16]: of a group in its first row's
-  int64_t* position;    // [rows]
-  RowGroup* groups;     // [rows]
-  int32_t* begins;      // [rows + 1]: the first group of each KV head and entry
-};
-
-// All sizes as if of floats: bf16 takes less.
-HR_INLINE int64_t attention_scratch(const HrKv& kv) {
-  const int64_t rows = rows_of_item(kv), size = kv.head_dim;
-  return 4 * (3 * kTile * size + 4 * kTile + 3 * kRowsA * kTile + size + 2 * rows * size +
-              37 * rows + 1) + 64 * 19;
-}
-
-template <class T>
-HR_INLINE Scratch<T> carve(const HrKv& kv, uint8_t* at) {
-  const int64_t rows = rows_of_item(kv), size = kv.head_dim;
-  auto take = [&at](int64_t count) {
-    uint8_t* found = at;
-    at += (4 * count + 63) / 64 * 64;
-    return found;
-  };
-  Scratch<T> s;
-  s.room[0].k = s.room[1].k = reinterpret_cast<typename T::Cell*>(take(kTile * size));
-  for (TileRoom<T>& room : s.room) {
-    room.v = reinterpret_cast<typename T::Cell*>(take(kTile * size));
-    room.k_scale = reinterpret_cast<float*>(take(kTile));
-    room.v_scale = reinterpret_cast<float*>(take(kTile));
-  }
-  s.scores = reinterpret_cast<float*>(take(2 * kRowsA * kTile));
-  s.p = reinterpret_cast<typename T::Row*>(take(kRowsA * kTile));
-  s.q = reinterpret_cast<typename T::Row*>(take(rows * size));
-  s.one = reinterpret_cast<typename T::Row*>(take(size));
-  s.out = reinterpret_cast<float*>(take(rows * size));
-  s.total = reinterpret_cast<float*>(take(16 * rows));
-  s.highest = reinterpret_cast<float*>(take(16 * rows));
-  s.position = reinterpret_cast<int64_t*>(take(2 * rows));
-  s.groups = reinterpret_cast<RowGroup*>(take(2 * rows));
-  s.begins = reinterpret_cast<int32_t*>(take(rows + 1));
-  return s;
-}
 
 // Queries of the item's rows, head by head and entry by entry, in groups of a product.
 template <class T>
@@ -103,8 +55,7 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
             left -= m;
             m = left < most ? left : most;
             within = 0;
-            s.groups[groups++] = {r, static_cast<int32_t>(m)};
-            f_store(s.highest + 16 * r, f_set(kFloor));
+            s.groups[groups++] = {r, static_cast<int32_t>(m), -1, 0};
           }
           for (int64_t e = 0; e < size; e += 16) T::store(s.one + e, f_mul(f_load(q + e), scale));
           typename T::Row* to = s.q + (r - within) * size + within * T::wide;
@@ -116,13 +67,11 @@ void take_queries(const HrAttention& op, const HrStep& step, const Wanted& wante
     }
   }
   *begin = groups;
-  memset(s.out, 0, static_cast<size_t>(r * size) * 4);
-  memset(s.total, 0, static_cast<size_t>(r) * 64);
 }
 
-// What the rows have summed up, over the sum of its weights.
-template <class T>
-void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) {
+// What the rows have summed up, over the sum of its weights. A zero is never −0: whether a span in
+// which a row sees nothing was joined to its sums or not could be told by that alone.
+void give_results(const HrAttention& op, const Item& item, const Sums& s) {
   const int64_t size = op.kv.head_dim, heads = op.kv.heads / op.kv.kv_heads;
   const int64_t rows = (item.head_end - item.head) * (item.last - item.first) * heads;
   HrLane* lanes[kUnitsAtOnce];
@@ -142,7 +91,7 @@ void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) 
     for (; r < rows && r < first + 8; ++r) {
       const F by = f_set(inverse[r - first]);
       float* out = s.out + r * size;
-      for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_mul(f_load(out + e), by));
+      for (int64_t e = 0; e < size; e += 16) f_store(out + e, f_fma(f_load(out + e), by, f_zero()));
       if (op.y) memcpy(op.y + row * op.y_stride + head * size, out, static_cast<size_t>(size) * 4);
       if (op.out.six)  // E is a multiple of 32 here: Python saw to it
         for (int64_t e = 0; e < size; e += 32) {
@@ -162,15 +111,53 @@ void give_results(const HrAttention& op, const Item& item, const Scratch<T>& s) 
   quantise_units(x, lanes, units);
 }
 
+// Joins the sums of all parts of an item, if this was the last of them to be finished.
+template <class T>
+bool join_parts(const HrKv& kv, int64_t window, const Item& item, const hr::Work& work,
+                const Scratch<T>& s) {
+  int64_t* finished = work.counters + 1 + item.cut;
+  const int64_t own = (item.to - item.from) / kSpanTiles;
+  if (__atomic_add_fetch(finished, own, __ATOMIC_ACQ_REL) < item.spans) return false;
+  const int64_t rows = (item.last - item.first) * (kv.heads / kv.kv_heads);
+  for (int32_t i = 0; i < s.begins[1]; ++i) {
+    const int32_t row = s.groups[i].row, m = s.groups[i].m;
+    const int64_t *position = s.position + row, behind = item.first_span + item.spans;
+    const Sums past = s.sums[0].from(row, kv.head_dim);
+    bool some = false;
+    for (int64_t span = item.first_span; span < behind; ++span) {
+      if (position[m - 1] < kSpan * span) break;  // in these rows' future
+      if (window > 0 && position[0] - window + 1 >= kSpan * (span + 1)) continue;  // behind
+      const Sums kept = kept_sums(kv, item, work.shared, rows, span).from(row, kv.head_dim);
+      if (some) join(past, past, kept, m, kv.head_dim);
+      else copy(past, kept, m, kv.head_dim);
+      some = true;
+    }
+  }
+  return true;
+}
+
 template <class T>
 void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, const Item& item,
-            const Item* behind, uint8_t* scratch) {
+            const Item* behind, const hr::Work& work) {
   const HrKv& kv = op.kv;
   const HrGroup& group = step.groups[kv.group];
   const int64_t size = kv.head_dim, window = group.window;
-  const Scratch<T> s = carve<T>(kv, scratch);
+  const Scratch<T> s = carve<T>(kv, work.scratch);
   take_queries<T>(op, step, wanted, item, s);
+  const bool part = item.cut >= 0;
   const int entries = item.entry_end - item.entry;
+  const int64_t rows = (item.last - item.first) * (kv.heads / kv.kv_heads);
+  // A product's rows have gone through their span.
+  const auto leave = [&](const RowGroup& of, bool last) {
+    const int32_t number = of.spans - 1;
+    const Sums span = sums_of(s, number, of.row, size);
+    if (part) {
+      copy(kept_sums(kv, item, work.shared, rows, of.span).from(of.row, size), span, of.m, size);
+    } else if (number > 0) {
+      const Sums past = sums_of(s, number - 1, of.row, size);
+      join(last && number % 2 ? past : span, past, span, of.m, size);
+    }
+  };
   Tile<T> tiles[2], ahead;
   Unit<T> units[2];
   int side = 0;
@@ -187,6 +174,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
     Tile<T>& tile = tiles[turn];
     if (units[side ^ 1].m && units[side ^ 1].tile == &tile) finish(&units[side ^ 1], s.p, size);
     const int64_t start = kTile * at.tile;
+    const auto span = static_cast<int32_t>(at.tile / kSpanTiles);
     open_tile(kv, at.table(), at.head, start, at.length(), s.room[turn], &tile);
     ahead = tile;
     if (far.here()) look_ahead(kv, far.table(), far.head, kTile * far.tile, far.length(), &ahead);
@@ -199,13 +187,18 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
       const int64_t* position = s.position + r;
       if (position[m - 1] < start) continue;  // in these rows' future
       if (window > 0 && position[0] - window + 1 >= start + kTile) continue;  // behind
+      RowGroup& of = s.groups[i];
+      const bool enters = span != of.span;
+      const Sums now = sums_of(s, enters ? of.spans : of.spans - 1, r, size);
+      if (enters) f_store(now.highest, f_set(kFloor));
       Unit<T>& u = units[side];
       u.m = m;
+      u.fresh = enters;
       u.tile = &tile;
       u.q = s.q + r * size;
-      u.highest = s.highest + 16 * r;
-      u.total = s.total + 16 * r;
-      u.out = s.out + r * size;
+      u.highest = now.highest;
+      u.total = now.total;
+      u.out = now.out;
       u.scores = s.scores + side * kRowsA * kTile;
       side ^= 1;
       const Tile<T>& next = i + 1 < last ? tile : ahead;
@@ -217,23 +210,31 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
         HR_ROWS7(HR_CASE)
 #undef HR_CASE
       }
+      if (!enters) continue;
+      // The span before is summed up now, and of this one there are the maxima alone.
+      if (of.spans) leave(of, false);
+      of.span = span;
+      ++of.spans;
     }
   }
   finish(&units[side ^ 1], s.p, size);
-  give_results<T>(op, item, s);
+  for (int32_t i = 0; i < s.begins[(item.head_end - item.head) * entries]; ++i)
+    if (s.groups[i].spans) leave(s.groups[i], true);
+  if (part && !join_parts(kv, window, item, work, s)) return;
+  give_results(op, item, s.sums[0]);
 }
 
 void op_attention(const HrAttention& op, const hr::Work& work) {
   const HrStep& step = *work.step;
   const Wanted wanted(op, step);
   const auto compute = [&](const Item& item, const Item* behind) {
-    if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, wanted, item, behind, work.scratch);
-    else attend<Floats>(op, step, wanted, item, behind, work.scratch);
+    if (in_pairs(op.kv.kind)) attend<Pairs>(op, step, wanted, item, behind, work);
+    else attend<Floats>(op, step, wanted, item, behind, work);
   };
   int64_t mine = work.next(), number = 0;
   Item held{};  // taken, and not yet computed
   bool holds = false;
-  each_item(op, step, wanted, work.threads, [&](const Item& item) {
+  each_part(op, step, wanted, work.threads, [&](const Item& item) {
     if (number++ != mine) return;
     if (holds) compute(held, &item);
     holds = item.one_of_many;

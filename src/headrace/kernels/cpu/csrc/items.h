@@ -57,6 +57,8 @@ struct Wanted {
 
 struct RowGroup {  // rows of one product
   int32_t row, m;
+  int32_t span;    // that they are in
+  int32_t spans;   // that they have been in, this one included
 };
 
 struct Item {
@@ -65,6 +67,11 @@ struct Item {
   int64_t first, last;   // result rows, one after the other
   int64_t common;        // so many tiles at the beginning are of blocks that all entries share
   bool one_of_many;      // a thread may take its next item first, to fetch what that reads
+  // An item that was cut along its context (parts.h) is the tiles [from, to), whole spans.
+  int64_t from = 0, to = INT64_MAX;
+  int32_t cut = -1;      // number of what it is a part of, −1: it is whole
+  int64_t first_span = 0, spans = 0;  // of all parts
+  int64_t kept = 0;      // float of the shared room where their sums begin
 };
 
 // The tiles of an item in the order in which it reads them, KV head by KV head each: the common
@@ -105,6 +112,8 @@ struct Tiles {
     tile = item_->common;
     const int64_t window = group_->window;
     if (window > 0 && lowest >= window) tile = (lowest - window + 1) / kTile;
+    if (tile < item_->from) tile = item_->from;
+    if (end_ > item_->to) end_ = item_->to;
   }
 
   const Item* item_;

@@ -44,12 +44,12 @@ void run(const HrRecord& record, const hr::Work& work) {
   }
 }
 
-int64_t scratch_of(const HrRecord& record, const HrStep&) {
+hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_ATTENTION)
-    return attention_scratch(static_cast<const HrAttention*>(record.op)->kv);
-  if (record.code == HR_OP_ROPE) return 4 * static_cast<const HrRope*>(record.op)->kv.head_dim;
-  if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return kDrawScratch;
-  return 0;
+    return attention_room(*static_cast<const HrAttention*>(record.op), step, threads);
+  if (record.code == HR_OP_ROPE) return {4 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
+  if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};
+  return {0, 0};
 }
 
 // The integer ceiling: products of registers, twelve independent chains, no memory.

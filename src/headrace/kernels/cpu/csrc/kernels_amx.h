@@ -20,12 +20,12 @@ void run(const HrRecord& record, const hr::Work& work) {
   hr::k_bf16.run(record, work);
 }
 
-int64_t scratch_of(const HrRecord& record, const HrStep& step) {
+hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_LINEAR)
-    return scratch_of_linear(*static_cast<const HrLinear*>(record.op));
+    return {scratch_of_linear(*static_cast<const HrLinear*>(record.op)), 0};
   if (record.code == HR_OP_GATE_UP)
-    return tile_scratch(4, static_cast<const HrGateUp*>(record.op)->gate.in);
-  return hr::k_bf16.scratch(record, step);
+    return {tile_scratch(4, static_cast<const HrGateUp*>(record.op)->gate.in), 0};
+  return hr::k_bf16.scratch(record, step, threads);
 }
 
 // Both ceilings are asked of the vector units, as at the other levels.

@@ -21,6 +21,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -113,8 +114,9 @@ struct Team {
 
   int64_t* counters = nullptr;
   int64_t counter_room = 0;
-  uint8_t* scratch = nullptr;
+  uint8_t* scratch = nullptr;  // of each thread, then what all share
   int64_t scratch_each = 0;
+  int64_t scratch_shared = 0;
 
   void barrier() {
     if (threads == 1) return;
@@ -137,7 +139,8 @@ struct Team {
     const int total = count;
     const HrRecord* const list = records;
     double* const times = seconds;
-    Work w{step, thread, threads, scratch + thread * scratch_each, counters};
+    Work w{step, thread, threads, scratch + thread * scratch_each, counters,
+           scratch + threads * scratch_each};
     for (int i = 0; i < total; ++i, w.counters += threads * kCounterStride) {
       const double began = times && thread == 0 ? now() : 0;
       kernels->run(list[i], w);
@@ -206,21 +209,29 @@ bool make_room(Team* team, const HrRecord* records, int count, const HrStep* ste
     team->counter_room = team->counters ? counters : 0;
     if (!team->counters) return false;
   }
-  for (int64_t i = 0; i < counters; ++i) team->counters[i * kCounterStride] = 0;
-  int64_t need = kScratchUnit;
+  memset(team->counters, 0, static_cast<size_t>(counters * kCounterStride) * sizeof(int64_t));
+  Room need{kScratchUnit, 0};
   for (int i = 0; i < count; ++i) {
-    const int64_t one = team->kernels->scratch(records[i], *step);
-    if (one > need) need = one;
+    const Room one = team->kernels->scratch(records[i], *step, team->threads);
+    if (one.each > need.each) need.each = one.each;
+    if (one.shared > need.shared) need.shared = one.shared;
   }
-  const int64_t each = (need + kScratchUnit - 1) / kScratchUnit * kScratchUnit;
-  if (each > team->scratch_each || (!kScratchStays && each != team->scratch_each)) {
-    free(team->scratch);
-    team->scratch = static_cast<uint8_t*>(
-        aligned_alloc(kScratchUnit, static_cast<size_t>(each) * static_cast<size_t>(team->threads)));
-    team->scratch_each = team->scratch ? each : 0;
-    if (!team->scratch) return false;
+  const auto whole = [](int64_t bytes) {
+    return (bytes + kScratchUnit - 1) / kScratchUnit * kScratchUnit;
+  };
+  int64_t each = whole(need.each), shared = whole(need.shared);
+  if (each == team->scratch_each && shared == team->scratch_shared) return true;
+  if (kScratchStays) {
+    if (each <= team->scratch_each && shared <= team->scratch_shared) return true;
+    if (each < team->scratch_each) each = team->scratch_each;
+    if (shared < team->scratch_shared) shared = team->scratch_shared;
   }
-  return true;
+  free(team->scratch);
+  team->scratch = static_cast<uint8_t*>(
+      aligned_alloc(kScratchUnit, static_cast<size_t>(each * team->threads + shared)));
+  team->scratch_each = team->scratch ? each : 0;
+  team->scratch_shared = team->scratch ? shared : 0;
+  return team->scratch != nullptr;
 }
 
 }  // namespace

@@ -13,14 +13,12 @@
 #pragma once
 #include "fold.h"
 #include "rows.h"
-#include "tiles.h"
+#include "spans.h"
 
 namespace {
 
 constexpr int kRowsA = 7;          // query rows of a product, at most
 constexpr float kLog2e = 1.44269504088896341f;
-constexpr float kFloor = -1e30f;   // what a running maximum starts from: finite, so that
-                                   // 2^(−inf − kFloor) is 0 and not NaN
 
 // Vectors of a row that are summed at once: as many as leave registers for what is woven in, and
 // enough sums that no dot waits for the one before it.
@@ -30,6 +28,7 @@ constexpr int kAtOnce = M <= 3 ? 4 : 2;
 template <class T>
 struct Unit {
   int m = 0;            // rows; 0: there is none
+  bool fresh;           // nothing is summed up yet: total and out may be anything
   const Tile<T>* tile;
   int count;            // positions of the tile that some row sees
   const typename T::Row* q;  // [E / wide][M][wide]
@@ -38,6 +37,11 @@ struct Unit {
   float* out;           // [M][E]
   float* scores;        // [M][64]
   float factor[16];     // what the rows' sums so far are multiplied by
+
+  HR_ALWAYS void add_to_total(int row, F sum) const {
+    if (!fresh) sum = f_fma(f_load(total + 16 * row), f_set(factor[row]), sum);
+    f_store(total + 16 * row, sum);
+  }
 };
 
 // The weights of `N` vectors of one row, from vector `first` on: to p, and their sum to sum.
@@ -102,9 +106,7 @@ HR_INLINE void score_rows(const Unit<T>& u, int64_t size, const Tile<T>& ahead,
   }
   if constexpr (kBeside)
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
-      f_store(before.total + 16 * m,
-              f_fma(f_load(before.total + 16 * m), f_set(before.factor[m]), sums[m]));
+    for (int m = 0; m < M; ++m) before.add_to_total(m, sums[m]);
 }
 
 // The same weights and totals by themselves.
@@ -113,7 +115,7 @@ void weigh_alone(const Unit<T>& u, typename T::Row* p) {
   for (int m = 0; m < u.m; ++m) {
     F sum = f_zero();
     weigh<T, kVectors>(u, m, 0, p, &sum);
-    f_store(u.total + 16 * m, f_fma(f_load(u.total + 16 * m), f_set(u.factor[m]), sum));
+    u.add_to_total(m, sum);
   }
 }
 
@@ -165,11 +167,17 @@ HR_INLINE void value_columns(const Unit<T>& u, const typename T::Row* p, int64_t
                              int64_t column, const Tile<T>& ahead) {
   F acc[M][W];
   float* out = u.out + column;
+  if (u.fresh)
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
+    for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-    for (int w = 0; w < W; ++w)
-      acc[m][w] = f_mul(f_load(out + m * size + 16 * w), f_set(u.factor[m]));
+      for (int w = 0; w < W; ++w) acc[m][w] = f_zero();
+  else
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+      for (int w = 0; w < W; ++w)
+        acc[m][w] = f_mul(f_load(out + m * size + 16 * w), f_set(u.factor[m]));
   for (int block = 0; block * 16 < u.count; ++block) {
     const typename T::Cell* v = u.tile->v[block] + column * T::wide;
     const typename T::Cell* next = ahead.v[block] + column * T::wide;

@@ -13,7 +13,8 @@ struct Work {
   int thread;
   int threads;
   uint8_t* scratch;      // this thread's own, 64-byte aligned
-  int64_t* counters;     // one per thread (a cache line each), zero when the operator starts
+  int64_t* counters;     // a cache line per thread, zero when the operator starts
+  uint8_t* shared;       // of all threads, 64-byte aligned; may be anything when the operator starts
 
   // The next item that nobody has: items are numbered from zero, each goes to one thread.
   HR_ALWAYS int64_t next() const { return __atomic_fetch_add(counters, 1, __ATOMIC_RELAXED); }
@@ -45,10 +46,14 @@ struct Work {
   }
 };
 
+struct Room {  // bytes of work space
+  int64_t each, shared;  // for each thread, and for all of them together
+};
+
 struct Kernels {  // one table per ISA level
   const char* name;
   void (*run)(const HrRecord& record, const Work& work);
-  int64_t (*scratch)(const HrRecord& record, const HrStep& limits);
+  Room (*scratch)(const HrRecord& record, const HrStep& step, int threads);
   double (*integer_peak)(int64_t iterations);     // operations done
   uint64_t (*read_stream)(const uint8_t* data, int64_t bytes);
 };
