@@ -124,7 +124,8 @@ class Fp8Weight:
 class PanelWeight:
     """A weight in the CPU kernels' panels of 16 outputs: opaque bytes, `cpu/csrc/layout.h`.
 
-    `kind` is the ggml type it came from, whose scales it keeps bit for bit, or F32, F16, BF16.
+    `kind` is the ggml type it came from, whose scales it keeps bit for bit, or F32, F16, BF16; of a
+    head of Q8_0 it is Q8_0_PLANES.
     """
 
     kind: str

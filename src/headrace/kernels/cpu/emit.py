@@ -18,7 +18,7 @@ from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..operators import KvLayer
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
-from .panels import kind_of
+from .panels import OUTPUTS, PLANES, kind_of
 from .records import (
     ACTIVATIONS,
     KINDS,
@@ -41,6 +41,7 @@ from .records import (
     HrRowsOp,
     HrSample,
     HrSix,
+    HrWorth,
 )
 
 Emitted = tuple[int, Structure]
@@ -127,18 +128,35 @@ def linear(
 
 
 class Head:
-    """Room for the most likely token of each of `rows` rows: see csrc/head.h."""
+    """The most likely token of each of `rows` rows: see csrc/head.h, and csrc/bound.h for a head in
+    planes. `product`, of one part without a bias, is the one that it takes the place of."""
 
-    def __init__(self, threads: int, rows: int) -> None:
-        self._stride = -(-rows // 8) * 8  # A cache line each at least: threads write side by side.
+    def __init__(
+        self, product: HrLinear, threads: int, rows: int, bounded: int = records.BOUNDED
+    ) -> None:
+        part = HrPart.from_address(product.parts)
+        # A cache line each at least: threads write side by side.
+        stride = -(-rows // 16) * 16
         self.tokens = np.zeros(rows, np.int64)
-        self._best = aligned((threads, self._stride, 2), np.int32)
+        self.bounded = min(rows, bounded) if part.kind == KINDS[PLANES] else 0
+        """Up to so many rows the panels that can hold the token are found first."""
+        self.bounds = np.zeros((self.bounded, -(-part.out // OUTPUTS)), np.float32)
+        """Where they are, for each row and panel the bound of its logits."""
+        self.lower = aligned((threads, stride), np.float32)
+        """And of each thread what the highest logit is not below."""
+        self._best = aligned((threads, stride, 2), np.int32)
+        self._worth = aligned((threads, ctypes.sizeof(HrWorth)), np.uint8)
+        self._worth[:] = 0
+        self._op = HrHead(
+            product, address(self._best), stride, address(self.tokens),
+            address(self.bounds) if self.bounded else None, address(self.lower),
+            address(self._worth), self.bounded,
+        )  # fmt: skip
+        self._op.keep = product, self._best
 
-    def records(self, product: HrLinear) -> tuple[Emitted, Emitted]:
-        """The records that take the place of `product`, which is of one part without a bias."""
-        op = HrHead(product, address(self._best), self._stride, address(self.tokens))
-        op.keep = product, self
-        return (records.BEST, op), (records.PICK, op)
+    def records(self) -> list[Emitted]:
+        codes = [records.BEST, records.PICK]
+        return [(code, self._op) for code in ([records.BOUND] if self.bounded else []) + codes]
 
 
 def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[int, HrSample]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..arrays import address
 from .records import MIRRORED, HrStep
 
-VERSION = 1
+VERSION = 2
 """Of the C ABI and of the layout of panels: `hr_version`."""
 LAYOUT = f"cpu panels {VERSION}"
 """Names how panels lie: kept panels of another layout are not used."""

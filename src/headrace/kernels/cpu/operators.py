@@ -76,11 +76,11 @@ class CpuOperators:
         if role == "embed":
             weight.data = in_order(weight.data)
             return weight
-        return self._pack(weight)
+        return self._pack(weight, planes=role == "logits")
 
-    def _pack(self, weight: Weight) -> PanelWeight:
+    def _pack(self, weight: Weight, *, planes: bool = False) -> PanelWeight:
         assert isinstance(weight, DenseWeight | BlockWeight)
-        return self._packer.pack(weight)
+        return self._packer.pack(weight, planes=planes)
 
     def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
         return compile_program(self, forward, cache, limits)

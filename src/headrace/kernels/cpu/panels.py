@@ -15,8 +15,12 @@ from .records import KINDS
 
 Bytes = npt.NDArray[np.uint8]
 DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+PLANES = "Q8_0_PLANES"
+"""Q8_0 with its three low bits apart: a head's (csrc/bound.h)."""
 OUTPUTS = 16
 """Of a panel (csrc/layout.h)."""
+_UNIT_BYTES, _LOW_BYTES = 544, 192
+"""Of 16 outputs by 32 inputs of `PLANES`, and of them in the plane of low bits."""
 _CHUNK = 64 << 20
 _ALIGNMENT = 64
 
@@ -30,10 +34,27 @@ def packed_bytes(kind: str, shape: tuple[int, int]) -> int:
     return int(load().hr_packed_bytes(KINDS.get(kind, 0), *shape))
 
 
-def pack(weight: DenseWeight | BlockWeight, team: Team, room: Bytes | None = None) -> PanelWeight:
+def panel_kind(weight: DenseWeight | BlockWeight, planes: bool) -> str:
+    """The kind of its panels; `planes`: in two planes where its kind can be."""
+    kind = kind_of(weight)
+    return PLANES if planes and kind == "Q8_0" else kind
+
+
+def low_bytes(panels: PanelWeight) -> int:
+    """Bytes of its plane of low bits, of which a greedy step of few rows reads next to nothing."""
+    return panels.nbytes // _UNIT_BYTES * _LOW_BYTES if panels.kind == PLANES else 0
+
+
+def pack(
+    weight: DenseWeight | BlockWeight,
+    team: Team,
+    room: Bytes | None = None,
+    *,
+    planes: bool = False,
+) -> PanelWeight:
     """The weight in panels of 16 outputs (csrc/layout.h). `room` is uint8 of `packed_bytes`,
     aligned to 64; without it memory is taken for it."""
-    kind, data = kind_of(weight), in_order(weight.data)
+    kind, data = panel_kind(weight, planes), in_order(weight.data)
     size = packed_bytes(kind, weight.shape)
     if size < 0:
         raise ValueError(f"a {kind} matrix of shape {weight.shape} has no panels")
@@ -56,13 +77,14 @@ class Packer:
         self._region = np.empty(0, np.uint8)
         self._proven: set[str] = set()
 
-    def pack(self, weight: DenseWeight | BlockWeight) -> PanelWeight:
+    def pack(self, weight: DenseWeight | BlockWeight, *, planes: bool = False) -> PanelWeight:
         """The weight in panels. The pages of a mapped source are given back."""
-        kind, shape, shelf = kind_of(weight), weight.shape, self._shelf
+        kind, shape, shelf = panel_kind(weight, planes), weight.shape, self._shelf
         found = self._find(weight, kind, shape)
         if found is not None:
             return found
-        packed = pack(weight, self._team, self._room(max(packed_bytes(kind, shape), 0)))
+        room = self._room(max(packed_bytes(kind, shape), 0))
+        packed = pack(weight, self._team, room, planes=planes)
         if isinstance(weight, BlockWeight) and weight.mapped:
             forget(address(weight.data), weight.data.nbytes)
         if shelf is not None and weight.name:
@@ -100,8 +122,12 @@ class Packer:
         first: DenseWeight | BlockWeight = DenseWeight(data)
         if isinstance(weight, BlockWeight):
             first = BlockWeight(weight.kind, data, (rows, weight.shape[1]))
-        fresh = pack(first, self._team).data
-        return np.array_equal(fresh, panels.data[: fresh.nbytes])
+        fresh = pack(first, self._team, planes=panels.kind == PLANES)
+        size, begin = (each.nbytes - low_bytes(each) for each in (fresh, panels))
+        low = fresh.data[size:]
+        return np.array_equal(fresh.data[:size], panels.data[:size]) and np.array_equal(
+            low, panels.data[begin : begin + low.nbytes]
+        )
 
     def _room(self, size: int) -> Bytes:
         """Zeroed uint8[size] of the current region, or of a new one."""

@@ -203,9 +203,9 @@ class _GreedyHead:
 
     def __init__(self, lowering: Lowering, threads: int, rows: int) -> None:
         assert lowering.head is not None
-        room = emit.Head(threads, rows)
-        emitted = [*lowering.emitted[:-1], *room.records(lowering.head)]
-        self.tokens = room.tokens
+        self.head = emit.Head(lowering.head, threads, rows)
+        emitted = [*lowering.emitted[:-1], *self.head.records()]
+        self.tokens = self.head.tokens
         self._records, self.count = emit.program(emitted), len(emitted)
         self.at = ctypes.addressof(self._records)
 

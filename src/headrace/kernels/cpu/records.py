@@ -8,6 +8,7 @@ from typing import Any
 
 KINDS = {
     "Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8,
+    "Q8_0_PLANES": 9,
     "F32": 16, "F16": 17, "BF16": 18,
 }  # fmt: skip
 KV_I8 = 19
@@ -15,7 +16,9 @@ KV_I8 = 19
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
-LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE = range(20, 26)
+LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND = range(20, 27)
+BOUNDED = 4
+"""Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
 MAX_GROUPS = 16
 SIX = 6
 """Rows of quantised activations that are interleaved."""
@@ -162,8 +165,15 @@ class HrBest(Structure):
     _fields_ = [("value", _F), ("token", _I)]
 
 
+class HrWorth(Structure):
+    _fields_ = [("panels", _L), ("skip", _L), ("wait", _L), ("unused", _L * 5)]
+
+
 class HrHead(Structure):
-    _fields_ = [("linear", HrLinear), ("best", _P), ("stride", _L), ("tokens", _P)]
+    _fields_ = [
+        ("linear", HrLinear), ("best", _P), ("stride", _L), ("tokens", _P),
+        ("bounds", _P), ("lower", _P), ("worth", _P), ("bounded", _L),
+    ]  # fmt: skip
 
 
 class HrRule(Structure):
@@ -179,8 +189,7 @@ class HrSample(Structure):
 MIRRORED: list[type[Structure]] = [
     HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
     HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
-    HrDrawRow, HrDraw, HrBest, HrHead, HrRule,
-    HrSample,
+    HrDrawRow, HrDraw, HrBest, HrWorth, HrHead, HrRule, HrSample,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

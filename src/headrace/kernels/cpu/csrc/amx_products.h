@@ -49,16 +49,16 @@ struct TileRows {  // one unit of sixteen rows of activations
 static_assert(sizeof(TileUnit) % 64 == 0 && sizeof(TileRows) % 64 == 0, "lines");
 
 template <class Q>
-__attribute__((noinline)) void decode_panel(const uint8_t* panel, int blocks, TileUnit* out) {
+__attribute__((noinline)) void decode_panel(Panel panel, int blocks, TileUnit* out) {
   constexpr hr::Format f = Q::format;
-  const uint8_t* block = panel;
+  const uint8_t *block = panel.data, *low = panel.low;
   for (int b = 0; b < blocks; ++b, block += f.block_bytes()) {
-    for (int u = 0; u < f.units(); ++u, ++out) {
+    for (int u = 0; u < f.units(); ++u, ++out, low += f.low_bytes) {
       const uint8_t* unit = block + f.header + u * f.unit_bytes();
       const uint8_t* q = unit + f.unit_extra;
 #define HR_BODY(S)                                                                   \
   {                                                                                  \
-    __m512i code = Q::template code<S, true>(q).v;                                   \
+    __m512i code = code_of<Q, S, true>(q, low).v;                                    \
     if constexpr (Q::mode != kMin)                                                   \
       code = _mm512_sub_epi8(code, c_set(static_cast<uint8_t>(Q::zero)).v);          \
     _mm512_store_si512(out->codes[S], code);                                         \
@@ -179,14 +179,13 @@ void tiled_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t 
                   int64_t last, uint8_t* scratch) {
   constexpr hr::Format f = Q::format;
   const int blocks = part.in / f.span, units = part.in / HR_UNIT_K;
-  const int64_t bytes = static_cast<int64_t>(blocks) * f.block_bytes();
   auto* decoded = reinterpret_cast<TileUnit*>(scratch);
   alignas(64) float sums[kTileRows * HR_PANEL];
   for (int64_t panel = first; panel < last; panel += kGroup) {
     const int count = static_cast<int>(last - panel < kGroup ? last - panel : kGroup);
     TileRows* x = rows_behind(decoded, count, units);
     for (int p = 0; p < count; ++p)
-      decode_panel<Q>(part.data + (panel + p) * bytes, blocks, decoded + p * units);
+      decode_panel<Q>(panel_of<Q>(part, panel + p), blocks, decoded + p * units);
     for (int64_t row = 0; row < rows; row += kTileRows) {
       const int m = static_cast<int>(rows - row < kTileRows ? rows - row : kTileRows);
       gather_rows(op.x, row, m, units, x);
@@ -207,7 +206,7 @@ void tiled_part(const HrLinear& op, const HrPart& part, int64_t rows, int64_t fi
 #define HR_KIND(Q) \
   case HR_##Q: return tiled_panels<Q>(op, part, rows, first, last, scratch);
   switch (part.kind) {
-    HR_QUANTISED_KINDS(HR_KIND)
+    HR_QUANTISED_KINDS(HR_KIND) HR_KIND(Q8_0_PLANES)
     case HR_F32: return dense_panels<HR_F32>(op, part, rows, first, last);
     case HR_F16: return dense_panels<HR_F16>(op, part, rows, first, last);
     case HR_BF16: return dense_panels<HR_BF16>(op, part, rows, first, last);
@@ -241,9 +240,8 @@ void decode_pair(const HrPart& part, int64_t unit, TileUnit* out) {
 #define HR_KIND(Q)                                                                          \
   case HR_##Q: {                                                                            \
     const int blocks = part.in / Q::format.span;                                            \
-    const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();           \
     for (int p = 0; p < 2; ++p)                                                             \
-      decode_panel<Q>(part.data + (2 * unit + p) * bytes, blocks, out + p * units);         \
+      decode_panel<Q>(panel_of<Q>(part, 2 * unit + p), blocks, out + p * units);            \
     return;                                                                                 \
   }
   switch (part.kind) { HR_QUANTISED_KINDS(HR_KIND) }

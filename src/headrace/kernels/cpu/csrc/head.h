@@ -5,9 +5,9 @@
 // default model are some 10 µs a row, where the logits were 0.6 MB a row to write and to read again
 // (90 to 100 µs a row by one thread of the host). Values are those of the product bit for bit, so
 // the token is that of an argmax over the logits: the lowest of equal ones, and 0 where a row has
-// no number at all.
+// no number at all. Where bounds went before (bound.h), only panels that can hold it are computed.
 #pragma once
-#include "products.h"
+#include "bound.h"
 
 namespace {
 
@@ -24,11 +24,13 @@ void op_best(const HrHead& op, const hr::Work& work) {
   HrLinear linear = op.linear;
   linear.parts = &part;
   linear.count = 1;
+  if (bounded(op, rows)) return candidate_panels(op, linear, work);
   op_linear(linear, work);
 }
 
 void op_pick(const HrHead& op, const hr::Work& work) {
   const int64_t rows = work.rows(op.linear.rows);
+  if (work.thread == 0 && rows > 0 && rows <= op.bounded) weigh_up(op, work);
   int64_t first, last;
   work.share(rows, &first, &last);
   for (int64_t r = first; r < last; ++r) {

@@ -36,6 +36,7 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_LORA_DOWN: return op_lora_down(*static_cast<const HrLora*>(record.op), work);
     case HR_OP_LORA_UP: return op_lora_up(*static_cast<const HrLora*>(record.op), work);
+    case HR_OP_BOUND: return op_bound(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_BEST: return op_best(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_PICK: return op_pick(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_SAMPLE: return op_sample(*static_cast<const HrSample*>(record.op), work);
@@ -48,6 +49,8 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_ATTENTION)
     return attention_room(*static_cast<const HrAttention*>(record.op), step, threads);
   if (record.code == HR_OP_ROPE) return {4 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
+  if (record.code == HR_OP_BOUND)
+    return {bound_scratch(*static_cast<const HrHead*>(record.op)), 0};
   if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};
   return {0, 0};
 }

@@ -21,6 +21,16 @@
 //   Q4_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles             4.625
 //   Q5_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles, bits       5.625
 //   Q6_K      256   d                  2 × 16 scales (bytes), nibbles, pairs          6.5625
+//   Q8_0_PLANES 32  d                  nibbles, bits; elsewhere: threes                  8.5
+//
+// Q8_0_PLANES is Q8_0 for a head (bound.h): the five high bits of every code in one plane, panel
+// after panel with their scales, and behind it all the three low bits of every code in another.
+// Bits 7 to 4 of a code are its nibble; the rest is ordered so that bits 3 to 0 of steps k and
+// k + 4 come out as one vector of nibbles r_k for few operations:
+//
+//   bits      1 × 64 bytes   (bits << k) & 0x88: bit 3 of steps k (low nibble) and k + 4 (high)
+//   threes    3 × 64 bytes   vector k < 3: & 0x77 bits 2 to 0 of steps k and k + 4 in r_k's place;
+//                            its bits 3 and 7 are bit k of steps 3 and 7
 //
 // The files hold the same at 4.5 and 5.5 for Q4_K and Q5_K: six-bit scales are widened to bytes.
 #pragma once
@@ -42,19 +52,21 @@ struct Format {
   int unit_extra;  // bytes in front of a unit's codes
   int code_bytes;  // of a unit
   int file_bytes;  // of one block of one output in the file
+  int low_bytes;   // of a unit in the plane of low bits; 0: there is none
   HR_ALWAYS constexpr int unit_bytes() const { return unit_extra + code_bytes; }
   HR_ALWAYS constexpr int units() const { return span / HR_UNIT_K; }
   HR_ALWAYS constexpr int block_bytes() const { return header + units() * unit_bytes(); }
 };
 
-constexpr Format kQ4_0{HR_Q4_0, 32, 32, 0, 256, 18};
-constexpr Format kQ4_1{HR_Q4_1, 32, 64, 0, 256, 20};
-constexpr Format kQ5_0{HR_Q5_0, 32, 32, 0, 320, 22};
-constexpr Format kQ5_1{HR_Q5_1, 32, 64, 0, 320, 24};
-constexpr Format kQ8_0{HR_Q8_0, 32, 32, 0, 512, 34};
-constexpr Format kQ4_K{HR_Q4_K, 256, 64, 32, 256, 144};
-constexpr Format kQ5_K{HR_Q5_K, 256, 64, 32, 320, 176};
-constexpr Format kQ6_K{HR_Q6_K, 256, 32, 32, 384, 210};
+constexpr Format kQ4_0{HR_Q4_0, 32, 32, 0, 256, 18, 0};
+constexpr Format kQ4_1{HR_Q4_1, 32, 64, 0, 256, 20, 0};
+constexpr Format kQ5_0{HR_Q5_0, 32, 32, 0, 320, 22, 0};
+constexpr Format kQ5_1{HR_Q5_1, 32, 64, 0, 320, 24, 0};
+constexpr Format kQ8_0{HR_Q8_0, 32, 32, 0, 512, 34, 0};
+constexpr Format kQ4_K{HR_Q4_K, 256, 64, 32, 256, 144, 0};
+constexpr Format kQ5_K{HR_Q5_K, 256, 64, 32, 320, 176, 0};
+constexpr Format kQ6_K{HR_Q6_K, 256, 32, 32, 384, 210, 0};
+constexpr Format kQ8_0_PLANES{HR_Q8_0_PLANES, 32, 32, 0, 320, 34, 192};
 
 static inline const Format* format_of(int kind) {
   switch (kind) {
@@ -66,18 +78,26 @@ static inline const Format* format_of(int kind) {
     case HR_Q4_K: return &kQ4_K;
     case HR_Q5_K: return &kQ5_K;
     case HR_Q6_K: return &kQ6_K;
+    case HR_Q8_0_PLANES: return &kQ8_0_PLANES;
     default: return nullptr;
   }
 }
 
 static inline int dense_bytes(int kind) { return kind == HR_F32 ? 4 : 2; }
 
+// Bytes of a panel in all of its planes.
 static inline int64_t panel_bytes(int kind, int64_t in) {
   const Format* f = format_of(kind);
-  if (f) return in / f->span * f->block_bytes();
+  if (f) return in / f->span * (f->block_bytes() + f->units() * f->low_bytes);
   return in * HR_PANEL * dense_bytes(kind);
 }
 
 static inline int64_t panel_count(int64_t out) { return (out + HR_PANEL - 1) / HR_PANEL; }
+
+// Where the low bits of a panel lie, from the weight's begin.
+HR_ALWAYS int64_t low_at(const Format& f, int64_t out, int64_t in, int64_t panel) {
+  const int64_t blocks = in / f.span;
+  return blocks * (panel_count(out) * f.block_bytes() + panel * f.units() * f.low_bytes);
+}
 
 }  // namespace hr

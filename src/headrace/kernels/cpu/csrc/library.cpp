@@ -57,7 +57,7 @@ void peak_share(void* context, int thread, int) {
 }  // namespace
 
 // Raised whenever a record, a layout of panels or a function changes its meaning.
-HR_API int32_t hr_version() { return 1; }
+HR_API int32_t hr_version() { return 2; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -67,7 +67,7 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrKv),     sizeof(HrRope),      sizeof(HrAttention),
                            sizeof(HrGateUp), sizeof(HrRecord), sizeof(HrGroup), sizeof(HrStep),
                            sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw),
-                           sizeof(HrBest),   sizeof(HrHead),      sizeof(HrRule),    sizeof(HrSample)};
+                           sizeof(HrBest),   sizeof(HrWorth), sizeof(HrHead),     sizeof(HrRule),    sizeof(HrSample)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

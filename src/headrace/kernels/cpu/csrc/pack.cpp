@@ -91,6 +91,7 @@ void take_apart(int kind, const uint8_t* b, Parts* p) {
       take_fifth(read32(b + 4), p->codes);
       break;
     case HR_Q8_0:
+    case HR_Q8_0_PLANES:
       p->d = read16(b);
       for (int i = 0; i < 32; ++i) p->codes[i] = b[2 + i] ^ 0x80;
       break;
@@ -157,9 +158,30 @@ void place_unit(const Format& f, const uint8_t* codes, int o, uint8_t* unit) {
   }
 }
 
+// The same into two planes: layout.h says which bit lies where.
+void place_planes(const uint8_t* codes, int o, uint8_t* unit, uint8_t* low) {
+  uint32_t bits = 0, threes[3] = {};
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t first = read32(codes + 4 * j), second = read32(codes + 4 * (j + 4));
+    const uint32_t nibbles = ((first >> 4) & 0x0f0f0f0fu) | (second & 0xf0f0f0f0u);
+    const uint32_t rest = (first & 0x0f0f0f0fu) | ((second & 0x0f0f0f0fu) << 4);
+    memcpy(unit + 64 * j + 4 * o, &nibbles, 4);
+    bits |= (rest & 0x88888888u) >> j;
+    if (j < 3)
+      threes[j] |= rest & 0x77777777u;
+    else
+      for (int i = 0; i < 3; ++i) threes[i] |= ((rest >> i) & 0x11111111u) << 3;
+  }
+  memcpy(unit + 256 + 4 * o, &bits, 4);
+  for (int i = 0; i < 3; ++i) memcpy(low + 64 * i + 4 * o, &threes[i], 4);
+}
+
 void pack_block(const Format& f, const uint8_t* const* rows, int count, int64_t offset,
-                uint8_t* out) {
-  if (count < HR_PANEL) memset(out, 0, static_cast<size_t>(f.block_bytes()));
+                uint8_t* out, uint8_t* low) {
+  if (count < HR_PANEL) {
+    memset(out, 0, static_cast<size_t>(f.block_bytes()));
+    memset(low, 0, static_cast<size_t>(f.units() * f.low_bytes));
+  }
   Parts p;
   for (int o = 0; o < count; ++o) {
     take_apart(f.kind, rows[o] + offset, &p);
@@ -174,7 +196,10 @@ void pack_block(const Format& f, const uint8_t* const* rows, int count, int64_t 
         unit[o] = p.scales[2 * u];
         unit[16 + o] = p.scales[2 * u + 1];
       }
-      place_unit(f, p.codes + 32 * u, o, unit + f.unit_extra);
+      if (f.low_bytes)
+        place_planes(p.codes + 32 * u, o, unit + f.unit_extra, low + u * f.low_bytes);
+      else
+        place_unit(f, p.codes + 32 * u, o, unit + f.unit_extra);
     }
   }
 }
@@ -200,10 +225,11 @@ float half_to_float(uint16_t h) {
 
 void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, int64_t in,
                  int64_t first, int64_t last, uint8_t* target) {
-  const int64_t bytes = panel_bytes(kind, in);
   const Format* f = format_of(kind);
+  const int64_t bytes = f ? in / f->span * f->block_bytes() : panel_bytes(kind, in);
   for (int64_t panel = first; panel < last; ++panel) {
     uint8_t* to = target + panel * bytes;
+    uint8_t* low = f && f->low_bytes ? target + low_at(*f, out, in, panel) : to;
     const uint8_t* from[HR_PANEL];
     int64_t count = out - panel * HR_PANEL;
     if (count > HR_PANEL) count = HR_PANEL;
@@ -211,7 +237,7 @@ void pack_panels(int kind, const uint8_t* rows, int64_t row_bytes, int64_t out, 
     if (f) {
       for (int64_t block = 0; block < in / f->span; ++block)
         pack_block(*f, from, static_cast<int>(count), block * f->file_bytes,
-                   to + block * f->block_bytes());
+                   to + block * f->block_bytes(), low + block * f->units() * f->low_bytes);
       continue;
     }
     const int size = dense_bytes(kind);

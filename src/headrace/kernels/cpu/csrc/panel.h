@@ -75,30 +75,38 @@ enum Fetch {
 
 // The next group: every `step`th line of each unit, beginning with `line`.
 struct Ahead {
-  int64_t distance;  // bytes from this group to the next
+  int64_t distance, low;  // bytes from this group to the next, in each plane
   int line, step;
+};
+
+struct Panel {
+  const uint8_t* data;
+  const uint8_t* low;  // its plane of low bits, where its kind has one
 };
 
 // M rows by one panel. Loads of activations are broadcasts of four bytes.
 template <class Q, int M, Fetch kFetch>
-HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead, F* acc) {
+HR_INLINE void panel_rows(Panel panel, int blocks, Rows x, Ahead ahead, F* acc) {
   constexpr hr::Format f = Q::format;
-  constexpr int lines = (f.block_bytes() / f.units() + 63) / 64;
+  constexpr int lines = (f.block_bytes() / f.units() + 63) / 64, low_lines = f.low_bytes / 64;
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m) acc[m] = f_zero();
-  const uint8_t* block = panel;
+  const uint8_t *block = panel.data, *low = panel.low;
   for (int b = 0; b < blocks; ++b, block += f.block_bytes()) {
-    for (int u = 0; u < f.units(); ++u, ++x.six) {
+    for (int u = 0; u < f.units(); ++u, ++x.six, low += f.low_bytes) {
       const uint8_t* unit = block + f.header + u * f.unit_bytes();
       const uint8_t* q = unit + f.unit_extra;
       if constexpr (kFetch == kOwn) {
 #pragma GCC unroll 9
-        for (int i = 0; i < lines; ++i)
-          prefetch_l2(unit + kAhead + 64 * i);
+        for (int i = 0; i < lines; ++i) prefetch_l2(unit + kAhead + 64 * i);
+#pragma GCC unroll 3
+        for (int i = 0; i < low_lines; ++i) prefetch_l2(low + kAhead + 64 * i);
       }
       if constexpr (kFetch == kNext) {
         for (int i = ahead.line; i < lines; i += ahead.step)
           prefetch_l2(unit + ahead.distance + 64 * i);
+        for (int i = ahead.line; i < low_lines; i += ahead.step)
+          prefetch_l2(low + ahead.low + 64 * i);
       }
 #define HR_UNIT(m) x.six[(m) / HR_SIX * x.stride].lanes[(m) % HR_SIX].unit
 #define HR_CODES(m) x.six[(m) / HR_SIX * x.stride].lanes[(m) % HR_SIX].codes
@@ -111,7 +119,7 @@ HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead,
       }
 #define HR_BODY(S)                                           \
   {                                                          \
-    C w = Q::template code<S, (M <= kFew)>(q);               \
+    C w = code_of<Q, S, (M <= kFew)>(q, low);                \
     _Pragma("GCC unroll 12") for (int m = 0; m < M; ++m)     \
       sum[m] = dot_step<Q::eight, S>(sum[m], w, HR_CODES(m));  \
   }
@@ -136,7 +144,8 @@ HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead,
           acc[m] = f_fma(f_fma(d1, f_from_i(sum[m]), half[m]), f_set(HR_UNIT(m).scale), acc[m]);
         }
       } else {
-        HR_STEPS8(HR_BODY);
+        if constexpr (f.low_bytes != 0) HR_PAIRS8(HR_BODY);
+        else HR_STEPS8(HR_BODY);
         F d = Q::scale(block, unit);
 #pragma GCC unroll 12
         for (int m = 0; m < M; ++m)
@@ -156,14 +165,23 @@ HR_INLINE void panel_rows(const uint8_t* panel, int blocks, Rows x, Ahead ahead,
 
 // M rows by `panels` panels; sums[m · stride + 16 p + lane].
 template <class Q, int M, Fetch kFetch>
-__attribute__((noinline)) void group_rows(const uint8_t* data, int panels, int blocks, Rows x,
-                                          Ahead ahead, float* sums, int64_t stride) {
-  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
-  for (int p = 0; p < panels; ++p, data += bytes, sums += HR_PANEL) {
+__attribute__((noinline)) void group_rows(Panel panel, int panels, int blocks, Rows x, Ahead ahead,
+                                          float* sums, int64_t stride) {
+  for (int p = 0; p < panels; ++p, sums += HR_PANEL) {
     F acc[M];
-    panel_rows<Q, M, kFetch>(data, blocks, x, ahead, acc);
+    panel_rows<Q, M, kFetch>(panel, blocks, x, ahead, acc);
     for (int m = 0; m < M; ++m) f_store(sums + m * stride, acc[m]);
+    panel.data += static_cast<int64_t>(blocks) * Q::format.block_bytes();
+    panel.low += static_cast<int64_t>(blocks) * Q::format.units() * Q::format.low_bytes;
   }
+}
+
+template <class Q>
+HR_INLINE Panel panel_of(const HrPart& part, int64_t panel) {
+  constexpr hr::Format f = Q::format;
+  const int64_t blocks = part.in / f.span;
+  return {part.data + panel * blocks * f.block_bytes(),
+          part.data + (f.low_bytes ? hr::low_at(f, part.out, part.in, panel) : 0)};
 }
 
 // One pass: rows [row, row + m) by `panels` panels of `part` from `panel` on. `pass` counts from
@@ -172,11 +190,12 @@ template <class Q>
 HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int64_t panel,
                          int panels, int64_t row, int m, int pass, int passes, float* sums,
                          int64_t stride) {
-  const int blocks = part.in / Q::format.span;
-  const int64_t bytes = static_cast<int64_t>(blocks) * Q::format.block_bytes();
-  const uint8_t* data = part.data + panel * bytes;
+  constexpr hr::Format f = Q::format;
+  const int blocks = part.in / f.span;
+  const int64_t all = static_cast<int64_t>(panels) * blocks;
+  const Panel data = panel_of<Q>(part, panel);
   const Rows x = rows_from(activations, row);
-  const Ahead ahead{panels * bytes, pass - 1, passes - 1};
+  const Ahead ahead{all * f.block_bytes(), all * f.units() * f.low_bytes, pass - 1, passes - 1};
 #define HR_CASE(M, FIRST)                                                               \
   case M:                                                                               \
     if (pass == 0 || M < 6)                                                             \

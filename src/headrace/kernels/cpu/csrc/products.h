@@ -51,6 +51,7 @@ void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t f
     case HR_Q4_K: return quantised_panels<Q4_K>(op, part, rows, first, last);
     case HR_Q5_K: return quantised_panels<Q5_K>(op, part, rows, first, last);
     case HR_Q6_K: return quantised_panels<Q6_K>(op, part, rows, first, last);
+    case HR_Q8_0_PLANES: return quantised_panels<Q8_0_PLANES>(op, part, rows, first, last);
     case HR_F32: return dense_panels<HR_F32>(op, part, rows, first, last);
     case HR_F16: return dense_panels<HR_F16>(op, part, rows, first, last);
     case HR_BF16: return dense_panels<HR_BF16>(op, part, rows, first, last);

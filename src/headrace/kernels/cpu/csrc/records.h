@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// Weight kinds. 1 … 8 are GGUF block formats in panels, 16 … 18 dense.
+// Weight kinds. 1 … 8 are GGUF block formats in panels, 9 one of them in two planes, 16 … 18 dense.
 enum HrKind {
   HR_Q4_0 = 1,
   HR_Q4_1 = 2,
@@ -20,6 +20,7 @@ enum HrKind {
   HR_Q4_K = 6,
   HR_Q5_K = 7,
   HR_Q6_K = 8,
+  HR_Q8_0_PLANES = 9,  // Q8_0 in the file: a head's, see layout.h and bound.h
   HR_F32 = 16,
   HR_F16 = 17,
   HR_BF16 = 18,
@@ -47,7 +48,8 @@ enum HrCode {
   HR_OP_DRAW = 22,
   HR_OP_BEST = 23,
   HR_OP_PICK = 24,
-  HR_OP_SAMPLE = 25
+  HR_OP_SAMPLE = 25,
+  HR_OP_BOUND = 26
 };
 
 // Rows of activations as int8, six rows interleaved: what a product walks through is one
@@ -109,12 +111,27 @@ typedef struct {
   int32_t token;        // INT32_MAX: there was no number yet
 } HrBest;
 
+typedef struct {        // a cache line: is it worth the while to bound? Zeros at first
+  int64_t panels;       // candidates that this thread has computed in the last step
+  int64_t skip;         // of thread 0: steps to come that do without bounds
+  int64_t wait;         // of thread 0: how many those were the last time
+  int64_t unused[5];
+} HrWorth;
+
 typedef struct {        // BEST: each thread's best of every row; PICK: the best of all threads
   HrLinear linear;      // of one part, whose y is not used
   HrBest* best;         // [threads, stride]
   int64_t stride;       // at least as many as rows
   int64_t* tokens;      // [R]
+  // BOUND before BEST: where the part is of HR_Q8_0_PLANES and there are at most `bounded` rows,
+  // BEST computes those panels alone that BOUND leaves as candidates. See bound.h.
+  float* bounds;        // [bounded, panels]: no logit of the panel is above it; or null
+  float* lower;         // [threads, stride]: some logit of the row is not below it; or null
+  HrWorth* worth;       // [threads]; or null
+  int64_t bounded;      // at most HR_BOUNDED; 0: never
 } HrHead;
+
+#define HR_BOUNDED 4
 
 typedef struct {
   const uint8_t* data;  // rows as they lie in the file

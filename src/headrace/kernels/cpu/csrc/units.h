@@ -5,10 +5,15 @@
 
 namespace {
 
-// The eight steps, unrolled with the step as a constant (shifts want immediates).
+// The eight steps, unrolled with the step as a constant (shifts want immediates); and by pairs that
+// are decoded from the same vectors. Sums are of integers: any order gives the same.
 #define HR_STEPS8(BODY) \
   do {                  \
     BODY(0) BODY(1) BODY(2) BODY(3) BODY(4) BODY(5) BODY(6) BODY(7) \
+  } while (0)
+#define HR_PAIRS8(BODY) \
+  do {                  \
+    BODY(0) BODY(4) BODY(1) BODY(5) BODY(2) BODY(6) BODY(3) BODY(7) \
   } while (0)
 
 enum Mode { kPlain, kMin, kSub };
@@ -86,6 +91,47 @@ struct Q8_0 : Q4_0 {
     return c_load(q + 64 * S);
   }
 };
+
+// Q8_0 in two planes: `low` points to the unit's threes. See layout.h.
+struct Q8_0_PLANES : Q8_0 {
+  static constexpr hr::Format format = hr::kQ8_0_PLANES;
+  template <int K, bool kFew>
+  HR_INLINE C rest(const uint8_t* q, const uint8_t* low) {  // r_K: bits 3 to 0 of steps K, K + 4
+    C bits = c_shift<K>(c_load(q + 256));
+    if constexpr (K < 3) {
+      C three = c_load(low + 64 * K);
+      if constexpr (kFew) return c_select(c_set(0x77), three, bits);
+      return c_or(c_and(three, c_set(0x77)), c_and(bits, c_set(0x88)));
+    }
+    C a = c_shift<-3>(c_load(low)), b = c_shift<-2>(c_load(low + 64));
+    C c = c_shift<-1>(c_load(low + 128));
+    if constexpr (kFew)
+      return c_select(c_set(0x77), c_select(c_set(0x33), c_select(c_set(0x11), a, b), c), bits);
+    return c_or(c_or(c_and(a, c_set(0x11)), c_and(b, c_set(0x22))),
+                c_or(c_and(c, c_set(0x44)), c_and(bits, c_set(0x88))));
+  }
+  template <int S, bool kFew>
+  HR_INLINE C code(const uint8_t* q, const uint8_t* low) {
+    C nibbles = c_load(q + 64 * (S % 4)), four = rest<S % 4, kFew>(q, low);
+    if constexpr (S < 4) nibbles = c_shift<4>(nibbles);
+    else four = c_shift<-4>(four);
+    if constexpr (kFew) return c_select(c_set(0xf0), nibbles, four);
+    return c_or(c_and(nibbles, c_set(0xf0)), c_and(four, c_set(0x0f)));
+  }
+  template <int S>
+  HR_INLINE C high(const uint8_t* q) {  // the five high bits, as a number up to 31
+    C nibbles = c_load(q + 64 * (S % 4));
+    C bits = c_shift<(S < 4 ? S - 3 : S - 11)>(c_load(q + 256));
+    return c_and(c_select(c_set(30), c_shift<(S < 4 ? 1 : -3)>(nibbles), bits), c_set(31));
+  }
+};
+
+// Step S of any kind; what is in one plane has no `low`.
+template <class Q, int S, bool kFew>
+HR_INLINE C code_of(const uint8_t* q, const uint8_t* low) {
+  if constexpr (Q::format.low_bytes != 0) return Q::template code<S, kFew>(q, low);
+  else return Q::template code<S, kFew>(q);
+}
 
 struct Q4_K : Q4_0 {
   static constexpr hr::Format format = hr::kQ4_K;
