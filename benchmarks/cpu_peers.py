@@ -184,13 +184,15 @@ def child_headrace(sizes: Sizes) -> Values:
     )  # fmt: skip
     values["layer_operations"] = 2.0 * layers
     values["token_operations"] = 2.0 * (layers + arch.vocab_size * arch.hidden)
-    values["token_bytes"] = float(worker.facts.weight_bytes - worker._model.vocabulary.table.nbytes)
 
     def probe() -> tuple[float, float]:
         return max(team.read_bandwidth(largest) for _ in range(3)), team.int8_rate(500_000)
 
     probes = [probe()]
     values |= single(generate, sizes)
+    vocabulary = worker._model.vocabulary
+    spared = worker._runner._greedy._head.head.spared() * vocabulary.head.nbytes
+    values["token_bytes"] = float(worker.facts.weight_bytes - vocabulary.table.nbytes) - spared
     probes.append(probe())
     values |= concurrent(generate, sizes)
     probes.append(probe())

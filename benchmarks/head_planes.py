@@ -4,7 +4,7 @@ Run: `python benchmarks/head_planes.py [--rows 1 2 4 8] [--random] [--json FILE]
 
 The default model answers prompts. Each of its decoding steps is run several times in turns, with
 the head in panels of Q8_0 (`plain`), in two planes of which both are read (`planes`), and with
-bounds first (`bounds`, ADR 0077): as a greedy step, and with logits, as a step is that draws. `left`
+bounds first (`bounds`, ADR 0077): as a greedy step, and with logits as a step that draws. `left`
 are the panels that can hold the token of a row, `together` those of all rows of a step, which are
 read whole. With `--random` the prompts are no text, and the model knows less what to say.
 """
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from headrace import LLM, SamplingParams
 from headrace.kernels.cpu import emit, records
 from headrace.kernels.cpu.panels import OUTPUTS, low_bytes, pack
@@ -35,6 +36,7 @@ PROMPTS = [
     "def fibonacci(n):", "The capital of France is", "Write a haiku about rivers.\n",
     "import numpy as np\n\nclass Matrix:\n", "1, 1, 2, 3, 5,", "Dear Sir or Madam,",
 ]  # fmt: skip
+
 
 class Steps:
     """The records of a step of `program` with another head."""
@@ -79,7 +81,9 @@ class Watch:
                 "plain": Steps(program, plain, 0), "planes": Steps(program, planes, 0),
                 "bounds": Steps(program, planes, bounded),
             },
-            "logits": {"plain": Steps(program, plain, None), "planes": Steps(program, planes, None)},
+            "logits": {
+                "plain": Steps(program, plain, None), "planes": Steps(program, planes, None),
+            },
         }  # fmt: skip
         self.clear()
         program.greedy = self  # type: ignore[method-assign,assignment]

@@ -81,7 +81,10 @@ def test_the_kernel_tests_on_emulated_tiles() -> None:
         "KERNELS_UNDER_TEST": str(build / library.FILE.name),
         "KERNELS_LEVEL_UNDER_TEST": EMULATED,
     }
-    names = ("test_products.py", "test_rows.py", "test_program.py", "test_shapes_and_strides.py")
+    names = (
+        "test_products.py", "test_rows.py", "test_program.py", "test_shapes_and_strides.py",
+        "test_head_in_planes.py",
+    )  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [*command, *(str(HERE / name) for name in names)],

@@ -63,7 +63,7 @@ void products(void* const* teams, int team_count) {
 void gates(void* team) {
   constexpr int kOut = 96, kIn = 256;
   for (const Kind& kind : kKinds) {
-    if (kind.kind >= HR_F32) continue;
+    if (kind.kind >= HR_F32 || kind.kind == HR_Q8_0_PLANES) continue;
     Weight gate(team, kind, kOut, kIn), up(team, kind, kOut, kIn);
     for (int rows : {1, 5, 8, 19}) {
       Block<float> x(rows * kIn);
@@ -83,8 +83,12 @@ void heads(void* team, int threads) {
   for (const Kind& kind : kKinds) {
     constexpr int kIn = 256, kOut = 83, kStride = 16;
     Weight weight(team, kind, kOut, kIn);
-    for (int rows : {1, 7, 13}) {
+    const int bounded = kind.kind == HR_Q8_0_PLANES ? HR_BOUNDED : 0;
+    for (int rows : {1, 4, 7, 13}) {
       Block<float> x(rows * kIn), y(rows * kOut);
+      Block<float> bounds(bounded * ((kOut + 15) / 16)), lower(threads * kStride);
+      Block<HrWorth> worth(threads);
+      memset(worth.data, 0, worth.bytes);
       Block<HrBest> best(threads * kStride);
       Block<int64_t> tokens(rows);
       for (int i = 0; i < rows * kIn; ++i) x.data[i] = random_float();
@@ -92,12 +96,14 @@ void heads(void* team, int threads) {
       HrQuantise quantise{x.data, kIn, codes.q, kIn, HR_ROWS_N};
       HrPart part = weight.part(y.data, kOut, nullptr, false);
       HrLinear linear{codes.q, x.data, kIn, &part, 1, HR_ROWS_N};
-      HrHead head{linear, best.data, kStride, tokens.data};
+      HrHead head{linear,      best.data,  kStride,    tokens.data,
+                  bounds.data, lower.data, worth.data, bounded};
       HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise},
                             {HR_OP_LINEAR, 0, &linear},
+                            {HR_OP_BOUND, 0, &head},
                             {HR_OP_BEST, 0, &head},
                             {HR_OP_PICK, 0, &head}};
-      run(team, records, 4, rows);
+      run(team, records, 5, rows);
       for (int r = 0; r < rows; ++r) {
         int64_t highest = 0;
         for (int o = 1; o < kOut; ++o)

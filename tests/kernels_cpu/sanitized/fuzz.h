@@ -145,7 +145,7 @@ inline void linears(void* const* teams, int count) {
   std::unique_ptr<Weight> weights[3];
   int wide = 0;
   for (int i = 0; i < parts; ++i) {
-    const Kind& kind = kKinds[dense ? any(kQuantised, kAll - 1) : any(0, kAll - 1)];
+    const Kind& kind = kKinds[dense ? any(kQuantised, kAll - 1) : any(0, kPlanes)];
     weights[i] = std::make_unique<Weight>(teams[0], kind, any(1, 150), in);
     wide += weights[i]->out;
   }
@@ -191,8 +191,12 @@ inline void gate_ups(void* const* teams, int count) {
 // The best output of each row: the teams have one to `count` threads, each with its own best.
 inline void heads(void* const* teams, int count) {
   const bool dense = any(0, 3) == 0, sampled = any(0, 1);
-  const Kind& kind = kKinds[dense ? any(kQuantised, kAll - 1) : any(0, kQuantised - 1)];
-  const int in = dense ? any(1, 90) : 256, rows = any(0, 30), stride = rows + any(0, 3);
+  const bool planes = !dense && any(0, 1);
+  const Kind& kind = kKinds[dense    ? any(kQuantised, kAll - 1)
+                            : planes ? kPlanes
+                                     : any(0, kQuantised - 1)];
+  const int in = dense ? any(1, 90) : planes ? 32 * any(1, 9) : 256;
+  const int rows = any(0, planes ? 5 : 30), stride = rows + any(0, 3);
   Weight weight(teams[0], kind, any(1, 150), in);
   Grid x(rows, in);
   Codes codes(rows, in / 32 * 32, any(0, 2));
@@ -203,10 +207,22 @@ inline void heads(void* const* teams, int count) {
   HrPart part = weight.part(nullptr, 0, nullptr, false);
   HrQuantise quantise{x.block.data, x.stride, codes.q, in, which};
   HrLinear linear{codes.q, x.block.data, x.stride, &part, 1, which};
-  HrHead op{linear, best.data, stride, tokens.data};
-  HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise}, {HR_OP_BEST, 0, &op}, {HR_OP_PICK, 0, &op}};
+  const int bounded = planes ? any(0, HR_BOUNDED) : 0;
+  Block<float> bounds(static_cast<int64_t>(bounded) * ((weight.out + 15) / 16));
+  Block<float> lower(static_cast<int64_t>(best.bytes / sizeof(HrBest)));
+  Block<HrWorth> worth(count);
+  const int skip = any(0, 2) ? 0 : any(1, 3);
+  HrHead op{linear, best.data, stride, tokens.data, bounds.data, lower.data, worth.data, bounded};
+  HrRecord records[] = {{HR_OP_QUANTISE, 0, &quantise},
+                        {HR_OP_BOUND, 0, &op},
+                        {HR_OP_BEST, 0, &op},
+                        {HR_OP_PICK, 0, &op}};
   const HrStep step = step_of(sampled, rows);
-  by_all(teams, count, records + dense, 3 - dense, step, [] {}, [&] {
+  const auto begin = [&] {
+    memset(worth.data, 0, worth.bytes);
+    worth.data[0].skip = skip;
+  };
+  by_all(teams, count, records + dense, 4 - dense, step, begin, [&] {
     for (int r = 0; r < rows; ++r) CHECK(tokens.data[r] >= 0 && tokens.data[r] < weight.out);
     const auto* at = reinterpret_cast<const uint8_t*>(tokens.data);
     return Bytes(at, at + tokens.bytes);

@@ -16,9 +16,10 @@ constexpr Kind kKinds[] = {
     {HR_Q4_0, 32, 18, {0, -1}},   {HR_Q4_1, 32, 20, {0, 2}},   {HR_Q5_0, 32, 22, {0, -1}},
     {HR_Q5_1, 32, 24, {0, 2}},    {HR_Q8_0, 32, 34, {0, -1}},  {HR_Q4_K, 256, 144, {0, 2}},
     {HR_Q5_K, 256, 176, {0, 2}},  {HR_Q6_K, 256, 210, {208, -1}}, {HR_F32, 1, 4, {-1, -1}},
-    {HR_F16, 1, 2, {0, -1}},      {HR_BF16, 1, 2, {0, -1}}};
+    {HR_F16, 1, 2, {0, -1}},      {HR_BF16, 1, 2, {0, -1}},  {HR_Q8_0_PLANES, 32, 34, {0, -1}}};
 constexpr int kQuantised = 8;  // so many of them come in blocks
 constexpr int kAll = 11;
+constexpr int kPlanes = 11;    // behind them: of heads alone
 
 // A matrix as in a file, of exactly its size.
 struct File {

@@ -18,7 +18,7 @@ from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..operators import KvLayer
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
-from .panels import OUTPUTS, PLANES, kind_of
+from .panels import LOW_SHARE, OUTPUTS, PLANES, kind_of
 from .records import (
     ACTIVATIONS,
     KINDS,
@@ -152,7 +152,20 @@ class Head:
             address(self.bounds) if self.bounded else None, address(self.lower),
             address(self._worth), self.bounded,
         )  # fmt: skip
-        self._op.keep = product, self._best
+        self._op.keep = product, self._best, self._worth, self.bounds, self.lower, self.tokens
+
+    @property
+    def worth(self) -> HrWorth:
+        """Of the first thread: whether bounds are worth it, and what they have spared."""
+        return HrWorth.from_address(address(self._worth))
+
+    def spared(self) -> float:
+        """Share of the head's bytes that a step of up to `bounded` rows did not read, on average so
+        far: the plane of low bits, but for candidates, whose high bits are read again."""
+        worth = self.worth
+        steps = worth.with_ + worth.without
+        left = worth.left / max(self.bounds.shape[1], 1)
+        return (worth.with_ * LOW_SHARE - left) / steps if steps else 0.0
 
     def records(self) -> list[Emitted]:
         codes = [records.BEST, records.PICK]

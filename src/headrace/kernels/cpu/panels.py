@@ -21,6 +21,7 @@ OUTPUTS = 16
 """Of a panel (csrc/layout.h)."""
 _UNIT_BYTES, _LOW_BYTES = 544, 192
 """Of 16 outputs by 32 inputs of `PLANES`, and of them in the plane of low bits."""
+LOW_SHARE = _LOW_BYTES / _UNIT_BYTES
 _CHUNK = 64 << 20
 _ALIGNMENT = 64
 

@@ -166,7 +166,10 @@ class HrBest(Structure):
 
 
 class HrWorth(Structure):
-    _fields_ = [("panels", _L), ("skip", _L), ("wait", _L), ("unused", _L * 5)]
+    _fields_ = [
+        ("panels", _L), ("skip", _L), ("wait", _L), ("with_", _L), ("without", _L), ("left", _L),
+        ("unused", _L * 2),
+    ]  # fmt: skip
 
 
 class HrHead(Structure):

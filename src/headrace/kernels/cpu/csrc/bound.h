@@ -1,6 +1,6 @@
 // Which panels of a head can hold the most likely token: a bound of every logit from the high bits.
 //
-// A greedy step of few rows is bound by the bytes it reads, and of a head it wants one output a row.
+// A greedy step of few rows is bound by the bytes it reads, and of a head it wants an output a row.
 // A head of Q8_0 lies in two planes (layout.h): five high bits of every code, 352 bytes a unit with
 // scales, and three low ones, 192 bytes. BOUND reads the high plane, leaves an upper bound for each
 // panel, and for each thread the highest lower bound that it has seen. BEST (head.h) then computes
@@ -23,17 +23,18 @@
 //   rounding of s t:                       |v − exact| ≤ γ (128 / 3.5) R
 //   The centre likewise, terms of at most |s| t 131.5 A:  |centre − exact| ≤ γ (131.5 / 3.5) R
 //   The radius r, a chain of n fma, its terms with one rounding:      R ≤ r / (1 − γ)
-//   So |v − centre| ≤ r (1 + 75 γ) / (1 − γ), and forming centre ± r · slack rounds once more, by at
-//   most u (|centre| + r · slack) ≤ 41 u r. For n ≤ 2^17 all of it is below r · (n + 8) 77 u; `slack`
-//   has 256 for 77. What underflows (flushed to zero or not) is at most 2^-105 a unit: r starts from
-//   kLeastRadius, which is more for any n ≤ 2^24.
-//   Where r is above kMostRadius, or no number, nothing is claimed: the panel is a candidate, and its
-//   logits are no lower bounds. Below kMostRadius all partial sums of the product are finite.
+//   So |v − centre| ≤ r (1 + 75 γ) / (1 − γ), and forming centre ± r · slack rounds once more, by
+//   at most u (|centre| + r · slack) ≤ 41 u r. For n ≤ 2^17 all of it is below r · (n + 8) 77 u;
+//   `slack` has 256 for 77. What underflows (flushed to zero or not) is at most 2^-105 a unit: r
+//   starts from kLeastRadius, which is more for n ≤ 2^17.
+//   Where r is above kMostRadius, or no number, nothing is claimed: the panel is a candidate, and
+//   its logits are no lower bounds. Up to kMostRadius all sums of the product are finite.
 //
 // Where the model does not know what comes, most panels are candidates and the high plane was read
-// for nothing (a quarter more of the head's bytes, and the time of the bounds). So a step with more
-// than a quarter of them is followed by one without bounds, another such by two, and so on up to
-// kLongestWait. Which way a step goes changes no token.
+// for nothing: two thirds more of the head's bytes. What is spared meets what is read again where
+// 6 of 17 panels are candidates. So a step with more than a quarter of them is followed by one
+// without bounds, another such by two, and so on up to kLongestWait. Which way a step goes changes
+// no token.
 //
 // A panel is left out only where all of its upper bounds are provably below a lower bound. A row
 // with a NaN has r = NaN throughout: each panel is a candidate.
@@ -45,7 +46,7 @@ namespace {
 constexpr float kLeastRadius = 1e-24f;
 constexpr float kMostRadius = 1e36f;
 
-constexpr int64_t kManyOf = 4;        // with more than a quarter of the panels nothing is gained
+constexpr int64_t kManyOf = 4;        // a quarter of the panels is too many
 constexpr int64_t kLongestWait = 64;  // steps
 
 struct Reach {  // of one row and unit
@@ -64,12 +65,16 @@ HR_INLINE void weigh_up(const HrHead& op, const hr::Work& work) {
   HrWorth& worth = op.worth[0];
   if (worth.skip) {
     --worth.skip;
+    ++worth.without;
     return;
   }
   int64_t computed = 0;
   for (int t = 0; t < work.threads; ++t) computed += op.worth[t].panels;
+  ++worth.with;
+  worth.left += computed;
   const bool many = computed * kManyOf > hr::panel_count(op.linear.parts[0].out);
-  worth.wait = !many ? 0 : worth.wait == 0 ? 1 : worth.wait < kLongestWait ? 2 * worth.wait : kLongestWait;
+  const int64_t longer = worth.wait == 0 ? 1 : 2 * worth.wait;
+  worth.wait = !many ? 0 : longer < kLongestWait ? longer : kLongestWait;
   worth.skip = worth.wait;
 }
 
@@ -85,7 +90,8 @@ inline void find_reaches(const HrQuantised& x, int rows, int units, Reach* reach
       int32_t all = 0;
       for (int i = 0; i < HR_UNIT_K; ++i) all += lane.codes[i] < 0 ? -lane.codes[i] : lane.codes[i];
       const float scale = lane.unit.scale;
-      *reaches = {0.5f * scale, scale * (3.5f * static_cast<float>(all)), lane.unit.all16 / 16 * 249};
+      const int32_t from = lane.unit.all16 / 16 * 249;
+      *reaches = {0.5f * scale, scale * (3.5f * static_cast<float>(all)), from};
     }
 }
 

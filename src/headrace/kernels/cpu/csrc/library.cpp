@@ -67,7 +67,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrKv),     sizeof(HrRope),      sizeof(HrAttention),
                            sizeof(HrGateUp), sizeof(HrRecord), sizeof(HrGroup), sizeof(HrStep),
                            sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw),
-                           sizeof(HrBest),   sizeof(HrWorth), sizeof(HrHead),     sizeof(HrRule),    sizeof(HrSample)};
+                           sizeof(HrBest),   sizeof(HrWorth),     sizeof(HrHead),    sizeof(HrRule),
+                           sizeof(HrSample)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

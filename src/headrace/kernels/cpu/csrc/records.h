@@ -115,7 +115,10 @@ typedef struct {        // a cache line: is it worth the while to bound? Zeros a
   int64_t panels;       // candidates that this thread has computed in the last step
   int64_t skip;         // of thread 0: steps to come that do without bounds
   int64_t wait;         // of thread 0: how many those were the last time
-  int64_t unused[5];
+  int64_t with;         // of thread 0: steps with bounds so far,
+  int64_t without;      //   those that did without,
+  int64_t left;         //   and the candidates of all steps with bounds
+  int64_t unused[2];
 } HrWorth;
 
 typedef struct {        // BEST: each thread's best of every row; PICK: the best of all threads
@@ -123,12 +126,12 @@ typedef struct {        // BEST: each thread's best of every row; PICK: the best
   HrBest* best;         // [threads, stride]
   int64_t stride;       // at least as many as rows
   int64_t* tokens;      // [R]
-  // BOUND before BEST: where the part is of HR_Q8_0_PLANES and there are at most `bounded` rows,
+  // BOUND before BEST, where the part is of HR_Q8_0_PLANES: in a step of at most `bounded` rows
   // BEST computes those panels alone that BOUND leaves as candidates. See bound.h.
   float* bounds;        // [bounded, panels]: no logit of the panel is above it; or null
   float* lower;         // [threads, stride]: some logit of the row is not below it; or null
   HrWorth* worth;       // [threads]; or null
-  int64_t bounded;      // at most HR_BOUNDED; 0: never
+  int64_t bounded;      // at most HR_BOUNDED; 0: there is no BOUND before
 } HrHead;
 
 #define HR_BOUNDED 4
