@@ -57,13 +57,16 @@ class Steps:
         emitted = [*program._emitted[:-1], *last]
         self._program, self._keep = program, (part, product, head)
         self._records, self._count = emit.program(emitted), len(emitted)
+        self._seconds, self._last = (ctypes.c_double * len(emitted))(), len(last)
 
-    def __call__(self, batch: Any) -> float:
+    def __call__(self, batch: Any) -> tuple[float, float]:
+        """Milliseconds of a step, and of the head in it."""
         step = fill_step(self._program._step, batch)
         self._program._filled = None
         begin = time.perf_counter()
-        self._program._operators.team.run(self._records, self._count, step)
-        return 1e3 * (time.perf_counter() - begin)
+        self._program._operators.team.run(self._records, self._count, step, self._seconds)
+        whole = time.perf_counter() - begin
+        return 1e3 * whole, 1e3 * sum(self._seconds[-self._last :])
 
 
 class Watch:
@@ -89,7 +92,8 @@ class Watch:
         program.greedy = self  # type: ignore[method-assign,assignment]
 
     def clear(self) -> None:
-        self.ms: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.ms: dict[str, dict[str, list[tuple[float, float]]]]
+        self.ms = defaultdict(lambda: defaultdict(list))
         self.left: list[int] = []
         self.together: list[int] = []
 
@@ -114,13 +118,14 @@ class Watch:
         """Without the first steps, which warm up."""
         document: dict[str, Any] = {"rows": rows}
         for what, variants in self.ms.items():
-            plain = variants["plain"][3:]
+            times = {name: np.array(each[3:]) for name, each in sorted(variants.items())}
             document[what] = {
                 name: {
-                    "ms": round(statistics.median(each[3:]), 3),
-                    "to_plain": round(statistics.median(np.divide(each[3:], plain)), 4),
+                    "ms": round(statistics.median(each[:, 0]), 3),
+                    "head_ms": round(statistics.median(each[:, 1]), 3),
+                    "to_plain": round(statistics.median(each[:, 0] / times["plain"][:, 0]), 4),
                 }
-                for name, each in sorted(variants.items())
+                for name, each in times.items()
             }
         for name, panels in (("left", self.left), ("together", self.together)):
             if panels:

@@ -10,7 +10,7 @@ import torch
 from cpu_cases import KINDS, random_blocks
 
 from headrace.kernels.cpu.library import Team
-from headrace.kernels.cpu.panels import Packer, pack, packed_bytes
+from headrace.kernels.cpu.panels import PLANES, Packer, low_bytes, pack, packed_bytes
 from headrace.kernels.weights import BlockWeight, DenseWeight
 
 
@@ -97,6 +97,23 @@ def test_a_layout_that_forgot_its_number_is_found_out() -> None:
     for weight in weights():
         assert np.array_equal(packer.pack(weight).data, pack(weight, team).data)
     assert "layers.0" in shelf.refused
+
+
+def test_a_head_in_planes_is_found_and_each_plane_is_proven() -> None:
+    team, weight = Team(2), random_blocks("Q8_0", 100, 96)
+    weight.name = "head"
+    fresh = pack(weight, team, planes=True)
+    assert fresh.kind == PLANES
+    for wrong in (None, 0, fresh.nbytes - low_bytes(fresh)):
+        shelf = Shelf()
+        Packer(team, shelf).pack(weight, planes=True)
+        (kept,) = shelf.kept.values()
+        if wrong is not None:
+            kept[wrong] ^= 1
+        found = Packer(team, shelf).pack(weight, planes=True)
+        assert np.array_equal(found.data, fresh.data)
+        assert bool(shelf.refused) == (wrong is not None)
+        assert (found.data.ctypes.data == kept.ctypes.data) == (wrong is None)
 
 
 def test_small_weights_share_a_region() -> None:

@@ -27,7 +27,7 @@ from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.cpu.panels import pack
+from headrace.kernels.cpu.panels import PLANES, pack
 from headrace.kernels.cpu.records import ROWS_N, ROWS_R, HrLinear, HrSix, HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.operators import RopeTable
@@ -275,8 +275,8 @@ def test_gate_up_is_its_parts(
 
 @many
 @given(
-    rows=st.integers(1, 30), kind=st.sampled_from([*KINDS, "F32"]), out=st.integers(1, 150),
-    gap=APART, seed=SEED, odd=st.booleans(), which=st.sampled_from([ROWS_N, ROWS_R]),
+    rows=st.integers(1, 30), kind=st.sampled_from([*KINDS, PLANES, PLANES, "F32"]),
+    out=st.integers(1, 150), gap=APART, seed=SEED, odd=st.booleans(), which=st.sampled_from([ROWS_N, ROWS_R]),
 )  # fmt: skip
 def test_the_most_likely_token(
     team: Team, rows: int, kind: str, out: int, gap: int, seed: int, odd: bool, which: int
@@ -285,19 +285,19 @@ def test_the_most_likely_token(
     part = (
         DenseWeight(values(out, 256, seed, False))
         if kind == "F32"
-        else random_blocks(kind, out, 256, seed)
+        else random_blocks("Q8_0" if kind == PLANES else kind, out, 256, seed)
     )
-    weight = pack(part, team)
+    weight = pack(part, team, planes=kind == PLANES)
     x, y, room = apart(values(rows, 256, seed, odd), gap), torch.zeros(rows, out), codes(rows, 256)
     if odd:
         x[0] = 0  # All equal.
     quantise = emit.quantise(matrix(x), room.struct, 256, which)
     product = emit.linear(room.struct, matrix(x), weight, None, matrix(y), which)
     run(team, [quantise, product], steps(rows, which))
-    head = emit.Head(team.threads, rows)
     op = product[1]
     assert isinstance(op, HrLinear)
-    run(team, [quantise, *head.records(op)], steps(rows, which))
+    head = emit.Head(op, team.threads, rows)
+    run(team, [quantise, *head.records()], steps(rows, which))
     untouched(x)
     want = np.argmax(np.where(np.isnan(y.numpy()), -np.inf, y.numpy()), axis=1)
     assert head.tokens.tolist() == want.tolist()

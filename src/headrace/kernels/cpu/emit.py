@@ -134,6 +134,7 @@ class Head:
     def __init__(
         self, product: HrLinear, threads: int, rows: int, bounded: int = records.BOUNDED
     ) -> None:
+        assert bounded <= records.BOUNDED
         part = HrPart.from_address(product.parts)
         # A cache line each at least: threads write side by side.
         stride = -(-rows // 16) * 16
