@@ -276,7 +276,8 @@ def test_gate_up_is_its_parts(
 @many
 @given(
     rows=st.integers(1, 30), kind=st.sampled_from([*KINDS, PLANES, PLANES, "F32"]),
-    out=st.integers(1, 150), gap=APART, seed=SEED, odd=st.booleans(), which=st.sampled_from([ROWS_N, ROWS_R]),
+    out=st.integers(1, 150), gap=APART, seed=SEED, odd=st.booleans(),
+    which=st.sampled_from([ROWS_N, ROWS_R]),
 )  # fmt: skip
 def test_the_most_likely_token(
     team: Team, rows: int, kind: str, out: int, gap: int, seed: int, odd: bool, which: int
