@@ -4,7 +4,8 @@ A driver without Python (sanitized/driver.cpp) runs every kind of weight at ever
 every operator record at random shapes, strides and values, in memory of exactly the right size:
 rows of matrices have poisoned gaps between them, the team's work space ends where the record said
 it would. `make test` runs it with one ISA level, `make sanitize` with each that this machine has,
-and there the whole of the other kernel tests as well, file by file, with a library of the same build.
+and there the whole of the other kernel tests as well, file by file, with a library of the same
+build.
 
 That it finds faults was tried in a copy: a norm that loads whole vectors past the end of a row, and
 a work space of attention that is too small by a cache line and a few rows, are each reported as
@@ -34,8 +35,12 @@ FILES = sorted(
     if file.name not in (
         Path(__file__).name,
         "test_default_model_on_cpu.py",  # Needs hours on a library without optimisation.
+        "test_amx.py",  # Builds a library of its own: `EMULATED` is the driver's.
     )
 )  # fmt: skip
+
+EMULATED = "amx_emulated"
+"""The AMX kernels over tiles in plain C++: runs where level bf16 does."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 600)]
 
@@ -61,8 +66,9 @@ def compiler_name() -> str | None:
 
 def built(target: str, sanitizers: str, level: str, folder: Path) -> Path:
     """The folder with `target` in it; skips where it cannot be."""
-    if library.level(level) is None:
-        pytest.skip(f"this CPU has no {level}")
+    needed = "bf16" if level == EMULATED else level
+    if library.level(needed) is None:
+        pytest.skip(f"this CPU has no {needed}")
     reason = missing(sanitizers, folder)
     if reason is not None:
         pytest.skip(reason)
@@ -76,7 +82,7 @@ def built(target: str, sanitizers: str, level: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
-@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("level", [*library.LEVELS, EMULATED])
 def test_kernels_and_team(sanitizers: str, level: str, tmp_path: Path) -> None:
     if level != library.LEVELS[0] and not EVERYTHING:
         pytest.skip("one level here, the others by `make sanitize`")
