@@ -303,6 +303,9 @@ inline void draws(void* const* teams, int count) {
 
 // Several sequences over scattered pages: KV is written by rope and read by attention.
 inline void attentions(void* const* teams, int count) {
+  // Parts of a context are joined in another place of the code than whole items are: a row that is
+  // no number is none either way, but in which order the compiler adds two NaNs decides the sign.
+  const OneNan loosely;
   constexpr int kKv[] = {HR_F32, HR_F16, HR_BF16, HR_I8};
   const int kind = kKv[any(0, 3)], block = 8 * any(1, 5), kv_heads = any(1, 3);
   const int heads = kv_heads * (any(0, 3) ? any(1, 9) : 14), size = 16 * any(1, 5);

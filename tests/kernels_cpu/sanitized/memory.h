@@ -64,6 +64,13 @@ inline float any_float() {
 // own, x86 sets the sign of those that it makes and Arm does not.
 inline bool g_one_nan = false;
 
+// All NaNs are one as long as it lives.
+struct OneNan {
+  const bool before = g_one_nan;
+  OneNan() { g_one_nan = true; }
+  ~OneNan() { g_one_nan = before; }
+};
+
 // Makes all NaNs of `count` numbers one, whose infinity is `infinity` without its sign.
 template <class T>
 void one_nan(void* at, size_t count, T infinity) {
