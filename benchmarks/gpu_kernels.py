@@ -312,26 +312,22 @@ def draws(sizes: Sizes, rows: int, device: str) -> Iterator[Kernel]:
         lambda: float((triton_sampling.argmax(logits) != logits.argmax(-1)).sum()),
     )  # fmt: skip
 
-    def check() -> float:
+    def check(given: sampling.DrawParameters) -> float:
         # A draw within rounding of a border may fall to the neighbour.
-        differing = triton_sampling.draw(logits, wanted) != sampling.draw(logits, wanted)
+        differing = triton_sampling.draw(logits, given) != sampling.draw(logits, given)
         return float(differing.float().mean()) / 0.05
 
     yield Kernel(
         f"draw top-k 50, top-p 0.8, {rows} rows", lambda: triton_sampling.draw(logits, wanted),
-        logits.nbytes, logits.numel(), check,
+        logits.nbytes, logits.numel(), lambda: check(wanted),
     )  # fmt: skip
     # The end of every graph: without filters, and where every row takes its most likely token.
     free = replace(wanted, top_k=None, top_p=None)
     greedy = replace(free, min_p=column * 0 + 1, uniform=wanted.uniform * 0)
 
-    def check_free() -> float:
-        differing = triton_sampling.draw(logits, free) != sampling.draw(logits, free)
-        return float(differing.float().mean()) / 0.05
-
     yield Kernel(
         f"draw without filters, {rows} rows", lambda: triton_sampling.draw(logits, free),
-        logits.nbytes, logits.numel(), check_free,
+        logits.nbytes, logits.numel(), lambda: check(free),
     )  # fmt: skip
     yield Kernel(
         f"draw of the most likely, {rows} rows", lambda: triton_sampling.draw(logits, greedy),

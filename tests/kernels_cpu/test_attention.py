@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -75,6 +76,27 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
+def against_float64(
+    teams: Sequence[CpuOperators],
+    dtype: torch.dtype,
+    entries: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    size: int,
+    window: int | None,
+    softcap: float | None,
+    block_size: int,
+) -> None:
+    torch.manual_seed(0)
+    batch, blocks = make_batch(entries, window=window, block_size=block_size)
+    kv = quantised(make_kv(blocks, kv_heads, block_size, size), dtype)
+    q = torch.randn(len(batch.tokens), heads, size)
+    want = attention_by_definition(q, kv, batch, 1.5 * size**-0.5, softcap)
+    for ops in teams:
+        got = ops.attention(q, as_pages(kv), batch, 0, 1.5 * size**-0.5, softcap)
+        assert error(got, want) < ERRORS[dtype]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("entries", "heads", "kv_heads", "size", "window", "softcap", "block_size"),
@@ -98,13 +120,7 @@ def test_every_kv_dtype_against_float64(
     softcap: float | None,
     block_size: int,
 ) -> None:
-    torch.manual_seed(0)
-    batch, blocks = make_batch(entries, window=window, block_size=block_size)
-    kv = quantised(make_kv(blocks, kv_heads, block_size, size), dtype)
-    q = torch.randn(len(batch.tokens), heads, size)
-    want = attention_by_definition(q, kv, batch, 1.5 * size**-0.5, softcap)
-    got = ops.attention(q, as_pages(kv), batch, 0, 1.5 * size**-0.5, softcap)
-    assert error(got, want) < ERRORS[dtype]
+    against_float64([ops], dtype, entries, heads, kv_heads, size, window, softcap, block_size)
 
 
 def share(batch: StepBatch, first: int, last: int, blocks: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import attention_by_definition, make_batch, make_kv, quantised
 from kv_pages import as_pages
-from test_attention import DTYPES, ERRORS, error, one_of, share
+from test_attention import DTYPES, against_float64, one_of, share
 
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.operators import CpuOperators
@@ -48,14 +48,8 @@ def test_against_float64(
     softcap: float | None,
     block_size: int,
 ) -> None:
-    torch.manual_seed(0)
-    batch, blocks = make_batch(entries, window=window, block_size=block_size)
-    kv = quantised(make_kv(blocks, kv_heads, block_size, size), dtype)
-    q = torch.randn(len(batch.tokens), heads, size)
-    want = attention_by_definition(q, kv, batch, 1.5 * size**-0.5, softcap)
-    for threads in (1, 3):
-        got = teams[threads].attention(q, as_pages(kv), batch, 0, 1.5 * size**-0.5, softcap)
-        assert error(got, want) < ERRORS[dtype]
+    chosen = [teams[1], teams[3]]
+    against_float64(chosen, dtype, entries, heads, kv_heads, size, window, softcap, block_size)
 
 
 def rows_alone(
