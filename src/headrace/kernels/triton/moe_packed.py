@@ -18,7 +18,7 @@ from .gated import activate
 from .moe_tiles import ExpertTable, Tiles, tile_rows
 from .packed import BYTES, planes_of
 from .product_packed_skinny import MAGIC, PackedSkinnyConfig, sum_groups
-from .split import count_splits
+from .split import count_splits, join_parts
 from .support import INTERPRETED
 from .unpack import unpack_step
 
@@ -82,30 +82,13 @@ def _few_kernel(
     if not SPLIT:
         _finish(total, other, factors, outs, out, assignment, real, y, GATE)
     else:
-        # Parts of this tile: sums, sums of up; each program writes its own.
-        CELL: tl.constexpr = (2 if GATE != "" else 1) * OUTS * ROWS
         cells = tl.num_programs(0) * tl.num_programs(1)
         own = tl.program_id(1) * tl.num_programs(0) + tile
-        splits = tl.num_programs(2)
-        at = tl.arange(0, ROWS)[None, :] * OUTS + tl.arange(0, OUTS)[:, None]
-        mine = partial + (split * cells + own).to(tl.int64) * CELL
-        tl.store(mine + at, total, mask=real[None, :])
-        if GATE != "":
-            tl.store(mine + OUTS * ROWS + at, other, mask=real[None, :])
-        # All threads have written before one of them says so to the whole device.
-        tl.debug_barrier()
-        if tl.atomic_add(tickets + own, 1, sem="acq_rel") == splits - 1:
-            tl.store(tickets + own, 0)
-            total = tl.zeros([OUTS, ROWS], tl.float32)
-            other = tl.zeros([OUTS, ROWS], tl.float32)
-            for part in range(splits):
-                cell = partial + (part * cells + own).to(tl.int64) * CELL
-                there = real[None, :]
-                total += tl.load(cell + at, mask=there, other=0.0, cache_modifier=".cg")
-                if GATE != "":
-                    other += tl.load(
-                        cell + OUTS * ROWS + at, mask=there, other=0.0, cache_modifier=".cg"
-                    )
+        total, other, last_part = join_parts(
+            total, other, real, partial, tickets, own, cells, split, tl.num_programs(2),
+            GATE, OUTS, ROWS,
+        )  # fmt: skip
+        if last_part:
             _finish(total, other, factors, outs, out, assignment, real, y, GATE)
 
 

@@ -39,7 +39,7 @@ from ..weights import TiledWeight
 from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
 from .packed import BYTES
-from .split import count_splits
+from .split import count_splits, join_parts
 from .support import INTERPRETED, matrix_product
 from .unpack import (
     BF16,
@@ -267,28 +267,11 @@ def _product_kernel(
             y_stride, GATE, BIAS, RESIDUAL,
         )  # fmt: skip
     else:
-        # Parts of this tile: sums, sums of up; each program writes its own.
-        CELL: tl.constexpr = (2 if GATE != "" else 1) * OUTS * ROWS
-        place = row[None, :] * OUTS + tl.arange(0, OUTS)[:, None]
-        tiles = tl.num_programs(0)
-        own = partial + (split * tiles + tile).to(tl.int64) * CELL
-        tl.store(own + place, total, mask=row_mask[None, :])
-        if GATE != "":
-            tl.store(own + OUTS * ROWS + place, other, mask=row_mask[None, :])
-        # All threads have written before one of them says so to the whole device.
-        tl.debug_barrier()
-        if tl.atomic_add(tickets + tile, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(tickets + tile, 0)
-            total = tl.zeros([OUTS, ROWS], tl.float32)
-            other = tl.zeros([OUTS, ROWS], tl.float32)
-            for part in range(SPLITS):
-                cell = partial + (part * tiles + tile).to(tl.int64) * CELL
-                there = row_mask[None, :]
-                total += tl.load(cell + place, mask=there, other=0.0, cache_modifier=".cg")
-                if GATE != "":
-                    other += tl.load(
-                        cell + OUTS * ROWS + place, mask=there, other=0.0, cache_modifier=".cg"
-                    )
+        total, other, last_part = join_parts(
+            total, other, row_mask, partial, tickets, tile, tl.num_programs(0), split, SPLITS,
+            GATE, OUTS, ROWS,
+        )  # fmt: skip
+        if last_part:
             _finish(
                 total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride,
                 y_stride, GATE, BIAS, RESIDUAL,

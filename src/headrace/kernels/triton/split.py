@@ -32,6 +32,41 @@ def make_tickets(device: torch.device) -> torch.Tensor:
     return torch.zeros(TICKETS, dtype=torch.int32, device=device)
 
 
+@triton.jit
+def join_parts(
+    total, other, real, partial, tickets, own, cells, split, splits,
+    GATE: tl.constexpr, OUTS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """This program's part of result `own` of `cells`: sums [OUTS, ROWS], `other` those of up where
+    GATE is not "", of the rows that are `real` [ROWS].
+
+    → the sums of all parts, in order, and whether this program is the last of them, which alone
+    has them: it finishes the result.
+    """
+    CELL: tl.constexpr = (2 if GATE != "" else 1) * OUTS * ROWS
+    place = tl.arange(0, ROWS)[None, :] * OUTS + tl.arange(0, OUTS)[:, None]
+    there = real[None, :]
+    mine = partial + (split * cells + own).to(tl.int64) * CELL
+    tl.store(mine + place, total, mask=there)
+    if GATE != "":
+        tl.store(mine + OUTS * ROWS + place, other, mask=there)
+    # All threads have written before one of them says so to the whole device.
+    tl.debug_barrier()
+    last = tl.atomic_add(tickets + own, 1, sem="acq_rel") == splits - 1
+    if last:
+        tl.store(tickets + own, 0)
+        total = tl.zeros([OUTS, ROWS], tl.float32)
+        other = tl.zeros([OUTS, ROWS], tl.float32)
+        for part in range(splits):
+            cell = partial + (part * cells + own).to(tl.int64) * CELL
+            total += tl.load(cell + place, mask=there, other=0.0, cache_modifier=".cg")
+            if GATE != "":
+                other += tl.load(
+                    cell + OUTS * ROWS + place, mask=there, other=0.0, cache_modifier=".cg"
+                )
+    return total, other, last
+
+
 @triton.jit(do_not_specialize=["elements"])
 def _sum_kernel(
     partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
