@@ -1,4 +1,4 @@
-"""What a step launches is frozen: kernels and library calls of each bucket, by name, grid and order.
+"""What a step launches is frozen: names, grids and order of its kernels and library calls.
 
 One layer of each kind of real configurations on tensors without memory, for the table of sm_90.
 Nothing is computed. A change of the path that is meant to change no launch leaves the frozen file
