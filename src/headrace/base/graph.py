@@ -1,0 +1,396 @@
+"""The step graph: what a model computes in one step, as data that every part reads.
+
+A family in `models` describes itself once, for any number of rows; nothing is computed and nothing
+is loaded for it. Backends lower or interpret the graph, the roofline prices its nodes, the loader
+asks which tensors it names, adapters mark its products. Values are made once and never changed:
+which of them share memory is the business of whoever runs the graph.
+
+| kind | reads → gives | weights | spec |
+|---|---|---|---|
+| `embed` | an index input of the step → [N, D] | table | `EmbedSpec` |
+| `norm` | [·, D] → [·, D] | gain, and shift where `layer` | `NormSpec` |
+| `add` | residual, x → their sum | | |
+| `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
+| `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms | `AttentionSpec`, `LatentSpec` |
+| `attend` | q → [·, H · E]; bidirectional: qkv | latent: what unpacks it | as `write` |
+| `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
+| `activate` | [·, I] → act(x) | | `ActivationSpec` |
+| `route` | logits [·, experts] → experts [·, k], shares [·, k] | | `RouteSpec` |
+| `experts` | x, experts, shares → [·, D] | gate above up of each expert, then down of each | `ExpertsSpec` |
+| `part` | columns of a value | | `PartSpec` |
+| `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
+
+Reserved for the models that bring them: `multiply` (by element: gates, multipliers), `gather` and
+`scatter` (rows by a named index input: convolutions, patches, embeddings over placeholders), `scan`
+and `shift` (a row's slot of a state group), `exchange` (between ranks; made by the layout's pass).
+"""  # noqa: E501 - a table
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .arch import Rope
+from .errors import EngineFault
+
+Role = Literal["embed", "linear", "logits", "moe", "vector"]
+"""What a weight is handed to: the form that a backend prepares it in."""
+Dtype = Literal["act", "f32", "i32"]
+"""Of a value: the model's own, fp32 (logits), int32 (indices)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How many rows a value has: a symbol, known when a step comes."""
+
+    name: str
+    bound: int | None = None
+    """At most so many; None: what the step's limits say."""
+
+
+TOKENS = Rows("N")
+"""All tokens of the step."""
+SAMPLED = Rows("R")
+"""The tokens whose logits are wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A matrix [rows, width] that one node makes; heads lie side by side in the width."""
+
+    rows: Rows
+    width: int
+    dtype: Dtype = "act"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """Tensors of the model, one below the other, in the form for one role.
+
+    (names, role) is the key of the prepared weight everywhere.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    """Of each tensor."""
+    width: int
+    """Columns; 0: these are vectors."""
+    role: Role
+
+    @property
+    def key(self) -> tuple[tuple[str, ...], Role]:
+        return self.names, self.role
+
+    @property
+    def out(self) -> int:
+        """Rows of all tensors together."""
+        return sum(self.rows)
+
+    @property
+    def numbers(self) -> int:
+        return self.out * max(1, self.width)
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each."""
+        for name, rows in zip(self.names, self.rows, strict=True):
+            yield name, (rows, self.width) if self.width else (rows,)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedSpec:
+    index: Literal["tokens", "positions", "types"] = "tokens"
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain + shift."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """x · weightᵀ + bias; `softcap` c replaces y by c · tanh(y / c)."""
+
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention of one layer: made once, read by `write` and `attend`."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    size: int
+    """E, numbers of a head."""
+    scale: float
+    """Factor on q·k before the softmax."""
+    rope: Rope | None = None
+    window: int | None = None
+    """Positions that a query sees, itself included; None: all before it."""
+    softcap: float | None = None
+    eps: float = 0.0
+    """Of the norms on the heads of q and k, where `write` has their gains."""
+    norm_offset: float = 0.0
+    bidirectional: bool = False
+    """Every token sees its whole entry, nothing is cached: no `write`, and `attend` reads qkv."""
+
+    @property
+    def kind(self) -> str:
+        """full, sliding or bidirectional."""
+        if self.bidirectional:
+            return "bidirectional"
+        return "full" if self.window is None else "sliding"
+
+    @property
+    def queries(self) -> int:
+        """Width of q and of the result."""
+        return self.heads * self.size
+
+    @property
+    def stacked(self) -> int:
+        """Width of q, k and v side by side."""
+        return (self.heads + 2 * self.kv_heads) * self.size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1) of one layer.
+
+    The cache holds, per token, a latent of `rank` numbers and one rotated key part of `rope_size`
+    that all heads share.
+    """
+
+    layer: int
+    heads: int
+    rank: int
+    rope_size: int
+    plain_size: int
+    """Numbers of a head's q and k that are not rotated."""
+    value_size: int
+    scale: float
+    rope: Rope | None = None
+    window: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return "latent"
+
+    @property
+    def queries(self) -> int:
+        """Width of q."""
+        return self.heads * (self.plain_size + self.rope_size)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSpec:
+    name: Literal["silu", "gelu_tanh", "gelu", "tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSpec:
+    """The `active` experts of the highest score per row; scores are a softmax over all."""
+
+    active: int
+    normalise: bool = True
+    """Shares of the chosen are scaled to sum to one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Gated feed-forward of each row's experts, summed by their shares."""
+
+    activation: Literal["silu", "gelu_tanh", "gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """Columns `first` to `first` + the result's width: a view."""
+
+    first: int
+
+
+Spec = (
+    EmbedSpec
+    | NormSpec
+    | LinearSpec
+    | AttentionSpec
+    | LatentSpec
+    | ActivationSpec
+    | RouteSpec
+    | ExpertsSpec
+    | PartSpec
+    | None
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operation of the model."""
+
+    kind: str
+    reads: tuple[Value, ...]
+    out: tuple[Value, ...]
+    weights: tuple[WeightRef, ...] = ()
+    spec: Spec = None
+
+
+ROW_WISE = frozenset(
+    ("norm", "add", "linear", "gated", "activate", "route", "experts", "part")
+)  # fmt: skip
+"""Kinds that compute a row from that row of what they read."""
+KINDS = ROW_WISE | {"embed", "write", "attend", "select"}
+"""What the others read beside: `embed` an index of the step, `write` positions, `attend` the KV of
+the row's own sequence, `select` which rows sample."""
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A model's step, or one stage of it. Effects (`write`) happen in the order of `nodes`."""
+
+    nodes: tuple[Node, ...]
+    outputs: Mapping[str, Value]
+    """`hidden`, after the last norm; `logits`, of a head over the vocabulary or over labels."""
+    inputs: tuple[Value, ...] = ()
+    """Values that somebody else made: the hidden rows that a head is given."""
+    _readers: dict[Value, list[int]] = field(init=False, default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for index, node in enumerate(self.nodes):
+            for value in node.reads:
+                self._readers.setdefault(value, []).append(index)
+
+    def readers(self, value: Value) -> list[int]:
+        """Indices of the nodes that read it."""
+        return self._readers.get(value, [])
+
+    def weights(self) -> Iterator[WeightRef]:
+        """Each once, in the order of use: the order in which they are prepared."""
+        seen = set()
+        for node in self.nodes:
+            for ref in node.weights:
+                if ref.key not in seen:
+                    seen.add(ref.key)
+                    yield ref
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape of every tensor that a model of this graph has."""
+        return dict(tensor for ref in self.weights() for tensor in ref.tensors())
+
+    def attentions(self) -> list[AttentionSpec | LatentSpec]:
+        """The spec of each layer that attends, in order."""
+        return [
+            node.spec
+            for node in self.nodes
+            if node.kind == "attend" and isinstance(node.spec, AttentionSpec | LatentSpec)
+        ]
+
+    def verify(self) -> None:
+        """Raise `EngineFault` unless this is a graph that backends may run: the specification."""
+        made = set(self.inputs)
+        written: set[int] = set()
+        for index, node in enumerate(self.nodes):
+            at = f"node {index} ({node.kind})"
+            _check(node.kind in KINDS, f"{at}: no such kind")
+            _check(made.issuperset(node.reads), f"{at} reads what nobody has made")
+            _check(made.isdisjoint(node.out), f"{at} makes a value again")
+            _check_rows(at, node)
+            _check_widths(at, node)
+            if isinstance(node.spec, AttentionSpec | LatentSpec):
+                layer = node.spec.layer
+                if node.kind == "write":
+                    _check(layer not in written, f"{at}: layer {layer} is written twice")
+                    written.add(layer)
+                elif node.spec.kind != "bidirectional":
+                    _check(layer in written, f"{at}: layer {layer} is not written yet")
+            made.update(node.out)
+        for value in made:
+            read = value in self._readers or value in self.outputs.values()
+            _check(read or self._is_effect(value), "a value is made that nobody reads")
+        for name, value in self.outputs.items():
+            _check(value in made, f"the output {name} is never made")
+        self._verify_weights()
+
+    def _is_effect(self, value: Value) -> bool:
+        """Is this what a `write` gives beside its effect?"""
+        return any(node.kind == "write" and value in node.out for node in self.nodes)
+
+    def _verify_weights(self) -> None:
+        shapes: dict[str, tuple[int, ...]] = {}
+        stacks: dict[tuple[str, Role], tuple[str, ...]] = {}
+        for node in self.nodes:
+            for ref in node.weights:
+                for name, shape in ref.tensors():
+                    _check(shapes.setdefault(name, shape) == shape, f"{name} has two shapes")
+                    stack = stacks.setdefault((name, ref.role), ref.names)
+                    _check(stack == ref.names, f"{name} is part of two weights of one role")
+
+
+def _check(holds: bool, why: str) -> None:
+    if not holds:
+        raise EngineFault(f"the model's graph is wrong: {why}")
+
+
+def _check_rows(at: str, node: Node) -> None:
+    rows = {value.rows for value in (*node.reads, *node.out)}
+    if node.kind == "select":
+        (x,), (y,) = node.reads, node.out
+        _check(x.rows == TOKENS and y.rows == SAMPLED, f"{at} goes from N to R")
+        _check(x.width == y.width and x.dtype == y.dtype, f"{at} keeps width and type")
+    elif node.kind in ("embed", "write"):
+        _check(rows == {TOKENS}, f"{at} is of all tokens")
+    else:
+        _check(len(rows) == 1, f"{at} mixes numbers of rows")
+
+
+def _check_widths(at: str, node: Node) -> None:
+    ins, outs = [v.width for v in node.reads], [v.width for v in node.out]
+    refs, spec = node.weights, node.spec
+    vectors = [ref.out for ref in refs if ref.role == "vector"]
+    match node.kind, spec:
+        case "embed", EmbedSpec():
+            right = not ins and [refs[0].width] == outs
+        case "norm", NormSpec():
+            right = ins == outs and vectors == ins * (1 if spec.kind == "rms" else 2)
+        case "add", None:
+            right = len(ins) == 2 and set(ins) == set(outs)
+        case "linear", LinearSpec():
+            matrix, *bias = refs
+            right = ins == [matrix.width] and outs == [matrix.out]
+            right = right and vectors == [matrix.out] * len(bias)
+        case "write", AttentionSpec():
+            right = ins == [spec.stacked] and outs == [spec.queries] and not spec.bidirectional
+            right = right and vectors in ([], [spec.size] * 2)
+        case "write", LatentSpec():
+            right = ins == [spec.queries, spec.rank, spec.rope_size] and outs == [spec.queries]
+        case "attend", AttentionSpec():
+            right = ins == [spec.stacked if spec.bidirectional else spec.queries]
+            right = right and outs == [spec.queries]
+        case "attend", LatentSpec():
+            right = ins == [spec.queries] and outs == [spec.heads * spec.value_size]
+            right = right and refs[0].width == spec.rank
+        case "gated", ActivationSpec():
+            right = ins == [2 * width for width in outs]
+        case "activate", ActivationSpec():
+            right = ins == outs
+        case "route", RouteSpec():
+            right = len(ins) == 1 and outs == [spec.active] * 2
+            right = right and [v.dtype for v in node.out] == ["i32", "f32"]
+        case "experts", ExpertsSpec():
+            up, down = refs[: len(refs) // 2], refs[len(refs) // 2 :]
+            right = len(up) == len(down) and all(
+                (u.width, u.out) == (ins[0], 2 * d.width) and [d.out] == outs
+                for u, d in zip(up, down, strict=True)
+            )
+        case "part", PartSpec():
+            right = spec.first >= 0 and spec.first + outs[0] <= ins[0]
+        case "select", None:
+            right = True
+        case _:
+            right = False
+    _check(right, f"{at}: widths, weights and spec do not agree")
