@@ -51,11 +51,49 @@ def test_every_command_has_help_and_every_option_is_a_flag(run: Any) -> None:
     for name in COMMANDS:
         done = run(name, "--help")
         assert done.returncode == 0, (name, done.stderr)
-    text = run("serve", "--help", COLUMNS="200").stdout
+    text = run("serve", "--help-all", COLUMNS="200").stdout
     for record in (EngineOptions, ServerOptions):
         for spec in fields(record):
             if spec.name != "model":
                 assert f"--{spec.name.replace('_', '-')}" in text
+
+
+@pytest.mark.parametrize("name", ["serve", "chat", "generate", "explain"])
+def test_help_is_one_screen_and_help_all_the_rest(run: Any, name: str) -> None:
+    brief = run(name, "--help", COLUMNS="80").stdout
+    assert len(brief.splitlines()) <= 42
+    assert "--help-all lists them" in brief
+    assert "--block-size" not in brief
+    assert "--device" in brief
+    whole = run(name, "--help-all", COLUMNS="80").stdout
+    assert "--block-size" in whole
+    assert "lists them" not in whole
+
+
+def test_models_fit_into_eighty_columns(run: Any) -> None:
+    lines = run("models", COLUMNS="80").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if line.startswith("qwen2.5-coder-0.5b ")]) == 1
+    assert len(lines) <= 9
+    assert any("sentence embeddings" in line and "needs PyTorch" in line for line in lines)
+
+
+def test_pull_says_first_what_serving_needs(run: Any) -> None:
+    code = (
+        "import sys, headrace.cli.models as m\n"
+        "m.torch_build = lambda: ('', None)\n"
+        "m.open_model = lambda *a, **k: sys.exit(sys.stderr.write('fetching'))\n"
+        "m.pull(sys.argv[1], None)"
+    )
+    for name, needs in (("all-minilm-l6-v2", True), ("gemma-3-270m", False)):
+        done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True)
+        assert ("needs PyTorch" in done.stderr.partition("fetching")[0]) == needs
+
+
+def test_serve_of_no_model_is_one_line(run: Any) -> None:
+    done = run("serve", "nope-model", "--port", "0")
+    assert "nope-model" in one_line(done.stderr)
+    assert done.returncode == 2
 
 
 def test_version(run: Any) -> None:
@@ -124,7 +162,9 @@ def test_models_lists_the_catalog(run: Any) -> None:
         (("generate", "no-such-model", "x"), 2, "no-such-model"),
         (("generate", "a", "b", "c"), 2, "quotes"),
         (("generate", "", "--url", "http://127.0.0.1:9"), 2, "empty"),
-        (("generate", "x", "--url", "http://127.0.0.1:9"), 4, "cannot reach"),
+        (("generate", "x", "--url", "http://127.0.0.1:9"), 69, "cannot reach"),
+        (("top", "http://127.0.0.1:9", "--once"), 69, "cannot reach"),
+        (("chat", "--url", "http://127.0.0.1:9"), 69, "cannot reach"),
         (("explain", "x.gguf"), 2, "x.gguf"),
         (("explain", "--config", "no.toml"), 2, "no.toml"),
         (("explain", "--device", "tpu"), 2, "auto, cpu, cuda"),

@@ -144,11 +144,12 @@ def test_once_against_a_real_server_and_none() -> None:
         reading = json.loads(found.stdout)
         assert reading["source"] == "statistics"
         assert reading["model"] == "fake"
+        assert found.stderr == ""
     gone = subprocess.run(
         headrace("top", server.url, "--once"), capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
-    assert gone.returncode != 0
+    assert gone.returncode == 69
     assert "cannot reach" in gone.stderr
 
 

@@ -91,7 +91,8 @@ def test_what_needs_it_says_so(tiny: Path, options: dict[str, str], said: str) -
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     assert said in done.stdout
-    assert "needs PyTorch, which is not installed: pip install 'headrace[torch]'" in done.stdout
+    assert "needs PyTorch, which is not installed: pip install " in done.stdout
+    assert "[torch]'" in done.stdout
 
 
 def test_a_command_that_needs_it_is_one_line_not_a_traceback() -> None:

@@ -141,6 +141,14 @@ class DownloadError(HeadraceError):
     exit_code = 4
 
 
+class Unreachable(HeadraceError):
+    """A server that a command was to talk to does not answer, or has left."""
+
+    status = 503
+    code = "unreachable"
+    exit_code = 69
+
+
 class DoesNotFit(HeadraceError):
     """The memory plan does not fit; names the options that would help and their values."""
 

@@ -5,13 +5,23 @@ Whoever computes on tensors imports it where it does so; a border above says who
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from urllib.parse import unquote
 
 from .errors import PackageAbsent
 from .hardware import torch_build
 
-INSTALL_TORCH = "pip install 'headrace[torch]'"
+def install_torch() -> str:
+    """The command that installs it: from the checkout, where the package is one."""
+    package, mode = "headrace", ""
+    with suppress(PackageNotFoundError, ValueError, TypeError):
+        source = json.loads(distribution("headrace").read_text("direct_url.json") or "{}")
+        if source.get("dir_info", {}).get("editable") and source["url"].startswith("file://"):
+            package, mode = unquote(source["url"].removeprefix("file://")), "--editable "
+    return f"pip install {mode}'{package}[torch]'"
 
 
 @contextmanager
@@ -35,4 +45,4 @@ def require_torch(who: str) -> None:
 
 
 def _torch_absent(who: str) -> PackageAbsent:
-    return PackageAbsent(f"{who} needs PyTorch, which is not installed: {INSTALL_TORCH}")
+    return PackageAbsent(f"{who} needs PyTorch, which is not installed: {install_torch()}")

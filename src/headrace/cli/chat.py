@@ -13,6 +13,7 @@ import typer
 from ..base.config import EngineOptions
 from ..base.environment import cache_root
 from ..base.errors import HeadraceError
+from .brief import BriefHelp
 from .configured import configured
 from .conversation import HELP, Conversation
 from .main import fail
@@ -23,7 +24,7 @@ from .voice import LocalVoice, RemoteVoice, SamplingOptions, Voice
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command.command()
+@command.command(cls=BriefHelp)
 @configured
 def chat(
     engine: EngineOptions,

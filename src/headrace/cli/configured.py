@@ -21,6 +21,7 @@ import typer
 
 from ..base.config import DEFAULT_MODEL
 from ..base.errors import OptionError
+from .brief import PANEL, show_all
 
 POSITIONAL = {"model"}
 """Fields that are the command's argument rather than a flag."""
@@ -51,7 +52,7 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
             )
             continue
         records[name] = kind
-        panel = kind.__name__.removesuffix("Options") + " options"
+        panel = kind.__name__.removesuffix("Options") + PANEL
         parameters += [
             _parameter(spec, _type_of(kind, spec.name), panel)
             for spec in fields(kind)
@@ -67,6 +68,19 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
             ],
         )
     )
+    parameters.append(
+        inspect.Parameter(
+            "help_all",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[
+                bool,
+                typer.Option(
+                    "--help-all", is_eager=True, callback=show_all, help="Show every option."
+                ),
+            ],
+        )
+    )
     if argument and any("model" in _names(record) for record in records.values()):
         parameters.insert(
             0,
@@ -78,6 +92,7 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
     @wraps(command)
     def wrapper(**given: Any) -> Any:
         path = given.pop("config", None)
+        given.pop("help_all", None)  # its callback has done it
         read = read_config(path, set().union(*map(_names, records.values()))) if path else {}
         made: dict[str, Any] = {}
         for name, record in records.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 from ..base.errors import InvalidRequest
@@ -58,12 +59,13 @@ class Conversation:
         first: float | None = None
         finish = None
         try:
-            async for piece in self._voice.chat(self.messages, self.sampling):
-                first = first or time.perf_counter()
-                parts.append(piece.text)
-                tokens += piece.tokens or bool(piece.text)
-                finish = piece.finish or finish
-                write(piece.text)
+            async with aclosing(self._voice.chat(self.messages, self.sampling)) as pieces:
+                async for piece in pieces:
+                    first = first or time.perf_counter()
+                    parts.append(piece.text)
+                    tokens += piece.tokens
+                    finish = piece.finish or finish
+                    write(piece.text)
         finally:
             text = "".join(parts)
             if text:

@@ -17,13 +17,14 @@ from ..base.modelfiles import ModelFiles
 from ..engine.start import explain as resolve
 from ..loader import open_model
 from ..roofline.memory import MemoryPlan
+from .brief import BriefHelp
 from .configured import configured
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command.command()
+@command.command(cls=BriefHelp)
 @configured
 def explain(
     engine: EngineOptions,

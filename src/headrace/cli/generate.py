@@ -6,14 +6,15 @@ import asyncio
 import json
 import sys
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import InvalidRequest
+from .brief import BriefHelp
 from .configured import configured
 from .start import engine_of
 from .voice import LocalVoice, RemoteVoice, SamplingOptions, Voice
@@ -21,7 +22,7 @@ from .voice import LocalVoice, RemoteVoice, SamplingOptions, Voice
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command.command()
+@command.command(cls=BriefHelp)
 @partial(configured, argument=False)
 def generate(
     words: Annotated[
@@ -84,25 +85,27 @@ async def _generate(
         begin = time.perf_counter()
         first = 0.0
         texts: list[str] = []
-        totals: dict[str, Any] = {"completion_tokens": 0, "prompt_tokens": 0, "cached_tokens": 0}
+        totals = {"completion_tokens": 0, "prompt_tokens": 0, "cached_tokens": 0}
         finish = None
         messages = [{"role": "user", "content": prompt}]
-        pieces = voice.chat(messages, sampling) if chat else voice.complete(prompt, sampling)
-        async for piece in pieces:
-            first = first or time.perf_counter() - begin
-            texts.append(piece.text)
-            totals["completion_tokens"] += piece.tokens
-            totals["prompt_tokens"] = piece.prompt_tokens or totals["prompt_tokens"]
-            totals["cached_tokens"] = piece.cached_tokens or totals["cached_tokens"]
-            finish = piece.finish or finish
-            if not as_json:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
+        answer = voice.chat(messages, sampling) if chat else voice.complete(prompt, sampling)
+        # Closed here also where writing fails: a reader that left must not leave work behind.
+        async with aclosing(answer) as pieces:
+            async for piece in pieces:
+                first = first or time.perf_counter() - begin
+                texts.append(piece.text)
+                totals["completion_tokens"] += piece.tokens
+                totals["prompt_tokens"] = piece.prompt_tokens or totals["prompt_tokens"]
+                totals["cached_tokens"] = piece.cached_tokens or totals["cached_tokens"]
+                finish = piece.finish or finish
+                if not as_json:
+                    sys.stdout.write(piece.text)
+                    sys.stdout.flush()
         seconds = time.perf_counter() - begin
         if as_json:
-            answer = {
+            report = {
                 "model": voice.name, "text": "".join(texts), "finish_reason": finish, **totals,
                 "first_token_seconds": round(first, 4), "seconds": round(seconds, 4),
             }  # fmt: skip
-            sys.stdout.write(json.dumps(answer, ensure_ascii=False))
+            sys.stdout.write(json.dumps(report, ensure_ascii=False))
         sys.stdout.write("\n")

@@ -12,9 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..base.extras import install_torch
+from ..base.hardware import torch_build
 from ..loader import open_model
 from ..loader.cache import cached_models
 from ..loader.cache import remove as remove_model
+from ..loader.catalog import CATALOG
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -38,18 +41,25 @@ def models(
         print(json.dumps([asdict(model) | {"path": str(model.path)} for model in found]))
         return
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("name", min_width=20, overflow="fold")
-    table.add_column("what")
+    table.add_column("name", min_width=18, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True, min_width=6)
     table.add_column("on disk", no_wrap=True, min_width=7)
     table.add_column("repacked", justify="right", no_wrap=True, min_width=8)
-    table.add_column("licence")
+    table.add_column("licence", overflow="fold")
     for model in found:
         state = "yes" if model.complete else size(model.cached) if model.cached else "–"
-        name = f"{model.name} (default)" if model.default else model.name
         packed = size(model.packed) if model.packed else "–"
-        table.add_row(name, model.what, size(model.size), state, packed, model.licence)
-    Console().print(table)
+        table.add_row(model.name, size(model.size), state, packed, model.licence)
+    console = Console(highlight=False)
+    console.print(table)
+    if any(model.what for model in found):
+        console.print()
+    for model in found:
+        known = CATALOG.get(model.name)
+        more = "; needs PyTorch" if known is not None and known.needs_torch else ""
+        default = "; the default" if model.default else ""
+        if model.what:
+            console.print(f"{model.what}{default}{more}", soft_wrap=True)
 
 
 @command.command()
@@ -58,6 +68,11 @@ def pull(
     cache_dir: CacheDir = None,
 ) -> None:
     """Download a model, resuming where an earlier download stopped, and verify it."""
+    known = CATALOG.get(name)
+    if known is not None and known.needs_torch and not torch_build()[0]:
+        sys.stderr.write(
+            f"note: {name} needs PyTorch to be served, which is not installed: {install_torch()}\n"
+        )
     with DownloadBars(sys.stderr) as bars:
         files = open_model(name, cache_dir=cache_dir, progress=bars)
     print(files.path)

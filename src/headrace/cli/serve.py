@@ -10,13 +10,14 @@ import typer
 from ..base.config import EngineOptions, ServerOptions
 from ..obs.logs import configure_logs
 from ..server.run import ServerProcess
+from .brief import BriefHelp
 from .configured import configured
 from .start import started
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@command.command()
+@command.command(cls=BriefHelp)
 @configured
 def serve(
     engine: EngineOptions,

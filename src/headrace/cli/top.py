@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated
 
@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows: Ctrl-C quits
     termios = None  # type: ignore[assignment]
 
-from ..base.errors import EngineDead, HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, Unreachable
 from .top_source import Reading, readings
 from .top_view import Screen, line
 
@@ -58,11 +58,12 @@ async def _top(url: str, key: str | None, interval: float, *, once: bool, as_jso
         raise InvalidRequest(f"{url!r} is no URL: {error}", param="url") from None
     async with client:
         if once or as_json or not sys.stdout.isatty():
-            async for reading in _lasting(client, interval, patient=not once):
-                if isinstance(reading, Reading):
-                    print(json.dumps(asdict(reading)) if as_json else line(reading), flush=True)
-                    if once:
-                        return
+            async with aclosing(_lasting(client, interval, patient=not once)) as found:
+                async for reading in found:
+                    if isinstance(reading, Reading):
+                        print(json.dumps(asdict(reading)) if as_json else line(reading), flush=True)
+                        if once:
+                            return
             return
         await _live(client, url, interval)
 
@@ -74,12 +75,13 @@ async def _live(client: httpx.AsyncClient, url: str, interval: float) -> None:
     with _keys(quit_), Live(console=console, screen=True, auto_refresh=False) as live:
 
         async def follow() -> None:
-            async for reading in _lasting(client, interval, patient=True):
-                if isinstance(reading, Reading):
-                    screen.add(reading)
-                else:
-                    screen.problem = reading
-                live.update(screen.draw(console.height, console.width), refresh=True)
+            async with aclosing(_lasting(client, interval, patient=True)) as found:
+                async for reading in found:
+                    if isinstance(reading, Reading):
+                        screen.add(reading)
+                    else:
+                        screen.problem = reading
+                    live.update(screen.draw(console.height, console.width), refresh=True)
 
         live.update(screen.draw(console.height, console.width), refresh=True)
         following = asyncio.ensure_future(follow())
@@ -95,15 +97,16 @@ async def _live(client: httpx.AsyncClient, url: str, interval: float) -> None:
 
 async def _lasting(
     client: httpx.AsyncClient, interval: float, *, patient: bool
-) -> AsyncIterator[Reading | str]:
+) -> AsyncGenerator[Reading | str]:
     """Readings, and a sentence where there is none; comes back when the server does.
 
     What asking again cannot mend is raised, and everything where not `patient`.
     """
     while True:
         try:
-            async for reading in readings(client, interval):
-                yield reading
+            async with aclosing(readings(client, interval)) as found:
+                async for reading in found:
+                    yield reading
             problem = "the server has ended the stream"
         except httpx.HTTPError as error:
             problem = f"cannot reach {client.base_url}: {error or type(error).__name__}"
@@ -112,7 +115,7 @@ async def _lasting(
                 raise
             problem = error.message
         if not patient:
-            raise EngineDead(problem)
+            raise Unreachable(problem)
         yield f"{problem}; trying again"
         await asyncio.sleep(AGAIN_SECONDS)
 

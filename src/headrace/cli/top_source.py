@@ -11,7 +11,8 @@ import asyncio
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,16 +48,18 @@ class Reading:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
 
-async def readings(client: httpx.AsyncClient, interval: float) -> AsyncIterator[Reading]:
+async def readings(client: httpx.AsyncClient, interval: float) -> AsyncGenerator[Reading]:
     """Readings as they come, from the better source. Raises `HeadraceError`."""
     try:
-        async for reading in _streamed(client):
-            yield reading
+        async with aclosing(_streamed(client)) as found:
+            async for reading in found:
+                yield reading
         return
     except (NotFound, Forbidden):
         pass
-    async for reading in _scraped(client, interval):
-        yield reading
+    async with aclosing(_scraped(client, interval)) as found:
+        async for reading in found:
+            yield reading
 
 
 def _check(response: httpx.Response) -> None:
@@ -77,7 +80,7 @@ class _Later(HeadraceError):
     """The server is not ready; it may be in a moment."""
 
 
-async def _streamed(client: httpx.AsyncClient) -> AsyncIterator[Reading]:
+async def _streamed(client: httpx.AsyncClient) -> AsyncGenerator[Reading]:
     model = ""
     recent: deque[dict[str, Any]] = deque(maxlen=int(WINDOW_SECONDS))
     async with client.stream("GET", "v1/stats/stream") as response:
@@ -125,7 +128,7 @@ def _of_point(
     )
 
 
-async def _scraped(client: httpx.AsyncClient, interval: float) -> AsyncIterator[Reading]:
+async def _scraped(client: httpx.AsyncClient, interval: float) -> AsyncGenerator[Reading]:
     scrapes: deque[Scrape] = deque()
     while True:
         response = await client.get("metrics")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 import httpx
 
 from ..base.config import option
-from ..base.errors import DownloadError, HeadraceError, InvalidRequest
+from ..base.errors import HeadraceError, InvalidRequest, Unreachable
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
 from ..engine.face import ServingEngine
@@ -61,21 +62,21 @@ class SamplingOptions:
 
 @dataclass(slots=True)
 class Piece:
-    """A part of an answer; the last one has the reason for the end."""
+    """A part of an answer; the last one with text has the reason for the end."""
 
     text: str
     tokens: int = 0
+    """Of this part; 0 where a server does not say: its `usage` has the whole at the end."""
     finish: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Voice(Protocol):
     name: str
 
-    def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncIterator[Piece]: ...
-    def complete(self, prompt: str, options: SamplingOptions) -> AsyncIterator[Piece]: ...
+    def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]: ...
+    def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]: ...
 
 
 class LocalVoice:
@@ -93,23 +94,23 @@ class LocalVoice:
         params.verify()
         return params
 
-    async def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncIterator[Piece]:
+    async def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]:
         template = self._engine.template
         if template is None:
             raise InvalidRequest(
                 f"{self.name} has no chat template: use headrace generate", param="model"
             )
         ids = self._engine.tokenizer.encode(template.render(messages))
-        async for piece in self._pieces(ids, options):
-            yield piece
+        async with aclosing(self._pieces(ids, options)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    async def complete(self, prompt: str, options: SamplingOptions) -> AsyncIterator[Piece]:
-        async for piece in self._pieces(prompt, options):
-            yield piece
+    def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]:
+        return self._pieces(prompt, options)
 
     async def _pieces(
         self, prompt: str | list[int], options: SamplingOptions
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece]:
         stream = self._engine.submit(prompt, self._sampling(options))
         try:
             async for delta in stream:
@@ -163,25 +164,20 @@ class RemoteVoice:
         await self._client.aclose()
 
     def _unreachable(self, error: httpx.HTTPError) -> HeadraceError:
-        return DownloadError(f"cannot reach {self._base}: {error or type(error).__name__}")
+        return Unreachable(f"cannot reach {self._base}: {error or type(error).__name__}")
 
-    async def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncIterator[Piece]:
-        async for choice in self._stream("chat/completions", {"messages": messages}, options):
-            delta = choice.get("delta") or {}
-            text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
-            yield Piece(text, finish=choice.get("finish_reason"), details=choice)
+    def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]:
+        return self._stream("chat/completions", {"messages": messages}, options)
 
-    async def complete(self, prompt: str, options: SamplingOptions) -> AsyncIterator[Piece]:
+    def complete(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece]:
         given = {"prompt": prompt, **({} if options.max_tokens else {"max_tokens": 512})}
-        async for choice in self._stream("completions", given, options):
-            yield Piece(
-                choice.get("text") or "", finish=choice.get("finish_reason"), details=choice
-            )
+        return self._stream("completions", given, options)
 
     async def _stream(
         self, path: str, body: dict[str, Any], options: SamplingOptions
-    ) -> AsyncIterator[dict[str, Any]]:
-        body = {**body, **options.given(), "model": self.name, "stream": True}
+    ) -> AsyncGenerator[Piece]:
+        asked = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {**body, **options.given(), "model": self.name, **asked}
         try:
             async with self._client.stream("POST", f"{self._base}/{path}", json=body) as reply:
                 if reply.status_code != 200:
@@ -194,11 +190,33 @@ class RemoteVoice:
                     if "error" in event:
                         raise RemoteError(_words(500, line[5:]))
                     for choice in event.get("choices", ())[:1]:
-                        yield choice
+                        yield _spoken(choice)
+                    if event.get("usage"):
+                        yield _counted(event["usage"])
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         except json.JSONDecodeError:
             raise RemoteError(f"{self._base} sent an event that is not JSON") from None
+
+
+def _spoken(choice: dict[str, Any]) -> Piece:
+    """The text of a choice of chat or of completions."""
+    delta = choice.get("delta") or {}
+    text = choice.get("text") or delta.get("content") or ""
+    return Piece(
+        (delta.get("reasoning_content") or "") + text, finish=choice.get("finish_reason")
+    )
+
+
+def _counted(usage: dict[str, Any]) -> Piece:
+    """What a server counted, without text."""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return Piece(
+        "",
+        tokens=usage.get("completion_tokens") or 0,
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        cached_tokens=cached or 0,
+    )
 
 
 def _words(status: int, text: str) -> str:

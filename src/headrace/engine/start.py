@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base.config import Decision, EngineOptions, auto_kv_dtype, parse_size
 from ..base.errors import OptionError
-from ..base.extras import INSTALL_TORCH
+from ..base.extras import install_torch
 from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
 from ..loader.panels import panel_folder
@@ -92,7 +92,7 @@ def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
     if not hardware.gpus:
         obstacle = "no NVIDIA GPU is visible"
     elif not version:
-        obstacle = f"PyTorch, which a GPU needs, is not installed: {INSTALL_TORCH}"
+        obstacle = f"PyTorch, which a GPU needs, is not installed: {install_torch()}"
     elif cuda is None:
         obstacle = f"the installed torch {version} is built without CUDA"
     if wish == "cuda" and obstacle:

@@ -66,6 +66,11 @@ class CatalogModel:
         """The `.gguf` file's path, where the model is one; otherwise it is a folder."""
         return next((file.path for file in self.files if file.path.endswith(".gguf")), None)
 
+    @property
+    def needs_torch(self) -> bool:
+        """Whatever the device: safetensors are read and computed with it."""
+        return self.gguf is None
+
 
 def _numbered(
     package: str, version: str, member: str, parts: list[tuple[int, str]], first: int

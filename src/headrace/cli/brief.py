@@ -1,0 +1,62 @@
+"""Help in one screen: `--help` shows what most people set, `--help-all` every option.
+
+Which options those are is a property of the command line, not of the options: a flag that is not
+shown works, completes and is suggested like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+import typer.core
+
+PANEL = " options"
+"""The panels that are made from options records end so (`configured`)."""
+SHOWN = frozenset(
+    {
+        "host", "port", "served_name", "keys", "device", "max_context", "threads",
+        "max_tokens", "temperature", "top_p", "seed",
+    }
+)  # fmt: skip
+"""The options of those panels that `--help` shows."""
+SERVING = frozenset({"max_sequences", "kv_memory"})
+"""More of them, where the command is not one that may talk to a server instead (`--url`)."""
+ALL = "headrace.help_all"
+
+
+class BriefHelp(typer.core.TyperCommand):
+    """A command whose `--help` leaves out the rarer options and says how many."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        talks = any(param.name == "url" for param in self.params)
+        shown = SHOWN if talks else SHOWN | SERVING
+        rare = [param for param in self.params if _optional(param) and param.name not in shown]
+        if ctx.meta.get(ALL) or not rare:
+            super().format_help(ctx, formatter)
+            return
+        before = self.epilog
+        self.epilog = f"{len(rare)} more options are left to their defaults: --help-all lists them."
+        try:
+            _hide(rare, True)
+            super().format_help(ctx, formatter)
+        finally:
+            _hide(rare, False)
+            self.epilog = before
+
+
+def show_all(ctx: typer.Context, wanted: bool) -> None:
+    """What `--help-all` does."""
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        typer.echo(ctx.get_help(), color=ctx.color)
+        raise typer.Exit
+
+
+def _optional(param: Any) -> bool:
+    return (getattr(param, "rich_help_panel", None) or "").endswith(PANEL)
+
+
+def _hide(params: list[Any], hidden: bool) -> None:
+    for param in params:
+        param.hidden = hidden
