@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from .errors import PackageAbsent
 from .hardware import torch_build
 
+
 def install_torch() -> str:
     """The command that installs it: from the checkout, where the package is one."""
     package, mode = "headrace", ""

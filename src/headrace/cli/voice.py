@@ -94,7 +94,9 @@ class LocalVoice:
         params.verify()
         return params
 
-    async def chat(self, messages: list[Message], options: SamplingOptions) -> AsyncGenerator[Piece]:
+    async def chat(
+        self, messages: list[Message], options: SamplingOptions
+    ) -> AsyncGenerator[Piece]:
         template = self._engine.template
         if template is None:
             raise InvalidRequest(
@@ -203,9 +205,7 @@ def _spoken(choice: dict[str, Any]) -> Piece:
     """The text of a choice of chat or of completions."""
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or ""
-    return Piece(
-        (delta.get("reasoning_content") or "") + text, finish=choice.get("finish_reason")
-    )
+    return Piece((delta.get("reasoning_content") or "") + text, finish=choice.get("finish_reason"))
 
 
 def _counted(usage: dict[str, Any]) -> Piece:
