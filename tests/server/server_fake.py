@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from headrace.base.arch import ModelArch
 from headrace.base.config import Decision, EngineOptions
 from headrace.base.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.base.identity import Identity
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import OutputDelta, StepStats
 from headrace.base.sampling import SamplingParams
@@ -106,6 +107,7 @@ class FakeEngine:
         self.model_name = "fake"
         self.max_context = ARCH.max_context
         self.decisions = [Decision("kernels", "fake", "a test")]
+        self.identity = Identity("weights", "architecture", {"device": "cpu"}, {"linear": "fake"})
         self.phases = {"start": 0.0}
         self.stats = StepStats()
         self.registry = CollectorRegistry()

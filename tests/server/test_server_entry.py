@@ -152,15 +152,9 @@ async def test_what_is_refused_and_what_fails_is_counted(
     assert "headrace_log_lines_lost_total 0.0" in text
 
 
-async def test_the_fingerprint_is_computed_once(
-    app: Application, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+async def test_the_fingerprint_is_the_engines_identity(
+    app: Application, client: httpx.AsyncClient
 ) -> None:
-    from headrace.server import service
-
-    def again(engine: Any) -> str:
-        raise AssertionError("computed again")
-
-    monkeypatch.setattr(service, "fingerprint", again)
-    seen = {(await client.post("/v1/chat/completions", json=CHAT)).json()["system_fingerprint"]
-            for _ in range(2)}  # fmt: skip
-    assert len(seen) == 1
+    seen = [(await client.post("/v1/chat/completions", json=CHAT)).json()["system_fingerprint"]
+            for _ in range(2)]  # fmt: skip
+    assert seen == [app.state.service.engine.identity.fingerprint] * 2

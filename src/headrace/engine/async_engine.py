@@ -19,6 +19,7 @@ from typing import Any, Unpack
 from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
+from ..base.identity import Identity
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
 from ..obs.life import RequestLife
@@ -54,6 +55,7 @@ class AsyncEngine:
         self.max_context = options.max_context or files.arch.max_context
         self.features: frozenset[str] = frozenset()
         self.decisions: list[Decision] = []
+        self.identity: Identity | None = None
         self.phases: dict[str, float] = {}
         self.stats = StepStats()
         self.metrics = EngineMetrics(self.model_name, max_context=files.arch.max_context)
@@ -271,6 +273,7 @@ class AsyncEngine:
     def _ready(self, ready: messages.Ready) -> None:
         self.max_context = ready.max_context
         self.decisions = ready.decisions
+        self.identity = ready.identity
         self._most = ready.rows + self.options.max_waiting
         self.features = frozenset(ready.features)
         self._input = InputProcessor(self.files, self.tokenizer, ready.max_context, self.features)

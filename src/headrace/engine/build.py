@@ -14,10 +14,12 @@ from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.hardware import cpu, hardware
+from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.sampling import SamplingParams
 from ..kv import KvManager
+from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
 from ..roofline.memory import MemoryPlan
 from ..sched import Limits, Scheduler
@@ -52,6 +54,7 @@ class Built:
     memory: MemoryPlan
     facts: WorkerFacts
     decisions: list[Decision]
+    identity: Identity
 
     def close(self) -> None:
         self.core.executor.close()
@@ -124,7 +127,8 @@ def build(
         raise
     decisions = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
     unique = list({decision.name: decision for decision in decisions}.values())
-    return Built(core, memory, facts, unique)
+    identity = Identity.of(content_digest(files), files.arch, resolved.options, unique)
+    return Built(core, memory, facts, unique, identity)
 
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:

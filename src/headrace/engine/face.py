@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from ..base.config import Decision, EngineOptions
+from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
@@ -91,6 +92,8 @@ class ServingEngine(Protocol):
     """The LoRA adapters that requests can have by name."""
     decisions: list[Decision]
     """What the options became and why: `headrace explain`."""
+    identity: Identity | None
+    """What the bits of its answers depend on; None until it has once been ready."""
     phases: dict[str, float]
     """Seconds of each start phase, in the order in which they ended."""
     stats: StepStats

@@ -16,6 +16,7 @@ from ..base.arch import ModelArch, Pooling
 from ..base.config import Decision, EngineOptions
 from ..base.errors import HeadraceError
 from ..base.facts import WorkerFacts
+from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request, SequenceDelta, StepStats
 from ..base.step import PoolShape, StepPlan, StepResult
@@ -171,6 +172,7 @@ class Ready(_Message):
     decisions: list[Decision]
     facts: dict[str, float]
     features: list[str]
+    identity: Identity
 
 
 class News(_Message):

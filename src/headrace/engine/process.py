@@ -135,6 +135,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
                 built.decisions,
                 facts,
                 list(built.facts.features),
+                built.identity,
             )
         )
         serve(channel, built.core, Operator(built, files))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.modelfiles import ModelFiles
 from .cache import root
+from .content import sampled
 from .kept import FOLDER, SUFFIX
 from .panelfile import TEMPORARY, PanelFile, PanelFileWrong, Part, file_size, write
 from .partial import MARGIN
@@ -32,8 +33,6 @@ log = logging.getLogger("headrace.loader")
 
 LEAST_BYTES = 64 << 20
 """Less is repacked sooner than a file is looked after."""
-_SAMPLES = 16
-_SAMPLE_BYTES = 64 << 10
 
 
 class PanelShelf:
@@ -199,20 +198,8 @@ def _identity(files: ModelFiles, layout: str) -> dict[str, Any]:
     return {
         "layout": layout,
         "source": str(files.path.resolve()),
-        "weights": [[path.name, *_fingerprint(path)] for path in files.weights],
+        "weights": [[path.name, *sampled(path)] for path in files.weights],
     }
-
-
-def _fingerprint(path: Path) -> tuple[int, int, str]:
-    """(size, time of change in ns, hash of samples): cheap, and it sees a file whose size and time
-    were restored unless the change lies between all samples."""
-    with path.open("rb") as file:
-        stat = os.fstat(file.fileno())
-        digest = hashlib.sha256()
-        step = max(_SAMPLE_BYTES, stat.st_size // _SAMPLES)
-        for at in (*range(0, stat.st_size, step), max(0, stat.st_size - _SAMPLE_BYTES)):
-            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, at))
-    return stat.st_size, stat.st_mtime_ns, digest.hexdigest()
 
 
 @contextmanager

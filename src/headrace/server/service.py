@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import MutableMapping
 from functools import partial
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..base.config import ServerOptions
 from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
-from ..base.version import VERSION
 from ..engine.input import default_sampling
 from ..obs.spans import Spans
 from .errors import coded
@@ -48,7 +46,6 @@ class Service:
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writes traces; None: they are off and cost nothing."""
         self._engine: ServingEngine | None = None
-        self._fingerprint = ""
         self._defaults = SamplingParams()
         self._speech = Speech()
         if engine is not None:
@@ -58,7 +55,6 @@ class Service:
         """The engine is ready: from now on requests are served."""
         self._engine = engine
         self._defaults = default_sampling(engine.files)
-        self._fingerprint = fingerprint(engine)
         self._speech = Speech.of(engine)
         if self.spans is not None and hasattr(engine, "on_end"):
             engine.on_end = partial(self.spans.request, model=self.name)
@@ -81,7 +77,9 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        return self._fingerprint
+        """`system_fingerprint` of every answer; empty until the engine has once been ready."""
+        identity = self.engine.identity
+        return "" if identity is None else identity.fingerprint
 
     @property
     def defaults(self) -> SamplingParams:
@@ -221,13 +219,3 @@ def of(request: Request) -> Service:
     """The service of the application that this request came to."""
     service: Service = request.app.state.service
     return service
-
-
-def fingerprint(engine: ServingEngine) -> str:
-    """`system_fingerprint`: equal for equal weights, options, kernels and version."""
-    digest = hashlib.sha256(VERSION.encode())
-    for path in engine.files.weights:
-        digest.update(f"{path.name}:{path.stat().st_size if path.exists() else 0};".encode())
-    for decision in engine.decisions:
-        digest.update(f"{decision.name}={decision.value};".encode())
-    return f"fp_{digest.hexdigest()[:16]}"

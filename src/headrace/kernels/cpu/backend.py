@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base.config import Decision
 from ..backend import Question
 from ..operators import Operators
-from .library import LEVELS, LibraryAbsent, best_refused, level, load
+from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
 from .operators import CpuOperators
 from .records import KINDS
 
@@ -53,11 +53,15 @@ class CpuBackend:
         return CpuOperators(question.threads, self._level, question.shelf)
 
     def decisions(self) -> list[Decision]:
-        """The ISA level that serves, and why not the best one where it does not."""
+        """The ISA level that serves, and why not the best one where it does not; which sources."""
         served = level(self._level)
         assert served is not None  # `supports` has loaded the library
         if self._level is not None:
-            return [Decision("kernels.level", served, "asked for")]
-        refused = best_refused()
-        reason = "the best of this CPU" if refused is None else f"not {LEVELS[-1]}: {refused}"
-        return [Decision("kernels.level", served, reason)]
+            reason = "asked for"
+        else:
+            refused = best_refused()
+            reason = "the best of this CPU" if refused is None else f"not {LEVELS[-1]}: {refused}"
+        return [
+            Decision("kernels.level", served, reason),
+            Decision("kernels.sources", sources(), "digest of the CPU kernels' sources"),
+        ]

@@ -42,6 +42,7 @@ LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),
+    "hr_sources": (ctypes.c_char_p, []),
     "hr_sizeof": (c_int64, [c_int32]),
     "hr_level": (ctypes.c_char_p, [ctypes.c_char_p]),
     "hr_amx_refused": (ctypes.c_char_p, []),
@@ -92,6 +93,11 @@ def load() -> ctypes.CDLL:
     if library.hr_level(None) is None:
         raise LibraryAbsent("this CPU lacks AVX2, FMA or F16C")
     return library
+
+
+def sources() -> str:
+    """Digest of the sources that the library was built from, 16 hexadecimal digits."""
+    return str(load().hr_sources().decode())
 
 
 def level(wish: str | None = None) -> str | None:

@@ -56,6 +56,9 @@ void peak_share(void* context, int thread, int) {
 
 }  // namespace
 
+// A digest of all sources of the kernels, made by the build.
+HR_API const char* hr_sources() { return HR_SOURCES; }
+
 // Raised whenever a record, a layout of panels or a function changes its meaning.
 HR_API int32_t hr_version() { return 2; }
 

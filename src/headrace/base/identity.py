@@ -1,0 +1,83 @@
+"""What an answer depends on beside the request: weights, options, kernels, version.
+
+Two engines of equal identity give the same answer to the same request, bit for bit, where bits are
+promised at all (`Identity.exact`). The digest of an identity is the `system_fingerprint` of every
+answer; `headrace replay` compares identities part by part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from .arch import ModelArch
+from .config import Decision, EngineOptions
+from .version import VERSION
+
+OPTIONS = ("device", "dtype", "kv_dtype", "quantise", "deterministic")
+"""The options that are in an answer's bits. The others decide when something is computed."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The parts, by name."""
+
+    weights: str
+    """Digest of the model's files (`loader.content`)."""
+    architecture: str
+    """Digest of how they were read: `base.arch.ModelArch`."""
+    options: dict[str, str]
+    """Resolved values of `OPTIONS`."""
+    kernels: dict[str, str]
+    """Which backend computes each operator, and which sources the CPU kernels are of. Not the
+    instruction set: every level of the CPU kernels gives the same bits."""
+    version: str = VERSION
+
+    @classmethod
+    def of(
+        cls, weights: str, arch: ModelArch, options: EngineOptions, decisions: list[Decision]
+    ) -> Identity:
+        """The identity of an engine with these resolved options, that decided this."""
+        decided = {decision.name: decision.value for decision in decisions}
+        return cls(
+            weights=weights,
+            architecture=hashlib.sha256(repr(arch).encode()).hexdigest()[:16],
+            options={name: str(getattr(options, name)).lower() for name in OPTIONS},
+            kernels={
+                name.removeprefix("kernels."): value
+                for name, value in sorted(decided.items())
+                if name.startswith("kernels.") and name != "kernels.level"
+            },
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """`fp_` and 16 hexadecimal digits: equal for equal identities."""
+        digest = hashlib.sha256()
+        for name, value in self._parts().items():
+            digest.update(f"{name}={value};".encode())
+        return f"fp_{digest.hexdigest()[:16]}"
+
+    @property
+    def exact(self) -> bool:
+        """Does this engine give the same bits whatever else is in the batch?"""
+        return self.options.get("device") == "cpu" or self.options.get("deterministic") == "true"
+
+    def differences(self, other: Identity) -> list[str]:
+        """One line for each part in which `other` differs: name, value here, value there."""
+        here, there = self._parts(), other._parts()
+        return [
+            f"{name}: {here.get(name, 'absent')}, now {there.get(name, 'absent')}"
+            for name in dict.fromkeys((*here, *there))
+            if here.get(name) != there.get(name)
+        ]
+
+    def _parts(self) -> dict[str, str]:
+        return {
+            "weights": self.weights,
+            "architecture": self.architecture,
+            **{f"option {name}": value for name, value in self.options.items()},
+            **{f"kernel of {name}": value for name, value in self.kernels.items()},
+            "version": self.version,
+        }
