@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from engine_fakes import CRASH, FAKE, HANG, LOCK, RAISE, SLOW, continuation
 from headrace.base.errors import EngineDead, EngineFault, Overloaded
 from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.messages import Busy
 from headrace.engine.supervisor import Supervision
 
 
@@ -107,20 +110,24 @@ async def test_a_hung_step_is_ended_and_shows_its_stack(
     options: dict[str, Any], supervision: Supervision, token: int
 ) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        waiting = asyncio.create_task(engine.generate([66], greedy(400)))
+        waiting = engine.submit([66, SLOW], greedy(400))
+        await anext(waiting)
         began = time.monotonic()
-        with pytest.raises(EngineDead, match="silent"):
-            await engine.generate([65, token], greedy(5))
-        assert 1.5 < time.monotonic() - began < 8.0
+        culprit = asyncio.create_task(engine.generate([65, token], greedy(5)))
         with pytest.raises(EngineDead):
-            await waiting
+            async for _ in waiting:
+                pass
+        assert 1.5 < time.monotonic() - began < 8.0
+        with pytest.raises(EngineDead, match="silent"):
+            await culprit  # It was given to the second engine too, and to no third.
         assert engine.last_dump is not None
         record = json.loads(engine.last_dump.read_text())
         assert record["kind"] == "hang"
         assert any("engine_fakes.py" in line and "execute" in line for line in record["stacks"])
         await ready_again(engine)
         await served(engine)
-        assert metric(engine, "headrace:failures_total", kind="hang") == 1
+        assert metric(engine, "headrace:failures_total", kind="hang") == 2
+        assert metric(engine, "headrace:requests_retried_total") == 1
 
 
 async def test_a_stopped_process_is_a_hung_one(
@@ -273,3 +280,195 @@ def test_ctrl_c_reaches_the_parent_only(options: dict[str, Any]) -> None:
         os.killpg(parent.pid, signal.SIGINT)
         parent.wait(10)
         assert gone(pid)
+
+
+async def test_unread_requests_go_to_the_next_engine(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGSTOP)  # Nothing can have been read.
+        streams = [engine.submit([65, place], greedy(20)) for place in range(24)]
+        os.kill(engine.engine_pid, signal.SIGKILL)
+
+        async def read(stream: Any) -> list[int]:
+            return [token async for delta in stream for token in delta.token_ids]
+
+        answers = await asyncio.gather(*(read(stream) for stream in streams))
+        assert answers == [continuation([65, place], 20) for place in range(24)]
+        assert metric(engine, "headrace:requests_retried_total") == 24
+        assert metric(engine, "vllm:request_success_total", finished_reason="error") == 0
+        await served(engine)
+
+
+async def test_whole_answers_survive_a_death_in_their_middle(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        answer = asyncio.create_task(engine.generate([65, SLOW], greedy(60)))
+        while not any(life.generated for _, life in engine.in_work()):
+            await asyncio.sleep(0.01)
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        assert (await answer).outputs[0].token_ids == continuation([65, SLOW], 60)
+
+
+async def test_who_leaves_while_the_next_engine_starts_is_forgotten(
+    options: dict[str, Any], supervision: Supervision
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGSTOP)
+        left, aborted = (engine.submit([65, place], greedy(20)) for place in range(2))
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        while engine.health().ready:
+            await asyncio.sleep(0.01)
+        left.cancel()
+        assert engine.abort(aborted.request_id)
+        with pytest.raises(EngineDead):
+            await anext(aborted)
+        assert engine.in_work() == []
+        await ready_again(engine)
+        await served(engine)
+        assert metric(engine, "headrace:requests_retried_total") == 0
+
+
+async def test_a_silent_engine_is_not_ready(options: dict[str, Any], tmp_path: Path) -> None:
+    patience = Supervision(late=0.7, hang=60.0, dumps=tmp_path)
+    async with await AsyncEngine.start(worker=FAKE, supervision=patience, **options) as engine:
+        assert engine.engine_pid is not None
+        await asyncio.sleep(1.0)
+        assert engine.health().ready  # It beats twice a second.
+        os.kill(engine.engine_pid, signal.SIGSTOP)
+        while engine.health().ready:
+            await asyncio.sleep(0.01)
+        health = engine.health()
+        assert health.alive
+        assert "silent" in health.reason
+        os.kill(engine.engine_pid, signal.SIGCONT)
+        await ready_again(engine, restarts=0)
+        assert engine.health().restarts == 0
+
+
+async def test_a_step_that_was_announced_may_be_silent(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    patience = Supervision(late=0.5, hang=60.0, dumps=tmp_path)
+    async with await AsyncEngine.start(worker=FAKE, supervision=patience, **options) as engine:
+        engine._supervisor._receive(Busy(2.0))
+        assert engine.engine_pid is not None
+        os.kill(engine.engine_pid, signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        assert engine.health().ready
+        os.kill(engine.engine_pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("what", ["process", "thread", "socket", "folder"])
+async def test_a_start_that_cannot_even_begin_is_tried_again(
+    options: dict[str, Any], supervision: Supervision, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process, no thread, no descriptor: a table that is full for a moment."""
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        tries = 0
+
+        def refuses(*arguments: Any, **named: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            raise RuntimeError("can't start new thread") if what == "thread" else OSError(11, what)
+
+        with monkeypatch.context() as patch:
+            if what == "folder":
+                shutil.rmtree(engine._supervisor._folder)
+            else:
+                names = {
+                    "process": "headrace.engine.spawn.subprocess.Popen",
+                    "thread": "headrace.engine.spawn.threading.Thread.start",
+                    "socket": "headrace.engine.supervisor.AsyncChannel",
+                }
+                patch.setattr(names[what], refuses)
+            assert engine.engine_pid is not None
+            os.kill(engine.engine_pid, signal.SIGKILL)
+            while what != "folder" and tries < (1 if what == "thread" else 2):
+                await asyncio.sleep(0.02)
+            assert engine.health().alive
+        await ready_again(engine)
+        await served(engine)
+        failed = metric(engine, "headrace:failures_total", kind="start")
+        assert (failed or 0) >= (1 if what in ("process", "socket") else 0)
+
+
+async def test_a_full_process_table(options: dict[str, Any], supervision: Supervision) -> None:
+    """With a control group of the system, as a container has one."""
+    group = Path("/sys/fs/cgroup/pids") / f"headrace-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as refused:
+        pytest.skip(f"no control group can be made here: {refused}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = SHORT_OF_PROCESSES.format(options=options)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(group)],
+            capture_output=True, text=True, timeout=60, env=environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["alive", "served"]
+    finally:
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.05)
+
+
+SHORT_OF_PROCESSES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from headrace import SamplingParams
+from headrace.engine.async_engine import AsyncEngine
+from headrace.engine.supervisor import Supervision
+
+group = Path(sys.argv[1])
+
+async def main():
+    engine = await AsyncEngine.start(
+        worker="engine_fakes:load", supervision=Supervision(back_off=0.1), **{options!r})
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    (group / "pids.max").write_text((group / "pids.current").read_text())
+    os.kill(engine.engine_pid, signal.SIGKILL)
+    await asyncio.sleep(2.0)
+    print("alive" if engine.health().alive and not engine.health().ready else "wrong")
+    (group / "pids.max").write_text("max")
+    for _ in range(1500):
+        await asyncio.sleep(0.02)
+        if engine.health().ready:
+            break
+    answer = await engine.generate([65], SamplingParams(temperature=0.0, max_tokens=3))
+    print("served" if len(answer.outputs[0].token_ids) == 3 else "wrong")
+    await engine.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_supervisor_that_ends_is_seen(
+    options: dict[str, Any], supervision: Supervision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
+        first = engine.engine_pid
+        assert first is not None
+
+        def broken(*arguments: Any) -> None:
+            raise ValueError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._supervisor, "_dump", broken)
+            os.kill(first, signal.SIGKILL)
+            while not engine.tasks.down:
+                await asyncio.sleep(0.01)
+            assert engine.tasks.down == {"supervisor": "ValueError: a bug"}
+            assert not engine.health().ready
+        await ready_again(engine)
+        await served(engine)
+        assert not engine.tasks.down
+        assert metric(engine, "headrace:failures_total", kind="task") == 1

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from headrace.base.request import StepStats
 from headrace.base.step import StepPlan, StepResult
 from headrace.obs.flight import FlightRecorder, read_flight, write_dump
@@ -100,3 +102,26 @@ def test_a_step_costs_microseconds() -> None:
         recorder.submitted(step, 64, 0)
         recorder.finished(step, result, StepStats())
     assert (time.perf_counter() - begin) / 2000 < 500e-6  # Typically 15 µs.
+
+
+ON_A_FULL_DISK = """
+import sys
+from pathlib import Path
+from headrace.obs.flight import FlightRecorder
+from headrace.base.step import StepPlan
+
+recorder = FlightRecorder(Path(sys.argv[1]) / "f")
+for number in range(300):
+    recorder.submitted(StepPlan(number, [0], [0], [1], [True]), 1, 0)
+print(len(recorder.read()), (Path(sys.argv[1]) / "f").exists())
+"""
+
+
+def test_a_full_disk_costs_the_file_and_not_the_engine(tmp_path: Path) -> None:
+    """A hole of a mapped file on a full disk is a SIGBUS at the first write to it."""
+    room = 'mount -t tmpfs -o size=64k tmpfs "$2" && exec "$0" -c "$1" "$2"'
+    command = ["unshare", "--mount", "sh", "-c", room, sys.executable, ON_A_FULL_DISK, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout.split()) == (0, ["256", "False"]), done.stderr

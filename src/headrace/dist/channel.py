@@ -43,12 +43,23 @@ class PrivateFolder:
     """
 
     def __init__(self) -> None:
+        self.closed = False
         for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             _remove_abandoned(old)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.closed = False
+        self._lock = self._locked()
+
+    def _locked(self) -> int:
+        lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return lock
+
+    def ensure(self) -> None:
+        """Make folder and lock again where somebody removed them. Raises `OSError`."""
+        if not (self.path / _LOCK).exists():
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            lock, self._lock = self._lock, self._locked()
+            os.close(lock)
 
     def close(self) -> None:
         """Remove the folder. May be called twice."""
@@ -80,10 +91,15 @@ def address(folder: Path, name: str) -> str:
 
 
 class _End:
-    def __init__(self, where: str, receives: Any, *, bind: bool) -> None:
+    def __init__(
+        self, where: str, receives: Any, *, bind: bool, context: zmq.Context[Any] | None = None
+    ) -> None:
+        """`context`: of other channels too, and not ended with this one; None: its own."""
+        self.closed = True  # Until everything below has been had.
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(receives)
-        self._context = zmq.Context(io_threads=1)
+        self._shared = context is not None
+        self._context = context or zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -114,7 +130,8 @@ class _End:
         if not self.closed:
             self.closed = True
             self._socket.close()
-            self._context.term()
+            if not self._shared:
+                self._context.term()
 
 
 class Channel(_End):
@@ -169,7 +186,9 @@ class AsyncChannel(_End):
         on_message: Callable[[Any], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(where, receives, bind=True)
+        # ZeroMQ ends the process that it cannot get a thread in. One context, whose threads are
+        # there from the first channel on, asks for none when an engine is started again.
+        super().__init__(where, receives, bind=True, context=zmq.Context.instance())
         self._on_message = on_message
         self._loop = loop
         self._descriptor = int(self._socket.getsockopt(zmq.FD))

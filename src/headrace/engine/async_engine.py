@@ -24,6 +24,7 @@ from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStat
 from ..base.sampling import SamplingParams
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
+from ..obs.tasks import TaskWatch
 from . import messages
 from .adapter_loads import AdapterLoads
 from .adapters import AdapterBook
@@ -38,13 +39,18 @@ from .stream import Stream
 from .supervisor import State, Supervision, Supervisor
 
 log = logging.getLogger("headrace.engine")
+WAIT_FOR_NEXT = 30.0
+"""Seconds that a request whose engine died waits for the next one."""
 
 
 class AsyncEngine:
     """See `face.ServingEngine`, which this is, for the meaning of the public names."""
 
-    def __init__(self, options: EngineOptions, model: OpenModel, supervisor: Supervisor) -> None:
+    def __init__(
+        self, options: EngineOptions, model: OpenModel, supervisor: Supervisor, tasks: TaskWatch
+    ) -> None:
         """Use `start`."""
+        self.tasks = tasks
         files = model.files
         self.options = options
         self.files = files
@@ -114,12 +120,22 @@ class AsyncEngine:
             if handlers:
                 handlers[0]._down(kind, error)
 
+        def on_failure(name: str) -> None:
+            if handlers:
+                handlers[0].metrics.failed("task")
+
+        tasks = TaskWatch(on_failure)
         supervisor = Supervisor(
-            options, supervision, worker=worker, on_message=on_message, on_down=on_down
+            options,
+            supervision,
+            worker=worker,
+            on_message=on_message,
+            on_down=on_down,
+            tasks=tasks,
         )
         try:
             model = await open_for_serving(options, progress, supervisor.configure)
-            engine = cls(options, model, supervisor)
+            engine = cls(options, model, supervisor, tasks)
             handlers.append(engine)
             for message in early:
                 engine._receive(message)
@@ -153,6 +169,7 @@ class AsyncEngine:
         keep_ids: Collection[int] = (),
         pooling: bool = False,
         second_at: int = 0,
+        whole: bool = False,
     ) -> Stream:
         request_id = request_id or uuid.uuid4().hex
         try:
@@ -177,7 +194,7 @@ class AsyncEngine:
         except HeadraceError as error:
             self.metrics.refused(refusal(error))
             raise
-        return self._work.open(request, adapter)
+        return self._work.open(request, adapter, whole=whole)
 
     def _check_open(self, sampling: SamplingParams) -> None:
         if self._draining:
@@ -205,6 +222,7 @@ class AsyncEngine:
     async def generate(
         self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
+        options.setdefault("whole", True)
         stream = self.submit(prompt, sampling, **options)
         request = self._work.request(stream.request_id)
         answer = Answer(request, prompt if isinstance(prompt, str) else None)
@@ -289,6 +307,7 @@ class AsyncEngine:
         self._restarts = restarts
         self.operations.ready()
         self._loads.again()
+        self._work.send_held()
         self._note_phases()
 
     def _note_phases(self) -> None:
@@ -300,15 +319,24 @@ class AsyncEngine:
         self.metrics.phases = self.phases
 
     def _down(self, kind: str, error: EngineDead) -> None:
-        """The engine process is gone; whoever was in it ends with an error."""
+        """The engine process is gone. Who has read nothing yet waits for the next, once, where
+        that is soon; whoever else was in it ends with an error."""
         self.metrics.failed(kind)
-        self._end_all(error)
+        soon = self._supervisor.retry_after < WAIT_FOR_NEXT
+        if kind != "start" and soon and not self._draining:
+            self._work.hold(error, WAIT_FOR_NEXT)
+            self._forget_process(error)
+        elif kind != "start" or not self._supervisor.alive:
+            self._end_all(error)
 
     def _end_all(self, error: EngineDead) -> None:
+        self._work.end_all(error)
+        self._forget_process(error)
+
+    def _forget_process(self, error: EngineDead) -> None:
         self.metrics.up = 0.0
         self.stats = StepStats()
         self.metrics.stats = self.stats
-        self._work.end_all(error)
         for waiting in self._reports:
             if not waiting.done():
                 waiting.set_exception(error)
@@ -340,12 +368,15 @@ class AsyncEngine:
     def health(self) -> Health:
         supervisor = self._supervisor
         asleep = self.operations.asleep
-        ready = supervisor.state is State.READY and not (self._draining or asleep)
+        late = supervisor.late
+        ready = supervisor.state is State.READY and not (self._draining or asleep or late)
         reason, retry_after = "", None if ready else supervisor.retry_after
         if self._draining:
             reason = "shutting down"
         elif asleep:
             reason, retry_after = f"asleep (level {asleep})", messages.ASLEEP_RETRY
+        elif late:
+            reason = f"the step loop has been silent for {supervisor.heartbeat_age:.1f} seconds"
         elif not ready:
             reason = f"{supervisor.state.value}: {supervisor.reason or 'the model is being loaded'}"
         return Health(

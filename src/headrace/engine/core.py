@@ -22,6 +22,9 @@ from .executor import Executor, StepFuture
 
 PREDICTED_FOR = 16
 """Steps for which the estimate of a decoding step stands, while as many sequences decode."""
+BOUND = 8.0
+"""A step is given so many times as long as was predicted, and as others took lately."""
+QUIET_SECONDS = 1.0
 FAILED_STEPS = 3
 """Failures in a row after which the worker is taken to be broken."""
 
@@ -75,7 +78,11 @@ class EngineCore:
         self._predict = predict
         self._last_estimate: tuple[int, int, Estimate] | None = None
         """Of the latest step that only decoded and was asked about: (entries, step, estimate)."""
-        self._flying: deque[tuple[StepPlan, StepFuture]] = deque()
+        self.announce: Callable[[float], None] | None = None
+        """Told, before a step that may take longer than `QUIET_SECONDS`, how long at most."""
+        self._slower = 1.0
+        """How much longer than predicted steps took lately, at most."""
+        self._flying: deque[tuple[StepPlan, StepFuture, Estimate | None]] = deque()
         self._emitted: list[SequenceDelta] = []
         self._schedule_seconds = 0.0
         self._idle_seconds = 0.0
@@ -150,11 +157,11 @@ class EngineCore:
     def _turn(self) -> list[SequenceDelta]:
         self._fill()
         if self._flying:
-            plan, future = self._flying.popleft()
+            plan, future, expected = self._flying.popleft()
             result = future.result()
             if not self._flying:
                 self._device_free_at = self._clock()
-            self._update(plan, result)
+            self._update(plan, result, expected)
         elif self._emitted:
             # An abort changed what runs, and no step follows to say so.
             self.stats = self.scheduler.stats()
@@ -180,7 +187,12 @@ class EngineCore:
                 self._idle_seconds = 0.0
             else:
                 self._idle_seconds = self._clock() - self._device_free_at
-            self._flying.append((plan, self.executor.submit(plan)))
+            expected = None if self._predict is None else self._expected(plan)
+            if expected is not None and self.announce is not None:
+                bound = BOUND * self._slower * expected[0]
+                if bound > QUIET_SECONDS:
+                    self.announce(bound)
+            self._flying.append((plan, self.executor.submit(plan), expected))
 
     def _expected(self, plan: StepPlan) -> Estimate:
         """What the roofline expects of a plan. Of one that decodes as many sequences as the last
@@ -196,7 +208,7 @@ class EngineCore:
         self._last_estimate = (entries, plan.number, estimate) if decodes else None
         return estimate
 
-    def _update(self, plan: StepPlan, result: StepResult) -> None:
+    def _update(self, plan: StepPlan, result: StepResult, expected: Estimate | None) -> None:
         assert result.number == plan.number, f"result {result.number} for step {plan.number}"
         if result.error is None:
             self._failures = 0
@@ -206,8 +218,9 @@ class EngineCore:
             self._emitted += self.scheduler.fail(plan, result.error)
         stats = self.scheduler.stats()
         stats.seconds = result.seconds
-        if self._predict is not None:
-            expected = self._expected(plan)
+        if expected is not None:
+            if result.error is None and expected[0] > 0:
+                self._slower = max(1.0, 0.99 * self._slower, result.seconds / expected[0])
             stats.predicted_seconds, stats.flops, stats.bytes, stats.launch_seconds = expected
         stats.schedule_seconds = self._schedule_seconds
         stats.idle_seconds = self._idle_seconds

@@ -36,6 +36,7 @@ class RequestOptions(TypedDict, total=False):
     adapter: str | None
     grammar: str | None
     keep_ids: Collection[int]
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)

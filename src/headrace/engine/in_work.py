@@ -35,14 +35,23 @@ log = logging.getLogger("headrace.engine")
 class InWork:
     """A request that has not ended: its reader, its text, its times."""
 
-    __slots__ = ("latest", "life", "outputs", "stream")
+    __slots__ = ("latest", "life", "outputs", "retried", "stream")
 
     def __init__(self, stream: Stream, outputs: RequestOutputs, life: RequestLife) -> None:
+        self.retried = False
+        """Has an engine died with it before?"""
         self.stream = stream
         self.outputs = outputs
         self.life = life
         self.latest = [0.0] * life.choices
         """Per choice: when its latest tokens came."""
+
+    def again(self, tokenizer: Tokenizer) -> None:
+        """Begin anew: nothing of it has been read."""
+        self.outputs = RequestOutputs(self.outputs.request, tokenizer)
+        self.latest = [0.0] * self.life.choices
+        self.life.generated, self.life.scheduled, self.life.first_token = 0, 0.0, 0.0
+        self.stream.again()
 
 
 class RequestsInWork:
@@ -63,6 +72,9 @@ class RequestsInWork:
         """Set while there is none."""
         self.idle.set()
         self.on_end: Callable[[str, RequestLife], None] | None = None
+        self._held: dict[str, InWork] = {}
+        """Those that an engine died with and that wait for the next one."""
+        self._patience: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -78,10 +90,13 @@ class RequestsInWork:
         """(id, life so far), oldest first."""
         return [(name, work.life) for name, work in self._by_id.items()]
 
-    def open(self, request: Request, adapter: str | None) -> Stream:
-        """The engine has it: from here on its reader gets whatever comes of it."""
+    def open(self, request: Request, adapter: str | None, *, whole: bool = False) -> Stream:
+        """The engine has it: from here on its reader gets whatever comes of it.
+
+        `whole`: the reader wants nothing before all of it is there.
+        """
         sampling = request.sampling
-        stream = Stream(request.id, request.prompt, sampling.n, self._left)
+        stream = Stream(request.id, request.prompt, sampling.n, self._left, whole=whole)
         life = RequestLife(
             request.arrival,
             len(request.prompt),
@@ -102,6 +117,11 @@ class RequestsInWork:
         """Ask the engine to end it. False: there is none of this id."""
         if request_id not in self._by_id:
             return False
+        if request_id in self._held:
+            work = self._held.pop(request_id)
+            self._end(work, "abort")
+            work.stream.fail(EngineDead("ended while it waited for the next engine"))
+            return True
         self._tell(messages.Abort(request_id))
         return True
 
@@ -147,15 +167,57 @@ class RequestsInWork:
             work.stream.fail(error)
 
     def end_all(self, error: HeadraceError) -> None:
-        """The engine is gone and they with it."""
+        """The engine is gone and they with it, also those that wait for the next."""
+        self._stop_waiting()
+        self._held.clear()
         for work in list(self._by_id.values()):
             self._end(work, "error")
             work.stream.fail(error)
+
+    def hold(self, error: EngineDead, seconds: float) -> None:
+        """The engine died with them. Who has read nothing yet waits for the next engine, once and
+        for so many seconds at most; the others end."""
+        for work in list(self._by_id.values()):
+            if work.retried or work.stream.begun:
+                self._end(work, "error")
+                work.stream.fail(error)
+            else:
+                work.retried = True
+                self._held[work.stream.request_id] = work
+        if self._held:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(seconds, self._give_up, error)
+
+    def send_held(self) -> None:
+        """A new engine serves: it gets those that wait for it, in their order."""
+        self._stop_waiting()
+        held, self._held = self._held, {}
+        for work in held.values():
+            work.again(self._tokenizer)
+            self._metrics.retried()
+            try:
+                self._send(messages.Submit(work.outputs.request))
+            except EngineDead as error:
+                self._end(work, "error")
+                work.stream.fail(error)
+
+    def _give_up(self, error: HeadraceError) -> None:
+        self._patience = None
+        held, self._held = self._held, {}
+        for work in held.values():
+            self._end(work, "error")
+            work.stream.fail(error)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _left(self, request_id: str) -> None:
         """The reader has left: stop the work and forget it at once."""
         work = self._by_id.get(request_id)
         if work is not None:
+            self._held.pop(request_id, None)
             self.abort(request_id)
             self._end(work, "abort")
 

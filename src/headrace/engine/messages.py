@@ -193,6 +193,12 @@ class Beat(_Message):
     step: int
 
 
+class Busy(_Message):
+    """The step that begins now may be silent for so long."""
+
+    seconds: float
+
+
 class Operated(_Message):
     number: int
     facts: dict[str, float]
@@ -212,7 +218,7 @@ ToEngine = (
     | Stop
 )  # fmt: skip
 FromEngine = (
-    Hello | Phase | Failed | Ready | News | Refused | Beat | Report | AdapterDone | Operated
+    Hello | Phase | Failed | Ready | News | Refused | Beat | Busy | Report | AdapterDone | Operated
 )
 
 

@@ -138,6 +138,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
                 built.identity,
             )
         )
+        built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
         serve(channel, built.core, Operator(built, files))
     finally:
         built.close()

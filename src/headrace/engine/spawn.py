@@ -70,7 +70,10 @@ class Child:
         def wait() -> None:
             on_exit(self._process.wait())
 
-        threading.Thread(target=wait, name=f"headrace-wait-{self.pid}", daemon=True).start()
+        thread = threading.Thread(target=wait, name=f"headrace-wait-{self.pid}", daemon=True)
+        # Without a thread its end is seen all the same, when its exit code is next asked for.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
 
     def wait(self, timeout: float) -> int | None:
         """The exit code, or None when it still runs after `timeout` seconds."""
@@ -98,6 +101,8 @@ def explain_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
+    if -code == signal.SIGBUS:
+        return "was ended by SIGBUS: a file that it had mapped was cut, or its disk failed"
     try:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:

@@ -16,11 +16,25 @@ class Stream:
     are never larger than the answer. Belongs to one event loop and one reader.
     """
 
-    __slots__ = ("_cancel", "_error", "_open", "_pending", "_waiter", "prompt_ids", "request_id")
+    __slots__ = (
+        "_cancel", "_choices", "_error", "_open", "_pending", "_waiter", "_whole", "begun",
+        "prompt_ids", "request_id",
+    )  # fmt: skip
 
     def __init__(
-        self, request_id: str, prompt_ids: list[int], choices: int, cancel: Callable[[str], None]
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        choices: int,
+        cancel: Callable[[str], None],
+        *,
+        whole: bool = False,
     ) -> None:
+        """`whole`: what comes is merged until all choices have ended, or one with an error."""
+        self.begun = False
+        """Has the reader had anything?"""
+        self._choices = choices
+        self._whole = whole
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self._open = choices
@@ -47,6 +61,12 @@ class Stream:
             self._open = 0
             self._wake()
 
+    def again(self) -> None:
+        """All of it comes anew; to one that has not begun."""
+        assert not self.begun
+        self._pending.clear()
+        self._open = self._choices
+
     @property
     def ended(self) -> bool:
         """Will nothing more be pushed?"""
@@ -63,7 +83,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> OutputDelta:
-        while not self._pending:
+        while not self._pending or (self._whole and self._open):
             if self._error is not None:
                 raise self._error
             if not self._open:
@@ -73,9 +93,12 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
+        self.begun = True
         return self._pending.pop(next(iter(self._pending)))
 
     def _wake(self) -> None:
+        if self._whole and self._open:
+            return
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -18,6 +18,7 @@ from ..base.modelfiles import ModelFiles
 from ..dist.channel import AsyncChannel, PeerGone, PrivateFolder, address
 from ..obs.flight import read_flight, write_dump
 from ..obs.logs import logs_as_configured
+from ..obs.tasks import TaskWatch
 from . import messages
 from .messages import WireError, WireFiles
 from .preload import wants_torch
@@ -31,6 +32,9 @@ log = logging.getLogger("headrace.engine")
 class Supervision:
     """Limits of patience, in seconds."""
 
+    late: float = 2.5
+    """Silence of the step loop, beyond the bound of the step that it is in, after which the
+    engine does not count as ready."""
     hang: float = 120.0
     """Silence of the step loop after which it is taken to hang: longer than any step takes."""
     start: float = 900.0
@@ -65,9 +69,11 @@ class Supervisor:
         worker: str,
         on_message: Callable[[Any], None],
         on_down: Callable[[str, EngineDead], None],
+        tasks: TaskWatch,
     ) -> None:
         """`on_message`: what a ready engine says; `on_down`: it is gone, and so is its
-        work; called with the kind of failure (death, hang, start) and the error."""
+        work; called with the kind of failure (death, hang, start) and the error; `tasks`: where
+        the supervision runs."""
         self.state = State.STARTING
         self.ready: messages.Ready | None = None
         self.phases: dict[str, float] = {}
@@ -93,7 +99,10 @@ class Supervisor:
         self._changed = asyncio.Event()
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._task = asyncio.create_task(self._supervise(), name="headrace-supervisor")
+        self._allowed = 0.0
+        """Seconds that the step of now may take, where it may take long."""
+        self._tasks = tasks
+        self._task = tasks.keep("supervisor", self._supervise)
 
     # For the engine's face
 
@@ -128,9 +137,18 @@ class Supervisor:
 
     @property
     def alive(self) -> bool:
-        if self.state in (State.READY, State.CLOSED):
-            return self.state is State.READY
-        return self._in_a_row < self._rules.give_up
+        if self.state is State.CLOSED:
+            return False
+        if self.state is not State.ASLEEP and self._task.done():
+            return False  # Nobody would notice an end.
+        return self.state is State.READY or self._in_a_row < self._rules.give_up
+
+    @property
+    def late(self) -> float:
+        """Seconds by which a sign of life is overdue; 0: none is."""
+        if self.state is not State.READY:
+            return 0.0
+        return max(0.0, self.heartbeat_age - self._allowed - self._rules.late)
 
     @property
     def heartbeat_age(self) -> float:
@@ -168,7 +186,7 @@ class Supervisor:
         """Start a process again, watched as ever; `state` says when it is ready."""
         if self.state is State.ASLEEP:
             self.state, self.reason = State.STARTING, ""
-            self._task = asyncio.create_task(self._supervise(), name="headrace-supervisor")
+            self._task = self._tasks.keep("supervisor", self._supervise)
 
     async def _end_process(self) -> None:
         channel, child = self._channel, self._child
@@ -189,10 +207,18 @@ class Supervisor:
     async def _supervise(self) -> None:
         while True:
             begin = time.monotonic()
-            self._spawn()
-            kind, reason = await self._until_it_ends()
-            assert self._channel is not None
-            self._channel.flush()  # What it said before it ended is still true.
+            if self.state is State.DOWN:
+                self.restarts += 1
+                self.state = State.STARTING
+            try:
+                self._spawn()
+                kind, reason = await self._until_it_ends()
+            except Exception as fault:  # no thread, descriptor or folder: an end like any other
+                log.exception("the engine process cannot be started or watched")
+                kind = "death" if self.state is State.READY else "start"
+                reason = f"could not be started or watched: {fault}"
+            if self._channel is not None:
+                self._channel.flush()  # What it said before it ended is still true.
             was_ready = self.state is State.READY
             if not was_ready and not self._started.done():
                 self._give_up_starting(reason)
@@ -201,15 +227,12 @@ class Supervisor:
                 self._in_a_row = 0
             self._in_a_row += 1
             self.reason = reason
-            self.last_dump = self._dump(kind, reason)
-            log.error("engine process %s; dump: %s", reason, self.last_dump or "none")
             self.state = State.DOWN
-            pause = self._pause()
             self._bury()
             self._on_down(kind, EngineDead(f"the engine {reason}", retry_after=self.retry_after))
-            await asyncio.sleep(pause)
-            self.restarts += 1
-            self.state = State.STARTING
+            self.last_dump = self._dump(kind, reason)
+            log.error("engine process %s; dump: %s", reason, self.last_dump or "none")
+            await asyncio.sleep(self._pause())
 
     def _pause(self) -> float:
         rules = self._rules
@@ -218,9 +241,12 @@ class Supervisor:
     def _spawn(self) -> None:
         self._number += 1
         loop = asyncio.get_running_loop()
+        self._child = self._channel = None
+        self._private.ensure()  # What cleans up temporary files may have taken it.
         where = address(self._folder, f"engine-{self._number}")
         self._hello = self._configured = False
         self._failed = None
+        self._allowed = 0.0
         self.phases = {}
         self._begin = time.monotonic()
         channel = AsyncChannel(where, messages.FromEngine, on_message=self._receive, loop=loop)
@@ -245,6 +271,11 @@ class Supervisor:
             case messages.Hello():
                 self._hello = True
                 self._configure()
+            case messages.News() | messages.Beat():
+                self._allowed = 0.0
+                self._on_message(message)
+            case messages.Busy(seconds):
+                self._allowed = seconds
             case messages.Phase(name, seconds):
                 self.phases[name] = self.phases.get(name, 0.0) + seconds
             case messages.Failed(error):
@@ -286,7 +317,8 @@ class Supervisor:
                 said = f": {self._failed.message}" if self._failed else ""
                 kind = "death" if self.state is State.READY else "start"
                 return kind, f"{explain_exit(code)}{said}"
-            limit = self._rules.hang if self.state is State.READY else self._rules.start
+            ready = self.state is State.READY
+            limit = self._rules.hang + self._allowed if ready else self._rules.start
             if not self._configured and self._hello:
                 continue  # It waits for us: the model's files are still being fetched.
             if time.monotonic() - self._channel.received_at > limit:

@@ -7,7 +7,9 @@ submitted and again when its result is in, so the step that never returned is th
 
 from __future__ import annotations
 
+import logging
 import mmap
+import os
 import struct
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ import msgspec
 from ..base.request import StepStats
 from ..base.step import StepPlan, StepResult
 
+log = logging.getLogger("headrace.flight")
 SLOTS = 256
 SLOT_BYTES = 2048
 _SHOWN = 24
@@ -68,17 +71,14 @@ class _Short(_Step):
 
 
 class FlightRecorder:
-    """Writes the ring. A path of None keeps it in anonymous memory (an engine in this process)."""
+    """Writes the ring. A path of None keeps it in anonymous memory (an engine in this process), as
+    does a disk that has no room for it: nothing of it outlives the process then."""
 
     def __init__(self, path: Path | None = None, slots: int = SLOTS) -> None:
         self._size = slots
         length = slots * SLOT_BYTES
-        if path is None:
-            self._ring = mmap.mmap(-1, length)
-        else:
-            with path.open("wb+") as file:
-                file.truncate(length)
-                self._ring = mmap.mmap(file.fileno(), length)
+        ring = None if path is None else _mapped(path, length)
+        self._ring = mmap.mmap(-1, length) if ring is None else ring
 
     def submitted(self, plan: StepPlan, running: int, waiting: int) -> None:
         admitted = [
@@ -122,6 +122,19 @@ class FlightRecorder:
 
     def close(self) -> None:
         self._ring.close()
+
+
+def _mapped(path: Path, length: int) -> mmap.mmap | None:
+    """The file, with all its blocks: a write to a hole of a mapped file on a full disk is a
+    SIGBUS. None where they are not to be had."""
+    try:
+        with path.open("wb+") as file:
+            os.posix_fallocate(file.fileno(), 0, length)
+            return mmap.mmap(file.fileno(), length)
+    except OSError as refused:
+        log.warning("the flight recorder has no file, it is kept in memory: %s", refused)
+        path.unlink(missing_ok=True)
+        return None
 
 
 def read_flight(path: Path) -> list[dict[str, Any]]:

@@ -76,12 +76,13 @@ class EngineMetrics(Collector):
 
         self._success = Labelled("stop", "length", "abort", "error", "repetition")
         self._refused = Labelled("overloaded", "invalid", "context", "unavailable")
-        self._failures = Labelled("death", "hang", "start", "step", "observer")
+        self._failures = Labelled("death", "hang", "start", "step", "observer", "task")
         self._sources = Labelled("local_compute", "local_cache_hit")
         self._cached_sources = Labelled("device")
         self._adapter_requests = Labelled(most=MOST_ADAPTERS)
         self._adapter_tokens = Labelled(most=MOST_ADAPTERS)
         self._restarts = 0
+        self._retried = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
@@ -166,8 +167,12 @@ class EngineMetrics(Collector):
         """A request was turned away before any work: overloaded, invalid, context, unavailable."""
         self._refused.add(reason)
 
+    def retried(self) -> None:
+        """A request is given to the engine that follows the one which died with it."""
+        self._retried += 1
+
     def failed(self, kind: str) -> None:
-        """Something broke: death, hang, start (of the engine), step, observer."""
+        """Something broke: death, hang, start (of the engine), step, observer, task."""
         self._failures.add(kind)
 
     def begun(self, *, after_failure: bool) -> None:
@@ -273,6 +278,11 @@ class EngineMetrics(Collector):
         )
         yield from x.counter(
             "Starts of the engine after a failure.", self._restarts, "headrace:engine_restarts"
+        )
+        yield from x.counter(
+            "Requests given to the next engine, unread, when theirs had died.",
+            self._retried,
+            "headrace:requests_retried",
         )
         yield from x.counter("Steps.", self._steps, "headrace:steps")
         for help_, value, name in (

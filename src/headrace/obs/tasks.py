@@ -1,0 +1,77 @@
+"""Long-lived tasks of an event loop, none of which ends unseen.
+
+An `asyncio.Task` whose exception nobody awaits is silent until it is collected. Whoever starts one
+that is to live longer than a request starts it here: its end is logged with its stack, counted
+under its name, and shown by a probe for as long as nothing runs in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger("headrace.tasks")
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+
+
+class TaskWatch:
+    """The long-lived tasks of one owner (an engine, a service), who shows `down` in its health."""
+
+    def __init__(self, on_failure: Callable[[str], None] = lambda name: None) -> None:
+        """`on_failure`: counts, by the name of the task; called in the event loop."""
+        self.failures: Counter[str] = Counter()
+        """Ends by an exception, by the name of the task."""
+        self.down: dict[str, str] = {}
+        """Tasks that do not run and should: name → what ended them."""
+        self._on_failure = on_failure
+
+    def keep(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[None]],
+        *,
+        pause: float = FIRST_PAUSE,
+    ) -> asyncio.Task[None]:
+        """Run `work()`, and again after a pause whenever it raises; done when it returns.
+
+        The pause doubles up to `LONGEST_PAUSE`, and begins anew after a run that was longer than
+        that. Meanwhile the task is `down`. Cancel the task to end it.
+        """
+        return self.once(name, self._kept(name, work, pause))
+
+    def once(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work`; where it raises, the task stays `down`. Cancel the task to end it."""
+        self.down.pop(name, None)
+        task = asyncio.get_running_loop().create_task(work, name=f"headrace-{name}")
+        task.add_done_callback(lambda done: self._ended(name, done))
+        return task
+
+    async def _kept(self, name: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
+        loop, wait = asyncio.get_running_loop(), pause
+        while True:
+            begun = loop.time()
+            try:
+                await work()
+                return
+            except Exception as fault:  # noqa: BLE001 - whatever it was, the task goes on
+                self.note(name, fault)
+            if loop.time() - begun > LONGEST_PAUSE:
+                wait = pause
+            await asyncio.sleep(wait)
+            wait = min(LONGEST_PAUSE, 2 * wait)
+            del self.down[name]
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self.note(name, fault)
+
+    def note(self, name: str, fault: BaseException) -> None:
+        """Log and count the end of a task, which is `down` from now on."""
+        self.failures[name] += 1
+        self.down[name] = f"{type(fault).__name__}: {fault}"
+        log.error("the task %s ended by an error", name, exc_info=fault)
+        self._on_failure(name)
