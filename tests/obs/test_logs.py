@@ -99,3 +99,33 @@ def test_a_full_disk_disturbs_nobody(root: object) -> None:
     handler = configure_logs("info", "text", Full())
     logging.getLogger("headrace.test").info("hello")
     assert handler.lost == 1  # type: ignore[attr-defined]
+
+
+def test_a_clients_words_are_no_line_of_ours(root: object) -> None:
+    stream, log = lines("text", root)
+    forged = "/v1/zz\n12:00:00 ERROR headrace.engine: FORGED\x1b[31m\r\u2028\x85 \u202e"
+    log.info("exchange", extra={"path": forged})
+    log.info("a message\x1b[2J with %s", forged)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        log.exception("failed")
+    text = stream.getvalue()
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert not any(line.startswith("12:00:00 ERROR") for line in text.splitlines())
+    assert "\\n12:00:00 ERROR headrace.engine: FORGED\\x1b[31m" in text
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_field_fills_a_disk(root: object, form: str) -> None:
+    stream, log = lines(form, root)
+    log.info("exchange", extra={"path": "a" * 10**6, "request_id": "b" * 10**6})
+    try:
+        raise ValueError("c" * 10**6)
+    except ValueError:
+        log.exception("failed")
+    assert len(stream.getvalue()) < 100_000
+
+
+def test_our_own_keys_are_hidden() -> None:
+    assert hide_secrets("GET /v1/hr-Zk3vBq0pRkLw9sYt") == f"GET /v1/{HIDDEN}"

@@ -18,6 +18,9 @@ TOP_FIELDS = ("request_id", "trace_id", "span_id")
 HIDDEN = "[hidden]"
 _MOST = 8192
 """Characters of a message; the rest is cut, so that no request can fill a disk with one line."""
+_MOST_FIELD = 1024
+"""Characters of the value of one field."""
+_MOST_STACK = 64 * 1024
 
 _SECRETS = re.compile(
     r"""(?ix)
@@ -27,7 +30,7 @@ _SECRETS = re.compile(
         | \bbearer\s+
     )
     (?P<value>[^\s"',;&}\]]{4,})
-    | \b(?:sk|hf|pk|ghp|xox[bp])[-_][A-Za-z0-9_-]{8,}
+    | \b(?:sk|hf|pk|hr|ghp|xox[bp])[-_][A-Za-z0-9_-]{8,}
     """
 )
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
@@ -44,8 +47,18 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST else f"{text[:_MOST]}… ({len(text)} characters)"
+def _cut(text: str, most: int = _MOST) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def _visible(text: str) -> str:
+    """The text on one line that no terminal acts on: what cannot be printed is written out, so
+    that nobody's words look like a line of ours."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 class TextFormatter(logging.Formatter):
@@ -53,11 +66,16 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        message = _cut(record.getMessage()).replace("\n", "\\n")
-        fields = "".join(f" {name}={value}" for name, value in _extra(record).items())
+        message = _visible(_cut(record.getMessage()))
+        fields = "".join(
+            f" {name}={_visible(_cut(str(value), _MOST_FIELD))}"
+            for name, value in _extra(record).items()
+        )
         line = f"{clock} {record.levelname} {record.name}: {message}{fields}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            stack = _cut(self.formatException(record.exc_info), _MOST_STACK)
+            # Indented: an error may carry a client's words, and lines of them.
+            line += "".join(f"\n  {_visible(part)}" for part in stack.splitlines())
         return hide_secrets(line)
 
 
@@ -74,11 +92,13 @@ class JsonFormatter(logging.Formatter):
         extra = _extra(record)
         for name in TOP_FIELDS:
             if name in extra:
-                line[name] = extra.pop(name)
+                line[name] = _plain(extra.pop(name))
         if record.exc_info and record.exc_info[1] is not None:
-            line["error"] = hide_secrets(f"{type(record.exc_info[1]).__name__}: "
-                                         f"{record.exc_info[1]}")  # fmt: skip
-            line["stack"] = hide_secrets(self.formatException(record.exc_info))
+            error = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+            line["error"] = hide_secrets(_cut(error))
+            line["stack"] = hide_secrets(
+                _cut(self.formatException(record.exc_info), _MOST_STACK)
+            )
         if extra:
             line["fields"] = {
                 name: HIDDEN if _SECRETS.match(f"{name}=xxxx") else _plain(value)
@@ -90,7 +110,7 @@ class JsonFormatter(logging.Formatter):
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
-    return hide_secrets(_cut(str(value)))
+    return hide_secrets(_cut(str(value), _MOST_FIELD))
 
 
 class _SafeHandler(logging.StreamHandler[IO[str]]):

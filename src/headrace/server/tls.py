@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
@@ -14,6 +15,20 @@ from ..base.errors import OptionError
 log = logging.getLogger("headrace.server.tls")
 
 LOOK_SECONDS = 10.0
+_CRL = b"-----BEGIN X509 CRL-----"
+
+
+class _Newest(ssl.SSLContext):
+    """The context that a listener holds for life: each connection is made by `current`.
+
+    A context that serves cannot be changed safely: loading a certificate drops its key before
+    the new key is known to be good, and a CA that was loaded is trusted for ever (ADR 0170).
+    """
+
+    current: ssl.SSLContext
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        return self.current.wrap_bio(*arguments, **named)
 
 
 class Tls:
@@ -25,12 +40,9 @@ class Tls:
         """Told of each failure to read the files again."""
         self._files = [cert, key] + ([clients] if clients else [])
         self._cert, self._key, self._clients = cert, key, clients
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load()
-        if clients is not None:
-            self.context.verify_mode = ssl.CERT_REQUIRED
         self._seen = self._state()
+        self.context = _Newest(ssl.PROTOCOL_TLS_SERVER)
+        self.context.current = self._fresh()
 
     @classmethod
     def of(cls, options: ServerOptions) -> Tls | None:
@@ -41,32 +53,46 @@ class Tls:
             raise OptionError("TLS needs both tls_cert and tls_key", param="tls_cert")
         return cls(Path(cert), Path(key), Path(clients) if clients else None)
 
-    def _load(self) -> None:
+    def _fresh(self) -> ssl.SSLContext:
+        """A context that knows the files of now and nothing else, or `OptionError`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            self.context.load_cert_chain(self._cert, self._key)
+            context.load_cert_chain(self._cert, self._key)
         except (OSError, ssl.SSLError) as error:
             raise OptionError(
                 f"cannot use {self._cert} with {self._key}: {error}", param="tls_cert"
             ) from None
         if self._clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
             try:
-                self.context.load_verify_locations(self._clients)
+                context.load_verify_locations(self._clients)
+                if _CRL in self._clients.read_bytes():
+                    context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
             except (OSError, ssl.SSLError) as error:
                 raise OptionError(
                     f"cannot use {self._clients}: {error}", param="tls_clients"
                 ) from None
+        return context
 
-    def _state(self) -> list[int]:
-        return [path.stat().st_mtime_ns if path.exists() else 0 for path in self._files]
+    def _state(self) -> list[tuple[int, int, int]]:
+        found = []
+        for path in self._files:
+            try:
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append((0, 0, 0))
+        return found
 
     def refresh(self) -> bool:
-        """Read changed files again; what is no certificate is logged and the old one stays."""
+        """Read changed files again; where they do not fit together the old ones stay whole."""
         state = self._state()
         if state == self._seen:
             return False
         self._seen = state
         try:
-            self._load()
+            self.context.current = self._fresh()
         except OptionError as error:
             log.error("the certificate stays", extra={"reason": error.message})
             self.failed("certificate_read")
