@@ -25,6 +25,7 @@ from headrace.engine.face import Health
 from headrace.engine.input import InputProcessor
 from headrace.engine.operations import Asleep, Profile
 from headrace.engine.stream import Stream
+from headrace.obs.life import RequestLife
 from headrace.text import ChatTemplate
 
 VOCABULARY = 1000
@@ -189,6 +190,9 @@ class FakeEngine:
         task = self.running.pop(request_id, None)
         if task is not None:
             task.cancel()
+
+    def in_work(self) -> list[tuple[str, Any]]:
+        return [(name, RequestLife(0.0, 1)) for name in self.running]
 
     def abort(self, request_id: str) -> bool:
         if request_id not in self.running:

@@ -141,6 +141,11 @@ class ServerOptions:
     tls_clients: str | None = option(
         None, "CA (PEM) that clients' certificates must come from: mutual TLS."
     )
+    hosts: str | None = option(
+        None,
+        "Names under which this server is reached beside addresses and local names, as in "
+        "api.example.com,.example.org; without keys it answers under no others.",
+    )
     cors_origins: str | None = option(
         None,
         "Origins whose web pages may use this server, as in https://a.example,https://b.example; "

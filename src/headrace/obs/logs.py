@@ -96,9 +96,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             error = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
             line["error"] = hide_secrets(_cut(error))
-            line["stack"] = hide_secrets(
-                _cut(self.formatException(record.exc_info), _MOST_STACK)
-            )
+            line["stack"] = hide_secrets(_cut(self.formatException(record.exc_info), _MOST_STACK))
         if extra:
             line["fields"] = {
                 name: HIDDEN if _SECRETS.match(f"{name}=xxxx") else _plain(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +72,8 @@ class Account:
     clock: Callable[[], float] = time.monotonic
     totals: Totals = field(default_factory=Totals)
     in_work: int = 0
+    removed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when this secret is no longer in the file: what came with it ends."""
     _requests: Bucket | None = None
     _tokens: Bucket | None = None
 
@@ -78,8 +81,12 @@ class Account:
         self.limit(self.key)
 
     def limit(self, key: Key) -> None:
-        """Take the limits of the key file; what was used counts on where a limit is unchanged."""
+        """Take what the key file says now; what was used counts on where a limit is unchanged."""
         before, self.key = self.key, key
+        if before.hash != key.hash:
+            self.removed.set()
+        if self.removed.is_set():
+            self.removed = asyncio.Event()
         if self._requests is None or before.requests_per_minute != key.requests_per_minute:
             rate = key.requests_per_minute
             self._requests = None if rate is None else Bucket(rate, self.clock)
@@ -120,7 +127,11 @@ class Account:
 
 
 class Accounts:
-    """All keys of one server, by hash; the file is read again when it changes."""
+    """All keys of one server; the file is read again when it changes.
+
+    An account is its name's: a key that is replaced under the same name goes on with the usage,
+    the limits and the requests in work of the one before, and so does one that comes back.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises `OptionError` where the file cannot be used."""
@@ -128,16 +139,25 @@ class Accounts:
         """Told of each failure to read the file again."""
         self._path = path
         self._clock = clock
-        self._accounts: dict[str, Account] = {}
-        self._seen: tuple[int, int] = (0, 0)
+        self._by_name: dict[str, Account] = {}
+        """Of every key that was in the file since the start."""
+        self._by_hash: dict[str, Account] = {}
+        """Of the keys that are in the file."""
+        self._stored: dict[str, Totals] = {}
         self._looked = clock()
-        self._load()
+        self._seen = self._state()
+        self._take(read_keys(path))
 
     def __iter__(self) -> Iterator[Account]:
-        return iter(self._accounts.values())
+        return iter(self._by_hash.values())
+
+    def totals(self) -> dict[str, Totals]:
+        """The ledger, by name, with the names that were removed since the start."""
+        return {name: account.totals for name, account in self._by_name.items()}
 
     def restore(self, totals: dict[str, Totals]) -> None:
         """Go on from a stored ledger (by name)."""
+        self._stored = totals
         for account in self:
             account.totals = totals.get(account.key.name, account.totals)
 
@@ -146,39 +166,63 @@ class Accounts:
 
         What is looked up is its hash: how long that takes says nothing about the key.
         """
-        self._reload()
-        return self._accounts.get(hash_of(secret))
+        self.refresh()
+        return self._by_hash.get(hash_of(secret))
 
     def named(self, name: str) -> Account | None:
         """The account of the key with this name, as the ledger knows it; None: it was removed."""
-        self._reload()
-        return next((account for account in self if account.key.name == name), None)
+        self.refresh()
+        account = self._by_name.get(name)
+        return None if account is None or account.removed.is_set() else account
 
-    def _load(self) -> None:
-        state = self._path.stat() if self._path.exists() else None
-        accounts: dict[str, Account] = {}
-        for key in read_keys(self._path):
-            account = self._accounts.get(key.hash)
-            if account is None:
-                account = Account(key, self._clock)
-            else:
-                account.limit(key)
-            accounts[key.hash] = account
-        self._accounts = accounts
-        self._seen = (state.st_mtime_ns, state.st_size) if state else (0, 0)
+    async def watch(self, seconds: float = LOOK_SECONDS) -> None:
+        """Look at the file also while nobody asks, so that a removed key's work ends."""
+        while True:
+            await asyncio.sleep(seconds)
+            self.refresh()
 
-    def _reload(self) -> None:
+    def refresh(self) -> None:
+        """Read the file again where it has changed; at most each `LOOK_SECONDS`."""
         now = self._clock()
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
+        state = self._state()
+        if state == self._seen:
+            return
+        self._seen = state
         try:
-            state = self._path.stat()
-            if (state.st_mtime_ns, state.st_size) != self._seen:
-                self._seen = (state.st_mtime_ns, state.st_size)
-                self._load()
-                log.info("the keys were read again", extra={"keys": len(self._accounts)})
+            keys = read_keys(self._path)
+            if not keys and not self._path.read_text(encoding="utf-8").strip():
+                # What `headrace keys remove` leaves says what it is.
+                raise OptionError(f"{self._path} is empty, as if half written", param="keys")
         except (OSError, OptionError) as error:
             # The keys that were good stay good: a half-written file locks nobody out.
             log.error("the key file cannot be read", extra={"reason": str(error)})
             self.failed("keys_read")
+            return
+        self._take(keys)
+        log.info("the keys were read again", extra={"keys": len(keys)})
+
+    def _state(self) -> tuple[int, int, int]:
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return (0, 0, 0)
+        return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+    def _take(self, keys: list[Key]) -> None:
+        by_hash: dict[str, Account] = {}
+        for key in keys:
+            account = self._by_name.get(key.name)
+            if account is None:
+                account = self._by_name[key.name] = Account(key, self._clock)
+                account.totals = self._stored.get(key.name, account.totals)
+            else:
+                account.limit(key)
+            by_hash[key.hash] = account
+        kept = {account.key.name for account in by_hash.values()}
+        for account in self._by_hash.values():
+            if account.key.name not in kept:
+                account.removed.set()
+        self._by_hash = by_hash

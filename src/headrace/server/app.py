@@ -23,6 +23,7 @@ from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
 from .files.store import FileStore
 from .gate import Gate, is_open
+from .hosts import Hosts, read_hosts
 from .meter import HttpMeter
 from .openapi import document
 from .origin import Origins, read_origins
@@ -110,19 +111,22 @@ class Application(FastAPI):
         meter: HttpMeter,
         gate: Callable[[ASGIApp], Gate],
         origins: frozenset[str] = frozenset(),
+        hosts: frozenset[str] | None = None,
     ) -> None:
         """Put the border and the gate outermost, around Starlette's own handler of last resort.
 
-        `origins`: whose pages may use this application, beside its own.
+        `origins`: whose pages may use this application, beside its own. `hosts`: the names under
+        which it answers, beside those that are always its own; None: any.
         """
         inner = self._inner = self.build_middleware_stack
-        self.build_middleware_stack = (  # type: ignore[method-assign]
-            lambda: Border(
-                Origins(traced(gate(inner()), service.spans), origins, meter.refused),
-                service,
-                meter,
-            )
-        )
+
+        def guarded() -> ASGIApp:
+            layers: ASGIApp = Origins(traced(gate(inner()), service.spans), origins, meter.refused)
+            if hosts is not None:
+                layers = Hosts(layers, hosts, meter.refused)
+            return Border(layers, service, meter)
+
+        self.build_middleware_stack = guarded  # type: ignore[method-assign]
 
 
 def create_app(
@@ -153,7 +157,13 @@ def create_app(
     app.state.files = app.state.batches = None
     if given.files:
         _keep_files(app, Path(given.files))
-    app.guard(service, meter, lambda inner: Gate(inner, accounts, refused=meter.refused), origins)
+    app.guard(
+        service,
+        meter,
+        lambda inner: Gate(inner, accounts, refused=meter.refused),
+        origins,
+        _hosts(given),
+    )
     return app
 
 
@@ -167,8 +177,15 @@ def create_operator_app(public: Application) -> Application:
         app.state.service,
         meter,
         lambda inner: Gate(inner, accounts, operator=True, refused=meter.refused),
+        hosts=_hosts(app.state.service.options),
     )
     return app
+
+
+def _hosts(options: ServerOptions) -> frozenset[str] | None:
+    """With keys a name proves nothing that the key does not: any will do."""
+    hosts = read_hosts(options.hosts)
+    return None if options.keys and not hosts else hosts
 
 
 def _keep_files(app: Application, folder: Path) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..base.errors import Forbidden, HeadraceError, Unauthorised
-from .refusal import refusal
+from .caller import CALLER, caller_of
+from .refusal import last_frame, refusal
 
 if TYPE_CHECKING:
     from .accounts import Account, Accounts
 
-OPEN = frozenset(
+HEALTH = frozenset(
     {
         "/health", "/ping", "/v1/health/live", "/v1/health/ready",
-        "/v2/health/live", "/v2/health/ready", "/", "/favicon.ico",
+        "/v2/health/live", "/v2/health/ready",
     }
 )  # fmt: skip
-"""What a probe asks, without a secret: whether, never who or what; and the page's own files."""
+"""What a probe asks, without a secret: whether, never who or what."""
+OPEN = HEALTH | {"/", "/favicon.ico"}
+"""Without a key: probes, and the page's own files."""
 PAGE = "/page/"
 OPERATOR = frozenset(
     {
@@ -29,6 +34,12 @@ OPERATOR = frozenset(
     }
 )  # fmt: skip
 """Routes of the public port that only an operator's key opens."""
+
+
+class KeyRemoved(Unauthorised):
+    """The key was taken out of the file while its request was in work."""
+
+    code = "key_removed"
 
 
 def is_open(path: str) -> bool:
@@ -65,6 +76,9 @@ class Gate:
                 return
             scope["headrace.account"] = account
             scope["headrace.owner"] = account.key.name
+            CALLER.set(caller_of(account))
+            await _while_valid(self._app, account.removed, scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Account:
@@ -81,3 +95,50 @@ class Gate:
         if (self._operator or scope["path"] in OPERATOR) and account.key.role != "operator":
             raise Forbidden("this route is the operator's")
         return account
+
+
+async def _while_valid(
+    app: ASGIApp, removed: asyncio.Event, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run the application; when the key is removed it is told that the client has left, which
+    ends its work, and the client is told why."""
+    started = streams = ended = cut = False
+
+    async def told(message: Message) -> None:
+        nonlocal started, streams, ended
+        if cut and not started:
+            return  # What a route says to a client that it believes gone.
+        if message["type"] == "http.response.start":
+            started = True
+            kind = Headers(raw=message["headers"]).get("content-type", "")
+            streams = kind.startswith("text/event-stream")
+        else:
+            ended = not message.get("more_body", False)
+        await send(message)
+
+    async def received() -> Message:
+        nonlocal cut
+        gone = asyncio.ensure_future(removed.wait())
+        message = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({gone, message}, return_when=asyncio.FIRST_COMPLETED)
+            if message.done():
+                return message.result()
+            cut = True
+            return {"type": "http.disconnect"}
+        finally:
+            gone.cancel()
+            message.cancel()
+
+    try:
+        await app(scope, received, told)
+    except ClientDisconnect:
+        if not cut:
+            raise
+    if cut and not ended:
+        error = KeyRemoved("this API key was removed")
+        if not started:
+            await refusal(scope["path"], error)(scope, receive, send)
+        elif streams:
+            last = {"type": "http.response.body", "body": last_frame(scope["path"], error)}
+            await send({**last, "more_body": False})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message
 
+from .caller import CALLER, caller_of
 from .errors import error_body, internal_error
 from .wire import encode
 
@@ -51,6 +52,7 @@ async def post(
     }  # fmt: skip
     if account is not None:
         scope["headrace.account"] = account
+        CALLER.set(caller_of(account))
     answer = Answer()
     sent = False
 

@@ -37,6 +37,8 @@ class Key:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
+    prefixes: str | None = None
+    """Keys that give the same name here share the prefix cache; None: with no other key."""
 
     def verify(self, where: str) -> None:
         """Raise `OptionError` naming the field that is wrong."""
@@ -50,6 +52,11 @@ class Key:
             )
         if self.role not in ROLES:
             raise OptionError(f"{where}: role must be one of {', '.join(ROLES)}", param="keys")
+        shared = self.prefixes
+        if shared is not None and not (isinstance(shared, str) and 0 < len(shared) <= 64):
+            raise OptionError(
+                f"{where}: prefixes must be a text of 1 to 64 characters", param="keys"
+            )
         for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

@@ -21,7 +21,7 @@ SECONDS = (
 
 FAILURES = (
     "store_write", "store_read", "ledger_write", "keys_read", "certificate_read", "file_write",
-    "file_read", "batch_write", "batch_failed", "reader_stalled", "bug",
+    "file_read", "batch_write", "batch_failed", "reader_stalled", "habit", "bug",
 )  # fmt: skip
 """What can go wrong on this side of the engine (docs/reliability.md says what happens then)."""
 

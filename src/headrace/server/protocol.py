@@ -2,7 +2,8 @@
 
 uvicorn's protocol takes a head of any size, and waits for ever for a client that sends nothing,
 half a head, half a body, or does not read its answer (ADR 0130). This one ends each of these, and
-answers what is no HTTP in the shape of every other error.
+answers what is no HTTP in the shape of every other error. It keeps the body of a request that
+would like another protocol (`Upgrade: h2c`, Java's default client), and a few places for probes.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..base.errors import HeadraceError, InvalidRequest, Overloaded
 from .errors import error_body, error_headers
+from .gate import HEALTH
 from .wire import encode
 
 if TYPE_CHECKING:
@@ -35,6 +38,12 @@ STALL_SECONDS = 60.0
 MAX_CONNECTIONS = 8192
 SPARE_FILES = 128
 """Files that connections leave free for everything else."""
+PROBE_CONNECTIONS = 16
+"""Connections beyond the most, for probes alone: a full server still says that it lives."""
+PROBE_SECONDS = 2.0
+"""Within which the head of one of these has to be complete."""
+_PROBES = frozenset(path.encode() for path in HEALTH)
+_UPGRADES = (b"upgrade", b"http2-settings", b"connection")
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large",
             503: b"Service Unavailable"}  # fmt: skip
@@ -103,14 +112,38 @@ class BoundedProtocol(HttpToolsProtocol):
         """No message is half received."""
         self._refusal: HeadraceError | None = None
         self._cycles: list[RequestResponseCycle] = []
+        self._spare = False
+        """Is this one of the connections for probes?"""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         most = self.max_connections
-        if len(self.connections) > most:
-            self._refuse(TooManyConnections(f"{most} connections are open, which is the limit"))
+        if len(self.connections) <= most:
+            self._arm(self.head_seconds)
             return
-        self._arm(self.head_seconds)
+        self._spare = True
+        if len(self.connections) > most + PROBE_CONNECTIONS and not self._make_room():
+            self._refuse(self._too_many())
+            return
+        self._arm(min(PROBE_SECONDS, self.head_seconds))
+
+    def _make_room(self) -> bool:
+        """Leave another of the connections for probes that has asked for nothing yet."""
+        for other in self.connections:
+            if isinstance(other, BoundedProtocol) and other.silent and other is not self:
+                other._refuse(self._too_many())
+                return True
+        return False
+
+    @property
+    def silent(self) -> bool:
+        """Is this a connection for probes whose request has not come?"""
+        return self._spare and not self._cycles and not self.transport.is_closing()
+
+    def _too_many(self) -> TooManyConnections:
+        return TooManyConnections(
+            f"{self.max_connections} connections are open, which is the limit"
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -129,10 +162,29 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._arm(self.head_seconds)
         self._began = False
-        super().data_received(data)
+        self._feed(data)
         self._fed = 0 if self._began else self._fed + len(data)
         if not self._whole and self._fed > MAX_HEAD + 16 * self._body:
             self._refuse(_head_too_large())
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # No other protocol is spoken here: the request is one of HTTP/1.1 (RFC 9110, 7.8).
+            # The parser stops at such a head, so another takes it without these words.
+            head = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
+            head += [
+                b"%b: %b" % (name, value) for name, value in self.headers if name not in _UPGRADES
+            ]
+            rest = data[upgrade.args[0] :]
+            self.parser = httptools.HttpRequestParser(self)
+            # As uvicorn has it, for clients that send more after they asked to close.
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+        except httptools.HttpParserError:
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -143,7 +195,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > MAX_HEAD:
             self._refusal = _head_too_large()
             raise ValueError("the head is too large")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._refusal = MalformedRequest("a request has exactly one Host header")
+            raise ValueError("not one host")
+        if self._upgrades():
+            return
+        if self._spare and self.url.partition(b"?")[0] not in _PROBES:
+            self._refusal = self._too_many()
+            raise ValueError("not a probe")
         super().on_headers_complete()
+        if self._spare:
+            self.cycle.keep_alive = False
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
         self._deadline = self.loop.time() + self.body_seconds
@@ -153,7 +216,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body += len(body)
         super().on_body(body)
 
+    def _upgrades(self) -> bool:
+        """Is this a head that `_feed` will see again without its wish for another protocol?"""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
     def on_message_complete(self) -> None:
+        if self._upgrades():
+            return
         self._whole = True
         self._disarm()
         super().on_message_complete()

@@ -5,13 +5,28 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from ..base.errors import HeadraceError
-from .errors import error_response
-from .routes.messages.serve import error_reply
+from .connection import openai_error_frame
+from .errors import error_body, error_response
+from .routes.messages.serve import error_reply, error_value
+from .wire import named_frame
 
 ANTHROPIC = "/v1/messages"
+RESPONSES = "/v1/responses"
 
 
 def refusal(path: str, error: HeadraceError) -> Response:
     """The error as the clients of this path read it."""
-    own = path == ANTHROPIC or path.startswith(ANTHROPIC + "/")
-    return error_reply(error) if own else error_response(error)
+    return error_reply(error) if _below(ANTHROPIC, path) else error_response(error)
+
+
+def last_frame(path: str, error: HeadraceError) -> bytes:
+    """The error that ends a stream of this path."""
+    if _below(ANTHROPIC, path):
+        return named_frame("error", error_value(error))
+    if _below(RESPONSES, path):
+        return named_frame("error", {"type": "error", **error_body(error)["error"]})
+    return openai_error_frame(error)
+
+
+def _below(root: str, path: str) -> bool:
+    return path == root or path.startswith(root + "/")

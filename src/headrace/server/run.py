@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +130,16 @@ class ServerProcess:
                     import_module(part)
                     await asyncio.sleep(BREATH_SECONDS)
             from .app import create_app, create_operator_app
+            from .habits import keep
             from .listen import http_server
             from .tls import Tls
 
             app = create_app(None, self._options)
             service: Service = app.state.service
             tls = Tls.of(self._options)
+            failed = app.state.meter.failed
             if tls is not None:
-                tls.failed = app.state.meter.failed
+                tls.failed = failed
             apps = [app, *([create_operator_app(app)] if len(sockets) > 1 else [])]
             servers = [
                 http_server(each, tls, backlog=BACKLOG, last_words=LAST_WORDS) for each in apps
@@ -150,9 +153,11 @@ class ServerProcess:
                 for server, listener in zip(servers, sockets, strict=True)
             )
         )
-        habits = [asyncio.create_task(self._keep_ledger(app))]
+        habits = [keep("ledger", partial(self._keep_ledger, app), failed)]
         if tls is not None:
-            habits.append(asyncio.create_task(tls.watch()))
+            habits.append(keep("certificates", tls.watch, failed))
+        if app.state.accounts is not None:
+            habits.append(keep("keys", app.state.accounts.watch, failed))
         engine: ServingEngine | None = None
         try:
             engine = await self._engine(starting, http)
@@ -243,8 +248,7 @@ class ServerProcess:
     async def _save_ledger(self, app: Application) -> None:
         accounts: Accounts | None = app.state.accounts
         if accounts is not None:
-            totals = {account.key.name: account.totals for account in accounts}
-            await app.state.store.save_ledger(totals)
+            await app.state.store.save_ledger(accounts.totals())
 
     def _ready(self, sockets: list[socket.socket], engine: ServingEngine, seconds: float) -> None:
         scheme = "https" if self._options.tls_cert else "http"

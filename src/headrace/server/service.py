@@ -13,6 +13,7 @@ from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overlo
 from ..base.sampling import SamplingParams
 from ..engine.input import default_sampling
 from ..obs.spans import Spans
+from .caller import named
 from .errors import coded
 from .speech import Speech
 
@@ -189,6 +190,12 @@ class Service:
             self.in_work -= 1
             if not self.in_work:
                 self._idle.set()
+
+    def abort(self, name: str) -> bool:
+        """End the requests whose answers carry this id; False: there is none in work."""
+        in_work = getattr(self.engine, "in_work", list)()
+        ids = [each for each, _ in in_work if name in (each, named(each))]
+        return sum(self.engine.abort(each) for each in ids or [name]) > 0
 
     async def idle(self) -> None:
         """Wait until no request is in work."""

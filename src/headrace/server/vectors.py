@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
 from ..base.sampling import SamplingParams
+from .caller import engine_id
 from .errors import coded
 from .generation import Aborted, Usage
 
@@ -59,7 +60,7 @@ async def vectors(
             stream = engine.submit(
                 ids,
                 SamplingParams(),
-                request_id=f"{request_id}-{place}",
+                request_id=engine_id(f"{request_id}-{place}"),
                 priority=priority,
                 pooling=True,
                 second_at=second_at,

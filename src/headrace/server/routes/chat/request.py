@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....base.errors import InvalidRequest
 from ....base.sampling import SamplingParams
 from ....text import open_end
+from ...caller import CALLER, engine_id
 from ...errors import coded
 from ...generation import Usage
 from .demand import grammar_of, tools_of
@@ -130,9 +131,9 @@ class Chat:
         stream = self.service.engine.submit(
             self.prompt,
             sampling,
-            request_id=self.id,
+            request_id=engine_id(self.id),
             priority=self.body.priority or 0,
-            cache_salt=self.body.cache_salt or "",
+            cache_salt=CALLER.get().salt(self.body.cache_salt),
             adapter=self.adapter,
             grammar=self.grammar,
             # Marks that are special tokens must reach the router, which keeps them from the user.

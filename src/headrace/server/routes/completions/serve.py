@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ....base.errors import InvalidRequest
 from ....base.request import OutputDelta
 from ....base.sampling import SamplingParams
+from ...caller import CALLER, engine_id
 from ...connection import EventStream, while_connected
 from ...generation import Usage, deltas
 from ...logprobs import CompletionLogprobs, prompt_logprobs
@@ -108,9 +109,9 @@ class Completion:
                     self.service.engine.submit(
                         prompt,
                         sampling,
-                        request_id=f"{self.id}-{index}",
+                        request_id=engine_id(f"{self.id}-{index}"),
                         priority=self.body.priority or 0,
-                        cache_salt=self.body.cache_salt or "",
+                        cache_salt=CALLER.get().salt(self.body.cache_salt),
                         adapter=self.adapter,
                         grammar=self.grammar,
                     )

@@ -62,7 +62,7 @@ async def abort(request: Request) -> Response:
     """End one request; its client gets an error."""
     service = of(request)
     body = await read_model(request, AbortBody, service.options.max_body)
-    if not service.engine.abort(body.request_id):
+    if not service.abort(body.request_id):
         raise NotFound(f"no request {body.request_id[:128]!r} is in work", param="request_id")
     return json_response({"aborted": body.request_id})
 

@@ -22,6 +22,7 @@ from .schema import ResponseBody
 
 if TYPE_CHECKING:
     from ....engine.face import OutputStream
+    from ...accounts import Account
     from ...service import Service
 
 MAX_TURNS = 1000
@@ -98,7 +99,14 @@ class Responses:
             "headrace.usage": usage,
         }
 
+        account: Account | None = work["headrace.account"]
+        removed = None if account is None else asyncio.create_task(account.removed.wait())
+        if removed is not None:
+            removed.add_done_callback(lambda _: task.cancel())
+
         def ended(_: object) -> None:
+            if removed is not None:
+                removed.cancel()
             self.running.pop(response["id"], None)
             self.service.leave(work)
 

@@ -1,0 +1,49 @@
+"""Who a request is from, and what keeps apart what clients name and what we name."""
+
+from __future__ import annotations
+
+import secrets
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .accounts import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The key of a request; empty where there are no keys."""
+
+    owner: str = ""
+    prefixes: str = ""
+    """Requests share the prefix cache within this name alone."""
+
+    def salt(self, given: str | None) -> str:
+        """The salt of a request's prefixes: what the client gave, within what is its own."""
+        return f"{self.prefixes}\0{given or ''}" if self.prefixes else given or ""
+
+
+_NOBODY = Caller()
+CALLER: ContextVar[Caller] = ContextVar("headrace_caller", default=_NOBODY)
+"""Of the request that this task serves; tasks begun by it inherit it."""
+
+
+def caller_of(account: Account) -> Caller:
+    key = account.key
+    # What keys share is apart from what is one key's own, whatever either is called.
+    return Caller(key.name, f"shared {key.prefixes}" if key.prefixes else f"key {key.name}")
+
+
+_MARK = "~"
+
+
+def engine_id(name: str) -> str:
+    """An id for the engine's books that no client can give or guess, and that shows the name which
+    the answer carries: proxies give one id to several requests, and so may anybody."""
+    return f"{name}{_MARK}{secrets.token_hex(6)}"
+
+
+def named(engine_id: str) -> str:
+    """The name in an `engine_id`."""
+    return engine_id.rpartition(_MARK)[0] or engine_id

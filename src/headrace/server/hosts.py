@@ -1,0 +1,97 @@
+"""Under which names this server answers.
+
+A page whose own name is re-bound to this server's address (DNS rebinding) is of the same origin to
+its browser: only the name in `Host` tells. So without keys, which no browser sends by itself, a
+server answers under names that nobody can point at it: addresses, names that public DNS does not
+have, its own, and those of the option `hosts`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..base.errors import HeadraceError, InvalidRequest, OptionError
+from .refusal import refusal
+
+PRIVATE = (
+    ".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test",
+)  # fmt: skip
+"""Ends of names that cannot be registered; so is a name without a dot."""
+_NAME = re.compile(r"\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
+
+
+class HostNotAllowed(InvalidRequest):
+    status = 421
+    code = "host_not_allowed"
+
+
+def read_hosts(text: str | None) -> frozenset[str]:
+    """The names of the option `hosts`. Raises `OptionError` naming the wrong one."""
+    found = frozenset(part for each in (text or "").split(",") if (part := each.strip().lower()))
+    for name in sorted(found):
+        if not _NAME.fullmatch(name):
+            raise OptionError(
+                f"hosts must list names such as api.example.com, or .example.com for all below "
+                f"it, not {name[:100]!r}",
+                param="hosts",
+            )
+    return found
+
+
+class Hosts:
+    """ASGI layer that refuses what comes under a stranger's name."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: frozenset[str],
+        refused: Callable[[HeadraceError], None],
+    ) -> None:
+        """`hosts`: names beside those that are always taken."""
+        self._app = app
+        self._hosts = hosts | {socket.gethostname().lower()}
+        self._known: set[str] = set()
+        """Values of the header that were taken; as many as there are names at most."""
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host", "")
+            if host not in self._known:
+                if not self._takes(host):
+                    error = HostNotAllowed(
+                        f"this server is not known as {host[:200]!r}; its operator can add names "
+                        "with the option hosts"
+                    )
+                    self._refused(error)
+                    await refusal(scope["path"], error)(scope, receive, send)
+                    return
+                if len(self._known) < 64:
+                    self._known.add(host)
+        await self._app(scope, receive, send)
+
+    def _takes(self, host: str) -> bool:
+        name = host.strip().lower()
+        bare, colon, port = name.rpartition(":")
+        if colon and port.isdigit():
+            name = bare
+        if name.startswith("[") and name.endswith("]"):
+            name = name[1:-1]
+        name = name.rstrip(".")
+        if not name:
+            return True  # HTTP/1.0, which no browser speaks.
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            pass
+        else:
+            return True
+        if "." not in name or name.endswith(PRIVATE) or name in self._hosts:
+            return True
+        return name.endswith(tuple(each for each in self._hosts if each.startswith(".")))
