@@ -193,7 +193,7 @@ class Service:
 
     def abort(self, name: str) -> bool:
         """End the requests whose answers carry this id; False: there is none in work."""
-        in_work = getattr(self.engine, "in_work", list)()
+        in_work: list[tuple[str, Any]] = getattr(self.engine, "in_work", list)()
         ids = [each for each, _ in in_work if name in (each, named(each))]
         return sum(self.engine.abort(each) for each in ids or [name]) > 0
 
