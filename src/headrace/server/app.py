@@ -23,11 +23,13 @@ from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
 from .files.store import FileStore
 from .gate import Gate, is_open
+from .heads import Heads
 from .hosts import Hosts, read_hosts
 from .meter import HttpMeter
 from .openapi import document
 from .origin import Origins, read_origins
 from .page.route import router as page
+from .paths import Paths
 from .routes.adapters.route import router as adapters
 from .routes.batches.route import router as batches
 from .routes.chat.route import router as chat
@@ -97,13 +99,16 @@ class Application(FastAPI):
 
     def methods_of(self, scope: Scope) -> set[str]:
         """Of every route with the scope's path; Starlette's own `Allow` knows the first alone."""
-        return {
+        found = {
             method
             for router in self._routers
             for route in router.routes
             if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE
             for method in route.methods or ()
         }
+        if found:
+            found.add("OPTIONS")
+        return found | {"HEAD"} if "GET" in found else found
 
     def guard(
         self,
@@ -121,7 +126,8 @@ class Application(FastAPI):
         inner = self._inner = self.build_middleware_stack
 
         def guarded() -> ASGIApp:
-            layers: ASGIApp = Origins(traced(gate(inner()), service.spans), origins, meter.refused)
+            routes = traced(gate(Heads(inner(), self.methods_of)), service.spans)
+            layers: ASGIApp = Origins(Paths(routes), origins, meter.refused)
             if hosts is not None:
                 layers = Hosts(layers, hosts, meter.refused)
             return Border(layers, service, meter)
@@ -210,6 +216,9 @@ async def _typed(request: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 405 and request.method == "OPTIONS":
+        allowed = ", ".join(sorted(request.app.methods_of(request.scope)))
+        return Response(status_code=204, headers={"allow": allowed})
     if error.status_code == 405:
         refused: HeadraceError = MethodNotAllowed(
             f"{request.method} is not allowed on {request.url.path[:200]}"
