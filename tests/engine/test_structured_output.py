@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,3 +295,27 @@ def test_kept_ids_stay_in_the_text(llm: LLM) -> None:
             return texts
 
     assert asyncio.run(run()) == ["ab", "a<|mark|>b"]
+
+
+def test_a_small_form_beside_eight_abandoned_huge_ones(options: dict[str, Any]) -> None:
+    """No time is measured: the huge ones are compiled by nobody, so only the small one is."""
+    from headrace.worker import grammar as module
+
+    compiler = module.GrammarCompiler(lambda: None)
+    gate, begun = threading.Event(), []
+
+    def compile_(source: str) -> str:
+        begun.append(source[:5])
+        gate.wait(10)
+        return source
+
+    compiler._queue._compile = compile_
+    huge = [f"h{number:04}" + " " * 100_000 for number in range(8)]
+    for source in huge:
+        assert not compiler.prepare(source, "a")
+    assert not compiler.prepare("small", "b")
+    gate.set()
+    while not compiler.prepare("small", "b"):
+        time.sleep(0.01)
+    compiler.close()
+    assert begun[:2] in (["h0000", "small"], ["small", "h0000"])

@@ -34,7 +34,7 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> StepFuture:
         """Start a step. Steps run in the order of submission."""
 
-    def prepare_grammar(self, source: str) -> bool:
+    def prepare_grammar(self, source: str, owner: str = "") -> bool:
         """Begin to compile a grammar unless that was begun; is it done?"""
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -53,7 +53,7 @@ class LoadedWorker(Protocol):
     def allocate(self, pool: PoolShape) -> None: ...
     def warm_up(self) -> None: ...
     def execute(self, plan: StepPlan) -> StepResult: ...
-    def prepare_grammar(self, source: str) -> bool:
+    def prepare_grammar(self, source: str, owner: str = "") -> bool:
         """May be called from any thread; only where "grammar" is among the features."""
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -102,8 +102,8 @@ class InlineExecutor:
             return _Launched(plan, self._thread.submit(launch, self._loaded, plan))
         return _Done(execute(self._loaded, plan))
 
-    def prepare_grammar(self, source: str) -> bool:
-        return self._loaded.prepare_grammar(source)
+    def prepare_grammar(self, source: str, owner: str = "") -> bool:
+        return self._loaded.prepare_grammar(source, owner)
 
     def load_adapter(self, name: str, path: str) -> None:
         self._call(lambda: self._loaded.load_adapter(name, path))

@@ -40,15 +40,17 @@ def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
 class GrammarGate:
     """A `sched.Resource`: a sequence runs once the worker has its grammar compiled."""
 
-    def __init__(self, prepare: Callable[[str], bool]) -> None:
+    def __init__(self, prepare: Callable[[str, str], bool]) -> None:
+        """`prepare`: begin to compile a source for an owner; is it done?"""
         self._prepare = prepare
 
     def verify(self, request: Request) -> None:
         """Every grammar gets ready, or fails and ends its own request."""
 
     def prepare(self, sequence: Sequence) -> bool:
-        grammar = sequence.request.grammar
-        return grammar is None or self._prepare(grammar)
+        request = sequence.request
+        # Who shares no prefixes with others shares no place in the queue with them either.
+        return request.grammar is None or self._prepare(request.grammar, request.cache_salt)
 
     def update(self, sequence: Sequence, tokens: int) -> None:
         """Nothing grows."""

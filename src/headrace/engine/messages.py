@@ -246,6 +246,7 @@ class Prepare(_Message):
     """Compile a grammar, and say whether that is done."""
 
     grammar: str
+    owner: str = ""
 
 
 # Worker process → engine process.

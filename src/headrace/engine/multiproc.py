@@ -79,7 +79,7 @@ class MultiprocExecutor:
         self._waiting.append(coming)
         return coming
 
-    def prepare_grammar(self, source: str) -> bool:
+    def prepare_grammar(self, source: str, owner: str = "") -> bool:
         """Asks the worker, and asks again until it says yes; never waits for an answer."""
         name = hash(source)
         if name in self._prepared:
@@ -87,7 +87,7 @@ class MultiprocExecutor:
             return True
         try:
             if name not in self._asked:
-                self._channel.send(messages.Prepare(source))
+                self._channel.send(messages.Prepare(source, owner))
                 self._asked.append(name)
             # With a step in flight its result may come first: then `pump` hears the answer.
             elif not self._waiting:

@@ -53,9 +53,9 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                     assert worker is not None
                     worker.unload_adapter(name)
                     channel.send(messages.AdapterDone(name))
-                case messages.Prepare(grammar):
+                case messages.Prepare(grammar, owner):
                     assert worker is not None
-                    channel.send(messages.Prepared(worker.prepare_grammar(grammar)))
+                    channel.send(messages.Prepared(worker.prepare_grammar(grammar, owner)))
                 case messages.Load(files, settings):
                     worker, facts = worker_loader(loader)(files.open(), settings)
                     phases = {"worker_process": began - spawned, **facts.phases}

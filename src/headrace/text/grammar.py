@@ -23,6 +23,10 @@ MAX_DEPTH = 64
 """Nesting of a schema."""
 MAX_NODES = 20_000
 """Values inside a schema."""
+MAX_OBJECT = 1_000
+"""Properties of one object in a schema: llguidance takes a time that grows with their square."""
+MAX_PROPERTIES = 3_000
+"""Properties of all objects in a schema together, which `allOf` can make one."""
 MAX_NUMBER = 2**53 - 1
 """Numbers that a schema may demand: llguidance holds each as a double, in which larger whole
 numbers are no longer told apart (RFC 8259, section 6)."""
@@ -216,7 +220,7 @@ def verified(source: str, where: str) -> str:
 def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
     """A JSON schema within the bounds above; raises `TooLarge` or `InvalidRequest`."""
     schema = _parsed(schema, where)
-    count = 0
+    count = properties = 0
     # A value, its depth, and the keyword that demands the numbers in it, if one does.
     pending: list[tuple[Any, int, str | None]] = [(schema, 0, None)]
     while pending:
@@ -227,6 +231,15 @@ def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
         if count > MAX_NODES:
             raise TooLarge(f"{where} has more than {MAX_NODES} values", param=where)
         if isinstance(value, Mapping):
+            if len(value) > MAX_OBJECT:
+                raise TooLarge(
+                    f"{where} has an object of {len(value)} properties; at most {MAX_OBJECT}",
+                    param=where,
+                )
+            listed = value.get("properties")
+            properties += len(listed) if isinstance(listed, Mapping) else 0
+            if properties > MAX_PROPERTIES:
+                raise TooLarge(f"{where} has more than {MAX_PROPERTIES} properties", param=where)
             pending += [
                 (inner, depth + 1, demand or (key if key in _DEMANDING else None))
                 for key, inner in value.items()

@@ -13,6 +13,7 @@ matcher ends its own sequence (`StepResult.failures`).
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from ..base.step import Admission
 from ..kernels.arrays import Array
 from .arrays import like
+from .compile_queue import CompileQueue
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 MakeTokenizer = Callable[[], Any]
 """Makes the `llguidance.LLTokenizer` of the model; called once, when the first grammar comes."""
 
+DEADLINE = 30.0
+"""Seconds after which a grammar that is not compiled is given up by who waits for it."""
 KEPT = 64
 """Compiled grammars that are remembered, the latest used ones."""
 LIMITS: Mapping[str, int] = {"max_lexer_states": 50_000}
@@ -63,16 +67,27 @@ class GrammarCompiler:
         self._making = threading.Lock()
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
-        self._threads = ThreadPoolExecutor(2, "headrace-grammar")
+        self._since: dict[str, float] = {}
+        """When those that are not done were first asked for."""
+        self._queue = CompileQueue(self._compile)
 
-    def prepare(self, source: str) -> bool:
-        """Begin to compile, unless that was begun; is it done (or has it failed)?"""
-        return self._future(source).done()
+    def prepare(self, source: str, owner: str = "") -> bool:
+        """Begin to compile, unless that was begun; is it done (or has it failed)?
+
+        Who waits asks again: what nobody asks for is not begun.
+        """
+        if self._future(source, owner).done():
+            return True
+        self._queue.ask(source)
+        return self._late(source)
 
     def matcher(self, source: str) -> Any:
         """A matcher at the beginning; waits for the grammar. Raises `GrammarFault`."""
+        coming = self._future(source, "")
+        if not coming.done() and self._late(source):
+            raise GrammarFault(f"it takes longer than {DEADLINE:.0f} seconds to compile")
         # A copy: it starts with what the first one found out about the grammar.
-        return self._future(source).result().deep_copy()
+        return coming.result().deep_copy()
 
     @property
     def words(self) -> int:
@@ -80,18 +95,29 @@ class GrammarCompiler:
         return -(-int(self._tokenizer.vocab_size) // 32)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._queue.close()
 
-    def _future(self, source: str) -> Future[Any]:
+    def _future(self, source: str, owner: str) -> Future[Any]:
         with self._lock:
             found = self._known.get(source)
-            if found is None:
-                found = self._known[source] = self._threads.submit(self._compile, source)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
+            if found is None or found.cancelled():
+                self._since[source] = time.monotonic()
+                found = self._known[source] = self._queue.submit(source, owner)
+                found.add_done_callback(lambda _: self._since.pop(source, None))
+                self._trim()
             else:
                 self._known.move_to_end(source)
             return found
+
+    def _trim(self) -> None:
+        """Forget the oldest of those that are done; who waits for another is not sent back."""
+        done = [source for source, future in self._known.items() if future.done()]
+        for source in done[: max(0, len(done) - KEPT)]:
+            del self._known[source]
+
+    def _late(self, source: str) -> bool:
+        since = self._since.get(source)
+        return since is not None and time.monotonic() - since > DEADLINE
 
     def _compile(self, source: str) -> Any:
         # Local: a machine that holds nobody to a form needs no llguidance.
