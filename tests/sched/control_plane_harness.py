@@ -27,7 +27,7 @@ from headrace.base.step import (
     TokenLogprobs,
 )
 from headrace.kv import KvManager
-from headrace.sched import Limits, Scheduler, State
+from headrace.sched import Limits, Resource, Scheduler, State
 
 VOCAB = 50
 EOS = 7
@@ -196,12 +196,18 @@ class Driver:
     """Runs requests through a scheduler and the fake worker, checking after every call."""
 
     def __init__(
-        self, limits: Limits, pool: PoolShape, *, seed: int = 0, prefix_cache: bool = True
+        self,
+        limits: Limits,
+        pool: PoolShape,
+        *,
+        seed: int = 0,
+        prefix_cache: bool = True,
+        resources: tuple[Resource, ...] = (),
     ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
-        self.scheduler = Scheduler(limits, self.kv, clock=lambda: self.now)
+        self.scheduler = Scheduler(limits, self.kv, resources, clock=lambda: self.now)
         self.worker = FakeWorker(pool, random.Random(seed + 1))
         self.flying: deque[Flying] = deque()
         self.requests: dict[str, Request] = {}
@@ -318,10 +324,10 @@ def pool_of(*groups: tuple[int | None, int], block_size: int = 4) -> PoolShape:
 def driver(
     *groups: tuple[int | None, int], rows: int = 8, step_tokens: int = 64, max_context: int = 64,
     max_waiting: int = 100, policy: str = "fcfs", depth: int = 1, drafts: int = 0,
-    whole: bool = False,
+    whole: bool = False, resources: tuple[Resource, ...] = (),
 ) -> Driver:  # fmt: skip
     limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts, whole)  # type: ignore[arg-type]
-    return Driver(limits, pool_of(*(groups or ((None, 64),))))
+    return Driver(limits, pool_of(*(groups or ((None, 64),))), resources=resources)
 
 
 def request_of(
