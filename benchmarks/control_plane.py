@@ -20,6 +20,7 @@ from pathlib import Path
 
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
 from headrace.kv import KvManager, PrefixChain
 from headrace.sched import Limits, Scheduler
@@ -34,7 +35,7 @@ def pool(windows: tuple[int | None, ...], blocks: int) -> PoolShape:
 
 
 def request(name: str, prompt: list[int], max_tokens: int) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=max_tokens), stop_ids=(0,))
+    return Request(name, prompt, RequestSpec(SamplingParams(max_tokens=max_tokens), 0, (0,)))
 
 
 def answer(plan: StepPlan) -> StepResult:

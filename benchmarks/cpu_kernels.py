@@ -26,6 +26,7 @@ import torch
 
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.emit import QuantisedRows, matrix
@@ -163,7 +164,8 @@ def _plan(worker: Worker, entries: list[tuple[int, int]]) -> StepPlan:
     each = 600 // len(entries) if len(entries) > 1 else 150
     for row, (start, count) in enumerate(entries):
         tokens = torch.randint(100, 20_000, (start + count,)).tolist()
-        worker._rows.admit(Admission(row, row, tokens, len(tokens), SamplingParams(temperature=0)))
+        spec = RequestSpec(SamplingParams(temperature=0), 0)
+        worker._rows.admit(Admission(row, row, tokens, len(tokens), 0, spec))
         need = -(-(start + count) // 16)
         first = 1 + row * min(each, need)
         worker._tables.write([BlockWrite(row, 0, 0, list(range(first, first + need)))])

@@ -19,6 +19,7 @@ import numpy as np
 
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.library import Team
@@ -46,7 +47,8 @@ def plan_of(worker: Worker, case: str, groups: int) -> StepPlan:
     free = iter(random.sample(range(1 + shared, BLOCKS), BLOCKS - 1 - shared))
     for row in range(rows):
         tokens = [random.randrange(100, 300) for _ in range(start + count)]
-        worker._rows.admit(Admission(row, row, tokens, len(tokens), SamplingParams(temperature=0)))
+        spec = RequestSpec(SamplingParams(temperature=0), 0)
+        worker._rows.admit(Admission(row, row, tokens, len(tokens), 0, spec))
         own = [next(free) for _ in range(-(-len(tokens) // BLOCK) - shared)]
         for group in range(groups):
             worker._tables.write([BlockWrite(row, group, 0, [*range(1, 1 + shared), *own])])

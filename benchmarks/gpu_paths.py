@@ -15,6 +15,7 @@ from gpu_worker import Setup, block_bytes, make_worker, pool_of
 from headrace.base.arch import ModelArch, Moe
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import StepPlan, StepResult
 from headrace.kernels.cuda_graphs import CudaRecorder, GraphProgram, Recorder, Replay
 from headrace.kernels.draws import DrawParameters
@@ -189,7 +190,7 @@ def answers(worker: Worker, depth: int) -> dict[str, list[int]]:
             max_tokens=12, ignore_eos=True, **{"temperature": 0, **sampled}
         )  # fmt: skip
         ids = [1 + (number * 13 + place * 7) % 900 for place in range(length)]
-        scheduler.add(Request(f"r{number}", ids, params))
+        scheduler.add(Request(f"r{number}", ids, RequestSpec(params, number)))
     flying: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()
     while scheduler.has_work or flying:
         while len(flying) < depth:

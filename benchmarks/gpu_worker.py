@@ -16,6 +16,7 @@ from headrace.base.arch import ModelArch
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import (
     Admission,
     BlockWrite,
@@ -102,7 +103,7 @@ class Filled:
         groups = len(worker._pool.groups)
         self._admitted = [
             Admission(row, row, [1 + (row * 7 + i) % 100 for i in range(context + 1)],
-                      context + 1, params)
+                      context + 1, 0, RequestSpec(params, 0))
             for row in range(batch)
         ]  # fmt: skip
         self._writes = [
@@ -196,7 +197,7 @@ def run_load(
         ids = [
             1 + (added * 13 + place * 7) % (setup.arch.vocab_size - 1) for place in range(prompt)
         ]
-        scheduler.add(Request(f"r{added}", ids, params))
+        scheduler.add(Request(f"r{added}", ids, RequestSpec(params, added)))
         added += 1
 
     for _ in range(rows):

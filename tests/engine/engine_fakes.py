@@ -80,7 +80,7 @@ class FakeWorker:
             admission = self.admissions[row]
             end = plan.starts[entry] + plan.counts[entry]
             assert end <= len(known), "a step computes tokens that nobody knows"
-            if admission.sampling.prompt_logprobs is not None:
+            if admission.spec.sampling.prompt_logprobs is not None:
                 for place in range(plan.starts[entry] + 1, min(end + 1, admission.prompt_length)):
                     prompt_logprobs[entry].append(TokenLogprobs(-1.0, 2, [known[place]], [-1.0]))
             if plan.samples[entry]:
@@ -88,7 +88,7 @@ class FakeWorker:
                 token = next_token(known)
                 known.append(token)
                 tokens[entry] = [token]
-                if admission.sampling.logprobs is not None:
+                if admission.spec.sampling.logprobs is not None:
                     logprobs[entry] = [TokenLogprobs(-0.5, 1, [token], [-0.5])]
         return StepResult(
             plan.number, tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, seconds=0.001

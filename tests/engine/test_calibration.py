@@ -11,6 +11,7 @@ from headrace.base.config import EngineOptions
 from headrace.base.hardware import cpu
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.engine.build import build
 from headrace.engine.calibration import calibrate_quickly, needs_calibration
 from headrace.loader import open_model
@@ -58,7 +59,7 @@ def test_an_engine_predicts_from_its_first_start_on(
         phases: dict[str, float] = {}
         built = build(options, files, on_phase=phases.__setitem__)
         try:
-            built.core.add(Request("one", [5, 6, 7], SamplingParams(max_tokens=3)))
+            built.core.add(Request("one", [5, 6, 7], RequestSpec(SamplingParams(max_tokens=3), 0)))
             while built.core.has_work:
                 built.core.turn()
                 assert built.core.stats.predicted_seconds > 0

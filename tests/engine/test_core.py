@@ -13,6 +13,7 @@ from headrace.base.errors import EngineDead, Overloaded
 from headrace.base.facts import WorkerFacts
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult
 from headrace.engine.core import FAILED_STEPS, PREDICTED_FOR, EngineCore
 from headrace.engine.executor import InlineExecutor, StepFuture
@@ -71,7 +72,7 @@ def make(
 
 def request(name: str, prompt: list[int], tokens: int, n: int = 1) -> Request:
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, n=n)
-    return Request(name, prompt, sampling, arrival=100.0)
+    return Request(name, prompt, RequestSpec(sampling, 0), arrival=100.0)
 
 
 def run(core: EngineCore) -> list[SequenceDelta]:

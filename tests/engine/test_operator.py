@@ -12,6 +12,7 @@ import pytest
 
 from headrace.base.errors import DoesNotFit, EngineDead
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, GroupShape, PoolShape, StepPlan, StepResult
 from headrace.engine import operator
 from headrace.engine.messages import Operate
@@ -50,13 +51,13 @@ def make(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Oper
 def test_a_recording_is_bounded_by_what_is_drawn_of_it(
     make: Callable[[], tuple[Operator, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = list(range(64))
+    rows, spec = list(range(64)), RequestSpec(SamplingParams(), 0)
     monkeypatch.setattr(operator, "MOST_ENTRIES", 1000)
     it, core = make()
     plain = core.executor
     assert it.perform(Operate(1, "start_profile")).error is None
     for number in range(20):
-        admitted = [Admission(row, row, [1], 1, SamplingParams()) for row in rows]
+        admitted = [Admission(row, row, [1], 1, 0, spec) for row in rows]
         counts, samples = [1] * 64, [True] * 64
         plan = StepPlan(number, rows, [number] * 64, counts, samples, [] if number else admitted)
         assert core.executor.submit(plan).result().number == number

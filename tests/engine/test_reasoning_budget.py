@@ -16,7 +16,8 @@ from tiny_model import THINK, UNTHINK
 from headrace import LLM, SamplingParams
 from headrace.base.errors import InvalidRequest
 from headrace.base.request import CompletionOutput
-from headrace.base.step import Admission, ReasoningBudget
+from headrace.base.spec import ReasoningBudget, RequestSpec
+from headrace.base.step import Admission
 from headrace.text.events import ContentDelta, ReasoningDelta
 from headrace.text.grammar import after_reasoning, from_schema
 from headrace.text.reasoning import THINK as MARKS
@@ -169,7 +170,8 @@ def test_what_was_generated_before_a_preemption_counts() -> None:
     def spent(*generated: int) -> bool:
         budgets = ReasoningBudgets()
         tokens = [1, 2, THINK, *generated]
-        budgets.admit(Admission(4, 0, tokens, 3, SamplingParams(), reasoning=rule))
+        spec = RequestSpec(SamplingParams(), 0, reasoning=rule)
+        budgets.admit(Admission(4, 0, tokens, 3, 0, spec))
         logits = torch.zeros(2, 300)
         budgets.apply(logits, np.array([1, 4]))
         assert not logits[0].any()

@@ -232,7 +232,7 @@ def test_stop_ids_of_a_request(files: ModelFiles) -> None:
     processor = InputProcessor(files, load_tokenizer(files.tokenizer), 512)
 
     def stop_ids(**fields: Any) -> tuple[int, ...]:
-        return processor.request("a", SamplingParams(**fields), request_id="x").stop_ids
+        return processor.request("a", SamplingParams(**fields), request_id="x").spec.stop_ids
 
     assert stop_ids() == files.eos_ids == (256,)
     assert stop_ids(ignore_eos=True) == ()

@@ -280,7 +280,7 @@ def test_kept_ids_stay_in_the_text(llm: LLM) -> None:
     """A dialect's markers are special tokens that the stream router has to see."""
     grammar = from_lark(f'start: "a" <[{tiny_model.MARK}]> "b"\n', "grammar")
     request = llm._input.request("q", SamplingParams(), request_id="1", grammar=grammar)
-    assert request.stop_ids == (tiny_model.END,)
+    assert request.spec.stop_ids == (tiny_model.END,)
 
     async def run() -> list[str]:
         options = {"device": "cpu", "threads": 1, "kv_memory": "8MiB", "offline": True}

@@ -23,6 +23,7 @@ sys.modules["torch"] = None  # From here on its import fails, as if it were not 
 from headrace import LLM, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.request import Request
+from headrace.base.spec import RequestSpec
 from headrace.text.grammar import from_choice
 
 everything = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
@@ -46,8 +47,8 @@ with LLM(DEFAULT_MODEL, max_context=512, max_sequences=4) as llm:
 
     core = llm._built.core
     form = from_choice(["yes", "no"], "choice")
-    core.add(Request(id="form", prompt=[1, 2, 3], arrival=0.0, grammar=form,
-                     sampling=SamplingParams(temperature=0.0, max_tokens=60)))
+    sampling = SamplingParams(temperature=0.0, max_tokens=60)
+    core.add(Request(id="form", prompt=[1, 2, 3], spec=RequestSpec(sampling, 0, grammar=form)))
     tokens = []
     while core.has_work:
         for delta in core.turn():

@@ -14,6 +14,7 @@ import torch
 
 from headrace.base.config import DEFAULT_MODEL
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.library import LAYOUT
@@ -51,7 +52,8 @@ def start(kernels: str, panels: Path | None = None) -> Worker:
 
 def admit(worker: Worker, tokens: list[int]) -> None:
     worker._tables.write([BlockWrite(0, 0, 0, list(range(1, ROOM // 16 + 1)))])
-    worker._rows.admit(Admission(0, 0, tokens, len(tokens), SamplingParams(temperature=0.0)))
+    spec = RequestSpec(SamplingParams(temperature=0.0), 0)
+    worker._rows.admit(Admission(0, 0, tokens, len(tokens), 0, spec))
 
 
 def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
@@ -71,14 +73,14 @@ def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
 
 def greedy(worker: Worker, prompt: list[int], count: int) -> list[int]:
     """One token a step, through plans as the engine makes them."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=count)
+    spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=count), 0)
     tokens = list(prompt)
     for step in range(count):
         first = step == 0
         plan = StepPlan(
             step + 1, rows=[0], starts=[0 if first else len(tokens) - 1],
             counts=[len(tokens) if first else 1], samples=[True],
-            admitted=[Admission(0, 0, prompt, len(prompt), sampling)] if first else [],
+            admitted=[Admission(0, 0, prompt, len(prompt), 0, spec)] if first else [],
             blocks=[BlockWrite(0, 0, 0, list(range(1, ROOM // 16 + 1)))] if first else [],
         )  # fmt: skip
         result = worker.execute(plan)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from headrace.base.arch import ModelArch
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import SEEDS, RequestSpec
 from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult, TokenLogprobs
 from headrace.kv import KvManager
 from headrace.sched import Limits, Scheduler
@@ -75,7 +76,8 @@ class Driver:
         salt: str = "",
     ) -> None:
         sampling = sampling or SamplingParams(temperature=0, max_tokens=64)
-        self.scheduler.add(Request(name, list(prompt), sampling, stop_ids, cache_salt=salt))
+        spec = RequestSpec(sampling, (sampling.seed or 0) % SEEDS, stop_ids)
+        self.scheduler.add(Request(name, list(prompt), spec, cache_salt=salt))
 
     def step(self, change: Callable[[StepResult], StepResult] = lambda result: result) -> bool:
         plan = self.scheduler.schedule()

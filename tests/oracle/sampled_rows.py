@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, StepPlan
 from headrace.kernels.arrays import tensor
 from headrace.kernels.operators import StepBatch
@@ -42,7 +43,7 @@ def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
         admitted = [
             Admission(
                 row, row, [(7 * row + 3 * i * i) % tiny.VOCAB for i in range(start + count)],
-                start + count, SamplingParams(),
+                start + count, 0, RequestSpec(SamplingParams(), 0),
             )
             for row, (start, count) in enumerate(zip(starts, counts, strict=True))
         ]  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 
 from headrace.base.arch import Encoder, ModelArch, Moe
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.operators import StepBatch
 from headrace.kernels.reference import ReferenceOperators
@@ -105,8 +106,9 @@ def run_step(
         BlockTables(4, arch.max_context, pool, "cpu"),
     )
     starts = [0] * len(STARTS) if arch.encoder else STARTS  # An encoder takes inputs whole.
+    spec = RequestSpec(SamplingParams(), 0)
     admitted = [
-        Admission(row, row, list(range(1, start + count + 1)), start + count, SamplingParams())
+        Admission(row, row, list(range(1, start + count + 1)), start + count, 0, spec)
         for row, (start, count) in enumerate(zip(starts, counts, strict=True))
     ]
     for admission in admitted:

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from headrace.base.arch import Encoder, ModelArch
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, StepPlan
 from headrace.engine.prediction import StepPredictor, case_of
 from headrace.loader.names import expected
@@ -75,7 +76,8 @@ def test_pooling_rows_need_no_logits() -> None:
     predict = StepPredictor(StepModel(Case(QWEN_05B), DEVICES["H100"]))
 
     def plan(pooling: bool) -> StepPlan:
-        admission = Admission(0, 1, [5] * 20, 20, SamplingParams(), pooling=pooling)
+        spec = RequestSpec(SamplingParams(), 0, task="vector" if pooling else "tokens")
+        admission = Admission(0, 1, [5] * 20, 20, 0, spec)
         return StepPlan(0, [0], [0], [20], [True], [admission])
 
     vector, token = predict(plan(True)), predict(plan(False))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult
 from headrace.engine.recording import RecordedStep, RecordingExecutor, step_lines
 from headrace.engine.timeline import timeline
@@ -62,8 +63,8 @@ def verify(drawn: dict[str, Any]) -> None:
 
 def test_overlapping_steps_are_drawn_apart() -> None:
     """Two steps in flight, results taken late, predictions far longer than the steps."""
-    sampling = SamplingParams()
-    admission = Admission(0, 7, [1] * 600, 600, sampling)
+    spec = RequestSpec(SamplingParams(), 0)
+    admission = Admission(0, 7, [1] * 600, 600, 0, spec)
     steps = [
         RecordedStep(StepPlan(0, [0], [0], [600], [True], [admission]), 0.0, 0.011, 0.001, {0: 7}),
         RecordedStep(StepPlan(1, [0], [600], [1], [True]), 0.001, 0.0115, 0.001, {0: 7}),
@@ -82,11 +83,11 @@ def test_overlapping_steps_are_drawn_apart() -> None:
 def test_steps_are_kept_and_drawn(tmp_path: Path) -> None:
     recorder = RecordingExecutor(Instant())  # type: ignore[arg-type]
     recorder.allocate(PoolShape(16, ()))
-    sampling = SamplingParams()
+    spec = RequestSpec(SamplingParams(), 0)
     plans = [
-        StepPlan(0, [3], [0], [40], [True], [Admission(3, 77, [1] * 40, 40, sampling)]),
+        StepPlan(0, [3], [0], [40], [True], [Admission(3, 77, [1] * 40, 40, 0, spec)]),
         StepPlan(1, [3, 5], [40, 0], [1, 20], [True, True],
-                 [Admission(5, 78, [1] * 20, 20, sampling)]),
+                 [Admission(5, 78, [1] * 20, 20, 0, spec)]),
     ]  # fmt: skip
     for plan in plans:
         time.sleep(0.005)

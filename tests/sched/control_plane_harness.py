@@ -18,13 +18,16 @@ from dataclasses import dataclass, field
 
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec, Task
 from headrace.base.step import (
     NULL_BLOCK,
     GroupShape,
+    Output,
     PoolShape,
     StepPlan,
     StepResult,
     TokenLogprobs,
+    Vector,
 )
 from headrace.kv import KvManager
 from headrace.sched import Limits, Resource, Scheduler, State
@@ -47,17 +50,18 @@ def next_token(at: int, choice: int) -> int:
 
 def expected(request: Request, choice: int, max_context: int) -> tuple[list[int], str]:
     """What a choice of a request must get, whatever else runs; the same rules, written plainly."""
-    at: object = (request.cache_salt, request.adapter)
+    spec = request.spec
+    at: object = (request.cache_salt, spec.adapter)
     for token in request.prompt:
         at = identity(at, token)
-    sampling, out = request.sampling, []
+    sampling, out = spec.sampling, []
     most = max_context - len(request.prompt)
     most = most if sampling.max_tokens is None else min(most, sampling.max_tokens)
     while True:
         token = next_token(at, choice)
         at = identity(at, token)
         out.append(token)
-        if token in request.stop_ids and len(out) >= sampling.min_tokens:
+        if token in spec.stop_ids and len(out) >= sampling.min_tokens:
             return out, "stop"
         if len(out) >= most:
             return out, "length"
@@ -70,12 +74,11 @@ class Stay:
     tokens: list[int]
     prompt_length: int
     choice: int
-    pooling: bool
-    tables: list[list[int]]
-    identities: list[int]
+    spec: RequestSpec
     root: tuple[str, str | None]
+    tables: list[list[int]]
+    identities: list[int] = field(default_factory=list)
     computed: int | None = None
-    wants_prompt: bool = False
 
     def learn(self, token: int) -> None:
         before = self.identities[-1] if self.identities else self.root
@@ -91,8 +94,9 @@ class Flying:
 
 
 class FakeWorker:
-    def __init__(self, pool: PoolShape, rng: random.Random) -> None:
+    def __init__(self, pool: PoolShape, rng: random.Random, drafts: int = 0) -> None:
         self.pool = pool
+        self.drafts = drafts
         self.rng = rng
         self.rows: dict[int, Stay] = {}
         self.store: dict[tuple[int, int, int], int] = {}
@@ -105,9 +109,8 @@ class FakeWorker:
         for admission in plan.admitted:
             assert admission.row not in self.rows, "the row is taken"
             root = self.salts[admission.sequence_id]
-            stay = Stay([], admission.prompt_length, admission.choice, admission.pooling,
-                        [[] for _ in self.pool.groups], [], root,
-                        wants_prompt=admission.sampling.prompt_logprobs is not None)  # fmt: skip
+            tables: list[list[int]] = [[] for _ in self.pool.groups]
+            stay = Stay([], admission.prompt_length, admission.choice, admission.spec, root, tables)
             for token in admission.tokens:
                 stay.learn(token)
             self.rows[admission.row] = stay
@@ -124,11 +127,14 @@ class FakeWorker:
             stay = self.rows[row]
             if stay.computed is None:
                 stay.computed = start
-            assert start >= stay.computed, "starts are upper bounds of what is computed"
+            # The plan's start is the truth. Only with drafts it is an upper bound, and what the
+            # worker counted itself holds.
             begin, accepted = start, 0
+            if self.drafts:
+                assert start >= stay.computed, "starts are upper bounds of what is computed"
+                begin = stay.computed
             if start + count > len(stay.tokens):
-                # A decode: the worker guesses, and knows where it stands.
-                begin = len(stay.tokens) - 1
+                assert self.drafts, "the step reads a token that nobody has"
                 accepted = self.rng.randrange(count)
                 for _ in range(accepted):
                     stay.learn(next_token(stay.identities[-1], stay.choice))
@@ -148,20 +154,20 @@ class FakeWorker:
             for table in stay.tables:
                 assert (start + count - 1) // self.pool.block_size < len(table)
         result_tokens: list[list[int]] = []
-        logprobs, prompt_logprobs, vectors = [], [], []
+        logprobs, prompt_logprobs = [], []
+        outputs: dict[int, Output] = {}
         for stay, begin, count, accepted, samples, _ in work:
             end = begin + (count if begin + count <= len(stay.tokens) else accepted + 1)
             self._attend(stay, begin, end, touched, check=not fails and not tainted)
             new: list[int] = []
-            vector = None
             scores = []
-            if stay.wants_prompt:
+            if stay.spec.sampling.prompt_logprobs is not None:
                 scores = [
                     TokenLogprobs(-float(at), 1, [], [])
                     for at in range(max(begin, 1), min(end, stay.prompt_length))
                 ]
-            if samples and stay.pooling:
-                vector = [float(len(stay.tokens))]
+            if samples and not stay.spec.generates:
+                outputs[len(result_tokens)] = Vector([float(len(stay.tokens))])
             elif samples:
                 new = stay.tokens[len(stay.tokens) - accepted :]
                 # What rests on a step that failed is nonsense.
@@ -171,8 +177,7 @@ class FakeWorker:
             result_tokens.append(new)
             logprobs.append([TokenLogprobs(-1.0, token, [], []) for token in new])
             prompt_logprobs.append(scores)
-            vectors.append(vector)
-        result = StepResult(plan.number, result_tokens, logprobs, prompt_logprobs, vectors)
+        result = StepResult(plan.number, result_tokens, logprobs, prompt_logprobs, outputs)
         if fails:
             result = StepResult(plan.number, [], error="the step failed")
         return Flying(plan, result, touched)
@@ -208,7 +213,7 @@ class Driver:
         self.rng = random.Random(seed)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
         self.scheduler = Scheduler(limits, self.kv, resources, clock=lambda: self.now)
-        self.worker = FakeWorker(pool, random.Random(seed + 1))
+        self.worker = FakeWorker(pool, random.Random(seed + 1), limits.drafts)
         self.flying: deque[Flying] = deque()
         self.requests: dict[str, Request] = {}
         self.out: dict[tuple[str, int], list[int]] = {}
@@ -221,7 +226,7 @@ class Driver:
         self.scheduler.add(request)
         self.requests[request.id] = request
         for sequence in self.scheduler._requests[request.id]:
-            self.worker.salts[sequence.id] = (request.cache_salt, request.adapter)
+            self.worker.salts[sequence.id] = (request.cache_salt, request.spec.adapter)
 
     def read(self, deltas: list[SequenceDelta]) -> None:
         for delta in deltas:
@@ -290,13 +295,13 @@ class Driver:
         """Every choice of every request ended once, with what it had to get."""
         most = self.scheduler.max_context
         for request in self.requests.values():
-            for choice in range(request.sampling.n):
+            for choice in range(request.spec.sampling.n):
                 key = (request.id, choice)
                 assert key in self.finish, f"{key} was lost"
                 last = self.finish[key]
-                if request.pooling:
+                if not request.spec.generates:
                     if last.finish == "stop":
-                        assert last.vector == [float(len(request.prompt))]
+                        assert last.output == Vector([float(len(request.prompt))])
                     continue
                 tokens, finish = expected(request, choice, most)
                 out = self.out[key]
@@ -305,7 +310,7 @@ class Driver:
                     continue
                 assert (out, last.finish) == (tokens, finish)
                 assert last.stop_token == (tokens[-1] if finish == "stop" else None)
-                if request.sampling.prompt_logprobs is not None and choice == 0:
+                if request.spec.sampling.prompt_logprobs is not None and choice == 0:
                     scores = [score.logprob for score in self.prompt_scores[key]]
                     assert scores == [-float(at) for at in range(1, len(request.prompt))]
 
@@ -332,12 +337,14 @@ def driver(
 
 def request_of(
     id: str, prompt: list[int], *, max_tokens: int | None = 4, stop_ids: tuple[int, ...] = (),
-    n: int = 1, min_tokens: int = 0, prompt_logprobs: int | None = None, **fields: object,
+    n: int = 1, min_tokens: int = 0, prompt_logprobs: int | None = None, task: Task = "tokens",
+    adapter: str | None = None, **fields: object,
 ) -> Request:  # fmt: skip
     sampling = SamplingParams(
         n=n, max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
     )
-    return Request(id, list(prompt), sampling, stop_ids, **fields)  # type: ignore[arg-type]
+    spec = RequestSpec(sampling, 0, stop_ids, task, adapter)
+    return Request(id, list(prompt), spec, **fields)  # type: ignore[arg-type]
 
 
 def shared_blocks(driver: Driver) -> Counter[int]:

@@ -71,10 +71,11 @@ def test_every_request_gets_its_answer(
                 priority=rng.choice([0, 0, 1, 5]),
                 cache_salt=rng.choice(["", "", "other"]),
                 adapter=rng.choice([None, None, "a"]),
-                pooling=rng.random() < 0.1,
+                task="vector" if rng.random() < 0.1 else "tokens",
             )
-            if request.pooling:
-                request.sampling = replace(request.sampling, n=1, prompt_logprobs=None)
+            if not request.spec.generates:
+                sampling = replace(request.spec.sampling, n=1, prompt_logprobs=None)
+                request.spec = replace(request.spec, sampling=sampling)
             number += 1
             before = driver.scheduler.waiting
             try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from control_plane_harness import driver, expected, pool_of, request_of, shared_blocks
 
 from headrace.base.errors import ContextOverflow, InvalidRequest, OptionError, Overloaded
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import StepPlan, StepResult
+from headrace.base.spec import RequestSpec
+from headrace.base.step import StepPlan, StepResult, Vector
 from headrace.kv import KvManager
 from headrace.sched import Limits, Scheduler, Sequence, State
 
@@ -85,7 +88,7 @@ def test_what_follows_a_stop_is_dropped_at_depth_two() -> None:
     d = driver(depth=2)
     request = request_of("a", [1, 2, 3], max_tokens=20)
     tokens, _ = expected(request, 0, 64)
-    request.stop_ids = (tokens[3],)
+    request.spec = replace(request.spec, stop_ids=(tokens[3],))
     d.add(request)
     d.run()
     assert d.out[("a", 0)] == tokens[: tokens.index(tokens[3]) + 1]
@@ -102,7 +105,7 @@ def scripted(tokens: list[list[int]], **sampling: int) -> list[tuple[list[int], 
     scheduler = Scheduler(
         Limits(1, 16, 12, 4, drafts=3), KvManager(pool_of((None, 16))), clock=lambda: 1.0
     )
-    scheduler.add(Request("a", [1, 2], SamplingParams(**wish), stop_ids))  # type: ignore[arg-type]
+    scheduler.add(Request("a", [1, 2], RequestSpec(SamplingParams(**wish), 0, stop_ids)))  # type: ignore[arg-type]
     news = []
     for new in tokens:
         plan = scheduler.schedule()
@@ -250,7 +253,7 @@ def test_what_can_never_fit_is_refused_with_the_limit() -> None:
 def test_a_prompt_that_is_none_is_refused(prompt: list[int]) -> None:
     d = driver()
     with pytest.raises(InvalidRequest) as caught:
-        d.scheduler.add(Request("a", prompt, SamplingParams()))
+        d.scheduler.add(Request("a", prompt, RequestSpec(SamplingParams(), 0)))
     assert caught.value.param == "prompt"
     assert not d.scheduler.has_work
 
@@ -398,9 +401,9 @@ def test_what_a_failed_step_wrote_is_not_found_later(depth: int) -> None:
 
 def test_a_pooling_request_ends_with_its_vector() -> None:
     d = driver(step_tokens=8)
-    d.add(request_of("a", [1] * 20, pooling=True))
+    d.add(request_of("a", [1] * 20, task="vector"))
     d.run()
-    assert d.finish[("a", 0)].vector == [20.0]
+    assert d.finish[("a", 0)].output == Vector([20.0])
     assert d.finish[("a", 0)].finish == "stop"
     assert d.out[("a", 0)] == []
     d.check_answers()
@@ -410,9 +413,9 @@ def test_whole_inputs_are_never_split() -> None:
     d = driver(step_tokens=16, whole=True)
     assert d.scheduler.max_context == 16, "the budget bounds an input"
     for name, size in (("a", 9), ("b", 9), ("c", 7), ("d", 16), ("e", 1)):
-        d.add(request_of(name, [1] * size, pooling=True))
+        d.add(request_of(name, [1] * size, task="vector"))
     with pytest.raises(ContextOverflow):
-        d.add(request_of("f", [1] * 17, pooling=True))
+        d.add(request_of("f", [1] * 17, task="vector"))
     d.run()
     assert [plan.counts for plan in d.plans] == [[9], [9, 7], [16], [1]]
     assert all(plan.starts == [0] * len(plan.counts) for plan in d.plans)
@@ -427,11 +430,11 @@ class Slots:
         self.tokens = 0
 
     def verify(self, request: Request) -> None:
-        if request.adapter == "unknown":
+        if request.spec.adapter == "unknown":
             raise InvalidRequest("no such adapter", param="adapter")
 
     def prepare(self, sequence: Sequence) -> bool:
-        if sequence.request.adapter is None:
+        if sequence.request.spec.adapter is None:
             return True
         if len(self.held) == 2:
             return False

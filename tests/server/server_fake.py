@@ -139,11 +139,11 @@ class FakeEngine:
         if self.refusal is not None:
             raise self.refusal
         request = self._input.request(prompt, sampling, request_id=request_id, **more)
-        self.seen.append((request.prompt, request.sampling))
-        stream = Stream(request_id, request.prompt, request.sampling.n, self._cancel)
+        self.seen.append((request.prompt, request.spec.sampling))
+        stream = Stream(request_id, request.prompt, request.spec.sampling.n, self._cancel)
         self.streams[request_id] = stream
         self.running[request_id] = asyncio.get_running_loop().create_task(
-            self._run(stream, request.sampling)
+            self._run(stream, request.spec.sampling)
         )
         return stream
 

@@ -17,6 +17,7 @@ from headrace.base.arch import ModelArch
 from headrace.base.errors import Forbidden, HeadraceError, ModelFileError, UnsupportedModel
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.kernels.lora import add_lora
 from headrace.kernels.weights import LoraWeight
 from headrace.loader.adapters import open_adapter, within
@@ -76,7 +77,7 @@ def add(
 ) -> str:
     name = f"{adapter} {next(numbers)}"
     sampling = SamplingParams(temperature=0, max_tokens=tokens, prompt_logprobs=0)
-    driver.scheduler.add(Request(name, list(prompt), sampling, adapter=adapter))
+    driver.scheduler.add(Request(name, list(prompt), RequestSpec(sampling, 0, adapter=adapter)))
     return name
 
 
@@ -165,7 +166,7 @@ def test_prefixes_are_not_shared_between_adapters(worker: Worker) -> None:
     for kind in (None, "plain", None, "plain"):
         name = f"x {next(numbers)}"
         sampling = SamplingParams(temperature=0, max_tokens=4)
-        driver.scheduler.add(Request(name, list(PROMPT), sampling, adapter=kind))
+        driver.scheduler.add(Request(name, list(PROMPT), RequestSpec(sampling, 0, adapter=kind)))
         answer = driver.run()[name, 0]
         assert (answer.cached > 0) == (kind in answers)
         assert answers.setdefault(kind, answer.tokens) == answer.tokens

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.arrays import host
 from headrace.kernels.operators import StepBatch, StepLimits
@@ -34,7 +35,8 @@ class Bench:
             self.rows.release([row])
             self.tables.release([row])
         tokens = self.random.integers(0, 1000, CONTEXT).tolist()
-        self.rows.admit(Admission(row, row, tokens, 10, SamplingParams(), pooling=pooling))
+        spec = RequestSpec(SamplingParams(), 0, task="vector" if pooling else "tokens")
+        self.rows.admit(Admission(row, row, tokens, 10, 0, spec))
         self.grow(row, 0, -(-CONTEXT // SIZE))
 
     def grow(self, row: int, first: int, count: int) -> None:

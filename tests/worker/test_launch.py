@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, StepPlan
 from headrace.worker import Worker
 from headrace.worker.transfer import to_device, to_host
@@ -20,7 +21,7 @@ def plans(worker: Worker, steps: int) -> list[StepPlan]:
     params = SamplingParams(temperature=0, max_tokens=steps)
     first = StepPlan(
         0, [0], [0], [len(PROMPT)], [True],
-        admitted=[Admission(0, 0, PROMPT, len(PROMPT), params)],
+        admitted=[Admission(0, 0, PROMPT, len(PROMPT), 0, RequestSpec(params, 0))],
         blocks=[BlockWrite(0, group, 0, [1, 2]) for group in range(groups)],
     )  # fmt: skip
     rest = [StepPlan(n, [0], [len(PROMPT) + n - 1], [1], [True]) for n in range(1, steps)]

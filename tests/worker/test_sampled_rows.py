@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import Admission, BlockWrite, StepPlan
+from headrace.base.spec import RequestSpec
+from headrace.base.step import Admission, BlockWrite, Output, StepPlan
 from headrace.kernels.arrays import host, tensor
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.loader.open import open_model
@@ -141,22 +142,23 @@ def test_a_vector_beside_rows_that_sample(folder: Path, kernels: str) -> None:
     worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), kernels)
     tokens = [[(7 * i + row) % tiny.VOCAB for i in range(20 + row)] for row in range(2)]
     greedy = SamplingParams(temperature=0)
+    specs = [RequestSpec(greedy, 0), RequestSpec(greedy, 0, task="vector")]
 
-    def step(rows: list[int]) -> tuple[dict[int, list[int]], list[float] | None]:
+    def step(rows: list[int]) -> tuple[dict[int, list[int]], Output | None]:
         worker.allocate(pool_of(worker.arch, 9))
         result = worker.execute(
             StepPlan(
                 0, rows, [0] * len(rows), [len(tokens[row]) for row in rows], [True] * len(rows),
                 [
-                    Admission(row, row, tokens[row], len(tokens[row]), greedy, pooling=row == 1)
+                    Admission(row, row, tokens[row], len(tokens[row]), 0, specs[row == 1])
                     for row in rows
                 ],
                 [BlockWrite(row, 0, 0, [1 + 4 * row, 2 + 4 * row]) for row in rows],
             )
         )  # fmt: skip
         assert result.error is None
-        vectors = result.vectors or [None] * len(rows)
-        return dict(zip(rows, result.tokens, strict=True)), vectors[-1]
+        vector = (result.outputs or {}).get(len(rows) - 1)
+        return dict(zip(rows, result.tokens, strict=True)), vector
 
     both, vector = step([0, 1])
     assert both[0] == step([0])[0][0]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import Admission, ReasoningBudget
+from headrace.base.spec import ReasoningBudget, RequestSpec
+from headrace.base.step import Admission
 from headrace.kernels import host_sampling
 from headrace.kernels.draws import Drawing
 from headrace.kernels.sampling import REFERENCE
@@ -42,10 +43,10 @@ def admission(row: int, pick: random.Random, sampling: SamplingParams) -> Admiss
     length = pick.randrange(1, CONTEXT - 1)
     prompt = pick.randrange(1, length + 1)
     budget = pick.choice([None, None, ReasoningBudget(2, open=1, close=2, inside=True)])
-    return Admission(
-        row, row, [pick.randrange(3, 60) for _ in range(length)], prompt, sampling,
-        stop_ids=pick.choice([(), (0, 9), (17,)]), choice=pick.randrange(3), reasoning=budget,
-    )  # fmt: skip
+    tokens = [pick.randrange(3, 60) for _ in range(length)]
+    stop_ids = pick.choice([(), (0, 9), (17,)])
+    spec = RequestSpec(sampling, sampling.seed or 0, stop_ids, reasoning=budget)
+    return Admission(row, row, tokens, prompt, pick.randrange(3), spec)
 
 
 class NoCompiler:

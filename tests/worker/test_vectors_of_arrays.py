@@ -11,7 +11,8 @@ import torch
 
 from headrace.base.arch import Pooling
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import Admission, StepPlan, TokenLogprobs
+from headrace.base.spec import RequestSpec
+from headrace.base.step import Admission, Scores, StepPlan, TokenLogprobs, Vector
 from headrace.worker.pooling import TILE, Pooler
 from headrace.worker.prompt_scores import LOGIT_ROWS, PromptScores
 from headrace.worker.rows import Rows
@@ -28,7 +29,8 @@ def rows_of(pooling: bool, lengths: list[int] = LENGTHS) -> Rows:
     for row, length in enumerate(lengths):
         tokens = [(7 * i + row) % VOCAB for i in range(length)]
         asked = SamplingParams(temperature=0, prompt_logprobs=None if pooling else row % 3)
-        rows.admit(Admission(row, row, tokens, length, asked, pooling=pooling))
+        spec = RequestSpec(asked, 0, task="vector" if pooling else "tokens")
+        rows.admit(Admission(row, row, tokens, length, 0, spec))
     return rows
 
 
@@ -66,14 +68,14 @@ def pooled(
     pooler = Pooler(rows_of(pooling=True), pooling, head)
     found: dict[int, list[float]] = {}
     for plan, hidden in steps(states, chunks, kind):
-        vectors = pooler.collect(plan, pooler.wanted(plan), hidden)
-        assert vectors is not None
+        outputs = pooler.collect(plan, pooler.wanted(plan), hidden) or {}
         # The memory of hidden states is that of the next step's too.
         hidden[:] = float("nan")
-        for row, vector in zip(plan.rows, vectors, strict=True):
-            if vector is not None:
-                assert row not in found
-                found[row] = vector
+        for entry, output in outputs.items():
+            assert isinstance(output, Vector if head is None else Scores)
+            row = plan.rows[entry]
+            assert row not in found
+            found[row] = output.values
     return [found[row] for row in range(len(states))]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from headrace.base.errors import OptionError
+from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockCopy, BlockWrite, StepPlan
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.options import resolve
@@ -15,7 +16,7 @@ from oracle.driving import Driver, pool_of
 
 
 def admit(row: int, tokens: list[int], **values) -> Admission:
-    return Admission(row, row + 1, tokens, len(tokens), sampling(**values))
+    return Admission(row, row + 1, tokens, len(tokens), 0, RequestSpec(sampling(**values), 0))
 
 
 def first_step(row: int, tokens: list[int], blocks: list[int], **values) -> StepPlan:
@@ -74,7 +75,7 @@ def test_copies_run_before_the_step_and_in_order(worker: Worker) -> None:
     # Row 1 gets private copies, the second through a third block, and decodes from them.
     plan = StepPlan(
         3, [1], [20], [1], [True],
-        [Admission(1, 2, [*tokens, expected[0]], 20, sampling())],
+        [Admission(1, 2, [*tokens, expected[0]], 20, 0, RequestSpec(sampling(), 0))],
         [BlockWrite(1, 0, 0, [7, 8])],
         copies=[BlockCopy(0, 1, 7), BlockCopy(0, 2, 9), BlockCopy(0, 9, 8)],
     )  # fmt: skip
@@ -110,8 +111,9 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
 
 def test_what_it_cannot_do_is_an_error_by_name(worker: Worker) -> None:
     worker.allocate(pool_of(worker.arch, 20))
+    spec = RequestSpec(sampling(), 0, grammar="root")
     plan = StepPlan(
-        1, [0], [0], [3], [True], [Admission(0, 1, prompt(3), 3, sampling(), grammar="root")],
+        1, [0], [0], [3], [True], [Admission(0, 1, prompt(3), 3, 0, spec)],
         [BlockWrite(0, 0, 0, [1])],
     )  # fmt: skip
     assert worker.execute(plan).error == "EngineFault: this worker has no support for grammar"
@@ -194,3 +196,15 @@ def test_options_are_refused_by_name(options: dict, param: str) -> None:
 def test_unknown_kernels(worker_files) -> None:
     with pytest.raises(OptionError, match="there are: auto, "):
         Worker(worker_files, WorkerOptions(kernels="magic"))
+
+
+def test_an_admitted_row_may_wait_for_its_data(worker: Worker) -> None:
+    """A row is held, and its tables are written, before the step that first computes for it."""
+    worker.allocate(pool_of(worker.arch, 20))
+    tokens = prompt(20)
+    expected = worker.execute(first_step(0, tokens, [1, 2])).tokens[0]
+    waits = StepPlan(2, [], [], [], [], [admit(1, tokens)], [BlockWrite(1, 0, 0, [3, 4])])
+    waits.rows, waits.starts, waits.counts, waits.samples = [0], [20], [1], [True]
+    waits.verify()
+    assert worker.execute(waits).error is None
+    assert worker.execute(StepPlan(3, [1], [0], [20], [True])).tokens == [expected]

@@ -8,39 +8,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .sampling import SamplingParams
-from .step import ReasoningBudget, TokenLogprobs
+from .spec import RequestSpec
+from .step import Output, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(slots=True)
 class Request:
-    """A request as the engine takes it: tokens, already verified against the model's limits."""
+    """A request as the engine takes it: tokens, already verified against the model's limits.
+
+    What workers read of it is its `spec`; the rest concerns the control plane and the answer.
+    """
 
     id: str
     prompt: list[int]
-    sampling: SamplingParams
-    stop_ids: tuple[int, ...] = ()
-    """Ids that end a sequence: the model's end-of-text (unless ignored) and the user's."""
+    spec: RequestSpec
     priority: int = 0
     """Lower runs first (policy `priority`)."""
     cache_salt: str = ""
     """Prefixes are shared only between requests of the same salt."""
     arrival: float = 0.0
     """`time.monotonic()` at the API border."""
-    adapter: str | None = None
-    grammar: str | None = None
-    """What the answer must match, as `text.grammar` writes it."""
-    pooling: bool = False
-    """A vector (or score) is wanted instead of tokens."""
-    second_at: int = 0
-    """Where the second text of a pair begins in the prompt (token type 1); 0: there is none."""
     keep_ids: tuple[int, ...] = ()
     """Special tokens that stay in the text although special tokens are skipped: a dialect's
     markers."""
-    reasoning: ReasoningBudget | None = None
-    """`sampling.thinking_token_budget` with the marks of this model."""
 
 
 @dataclass(slots=True)
@@ -62,7 +54,8 @@ class SequenceDelta:
     scheduled: float = 0.0
     """`time.monotonic()` when the sequence first ran: queue time ends here."""
     preemptions: int = 0
-    vector: list[float] | None = None
+    output: Output | None = None
+    """What it got that is no token, with its end."""
 
 
 @dataclass(slots=True)
@@ -163,7 +156,8 @@ class OutputDelta:
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Whole, on the first delta of choice 0, where it was asked."""
-    vector: list[float] | None = None
+    output: Output | None = None
+    """What was wanted instead of text."""
     queue_seconds: float = 0.0
     """Arrival to first step, on the delta that carries the first token."""
     preemptions: int = 0

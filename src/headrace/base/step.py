@@ -12,26 +12,48 @@ cheap to build and one copy turns a column into an array.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from .sampling import SamplingParams
+import msgspec
+
+from .spec import RequestSpec
 
 NULL_BLOCK = 0
 """Block 0 of every group is never owned: table entries that are not to be read point to it."""
 
 
+GroupKind = Literal["full", "sliding"]
+"""What lies in a group's blocks and for how long: every token, or those of a window."""
+
+
+class ArrayShape(NamedTuple):
+    """One of the arrays of which a block holds a piece, for each layer of its group."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of one token."""
+    dtype: str
+
+
 class GroupShape(NamedTuple):
     """One layer group's share of the KV pool, as both planes see it.
 
-    Layers of a group keep their KV in the same blocks of the same table. `window` is the number
-    of latest tokens that a query of the group sees (itself included), or None for all.
+    Layers of a group keep their KV in the same blocks of the same table.
     """
 
     name: str
     layers: tuple[int, ...]
     window: int | None
+    """The number of latest tokens that a query of the group sees (itself included); None: all."""
     blocks: int
     """Number of blocks in the pool, the null block included."""
+    arrays: tuple[ArrayShape, ...] = ()
+    """What a block holds of each token and layer. This is the meaning; how a backend lays out a
+    page of it is the backend's."""
+
+    @property
+    def kind(self) -> GroupKind:
+        return "full" if self.window is None else "sliding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +62,6 @@ class PoolShape:
 
     block_size: int
     groups: tuple[GroupShape, ...]
-
-
-class ReasoningBudget(NamedTuple):
-    """How long a sequence may reason: the ids of the marks around it, and where it begins."""
-
-    tokens: int
-    """Between the marks, at most."""
-    open: int
-    close: int
-    inside: bool
-    """Does the prompt end inside reasoning?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +73,9 @@ class Admission:
     tokens: list[int]
     """Prompt and, after a preemption, what was generated since."""
     prompt_length: int
-    sampling: SamplingParams
-    stop_ids: tuple[int, ...] = ()
-    """Ids that end the sequence (end-of-text unless ignored, the user's): masked for min_tokens."""
-    choice: int = 0
+    choice: int
     """Which of the request's n choices this is: part of the random stream."""
-    adapter: str | None = None
-    grammar: str | None = None
-    pooling: bool = False
-    """An embedding request: the last step returns a vector instead of a token."""
-    second_at: int = 0
-    """Where the second text of a pair begins (token type 1); 0: there is none."""
-    reasoning: ReasoningBudget | None = None
+    spec: RequestSpec
 
 
 class BlockWrite(NamedTuple):
@@ -115,6 +117,8 @@ class StepPlan:
     copies: list[BlockCopy] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     """Rows given back before this step's admissions take theirs."""
+    stages: tuple[int, ...] = ()
+    """Which program of the model each entry runs; empty: all the first, as text does."""
 
     @property
     def tokens(self) -> int:
@@ -129,9 +133,10 @@ class StepPlan:
         assert all(count > 0 for count in self.counts)
         assert budget is None or self.tokens <= budget, f"{self.tokens} tokens over {budget}"
         assert rows is None or all(0 <= row < rows for row in self.rows)
+        assert len(self.stages) in (0, size)
+        # An admitted row that computes nothing yet waits for its data: it holds row and tables.
         admitted = [admission.row for admission in self.admitted]
         assert len(set(admitted)) == len(admitted), "a row is admitted twice"
-        assert set(admitted) <= set(self.rows), "an admitted row computes in the same step"
         assert not set(self.released) & (set(self.rows) - set(admitted)), "a released row computes"
 
 
@@ -145,6 +150,41 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
+class Vector(msgspec.Struct, frozen=True, array_like=True, tag="vector"):
+    """The vector of an input, as `ModelFiles.pooling` says."""
+
+    values: list[float]
+
+
+class Scores(msgspec.Struct, frozen=True, array_like=True, tag="scores"):
+    """What a model that scores makes of an input: one logit for each of its labels."""
+
+    values: list[float]
+
+
+class Artefact(msgspec.Struct, frozen=True, array_like=True, tag="artefact"):
+    """Something too large for a message (pixels, sound): where it lies and what it is."""
+
+    handle: str
+    bytes: int
+    media_type: str
+    final: bool
+
+
+Output = Vector | Scores | Artefact
+"""What a step gives an entry that wants no tokens."""
+
+
+class CopyEnd(NamedTuple):
+    """A copy between tiers has ended."""
+
+    step: int
+    """Number of the plan that ordered it …"""
+    copy: int
+    """… and its place among that plan's copies."""
+    failed: bool
+
+
 @dataclass(slots=True)
 class StepResult:
     """What came out of one step (data → control). Lists run parallel to the plan's rows."""
@@ -156,8 +196,12 @@ class StepResult:
     """Per entry and token; None where no entry asked."""
     prompt_logprobs: list[list[TokenLogprobs]] | None = None
     """Per entry, one for each prompt token of the chunk but the prompt's first."""
-    vectors: list[list[float] | None] | None = None
-    """Per entry: the embedding of a pooling sequence whose last chunk this was."""
+    outputs: dict[int, Output] | None = None
+    """Entry → what it gave that is no token; None where no entry did."""
+    proposed: list[bytes] | None = None
+    """Per entry: for each draft that is ready for the next step one byte, how likely it and all
+    before it survive (of 255). None where nobody drafts."""
+    copied: tuple[CopyEnd, ...] = ()
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""
     gap: float = 0.0

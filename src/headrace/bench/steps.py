@@ -14,6 +14,7 @@ import sys
 
 from ..base.hardware import cpu
 from ..base.sampling import SamplingParams
+from ..base.spec import RequestSpec
 from ..base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from ..engine.prediction import serving_types
 from ..loader import open_model
@@ -81,10 +82,10 @@ def measure(model: str, kernels: str) -> None:
     )  # fmt: skip
     worker.allocate(pool)
     worker.warm_up()
-    sampling = SamplingParams(temperature=0.0, max_tokens=None)
+    spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=None), seed=0)
     plan = StepPlan(
         0, list(range(ROWS)), [0] * ROWS, [1] * ROWS, [False] * ROWS,
-        admitted=[Admission(row, row, [5] * 16, 16, sampling) for row in range(ROWS)],
+        admitted=[Admission(row, row, [5] * 16, 16, 0, spec) for row in range(ROWS)],
         blocks=[
             BlockWrite(row, group, 0, list(range(1 + row * per_row, 1 + (row + 1) * per_row)))
             for row in range(ROWS)

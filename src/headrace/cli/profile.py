@@ -19,6 +19,7 @@ from ..base.config import DEFAULT_MODEL, EngineOptions
 from ..base.errors import HeadraceError
 from ..base.request import Request
 from ..base.sampling import SamplingParams
+from ..base.spec import RequestSpec
 from ..engine.build import build
 from ..engine.prediction import case_of
 from ..engine.recording import (
@@ -74,7 +75,7 @@ def profile(
         for number in range(requests):
             prompt = [rng.randrange(100, files.arch.vocab_size // 2) for _ in range(input)]
             sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-            built.core.add(Request(f"profile-{number}", prompt, sampling))
+            built.core.add(Request(f"profile-{number}", prompt, RequestSpec(sampling, seed=0)))
         begin = time.perf_counter()
         while built.core.has_work:
             built.core.turn()

@@ -29,11 +29,12 @@ class AdapterSlots:
         self._running: Counter[str] = Counter()
 
     def verify(self, request: Request) -> None:
-        if request.adapter is not None and request.adapter not in self.known:
+        adapter = request.spec.adapter
+        if adapter is not None and adapter not in self.known:
             raise NotFound("the adapter was unloaded", param="model")
 
     def prepare(self, sequence: Sequence) -> bool:
-        name = sequence.request.adapter
+        name = sequence.request.spec.adapter
         if name is None:
             return True
         if name not in self._running and len(self._running) >= self.slots:
@@ -45,7 +46,7 @@ class AdapterSlots:
         """Nothing grows."""
 
     def free(self, sequence: Sequence) -> None:
-        name = sequence.request.adapter
+        name = sequence.request.spec.adapter
         if name is not None:
             self._running[name] -= 1
             if not self._running[name]:

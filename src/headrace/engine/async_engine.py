@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,6 +22,7 @@ from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest
 from ..base.identity import Identity
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
+from ..base.step import Vector
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
 from ..obs.tasks import TaskWatch
@@ -157,39 +158,19 @@ class AsyncEngine:
     # Requests
 
     def submit(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str | None = None,
-        grammar: str | None = None,
-        keep_ids: Collection[int] = (),
-        pooling: bool = False,
-        second_at: int = 0,
-        whole: bool = False,
+        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> Stream:
-        request_id = request_id or uuid.uuid4().hex
+        request_id = options.setdefault("request_id", uuid.uuid4().hex)
+        adapter, whole = options.get("adapter"), options.pop("whole", False)
         try:
             self._check_open(sampling)
             if request_id in self._work:
                 raise InvalidRequest(
                     f"a request with id {request_id!r:.80} is in work", param="request_id"
                 )
-            request = self._input.request(
-                prompt,
-                sampling,
-                request_id=request_id,
-                priority=priority,
-                cache_salt=cache_salt,
-                adapter=None if adapter is None else self.adapters.find(adapter).id,
-                grammar=grammar,
-                keep_ids=keep_ids,
-                pooling=pooling,
-                second_at=second_at,
-            )
+            if adapter is not None:
+                options["adapter"] = self.adapters.find(adapter).id
+            request = self._input.request(prompt, sampling, **options)
             self._supervisor.send(messages.Submit(request))
         except HeadraceError as error:
             self.metrics.refused(refusal(error))
@@ -233,16 +214,14 @@ class AsyncEngine:
             stream.cancel()
         return answer.output
 
-    async def embed(
-        self, prompt: Prompt, *, request_id: str | None = None, priority: int = 0
-    ) -> EmbeddingOutput:
-        stream = self.submit(
-            prompt, SamplingParams(), request_id=request_id, priority=priority, pooling=True
-        )
+    async def embed(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> EmbeddingOutput:
+        options["task"] = "vector"
+        stream = self.submit(prompt, SamplingParams(), **options)
         try:
             async for delta in stream:
-                if delta.vector is not None:
-                    return EmbeddingOutput(stream.request_id, stream.prompt_ids, delta.vector)
+                if isinstance(delta.output, Vector):
+                    values = delta.output.values
+                    return EmbeddingOutput(stream.request_id, stream.prompt_ids, values)
         finally:
             stream.cancel()
         raise EngineFault("the request ended without a vector")

@@ -18,6 +18,7 @@ from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.sampling import SamplingParams
+from ..base.spec import RequestSpec
 from ..kv import KvManager
 from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
@@ -220,10 +221,11 @@ def prove(
             Request(
                 id=f"headrace-start-{name}",
                 prompt=list(range(1, length + 1)),
-                sampling=sampling,
+                spec=RequestSpec(
+                    sampling, seed=1, task="vector" if name == "pooling" else "tokens"
+                ),
                 cache_salt=_PROOF_SALT,
                 arrival=time.monotonic(),
-                pooling=name == "pooling",
             )
         )
     tokens = dict.fromkeys(paths, 0)
@@ -231,7 +233,7 @@ def prove(
         for delta in core.turn():
             if delta.finish in ("error", "abort"):
                 raise EngineFault(f"the first request ended with: {delta.error or delta.finish}")
-            made = len(delta.tokens) + 2 * (delta.vector is not None)
+            made = len(delta.tokens) + 2 * (delta.output is not None)
             tokens[delta.request_id.removeprefix("headrace-start-")] += made
     if set(tokens.values()) != {2}:
         raise EngineFault(f"the first requests gave {tokens} tokens instead of 2 each")

@@ -135,7 +135,7 @@ class EngineCore:
             self._unload()
 
     def _unload(self) -> None:
-        needed = {request.adapter for request in self.scheduler.requests()}
+        needed = {request.spec.adapter for request in self.scheduler.requests()}
         for name in self._unloading - needed:
             self._unloading.discard(name)
             self.executor.unload_adapter(name)

@@ -16,6 +16,7 @@ from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
+from ..base.spec import Task
 from .adapters import AdapterBook
 
 if TYPE_CHECKING:
@@ -28,15 +29,19 @@ Prompt = str | list[int]
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beside prompt and sampling; the defaults are those of `submit`."""
+    """What a request may say beside prompt and sampling: see `InputProcessor.request` for
+    what each means where it is left out. Without a `request_id` one is made."""
 
-    request_id: str | None
+    request_id: str
     priority: int
     cache_salt: str
     adapter: str | None
     grammar: str | None
     keep_ids: Collection[int]
+    task: Task
+    second_at: int
     whole: bool
+    """The reader wants nothing before all of it is there: what comes is merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +111,9 @@ class ServingEngine(Protocol):
     # `on_end` (called with id and life when a request has ended, for traces).
 
     def submit(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        adapter: str | None = None,
-        grammar: str | None = None,
-        keep_ids: Collection[int] = (),
-        pooling: bool = False,
-        second_at: int = 0,
+        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> OutputStream:
         """Verify a request and send it to the engine.
-
-        `pooling`: the answer is one delta with a vector (`embed`); nothing is sampled. With
-        `second_at` the prompt is a pair of texts, of which the second begins there.
-
-        `grammar`: what the answer must match, made by `text.grammar` or `text.toolgrammar`.
-        `keep_ids`: special tokens that stay in the text though special tokens are skipped.
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,
@@ -142,9 +130,7 @@ class ServingEngine(Protocol):
     ) -> RequestOutput:
         """The whole answer."""
 
-    async def embed(
-        self, prompt: Prompt, *, request_id: str | None = None, priority: int = 0
-    ) -> EmbeddingOutput:
+    async def embed(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> EmbeddingOutput:
         """The vector of a text (with what its model wants before and after it) or of token ids."""
 
     def abort(self, request_id: str) -> bool:

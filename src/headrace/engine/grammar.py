@@ -49,8 +49,9 @@ class GrammarGate:
 
     def prepare(self, sequence: Sequence) -> bool:
         request = sequence.request
+        grammar = request.spec.grammar
         # Who shares no prefixes with others shares no place in the queue with them either.
-        return request.grammar is None or self._prepare(request.grammar, request.cache_salt)
+        return grammar is None or self._prepare(grammar, request.cache_salt)
 
     def update(self, sequence: Sequence, tokens: int) -> None:
         """Nothing grows."""

@@ -95,7 +95,7 @@ class RequestsInWork:
 
         `whole`: the reader wants nothing before all of it is there.
         """
-        sampling = request.sampling
+        sampling = request.spec.sampling
         stream = Stream(request.id, request.prompt, sampling.n, self._left, whole=whole)
         life = RequestLife(
             request.arrival,
@@ -143,7 +143,7 @@ class RequestsInWork:
                 self._metrics.between_tokens(now - latest, len(delta.tokens))
             work.latest[delta.choice] = now
             self._metrics.tokens(life, len(delta.tokens), now)
-        elif delta.vector is not None:
+        elif delta.output is not None:
             life.scheduled = delta.scheduled
         life.preemptions = max(life.preemptions, delta.preemptions)
         if delta.finish == "error":

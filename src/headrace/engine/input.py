@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from ..base.errors import ContextOverflow, InvalidRequest
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..base.sampling import SamplingParams
-from ..base.step import ReasoningBudget
+from ..base.spec import SEEDS, ReasoningBudget, RequestSpec, Task
 from ..text.reasoning import detect_reasoning
 from ..text.tokenizer import Tokenizer
 
@@ -57,12 +58,19 @@ class InputProcessor:
         cache_salt: str = "",
         adapter: str | None = None,
         grammar: str | None = None,
-        pooling: bool = False,
+        task: Task = "tokens",
         second_at: int = 0,
         keep_ids: Collection[int] = (),
     ) -> Request:
-        """Raises `InvalidRequest` naming the field, or `ContextOverflow`."""
+        """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
+        match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
+        in the text though special tokens are skipped. `task` other than "tokens": nothing is
+        sampled; with `second_at` the prompt is a pair of texts, of which the second begins there.
+
+        Raises `InvalidRequest` naming the field, or `ContextOverflow`.
+        """
         arrival = time.monotonic()
+        pooling = task != "tokens"
         if not pooling and self._encoder:
             raise InvalidRequest(
                 "this model embeds and does not generate; use /v1/embeddings or embed()"
@@ -79,6 +87,7 @@ class InputProcessor:
         if pooling:
             return self._pooled(
                 prompt,
+                task,
                 request_id=request_id,
                 priority=priority,
                 adapter=adapter,
@@ -114,15 +123,18 @@ class InputProcessor:
         return Request(
             id=request_id,
             prompt=ids,
-            sampling=sampling,
-            stop_ids=tuple(dict.fromkeys((*stop_ids, *sampling.stop_token_ids))),
+            spec=RequestSpec(
+                sampling,
+                seed=resolve_seed(sampling.seed),
+                stop_ids=tuple(dict.fromkeys((*stop_ids, *sampling.stop_token_ids))),
+                adapter=adapter,
+                grammar=grammar,
+                reasoning=self._reasoning(sampling.thinking_token_budget, ids),
+            ),
             priority=_integer("priority", priority),
             cache_salt=cache_salt,
             arrival=arrival,
-            adapter=adapter,
-            grammar=grammar,
             keep_ids=tuple(keep_ids),
-            reasoning=self._reasoning(sampling.thinking_token_budget, ids),
         )
 
     def _reasoning(self, budget: int | None, prompt: list[int]) -> ReasoningBudget | None:
@@ -153,6 +165,7 @@ class InputProcessor:
     def _pooled(
         self,
         prompt: str | Sequence[int],
+        task: Task,
         *,
         request_id: str,
         priority: int,
@@ -160,6 +173,13 @@ class InputProcessor:
         second_at: int,
         arrival: float,
     ) -> Request:
+        if (task == "score") != bool(self._encoder and self._encoder.labels):
+            raise InvalidRequest(
+                "this model makes vectors of texts, which are compared by their cosine"
+                if task == "score"
+                else "this model scores pairs of texts; use /rerank, /score or score()",
+                param="model",
+            )
         if isinstance(prompt, str):
             prompt = self._tokenizer.encode_whole(prompt)
         ids = self.tokenise(prompt)
@@ -176,12 +196,15 @@ class InputProcessor:
         return Request(
             id=request_id,
             prompt=ids,
-            sampling=SamplingParams(max_tokens=1),
+            spec=RequestSpec(
+                SamplingParams(max_tokens=1),
+                seed=resolve_seed(None),
+                task=task,
+                adapter=adapter,
+                second_at=second_at,
+            ),
             priority=_integer("priority", priority),
             arrival=arrival,
-            adapter=adapter,
-            pooling=True,
-            second_at=second_at,
         )
 
     def _ends(self) -> tuple[int, ...]:
@@ -216,6 +239,11 @@ class InputProcessor:
         if not ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         return ids
+
+
+def resolve_seed(wish: int | None) -> int:
+    """The seed of a request's random streams: the user's as 64 bits, or one drawn here, once."""
+    return secrets.randbits(64) if wish is None else wish % SEEDS
 
 
 def _integer(name: str, value: Any) -> int:

@@ -24,6 +24,8 @@ from ..base.request import (
     StepStats,
 )
 from ..base.sampling import SamplingParams
+from ..base.spec import Task
+from ..base.step import Scores, Vector
 from ..loader import open_model
 from ..obs.progress import TokenProgress
 from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
@@ -249,7 +251,7 @@ class LLM:
             if ids is None:
                 ids = self.tokenizer.encode_whole(text or "", limit=limit) if text else []
             inputs.append((ids[:limit], 0))
-        return self._vectors(inputs, use_tqdm)
+        return self._vectors(inputs, "vector", use_tqdm)
 
     def score(
         self,
@@ -265,7 +267,7 @@ class LLM:
         inputs = score_inputs(
             self.tokenizer, pairs, cross="score" in self._engine.facts.features, limit=limit
         )
-        outputs = self._vectors(inputs.inputs, use_tqdm)
+        outputs = self._vectors(inputs.inputs, inputs.task, use_tqdm)
         return inputs.scores([output.vector for output in outputs])
 
     def load_adapter(self, name: str, path: str | Path) -> None:
@@ -321,8 +323,10 @@ class LLM:
             )
         return list(given)
 
-    def _vectors(self, inputs: list[tuple[list[int], int]], show: bool) -> list[EmbeddingOutput]:
-        """Of (ids, where the second text begins) each."""
+    def _vectors(
+        self, inputs: list[tuple[list[int], int]], task: Task, show: bool
+    ) -> list[EmbeddingOutput]:
+        """The vector or the scores of each (ids, where the second text begins)."""
         requests: list[Request] = []
         with self._lock:
             for place, (ids, second_at) in enumerate(inputs):
@@ -331,7 +335,7 @@ class LLM:
                         ids,
                         SamplingParams(),
                         request_id=str(next(self._ids)),
-                        pooling=True,
+                        task=task,
                         second_at=second_at,
                     )
                 except HeadraceError as error:
@@ -343,8 +347,8 @@ class LLM:
             vectors: dict[str, list[float]] = {}
 
             def keep(delta: OutputDelta) -> None:
-                if delta.vector is not None:
-                    vectors[delta.request_id] = delta.vector
+                if isinstance(delta.output, Vector | Scores):
+                    vectors[delta.request_id] = delta.output.values
 
             answers = self._run([(request, None) for request in requests], show, keep)
         for answer in answers:

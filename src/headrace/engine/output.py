@@ -13,7 +13,7 @@ class ChoiceOutput:
     __slots__ = ("_detokenizer", "_include", "_min_tokens", "_stops", "_unasked", "ended", "tokens")
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        sampling = request.sampling
+        sampling = request.spec.sampling
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special=sampling.skip_special_tokens,
@@ -26,7 +26,7 @@ class ChoiceOutput:
         )
         self._include = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
-        self._unasked = frozenset(request.stop_ids) - frozenset(sampling.stop_token_ids)
+        self._unasked = frozenset(request.spec.stop_ids) - frozenset(sampling.stop_token_ids)
         self.tokens = 0
         self.ended = False
 
@@ -44,7 +44,7 @@ class ChoiceOutput:
             delta.choice,
             logprobs=delta.logprobs,
             cached_tokens=delta.cached,
-            vector=delta.vector,
+            output=delta.output,
             preemptions=delta.preemptions,
         )
         if self._stops is None:
@@ -102,10 +102,10 @@ class RequestOutputs:
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
         self._tokenizer = tokenizer
-        self._choices: list[ChoiceOutput | None] = [None] * request.sampling.n
+        self._choices: list[ChoiceOutput | None] = [None] * request.spec.sampling.n
         self._ended = 0
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-        if request.sampling.prompt_logprobs is not None:
+        if request.spec.sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
 
     @property
@@ -125,7 +125,7 @@ class RequestOutputs:
         gathered = self._prompt_logprobs
         if gathered is not None and delta.choice == 0 and delta.prompt_logprobs:
             gathered += delta.prompt_logprobs
-        if not delta.tokens and delta.finish is None and delta.vector is None:
+        if not delta.tokens and delta.finish is None and delta.output is None:
             return None  # A chunk of the prompt, with log-probabilities only.
         first = not choice.tokens
         out = choice.feed(delta)
@@ -145,7 +145,7 @@ class Answer:
     """Gathers the deltas of a request into its `RequestOutput`."""
 
     def __init__(self, request: Request, prompt: str | None) -> None:
-        choices = [CompletionOutput(index) for index in range(request.sampling.n)]
+        choices = [CompletionOutput(index) for index in range(request.spec.sampling.n)]
         self.output = RequestOutput(request.id, prompt, request.prompt, choices)
         self._texts: list[list[str]] = [[] for _ in choices]
 

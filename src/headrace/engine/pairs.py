@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..base.errors import InvalidRequest
 from ..base.request import ScoreOutput
+from ..base.spec import Task
 from ..text.tokenizer import Tokenizer
 
 Input = tuple[list[int], int]
@@ -26,13 +27,15 @@ class ScoreInputs:
     inputs: list[Input]
     pairs: list[tuple[int, int]]
     """Indices into `inputs`; both the same where the input is the pair."""
+    task: Task
+    """What is wanted of each input."""
 
     def scores(self, vectors: Sequence[Sequence[float]]) -> list[ScoreOutput]:
         """Of the inputs' vectors."""
         lengths = [len(ids) for ids, _ in self.inputs]
         return [
             ScoreOutput(lengths[a], sigmoid(vectors[a][0]))
-            if a == b and self.inputs[a][1]
+            if self.task == "score"
             else ScoreOutput(lengths[a] + lengths[b], cosine(vectors[a], vectors[b]))
             for a, b in self.pairs
         ]
@@ -56,12 +59,13 @@ def score_inputs(
             raise InvalidRequest("a text of a pair is empty", param="text")
     if cross:
         inputs = [tokenizer.encode_pair(a, b, limit=limit) for a, b in pairs]
-        return ScoreInputs(inputs, [(place, place) for place in range(len(inputs))])
+        return ScoreInputs(inputs, [(place, place) for place in range(len(inputs))], "score")
     places: dict[str, int] = {}
     indices = [
         (places.setdefault(a, len(places)), places.setdefault(b, len(places))) for a, b in pairs
     ]
-    return ScoreInputs([(tokenizer.encode_whole(text, limit=limit), 0) for text in places], indices)
+    alone = [(tokenizer.encode_whole(text, limit=limit), 0) for text in places]
+    return ScoreInputs(alone, indices, "vector")
 
 
 def pairs_of(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ class StepPredictor:
     def __call__(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch
         for admission in plan.admitted:
-            self._pooling[admission.row] = admission.pooling
+            self._pooling[admission.row] = not admission.spec.generates
         if arch.encoder is None and any(self._pooling.get(row) for row in plan.rows):
             sampled = sum(
                 sample and not self._pooling.get(row)

@@ -20,6 +20,7 @@ from typing import Protocol
 from ..base.errors import HeadraceError
 from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
+from ..base.spec import RequestSpec
 from ..base.step import StepPlan, StepResult
 from ..kv import KvManager
 from ..roofline.composition import compose
@@ -380,10 +381,9 @@ class Cluster:
 
     def _give(self, replica: Replica, answer: SimAnswer, prompt: list[int], tokens: int) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        spec = RequestSpec(sampling, seed=0)
         try:
-            replica.scheduler.add(
-                Request(answer.request.id, prompt, sampling, arrival=self.clock.now)
-            )
+            replica.scheduler.add(Request(answer.request.id, prompt, spec, arrival=self.clock.now))
         except HeadraceError as error:
             answer.error = error.message
             self._end(answer)

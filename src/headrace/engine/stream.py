@@ -115,6 +115,6 @@ def merge(first: OutputDelta, second: OutputDelta) -> None:
     first.stop_reason = second.stop_reason
     first.cached_tokens = max(first.cached_tokens, second.cached_tokens)
     first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
-    first.vector = first.vector or second.vector
+    first.output = first.output or second.output
     first.queue_seconds = first.queue_seconds or second.queue_seconds
     first.preemptions = second.preemptions

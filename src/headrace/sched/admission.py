@@ -29,7 +29,8 @@ def sequences_of(
 
     `taken`: the id belongs to a live request. `order`: number of the first sequence.
     """
-    prompt, sampling = request.prompt, request.sampling
+    prompt, spec = request.prompt, request.spec
+    sampling = spec.sampling
     if taken:
         raise InvalidRequest(f"a request with id {request.id!r} is running", param="request_id")
     if not prompt:
@@ -44,9 +45,9 @@ def sequences_of(
         raise InvalidRequest(f"n must be at least 1, not {sampling.n}", param="n")
     limit = _limit(request, max_context)
     chain = None
-    if kv.prefix_cache and not request.pooling:
+    if kv.prefix_cache and spec.generates:
         # A pooled vector needs every hidden state, and encoders see to both sides.
-        chain = PrefixChain(kv.block_size, request.cache_salt, request.adapter)
+        chain = PrefixChain(kv.block_size, request.cache_salt, spec.adapter)
         if sampling.n > 1:
             chain.extend(prompt, len(prompt) // kv.block_size)
     urgency = now + request.priority * PATIENCE_SECONDS if policy == "priority" else 0.0
@@ -59,14 +60,14 @@ def sequences_of(
             rank=(urgency, order + choice),
             chain=chain.fork() if chain is not None and choice else chain,
         )
-        for choice in range(1 if request.pooling else sampling.n)
+        for choice in range(sampling.n if spec.generates else 1)
     ]
 
 
 def _limit(request: Request, max_context: int) -> int:
     """Total length at which a sequence of the request ends."""
-    length, wish = len(request.prompt), request.sampling.max_tokens
-    if request.pooling:
+    length, wish = len(request.prompt), request.spec.sampling.max_tokens
+    if not request.spec.generates:
         if length > max_context:
             raise ContextOverflow(
                 f"the input has {length} tokens; at most {max_context} fit", param="prompt"

@@ -127,7 +127,7 @@ class Scheduler:
         `Overloaded`: too many wait; `retry_after` says when to come again.
         """
         now = self._clock()
-        n = request.sampling.n
+        n = request.spec.sampling.n
         limits = self.limits
         room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         sequences = sequences_of(
@@ -198,11 +198,8 @@ class Scheduler:
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
         number, counts, decodes = plan.number, plan.counts, flight.decodes
-        logprobs, prompt_logprobs, vectors = (
-            result.logprobs,
-            result.prompt_logprobs,
-            result.vectors,
-        )
+        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+        outputs = result.outputs
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
         failures = result.failures
@@ -225,9 +222,9 @@ class Scheduler:
                     sampled += len(delta.tokens)
                     for resource in self.resources:
                         resource.update(sequence, len(delta.tokens))
-                elif vectors is not None and vectors[i] is not None:
+                elif outputs is not None and i in outputs:
                     delta = end(sequence, "stop")
-                    delta.vector = vectors[i]
+                    delta.output = outputs[i]
                 if delta is not None:
                     deltas.append(delta)
                     if delta.finish is not None:

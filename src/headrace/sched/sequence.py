@@ -68,11 +68,12 @@ class Sequence:
         """Prompt and what was generated."""
         self.prompt_length = len(request.prompt)
         self.limit = limit
-        least = request.sampling.min_tokens if request.grammar is None else 0
+        spec = request.spec
+        least = spec.sampling.min_tokens if spec.grammar is None else 0
         self.min_length = self.prompt_length + least
         """Total length below which a stop id does not count. A grammar may be complete before
         `min_tokens`: then the worker gives nothing but an end, and else no early one."""
-        self.stops = frozenset(request.stop_ids)
+        self.stops = frozenset(spec.stop_ids)
         self.rank = rank
         """Place in the order of service, for life: lower is served first, preempted last."""
         self.chain = chain
@@ -107,7 +108,7 @@ class Sequence:
         """Does it still owe log-probabilities of prompt tokens? Choice 0 delivers them for all."""
         return (
             self.choice == 0
-            and self.request.sampling.prompt_logprobs is not None
+            and self.request.spec.sampling.prompt_logprobs is not None
             and self.scored < self.prompt_length
         )
 
@@ -120,20 +121,13 @@ class Sequence:
         return self.chunk_start if len(self.tokens) == self.admitted else len(self.tokens) - 1
 
     def admission(self) -> Admission:
-        request = self.request
         return Admission(
-            row=self.row,
-            sequence_id=self.id,
-            tokens=self.tokens.copy(),
-            prompt_length=self.prompt_length,
-            sampling=request.sampling,
-            stop_ids=request.stop_ids,
-            choice=self.choice,
-            adapter=request.adapter,
-            grammar=request.grammar,
-            pooling=request.pooling,
-            second_at=request.second_at,
-            reasoning=request.reasoning,
+            self.row,
+            self.id,
+            self.tokens.copy(),
+            self.prompt_length,
+            self.choice,
+            self.request.spec,
         )
 
     def __repr__(self) -> str:

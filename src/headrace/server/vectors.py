@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
 from ..base.sampling import SamplingParams
+from ..base.step import Scores, Vector
 from .caller import engine_id
 from .errors import coded
 from .generation import Aborted, Usage
 
 if TYPE_CHECKING:
+    from ..base.spec import Task
     from ..engine.face import ServingEngine
     from ..engine.pairs import Input
     from .service import Service
@@ -39,13 +41,14 @@ def check_vectors(service: Service, *, pairs: bool) -> bool:
 async def vectors(
     service: Service,
     inputs: Sequence[Input],
+    task: Task,
     *,
     request_id: str,
     priority: int,
     usage: Usage,
     param: str,
 ) -> list[list[float]]:
-    """The vector of each input, in their order.
+    """The vector of each input, or what the model scores it, in their order.
 
     All are checked before the first is sent. The first error ends them all.
     """
@@ -62,7 +65,7 @@ async def vectors(
                 SamplingParams(),
                 request_id=engine_id(f"{request_id}-{place}"),
                 priority=priority,
-                pooling=True,
+                task=task,
                 second_at=second_at,
             )
             try:
@@ -71,22 +74,22 @@ async def vectors(
                         raise Aborted(
                             "the server ended this request before it was complete", retry_after=1.0
                         )
-                    if delta.vector is not None:
-                        return delta.vector
+                    if isinstance(delta.output, Vector | Scores):
+                        return delta.output.values
             finally:
                 stream.cancel()
         raise EngineFault("an input ended without a vector")
 
-    tasks = [
+    works = [
         asyncio.ensure_future(one(place, ids, second_at))
         for place, (ids, second_at) in enumerate(inputs)
     ]
     try:
-        return await asyncio.gather(*tasks)
+        return await asyncio.gather(*works)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        for work in works:
+            work.cancel()
+        await asyncio.wait(works)
 
 
 def _check(engine: ServingEngine, inputs: Sequence[Input], param: str) -> None:

@@ -170,10 +170,11 @@ class GrammarMasks:
 
     def admit(self, admission: Admission) -> None:
         """Begin to make the row's matcher and its first mask."""
-        assert admission.grammar is not None
+        grammar = admission.spec.grammar
+        assert grammar is not None
         form = self._forms[admission.row] = Form()
         generated = admission.tokens[admission.prompt_length :]
-        form.coming = self._threads.submit(self._begin, form, admission.grammar, generated)
+        form.coming = self._threads.submit(self._begin, form, grammar, generated)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.arch import Pooling
-from ..base.step import StepPlan
+from ..base.step import Output, Scores, StepPlan, Vector
 from ..kernels.arrays import Array
 from .arrays import concatenate, copy, fp32, like, normalised, stack
 
@@ -72,8 +72,9 @@ class Pooler:
 
     def collect(
         self, plan: StepPlan, pooled: Sequence[int], hidden: Array
-    ) -> list[list[float] | None] | None:
-        """Per entry the vector where its input is complete; hidden [N, D]. None: no one asked.
+    ) -> dict[int, Output] | None:
+        """Entry → its vector or scores, where its input is complete; hidden [N, D]. None: no one
+        asked.
 
         `pooled` is what `wanted` gave.
         """
@@ -91,9 +92,9 @@ class Pooler:
             if vector is not None:
                 done.append(entry)
                 vectors.append(vector)
-        result: list[list[float] | None] = [None] * len(plan.rows)
         if not done:
-            return result
+            return None
+        kind: type[Vector | Scores] = Vector if self._head is None else Scores
         together = stack(vectors)
         if self._head is not None:
             together = fp32(self._head(together, like(np.arange(len(done)), hidden)))
@@ -101,9 +102,7 @@ class Pooler:
             together = fp32(together)
             if self._pooling.normalise:
                 together = normalised(together)
-        for place, values in zip(done, together.tolist(), strict=True):
-            result[place] = values
-        return result
+        return {entry: kind(values) for entry, values in zip(done, together.tolist(), strict=True)}
 
     def _feed(self, row: int, start: int, chunk: Array, complete: bool) -> Array | None:
         kind = "cls" if self._head is not None else self._pooling.kind

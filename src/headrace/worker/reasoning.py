@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..base.step import Admission, ReasoningBudget
+from ..base.spec import ReasoningBudget
+from ..base.step import Admission
 from ..kernels.arrays import Array
 from .arrays import like
 
@@ -50,7 +51,7 @@ class ReasoningBudgets:
 
     def admit(self, admission: Admission) -> None:
         """Also after a preemption: what was generated before counts."""
-        rule = admission.reasoning
+        rule = admission.spec.reasoning
         if rule is None:
             return
         row = _Row(rule, rule.inside)

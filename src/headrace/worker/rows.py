@@ -7,7 +7,6 @@ What sampling needs of a row lies in columns on the host, where a step picks its
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.errors import EngineFault
+from ..base.spec import SEEDS
 from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.draws import RULE, streams, uniforms
@@ -76,12 +76,13 @@ class Rows:
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
-        row, sampling = admission.row, admission.sampling
+        row, spec = admission.row, admission.spec
+        sampling = spec.sampling
         assert not self.held[row], f"row {row} is taken"
         for name in ("adapter", "grammar"):
-            if getattr(admission, name) is not None and name not in self._features:
+            if getattr(spec, name) is not None and name not in self._features:
                 raise EngineFault(f"this worker has no support for {name}")
-        if admission.pooling and "pooling" not in self._features:
+        if not spec.generates and "pooling" not in self._features:
             raise EngineFault("this worker has no support for pooling")
         if len(admission.tokens) > self.tokens.shape[1]:
             raise EngineFault(f"{len(admission.tokens)} tokens do not fit into a row")
@@ -90,7 +91,7 @@ class Rows:
             self.host_tokens[row, : len(ids)] = ids
         else:
             self.tokens[row, : len(ids)] = to_device(ids, self.tokens.device)
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64
+        assert 0 <= spec.seed < SEEDS, "a seed is resolved before a request is sent"
         self.columns[row] = (
             admission.prompt_length,
             max(sampling.temperature, 1e-5),
@@ -104,15 +105,15 @@ class Rows:
             or sampling.presence_penalty != 0
             or sampling.frequency_penalty != 0,
             sampling.greedy,
-            seed,
+            spec.seed,
             admission.choice,
             sampling.min_tokens,
             -1 if sampling.logprobs is None else sampling.logprobs,
             -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
-            admission.pooling,
-            admission.second_at,
+            not spec.generates,
+            spec.second_at,
         )
-        self.stop_ids[row] = admission.stop_ids
+        self.stop_ids[row] = spec.stop_ids
         self.logit_bias[row] = sampling.logit_bias
         self.held[row] = True
         simple = (
@@ -120,16 +121,16 @@ class Rows:
             and not sampling.logit_bias
             and not sampling.min_tokens
             and not self.columns["penalised"][row]
-            and admission.grammar is None
-            and admission.reasoning is None
+            and spec.grammar is None
+            and spec.reasoning is None
         )
         if not (simple and sampling.greedy):
             self.choosing.add(row)
         if sampling.prompt_logprobs is not None:
             self.scoring.add(row)
-        if admission.pooling:
+        if not spec.generates:
             self.pooling.add(row)
-        if not simple or row in self.scoring or row in self.pooling or admission.adapter:
+        if not simple or row in self.scoring or row in self.pooling or spec.adapter:
             self.asking.add(row)
         elif not sampling.greedy:
             self.drawing.add(row)

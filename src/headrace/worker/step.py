@@ -143,7 +143,7 @@ class Steps:
         else:
             hidden, sampled = chosen
         prompt_logprobs = self.prompt_scores.score(plan, scored, self.runner, hidden)
-        vectors = self.pooler.collect(plan, pooled, hidden)
+        outputs = self.pooler.collect(plan, pooled, hidden)
 
         logprobs: list[list[TokenLogprobs]] | None = None
         failures: dict[int, str] = {}
@@ -187,7 +187,7 @@ class Steps:
                 tokens=tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
-                vectors=vectors,
+                outputs=outputs,
                 seconds=seconds,
                 gap=gap,
                 failures=failures,
@@ -225,10 +225,11 @@ class Steps:
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.budgets.admit(admission)
-            if self.masks is not None and admission.grammar is not None:
+            spec = admission.spec
+            if self.masks is not None and spec.grammar is not None:
                 self.masks.admit(admission)
-            if self.adapters is not None and admission.adapter is not None:
-                self.adapters.admit(admission.row, admission.adapter)
+            if self.adapters is not None and spec.adapter is not None:
+                self.adapters.admit(admission.row, spec.adapter)
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
 

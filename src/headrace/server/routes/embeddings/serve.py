@@ -36,7 +36,7 @@ async def serve(service: Service, request: Request, body: EmbeddingBody) -> Resp
 
     async def whole() -> Response:
         found = await vectors(
-            service, inputs, request_id=request_id, priority=body.priority or 0,
+            service, inputs, "vector", request_id=request_id, priority=body.priority or 0,
             usage=usage, param="input",
         )  # fmt: skip
         data = [

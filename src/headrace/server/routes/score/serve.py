@@ -41,7 +41,7 @@ async def scores_of(
         score_inputs, service.engine.tokenizer, pairs, cross=cross, limit=limit
     )
     found = await vectors(
-        service, inputs.inputs, request_id=request_id, priority=body.priority or 0,
+        service, inputs.inputs, inputs.task, request_id=request_id, priority=body.priority or 0,
         usage=usage, param=param,
     )  # fmt: skip
     return [output.score for output in inputs.scores(found)]
