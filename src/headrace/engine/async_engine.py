@@ -158,10 +158,15 @@ class AsyncEngine:
     # Requests
 
     def submit(
-        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        whole: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> Stream:
         request_id = options.setdefault("request_id", uuid.uuid4().hex)
-        adapter, whole = options.get("adapter"), options.pop("whole", False)
+        adapter = options.get("adapter")
         try:
             self._check_open(sampling)
             if request_id in self._work:
@@ -203,8 +208,7 @@ class AsyncEngine:
     async def generate(
         self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
     ) -> RequestOutput:
-        options.setdefault("whole", True)
-        stream = self.submit(prompt, sampling, **options)
+        stream = self.submit(prompt, sampling, whole=True, **options)
         request = self._work.request(stream.request_id)
         answer = Answer(request, prompt if isinstance(prompt, str) else None)
         try:

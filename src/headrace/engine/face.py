@@ -40,8 +40,6 @@ class RequestOptions(TypedDict, total=False):
     keep_ids: Collection[int]
     task: Task
     second_at: int
-    whole: bool
-    """The reader wants nothing before all of it is there: what comes is merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,16 @@ class ServingEngine(Protocol):
     # `on_end` (called with id and life when a request has ended, for traces).
 
     def submit(
-        self, prompt: Prompt, sampling: SamplingParams, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        whole: bool = False,
+        **options: Unpack[RequestOptions],
     ) -> OutputStream:
         """Verify a request and send it to the engine.
+
+        `whole`: the reader wants nothing before all of it is there; what comes is merged.
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,
