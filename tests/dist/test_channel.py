@@ -14,6 +14,9 @@ import pytest
 from headrace.dist.channel import AsyncChannel, Channel, PeerGone, PrivateFolder, address
 
 
+pytestmark = pytest.mark.timeout(60)
+
+
 class Number(msgspec.Struct, tag=True):
     value: int
 
@@ -64,12 +67,21 @@ def test_messages_arrive_in_order_both_ways(folder: Path) -> None:
         assert parent.receive_one(5.0) == Number(-1)
         for value in range(5000):
             parent.send(Number(value))
+        # More than the system holds for a reader: the rest leaves whenever its sender looks.
         got: list[Message] = []
-        while len(got) < 5000:
-            got += child.receive(5.0)
+        while len(got) < 5000 and (some := child.receive(1.0)):
+            got += some
+            assert parent.receive(0.0) == []
         assert got == [Number(value) for value in range(5000)]
         child.send(Blob(b"x" * 5_000_000))
-        assert parent.receive_one(5.0) == Blob(b"x" * 5_000_000)
+        child.send(Number(7))
+        large: list[Message] = []
+        for _ in range(1000):
+            large += parent.receive(0.0)
+            assert child.receive(0.0) == []
+            if len(large) == 2:
+                break
+        assert large == [Blob(b"x" * 5_000_000), Number(7)]
         assert parent.receive(0.0) == []
         began = time.monotonic()
         assert parent.receive(0.05) == []
@@ -112,9 +124,66 @@ def test_what_is_no_message_is_refused(folder: Path) -> None:
     parent.close()
 
 
+def test_what_a_peer_said_last_is_heard_after_its_end(folder: Path) -> None:
+    parent = Channel(address(folder, "c"), Message, bind=True)
+    child = Channel(address(folder, "c"), Message, bind=False)
+    child.send(Number(1))
+    child.send(Blob(b"y" * 300_000))
+    closing = threading.Thread(target=child.close)
+    closing.start()
+    got: list[Message] = []
+    while len(got) < 2 and (some := parent.receive(1.0)):
+        got += some
+    assert got == [Number(1), Blob(b"y" * 300_000)]
+    closing.join()
+    assert parent.receive(0.05) == []
+    with pytest.raises(PeerGone):
+        parent.send(Number(2))
+    parent.close()
+
+
+def test_a_peer_that_reads_nothing_makes_nobody_wait(folder: Path) -> None:
+    parent = Channel(address(folder, "c"), Message, bind=True)
+    child = Channel(address(folder, "c"), Message, bind=False)
+    child.send(Number(0))
+    assert parent.receive_one(1.0) == Number(0)
+    began = time.monotonic()
+    for _ in range(50):
+        parent.send(Blob(b"z" * 100_000))
+    assert time.monotonic() - began < 1.0
+    got: list[Message] = []
+    while len(got) < 50:
+        got += child.receive(0.0)
+        parent.receive(0.0)
+    assert set(map(type, got)) == {Blob}
+    child.close()
+    parent.close()
+
+
+def test_an_event_loop_sends_more_than_the_system_holds(folder: Path) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        heard = asyncio.Event()
+        parent = AsyncChannel(
+            address(folder, "c"), Message, on_message=lambda _: heard.set(), loop=loop
+        )
+        child = Channel(address(folder, "c"), Message, bind=False)
+        child.send(Number(1))
+        await asyncio.wait_for(heard.wait(), 5)
+        parent.send(Blob(b"q" * 3_000_000))
+        parent.send(Number(2))
+        first = await asyncio.to_thread(child.receive_one, 5.0)
+        second = await asyncio.to_thread(child.receive_one, 5.0)
+        assert (first, second) == (Blob(b"q" * 3_000_000), Number(2))
+        child.close()
+        parent.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("policy", ["asyncio", "uvloop"])
 def test_the_event_loop_misses_nothing(folder: Path, policy: str) -> None:
-    """Sending and receiving at once, in bursts: the edge-triggered descriptor loses no message."""
+    """Sending and receiving at once, in bursts: no message is lost, and none waits for another."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

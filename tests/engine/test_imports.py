@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "numpy", "transformers", "zmq", "msgspec", "fastapi", "jinja2", "tokenizers"}
+HEAVY = {"torch", "numpy", "transformers", "msgspec", "fastapi", "jinja2", "tokenizers"}
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -273,7 +273,7 @@ def test_what_cannot_be_a_graph_is_timed_without_and_says_so(
 
 
 ABSENT = (
-    "msgspec", "zmq", "fastapi", "starlette", "uvicorn", "psutil", "llguidance", "pydantic",
+    "msgspec", "fastapi", "starlette", "uvicorn", "psutil", "llguidance", "pydantic",
     "httpx", "pytest", "gguf", "orjson", "uvloop", "prometheus_client", "pynvml", "duckdb",
 )  # fmt: skip
 """What is not on a machine that has torch, triton and transformers only."""

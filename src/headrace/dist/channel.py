@@ -1,8 +1,12 @@
 """Two-way channels of typed messages between two processes of one machine.
 
-ZeroMQ over Unix sockets in a private folder, msgpack by msgspec; one message is one frame. The
-parent binds, the child connects and speaks first: before that the parent has nobody to send to.
-A channel is strictly one to one; each end belongs to one thread.
+Unix sockets in a private folder, msgpack by msgspec; one message is one frame: its length in four
+bytes, then its bytes. The parent binds, the child connects and speaks first: before that the parent
+has nobody to send to. A channel is strictly one to one; each end belongs to one thread.
+
+Plain sockets and no messaging library: a library with threads of its own wakes two of them for each
+message, and on a machine whose cores all decode, each wake-up is taken from the next step
+(docs/adr/0215).
 """
 
 from __future__ import annotations
@@ -11,19 +15,28 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import shutil
+import socket
 import stat
+import struct
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 
 _BURST = 64
 """Messages taken in one callback of the event loop before others get their turn."""
+_READ_BYTES = 256 << 10
+_SOCKET_BYTES = 1 << 20
+"""Asked of the system for what was sent and not yet read; what does not fit waits in the sender."""
+_LINGER_SECONDS = 0.2
+"""How long a closing end waits for what it has sent to leave."""
+_LENGTH = struct.Struct(">I")
 
 _PREFIX = "headrace-"
 _LOCK = "owner"
@@ -85,53 +98,161 @@ def _remove_abandoned(folder: Path) -> None:
 
 def address(folder: Path, name: str) -> str:
     """Address of the channel `name` in a private folder."""
-    path = folder / f"{name}.sock"
+    path = str(folder / f"{name}.sock")
     assert len(os.fsencode(path)) < 104, f"{path} is too long for a Unix socket"
-    return f"ipc://{path}"
+    return path
 
 
 class _End:
-    def __init__(
-        self, where: str, receives: Any, *, bind: bool, context: zmq.Context[Any] | None = None
-    ) -> None:
-        """`context`: of other channels too, and not ended with this one; None: its own."""
-        self.closed = True  # Until everything below has been had.
+    """One end: whole frames out, whole frames in, and never a wait in either."""
+
+    def __init__(self, where: str, receives: Any, *, bind: bool) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(receives)
-        self._shared = context is not None
-        self._context = context or zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket: socket.socket | None = None
+        self._listener: socket.socket | None = None
+        self._frames: deque[bytes] = deque()
+        """Whole messages that were read and not yet taken."""
+        self._part = bytearray()
+        """The beginning of the next one."""
+        self._unsent = bytearray()
+        self.closed = True  # Until everything below has been had.
         if bind:
-            self._socket.bind(where)
+            Path(where).unlink(missing_ok=True)
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(where)
+            self._listener.listen(1)
+            self._listener.setblocking(False)
         else:
-            self._socket.connect(where)
+            connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connected.connect(where)
+            self._open(connected)
         self.closed = False
 
     def send(self, message: Any) -> None:
         """Queue one message; never waits. Raises `PeerGone` where there is no other end."""
         if self.closed:
             raise PeerGone("the channel is closed")
+        if self._socket is None:
+            self._accept()
+        if self._socket is None:
+            raise PeerGone("nobody is connected to the channel")
+        data = self._encoder.encode(message)
+        length = _LENGTH.pack(len(data))
+        if self._unsent:
+            self._unsent += length
+            self._unsent += data
+            return
         try:
-            self._socket.send(self._encoder.encode(message), flags=zmq.NOBLOCK)
-        except zmq.Again:
-            raise PeerGone("nobody is connected to the channel") from None
+            sent = self._socket.sendmsg((length, data))
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose()
+            raise PeerGone("the other end of the channel has gone") from None
+        if sent < len(length) + len(data):
+            self._unsent += (length + data)[sent:]
+            self._wants_room(True)
+
+    def _send_rest(self) -> None:
+        """What did not fit before, as far as it fits now."""
+        while self._unsent and self._socket is not None:
+            try:
+                del self._unsent[: self._socket.send(self._unsent)]
+            except BlockingIOError:
+                return
+            except OSError:
+                self._lose()
+        self._wants_room(False)
 
     def _take(self) -> Any | None:
+        """The next message that has been read; None: there is none."""
+        return self._decoder.decode(self._frames.popleft()) if self._frames else None
+
+    def _read(self) -> bool:
+        """Take what the socket has, up to a limit; False: it has nothing, or nobody is there."""
+        if self._socket is None:
+            return False
         try:
-            return self._decoder.decode(self._socket.recv(flags=zmq.NOBLOCK))
-        except zmq.Again:
-            return None
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return False
+        if self._part:
+            self._part += data
+            data = bytes(self._part) if self._whole(self._part) else b""
+            if not data:
+                return True
+            self._part.clear()
+        at, end = 0, len(data)
+        while end - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, at)
+            after = at + _LENGTH.size + length
+            if after > end:
+                break
+            self._frames.append(data[at + _LENGTH.size : after])
+            at = after
+        self._part += data[at:]
+        return True
+
+    @staticmethod
+    def _whole(part: bytearray) -> bool:
+        """Does this begin with a whole frame? A long one is not copied before its end is there."""
+        return len(part) >= _LENGTH.size and (
+            len(part) >= _LENGTH.size + _LENGTH.unpack_from(part)[0]
+        )
+
+    def _accept(self) -> None:
+        """Connect with the child, if it has knocked."""
+        if self._listener is None:
+            return
+        try:
+            connected, _ = self._listener.accept()
+        except (BlockingIOError, OSError):
+            return
+        self._forget_listener()
+        self._open(connected)
+
+    def _open(self, connected: socket.socket) -> None:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+        connected.setblocking(False)
+        self._socket = connected
+
+    def _lose(self) -> None:
+        """The other end has gone; what was read of it can still be taken."""
+        if self._socket is not None:
+            self._forget(self._socket)
+            self._socket.close()
+            self._socket = None
+        self._unsent.clear()
+
+    def _forget_listener(self) -> None:
+        if self._listener is not None:
+            self._forget(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _wants_room(self, wanted: bool) -> None:
+        """Is there something unsent, that must go once there is room?"""
+
+    def _forget(self, one: socket.socket) -> None:
+        """A socket is about to be closed."""
 
     def close(self) -> None:
         """Let go of the socket; what is queued is still delivered for a moment."""
-        if not self.closed:
-            self.closed = True
-            self._socket.close()
-            if not self._shared:
-                self._context.term()
+        if self.closed:
+            return
+        self.closed = True
+        if self._unsent and self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.settimeout(_LINGER_SECONDS)
+                self._socket.sendall(self._unsent)
+        self._lose()
+        self._forget_listener()
 
 
 class Channel(_End):
@@ -139,13 +260,14 @@ class Channel(_End):
 
     def __init__(self, where: str, receives: Any, *, bind: bool) -> None:
         """`receives`: the type (a union of tagged structs) of what the other end sends."""
+        self._poll = select.poll()
         super().__init__(where, receives, bind=bind)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
+        if self._listener is not None:
+            self._poll.register(self._listener, select.POLLIN)
 
     def watch(self, descriptor: int) -> None:
         """Wake `receive` also when this file descriptor becomes readable (a pidfd: a death)."""
-        self._poller.register(descriptor, zmq.POLLIN)
+        self._poll.register(descriptor, select.POLLIN)
 
     def receive(self, timeout: float | None = 0.0) -> list[Any]:
         """All messages that are there; with none, wait up to `timeout` seconds (None: for ever).
@@ -153,26 +275,59 @@ class Channel(_End):
         An empty list: none came, or a watched descriptor woke it. Raises `msgspec.DecodeError`
         or `msgspec.ValidationError` for what is not a message.
         """
+        if not self._frames:
+            self._wait(timeout)
         messages: list[Any] = []
-        if timeout == 0.0 and not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return messages  # Half of what it costs to be told so by an exception.
-        first = self._take()
-        if first is None and timeout != 0.0:
-            milliseconds = None if timeout is None else max(1, int(timeout * 1000))
-            self._poller.poll(milliseconds)
-            first = self._take()
-        while first is not None:
-            messages.append(first)
-            first = self._take()
+        while self._frames or (messages and self._arrived()):
+            messages.append(self._take())
         return messages
 
     def receive_one(self, timeout: float | None) -> Any | None:
         """The next message, or None when none came in `timeout` seconds or a watch fired."""
-        message = self._take()
-        if message is None:
-            self._poller.poll(None if timeout is None else max(1, int(timeout * 1000)))
-            message = self._take()
-        return message
+        if not self._frames:
+            self._wait(timeout)
+        return self._take()
+
+    def _wait(self, timeout: float | None) -> None:
+        """Until a whole message is there, a watched descriptor is ready, or the time is over."""
+        end = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            woken = self._poll.poll(None if left is None else max(0, int(left * 1000 + 0.999)))
+            own = False
+            for descriptor, events in woken:
+                if self._listener is not None and descriptor == self._listener.fileno():
+                    self._accept()
+                    own = True
+                elif self._socket is not None and descriptor == self._socket.fileno():
+                    if events & select.POLLOUT:
+                        self._send_rest()
+                    if events & ~select.POLLOUT:
+                        self._read()
+                    own = True
+            if self._frames or not own:
+                return  # Also where a watched descriptor woke us, or nothing did.
+            if end is not None:
+                left = max(0.0, end - time.monotonic())
+
+    def _arrived(self) -> bool:
+        """Read on after a burst: True where another whole message came."""
+        while self._read():
+            if self._frames:
+                return True
+        return False
+
+    def _open(self, connected: socket.socket) -> None:
+        super()._open(connected)
+        self._poll.register(connected, select.POLLIN)
+
+    def _wants_room(self, wanted: bool) -> None:
+        if self._socket is not None:
+            self._poll.modify(self._socket, select.POLLIN | (select.POLLOUT if wanted else 0))
+
+    def _forget(self, one: socket.socket) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._poll.unregister(one)
 
 
 class AsyncChannel(_End):
@@ -186,53 +341,54 @@ class AsyncChannel(_End):
         on_message: Callable[[Any], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        # ZeroMQ ends the process that it cannot get a thread in. One context, whose threads are
-        # there from the first channel on, asks for none when an engine is started again.
-        super().__init__(where, receives, bind=True, context=zmq.Context.instance())
+        super().__init__(where, receives, bind=True)
         self._on_message = on_message
         self._loop = loop
-        self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._scheduled = False
         self.received_at = time.monotonic()
         """`time.monotonic()` of the latest message, or of the opening."""
-        loop.add_reader(self._descriptor, self._drain)
+        assert self._listener is not None
+        loop.add_reader(self._listener.fileno(), self._accept)
 
-    def send(self, message: Any) -> None:
-        super().send(message)
-        # The descriptor is edge-triggered and sending may consume the edge: look again.
-        self._again()
+    def flush(self) -> None:
+        """Take everything that has arrived, now: before the end of a dead peer is reported."""
+        if self._socket is None:
+            self._accept()
+        while not self.closed and (self._frames or self._read()):
+            self._give(len(self._frames))
 
-    def _again(self) -> None:
-        if not self._scheduled and not self.closed:
+    def _drain(self) -> None:
+        if not self._frames:
+            self._read()
+        self._give(_BURST)
+        if self._frames and not (self._scheduled or self.closed):
             self._scheduled = True
             self._loop.call_soon(self._drain_again)
 
     def _drain_again(self) -> None:
         self._scheduled = False
-        self._drain()
-
-    def _drain(self) -> None:
-        for _ in range(_BURST):
-            if self.closed:
-                return
-            message = self._take()
-            if message is None:
-                return
-            self.received_at = time.monotonic()
-            self._on_message(message)
-        self._again()
-
-    def flush(self) -> None:
-        """Take everything that has arrived, now: before the end of a dead peer is reported."""
-        while not self.closed:
-            message = self._take()
-            if message is None:
-                return
-            self.received_at = time.monotonic()
-            self._on_message(message)
-
-    def close(self) -> None:
         if not self.closed:
-            with contextlib.suppress(ValueError, OSError, RuntimeError):
-                self._loop.remove_reader(self._descriptor)
-        super().close()
+            self._drain()
+
+    def _give(self, most: int) -> None:
+        for _ in range(most):
+            if self.closed or not self._frames:
+                return
+            self.received_at = time.monotonic()
+            self._on_message(self._take())
+
+    def _open(self, connected: socket.socket) -> None:
+        super()._open(connected)
+        self._loop.add_reader(connected.fileno(), self._drain)
+
+    def _wants_room(self, wanted: bool) -> None:
+        if self._socket is not None:
+            if wanted:
+                self._loop.add_writer(self._socket.fileno(), self._send_rest)
+            else:
+                self._loop.remove_writer(self._socket.fileno())
+
+    def _forget(self, one: socket.socket) -> None:
+        with contextlib.suppress(ValueError, OSError, RuntimeError):
+            self._loop.remove_reader(one.fileno())
+            self._loop.remove_writer(one.fileno())

@@ -3,7 +3,7 @@
 Run: `python tests/kernels_cpu/bits/whole_model.py MODEL.gguf`, and the same by a Python for aarch64
 in an emulator: `qemu-aarch64 -cpu neoverse-n1 -L ROOT ROOT/usr/bin/python3.11 …`, where ROOT has
 Python of Debian's arm64 packages and the cross compiler's C library, PYTHONPATH the wheels of
-numpy, msgspec, pyzmq, jinja2, markupsafe, regex and safetensors for aarch64 and a copy of `src`
+numpy, msgspec, jinja2, markupsafe, regex and safetensors for aarch64 and a copy of `src`
 with the libraries of `build/cpu-aarch64`. Beside the tokens it prints a digest of the kept panels,
 which the packers of both machines must have written alike; HEADRACE_CACHE should name an empty
 folder.
