@@ -26,7 +26,6 @@ from headrace.base.errors import InvalidRequest, OptionError
 from headrace.base.sampling import SamplingParams
 from headrace.server.accounts import Accounts
 from headrace.server.app import create_app, create_operator_app
-from headrace.server.habits import keep
 from headrace.server.hosts import read_hosts
 from headrace.server.keys import Key, hash_of, new_key, write_keys
 from headrace.server.tls import Tls
@@ -468,21 +467,26 @@ def test_a_flood_of_connections_leaves_probes_their_own(small: Running) -> None:
 # What nobody awaits
 
 
-async def test_a_habit_that_fails_is_seen_and_begins_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("headrace.server.habits.FIRST_PAUSE", 0.0)
-    failures: list[str] = []
-    again = asyncio.Event()
+async def test_a_habit_that_fails_is_seen_and_begins_anew() -> None:
+    app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
+    failing, again = True, asyncio.Event()
 
     async def habit() -> None:
-        if len(failures) < 3:
+        if failing:
             raise OSError("no more files")
         again.set()
 
-    keep("a test", habit, failures.append)
-    await asyncio.wait_for(again.wait(), 5)
-    assert failures == ["habit"] * 3
+    task = app.state.service.tasks.keep("a habit", habit, pause=0.05)
+    async with client_of(app) as client:
+        while (reply := await client.get("/health")).status_code == 200:
+            await asyncio.sleep(0)
+        assert reply.json()["message"] == "a habit does not run: OSError: no more files"
+        failing = False
+        await asyncio.wait_for(again.wait(), 5)
+        await task
+        assert (await client.get("/health")).status_code == 200
+        counted = (await client.get("/metrics")).text
+        assert 'headrace_server_failures_total{kind="habit"} 0.0' not in counted
 
 
 def test_the_files_of_a_certificate_may_be_gone_for_a_while(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class ServerOptions:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     served_name: str | None = option(None, "Name under which the model is served.")
-    max_body: int = option(32 * 2**20, "Largest request body, in bytes.", low=1024)
+    max_body: int = option(4 * 2**20, "Largest request body, in bytes.", low=1024)
     max_concurrent: int = option(1024, "Requests in work before new ones get 503.", low=1)
     drain_seconds: float = option(30.0, "How long SIGTERM waits for running requests.", low=0)
     store: str | None = option(

@@ -17,6 +17,7 @@ from starlette.routing import Match
 from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, InvalidRequest, NotFound
 from ..base.version import VERSION
+from ..obs.tasks import TaskWatch
 from .accounts import Accounts
 from .batches.runner import BatchRunner
 from .border import Border
@@ -155,6 +156,7 @@ def create_app(
     if accounts is not None:
         accounts.failed = meter.failed
         accounts.restore(store.ledger())
+    service.tasks = TaskWatch(lambda name: meter.failed("habit"))
     app.state.service = service
     app.state.meter = meter
     app.state.store = store

@@ -1,34 +1,80 @@
-"""Request bodies: bounded while they arrive, parsed once, every mistake a typed error."""
+"""Request bodies: bounded while they arrive, weighed, parsed once, every mistake a typed error."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from ..base.errors import TooLarge
+from ..base.errors import Overloaded, TooLarge
+from ..base.weight import LIGHT, Weight, weigh
+from .caller import CALLER
 from .errors import UnsupportedMediaType, from_validation
+
+if TYPE_CHECKING:
+    from .hands import Hands
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MOST = Weight(containers=10_240, values=32_768, numbers=2**19)
+"""What a body may hold: parsing it takes below 50 ms, in which nothing else is done (a message
+about 4 µs, a value 1 µs, a number 0.1 µs). A conversation of a thousand turns has 3,000 objects."""
+IN_FLIGHT = 256 * 2**20
+"""Bytes of the bodies of all requests that have not been answered. What is made of one is two to
+four times its size (`benchmarks/holds.py`)."""
+MOST_SHARE = 0.5
+"""Of these bytes that one key may take."""
 
-async def read_body(request: Request, limit: int) -> bytes:
+
+class BodiesInFlight:
+    """The bytes of all bodies whose requests have not been answered."""
+
+    def __init__(self, most: int = IN_FLIGHT) -> None:
+        self._most = most
+        self.held = 0
+        self._by_owner: Counter[str] = Counter()
+
+    def take(self, scope: MutableMapping[str, Any], size: int) -> None:
+        """Hold so many bytes more for the request of this scope. Raises `Overloaded`."""
+        owner = CALLER.get().owner
+        mine = self._by_owner[owner] + size
+        share = self._most * MOST_SHARE if owner else self._most
+        if self.held + size > self._most or mine > share:
+            raise Overloaded("the requests in work hold as much text as is allowed", retry_after=1)
+        self.held += size
+        self._by_owner[owner] = mine
+        _, before = scope.get("headrace.held", ("", 0))
+        scope["headrace.held"] = owner, before + size
+
+    def give(self, scope: MutableMapping[str, Any]) -> None:
+        """The request of this scope has been answered."""
+        owner, size = scope.pop("headrace.held", ("", 0))
+        self.held -= size
+        self._by_owner[owner] -= size
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+
+
+async def read_body(request: Request, limit: int) -> bytearray:
     """The body, refused as soon as it is announced or grows longer than `limit` bytes.
 
-    Raises `TooLarge`, and Starlette's `ClientDisconnect` where the client leaves half-way.
+    Raises `TooLarge`, `Overloaded` where requests hold too much (`BodiesInFlight`), and
+    Starlette's `ClientDisconnect` where the client leaves half-way.
     """
     announced = request.headers.get("content-length")
     if announced is not None and announced.isdigit() and int(announced) > limit:
         raise _too_large(limit)
-    parts: list[bytes] = []
-    size = 0
+    bodies: BodiesInFlight = request.app.state.service.bodies
+    body = bytearray()
     async for part in request.stream():
-        size += len(part)
-        if size > limit:
+        if len(body) + len(part) > limit:
             raise _too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
+        bodies.take(request.scope, len(part))
+        body += part
+    return body
 
 
 async def read_model(request: Request, model: type[Model], limit: int) -> Model:
@@ -40,17 +86,22 @@ async def read_model(request: Request, model: type[Model], limit: int) -> Model:
     return parse(await read_json(request, limit), model)
 
 
-async def read_json(request: Request, limit: int) -> bytes:
-    """The body of a JSON request, unparsed; raises `TooLarge` or `UnsupportedMediaType`."""
+async def read_json(request: Request, limit: int) -> bytearray:
+    """The body of a JSON request, unparsed, not too heavy to be; raises `TooLarge` or
+    `UnsupportedMediaType`, and what `read_body` raises."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise UnsupportedMediaType(
             f"the content type must be application/json, not {content_type[:100] or 'absent'}"
         )
-    return await read_body(request, limit)
+    body = await read_body(request, limit)
+    if len(body) > LIGHT:
+        hands: Hands = request.app.state.service.hands
+        (await hands.run(weigh, body)).verify(MOST, "the body")
+    return body
 
 
-def parse(body: bytes, model: type[Model]) -> Model:
+def parse(body: bytes | bytearray, model: type[Model]) -> Model:
     """Raises `InvalidRequest` with the path of the first wrong field."""
     try:
         return model.model_validate_json(body)

@@ -26,7 +26,7 @@ async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]
     return service, parse(body, model)
 
 
-async def entered_raw(request: Request) -> tuple[Service, bytes]:
+async def entered_raw(request: Request) -> tuple[Service, bytearray]:
     """The same with the body as it came, for a route that tells by it what it is."""
     service = of(request)
     service.check_open(request.scope)

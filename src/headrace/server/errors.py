@@ -17,6 +17,10 @@ MAX_SHOWN = 200
 """Characters of a user's value that a message repeats."""
 
 
+MAX_PROBLEMS = 1000
+"""Wrong fields of a body from which on no path is told."""
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     code = "unsupported_media_type"
@@ -81,6 +85,9 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     Of a union pydantic reports each member's complaint; the one that got deepest is the one
     that the user meant.
     """
+    if error.error_count() > MAX_PROBLEMS:  # To write them all out would take long.
+        words = f"the body has {error.error_count()} wrong or unknown fields"
+        return coded(InvalidRequest(words), "invalid_value")
     problems = error.errors(include_url=False, include_context=True, include_input=False)
     first = max(
         enumerate(problems),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -130,16 +131,14 @@ class ServerProcess:
                     import_module(part)
                     await asyncio.sleep(BREATH_SECONDS)
             from .app import create_app, create_operator_app
-            from .habits import keep
             from .listen import http_server
             from .tls import Tls
 
             app = create_app(None, self._options)
             service: Service = app.state.service
             tls = Tls.of(self._options)
-            failed = app.state.meter.failed
             if tls is not None:
-                tls.failed = failed
+                tls.failed = app.state.meter.failed
             apps = [app, *([create_operator_app(app)] if len(sockets) > 1 else [])]
             servers = [
                 http_server(each, tls, backlog=BACKLOG, last_words=LAST_WORDS) for each in apps
@@ -153,11 +152,12 @@ class ServerProcess:
                 for server, listener in zip(servers, sockets, strict=True)
             )
         )
-        habits = [keep("ledger", partial(self._keep_ledger, app), failed)]
+        keep = service.tasks.keep
+        habits = [keep("ledger", partial(self._keep_ledger, app))]
         if tls is not None:
-            habits.append(keep("certificates", tls.watch, failed))
+            habits.append(keep("certificates", tls.watch))
         if app.state.accounts is not None:
-            habits.append(keep("keys", app.state.accounts.watch, failed))
+            habits.append(keep("keys", app.state.accounts.watch))
         engine: ServingEngine | None = None
         try:
             engine = await self._engine(starting, http)
@@ -165,6 +165,8 @@ class ServerProcess:
                 service.attach(engine)
                 if app.state.batches is not None:
                     app.state.batches.start()
+                # What a start makes stays: to walk over it takes 50 ms, each time.
+                gc.freeze()
                 self._ready(sockets, engine, time.perf_counter() - begin)
                 await self._until_stopped(http)
             if app.state.batches is not None:

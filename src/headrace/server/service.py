@@ -13,8 +13,11 @@ from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overlo
 from ..base.sampling import SamplingParams
 from ..engine.input import default_sampling
 from ..obs.spans import Spans
+from ..obs.tasks import TaskWatch
+from .body import BodiesInFlight
 from .caller import named
 from .errors import coded
+from .hands import Hands
 from .speech import Speech
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ class Service:
         """Requests that hold, or wait for, the engine."""
         self.keep_alive = 15.0
         """Seconds of silence after which a stream sends a comment."""
+        self.tasks = TaskWatch()
+        """What the server does beside its requests."""
+        self.hands = Hands()
+        self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -143,7 +150,13 @@ class Service:
         health = self._engine.health()
         if self.draining:
             return False, health.alive, "the server is shutting down", DRAIN_RETRY
+        if health.ready and (broken := self.broken()):
+            return False, health.alive, broken, 1.0
         return health.ready, health.alive, health.reason, health.retry_after
+
+    def broken(self) -> str:
+        """What of the server itself does not work at the moment, or nothing."""
+        return "; ".join(f"{name} does not run: {why}" for name, why in self.tasks.down.items())
 
     def check_open(self, scope: MutableMapping[str, Any]) -> None:
         """Raise what `enter` would raise now; takes nothing.
@@ -183,6 +196,8 @@ class Service:
         scope["headrace.entered"] = True
 
     def leave(self, scope: MutableMapping[str, Any]) -> None:
+        """The exchange of this scope has ended."""
+        self.bodies.give(scope)
         if scope.pop("headrace.entered", False):
             account = scope.get("headrace.account")
             if account is not None:
@@ -215,11 +230,11 @@ class Service:
                 param="prompt",
             )
         if len(text) <= INLINE_CHARACTERS:
-            return list(encode(text, add_bos=raw))
+            return encode(text, add_bos=raw)
         if len(text) <= LONG_CHARACTERS:
-            return list(await asyncio.to_thread(encode, text, add_bos=raw))
+            return await self.hands.run(encode, text, add_bos=raw)
         async with self._long_text:
-            return list(await asyncio.to_thread(encode, text, add_bos=raw))
+            return await self.hands.run(encode, text, add_bos=raw)
 
 
 def of(request: Request) -> Service:

@@ -1,0 +1,83 @@
+"""How much a JSON text makes, told before it is parsed.
+
+A parser turns two bytes (`[]`) into an object of sixty, and holds the interpreter while it does.
+So what comes from outside is weighed first: objects and lists, other values, and numbers in lists
+(which cost least: prompts come as token ids). The weighing itself is done in pieces, between which
+other threads run, and builds nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .errors import TooLarge
+
+PIECE = 32 * 1024
+LIGHT = 64 * 1024
+"""Bytes of a text that need not be weighed: whatever it is, it is parsed in some milliseconds."""
+_OF_NUMBERS = b"0123456789+-.eE \t\r\n"
+_RUNS = re.compile(rb",,+")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a JSON text holds, or the most that it may."""
+
+    containers: int
+    """Objects and lists."""
+    values: int
+    """Whatever else stands between commas, and the keys of objects."""
+    numbers: int
+    """Numbers that follow a number in a list."""
+
+    def verify(self, most: Weight, what: str, param: str | None = None) -> None:
+        """Raise `TooLarge` where one of the counts is above that of `most`."""
+        for name, words in (
+            ("containers", "objects and lists"), ("values", "values"), ("numbers", "numbers"),
+        ):  # fmt: skip
+            count, limit = getattr(self, name), getattr(most, name)
+            if count > limit:
+                raise TooLarge(f"{what} has more than {limit} {words}", param=param)
+
+
+def weigh(text: bytes | bytearray) -> Weight:
+    """The weight of a JSON text; of what is no JSON, something."""
+    rough = Weight(*_counted(text))
+    if rough.containers + rough.values < 4096:
+        return rough  # Commas inside strings were counted too: it is no more than that.
+    return _exact(text)
+
+
+def _counted(text: bytes | bytearray) -> tuple[int, int, int]:
+    containers = values = 0
+    for start in range(0, len(text), PIECE):
+        end = start + PIECE
+        containers += text.count(b"{", start, end) + text.count(b"[", start, end)
+        values += text.count(b",", start, end)
+    return containers, values + containers, 0
+
+
+def _exact(text: bytes | bytearray) -> Weight:
+    containers = values = numbers = 0
+    inside = escaped = False  # a string; by the last byte of the piece before
+    for start in range(0, len(text), PIECE):
+        piece = bytes(text[start : start + PIECE])
+        if escaped:
+            piece = b"x" + piece[1:]
+        stripped = piece.rstrip(b"\\")
+        escaped = (len(piece) - len(stripped)) % 2 == 1
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        # Every other part lies outside of strings; a quote is left for each string.
+        parts = piece.split(b'"')
+        outside = b'"'.join(parts[1 if inside else 0 :: 2])
+        inside ^= len(parts) % 2 == 0
+        bare = outside.translate(None, _OF_NUMBERS)
+        opened = bare.count(b"{") + bare.count(b"[")
+        commas = bare.count(b",")
+        followed = len(bare) - len(_RUNS.sub(b",", bare))
+        containers += opened
+        numbers += followed
+        values += commas - followed + opened
+    return Weight(containers, values, numbers)
