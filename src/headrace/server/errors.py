@@ -86,8 +86,8 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     that the user meant.
     """
     if error.error_count() > MAX_PROBLEMS:  # To write them all out would take long.
-        words = f"the body has {error.error_count()} wrong or unknown fields"
-        return coded(InvalidRequest(words), "invalid_value")
+        message = f"the body has {error.error_count()} wrong or unknown fields"
+        return coded(InvalidRequest(message), "invalid_value")
     problems = error.errors(include_url=False, include_context=True, include_input=False)
     first = max(
         enumerate(problems),

@@ -230,7 +230,8 @@ class Service:
                 param="prompt",
             )
         if len(text) <= INLINE_CHARACTERS:
-            return encode(text, add_bos=raw)
+            ids: list[int] = encode(text, add_bos=raw)
+            return ids
         if len(text) <= LONG_CHARACTERS:
             return await self.hands.run(encode, text, add_bos=raw)
         async with self._long_text:
