@@ -173,6 +173,28 @@ def test_required(client: openai.OpenAI) -> None:
         json.loads(call.function.arguments)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_tools_beside_a_form(client: openai.OpenAI, strict: bool) -> None:
+    """As agents ask that have an output type: the answer is a call or the form, nothing else."""
+    tools = [{"type": "function", "function": tool["function"] | {"strict": strict}}
+             for tool in TOOLS]  # fmt: skip
+    for seed in range(6):
+        choice = chat(client, seed, tools=tools, response_format=FORM).choices[0]
+        for call in choice.message.tool_calls or ():
+            schema = {"flow": SCHEMA, "stop": TOOLS[1]["function"]["parameters"]}
+            jsonschema.validate(json.loads(call.function.arguments), schema[call.function.name])
+        if not choice.message.tool_calls:
+            jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    choice = chat(client, tools=tools, tool_choice="required", response_format=FORM).choices[0]
+    assert choice.message.tool_calls
+
+
+def test_json_may_be_demanded_without_white_space(client: openai.OpenAI) -> None:
+    wanted = {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}
+    content = chat(client, extra_body=wanted).choices[0].message.content
+    assert content == json.dumps(json.loads(content), ensure_ascii=False, separators=(",", ":"))
+
+
 def test_a_form_after_reasoning(client: openai.OpenAI) -> None:
     """The marks are special tokens: they reach the router, and not the reader."""
     seen = 0
@@ -205,10 +227,9 @@ def _token(client: openai.OpenAI, text: str) -> int:
     ("fields", "said"),
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
-            "type": "string", "format": "zip"}}}}, "zip"),
+            "type": "string", "format": "zip"}, "strict": True}}}, "zip"),
         ({"extra_body": {"guided_regex": "("}}, "guided.regex"),
         ({"extra_body": {"guided_regex": "a", "structured_outputs": {"regex": "b"}}}, "together"),
-        ({"response_format": FORM, "tools": TOOLS, "tool_choice": "required"}, "response format"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_held_is_refused_before_work(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest
+from headrace.base.ignored import all_ignored
 from headrace.text import DIALECTS, StreamRouter, Tokenizer
 from headrace.text.events import ToolCallArguments
 from headrace.text.grammar import MAX_NUMBER, after_reasoning, from_guided, from_response_format
@@ -48,20 +49,93 @@ def test_response_formats(admits: Admits) -> None:
     assert from_response_format(None) is None
     assert from_response_format({"type": "text"}) is None
     anything = from_response_format({"type": "json_object"})
-    assert admits(anything, '{"x": [1, {"y": null}]}')
+    assert admits(anything, '{"x":[1,{"y":null}]}')
     assert not admits(anything, "[1]")
     wanted = from_response_format(
         {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
     )
-    assert admits(wanted, '{\n  "a": 1,\n  "unit": "C"\n}')
-    assert not admits(wanted, '{"a": 1, "b": 2}')
-    assert not admits(wanted, '{"a": 1.5}')
+    assert admits(wanted, '{"a":1,"unit":"C"}')
+    assert not admits(wanted, '{"a":1,"b":2}')
+    assert not admits(wanted, '{"a":1.5}')
+    llama_cpp = from_response_format({"type": "json_object", "schema": SCHEMA})
+    assert admits(llama_cpp, '{"a":1}')
+    assert not admits(llama_cpp, '{"b":1}')
 
 
-def test_whitespace_is_bounded(admits: Admits) -> None:
-    grammar = from_response_format({"type": "json_object"})
-    assert admits(grammar, "{" + " " * 20 + "}")
-    assert not admits(grammar, "{" + "\n" * 100 + "}")
+def test_white_space_in_json(admits: Admits) -> None:
+    """llama.cpp's rule, or none: a model that took a wrong turn cannot pad."""
+    compact = from_guided(json_schema=SCHEMA, compact=True)
+    spaced = from_guided(json_schema=SCHEMA)
+    for text in ('{"a": 1}', '{\n  "a": 1,\n  "unit": "C"\n}', '{\n\n\t"a":1}'):
+        assert admits(spaced, text)
+        assert not admits(compact, text)
+    for grammar in (compact, spaced):
+        assert admits(grammar, '{"a":1,"unit":"C"}')
+        for padding in ("  ", "\n\n\n", "\n" + " " * 21, " \n"):
+            assert not admits(grammar, '{"a":' + padding + "1}")
+
+
+GBNF = """# as vLLM's documents have it
+root ::= select
+select ::= "SELECT " column " from " table
+column ::= "a" | "b" [0-9]{1,2}
+table ::= "t"
+"""
+
+
+def test_gbnf(admits: Admits) -> None:
+    grammar = from_guided(lark=GBNF)
+    assert admits(grammar, "SELECT b12 from t")
+    assert not admits(grammar, "SELECT c from t")
+    for wrong, said in (
+        ("root ::= (", "Expected"),
+        ("root ::= other", "not found"),
+        ('other ::= "a"', "root"),
+        ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "deep"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            from_guided(lark=wrong)
+
+
+ANNOTATED: list[tuple[dict[str, Any], str, str]] = [
+    # What pydantic, zod and OpenAPI write, a value of it, and a word of the strict refusal.
+    ({"type": "string", "format": "path"}, '"/a"', "path"),
+    ({"type": "string", "format": "binary"}, '"a"', "binary"),
+    ({"type": "string", "format": "password"}, '"a"', "password"),
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "[1,2]", "uniqueItems"),
+    ({"type": "integer", "not": {"const": 3}}, "4", "not"),
+    ({"type": "object", "propertyNames": {"pattern": "^a"}}, "{}", "propertyNames"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "{}", "dependentRequired"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "1.5", "oneOf"),
+    ({"type": "object", "if": {}, "then": {}}, "{}", "if"),
+    ({"type": "string", "pattern": r"^(?!\.)[a-z]+@"}, '"a"', "look-ahead"),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "word"), ANNOTATED, ids=lambda v: str(v)[:40])
+def test_what_cannot_be_enforced_is_an_annotation_unless_strict(
+    admits: Admits, schema: dict[str, Any], value: str, word: str
+) -> None:
+    whole = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+    before = all_ignored().get("schema", 0)
+    for form in ({"schema": whole}, {"schema": whole, "strict": False}):
+        grammar = from_response_format({"type": "json_schema", "json_schema": form})
+        assert admits(grammar, '{"x":' + value + "}")
+        assert not admits(grammar, '{"y":1}')
+    assert all_ignored()["schema"] >= before + 2
+    form = {"schema": whole, "strict": True}
+    with pytest.raises(InvalidRequest, match=word) as caught:
+        from_response_format({"type": "json_schema", "json_schema": form})
+    assert "\n" not in caught.value.message
+    assert "at 2(" not in caught.value.message
+
+
+def test_the_whole_cause_of_a_refusal_is_told() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        from_guided(regex="^(?=.*a)")
+    assert "look-around" in caught.value.message
+    with pytest.raises(InvalidRequest, match="line 2: unknown"):
+        from_guided(lark='start: "a" b\nb: nothing')
 
 
 def test_guided(admits: Admits) -> None:
@@ -104,7 +178,6 @@ def test_structural_tag(admits: Admits) -> None:
         ({"json_schema": 3}, "json"),
         ({"json_schema": {"type": "foo"}}, "json"),
         ({"json_schema": {"$ref": "https://example.com/x"}}, "json"),
-        ({"json_schema": {"type": "string", "format": "zip"}}, "json"),
         ({"regex": "(?=a)b"}, "regex"),
         ({"regex": "("}, "regex"),
         ({"regex": "\ud800"}, "regex"),
@@ -151,7 +224,7 @@ def test_bounds() -> None:
         {"choice": ["a"] * 1_001},
         {"lark": "start: " + '"a" ' * 100_000},
     ):
-        with pytest.raises(TooLarge):
+        with pytest.raises(InvalidRequest):
             from_guided(**arguments)
 
 
@@ -183,22 +256,22 @@ def test_after_reasoning(admits: Admits, byte_level: Tokenizer) -> None:
     answer = from_response_format({"type": "json_schema", "json_schema": {"schema": SCHEMA}})
     assert answer is not None
     optional = after_reasoning(answer, marks, opened=False)
-    assert admits(optional, '<reason>hm {"a"</reason>\n\n{"a": 1}')
-    assert admits(optional, '{"a": 1}')
+    assert admits(optional, '<reason>hm {"a"</reason>\n\n{"a":1}')
+    assert admits(optional, '{"a":1}')
     assert not admits(optional, '<reason>hm</reason>{"b": 1}')
     opened = after_reasoning(answer, marks, opened=True)
-    assert admits(opened, 'hm</reason>{"a": 1}')
-    assert not admits(opened, '{"a": 1}')
+    assert admits(opened, 'hm</reason>{"a":1}')
+    assert not admits(opened, '{"a":1}')
     special = after_reasoning(answer, THINK, opened=False, special=byte_level.special_tokens)
-    assert admits(special, '<think>hm</think>\n{"a": 1}')
-    assert admits(special, '{"a": 1}')
+    assert admits(special, '<think>hm</think>\n{"a":1}')
+    assert admits(special, '{"a":1}')
     regex = from_guided(regex="[0-9]+")
     assert regex is not None
     assert admits(after_reasoning(regex, marks, opened=True), "hm</reason>12")
 
 
 TOOLS = [Tool("add", SCHEMA, strict=True), Tool("now")]
-GOOD = [("add", '{"a": 1}'), ("now", '{"x": []}')]
+GOOD = [("add", '{"a":1}'), ("now", '{"x": []}')]
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
@@ -224,6 +297,69 @@ def test_tool_grammars(name: str, admits: Admits, byte_level: Tokenizer) -> None
     assert not admits(free, write([("add", '{"a": "x"}')]))
     assert tool_grammar(dialect, TOOLS, ToolChoice("none"), special=special) is None
     assert tool_grammar(dialect, [Tool("now")], ToolChoice("auto"), special=special) is None
+
+
+PLAIN = [
+    '{"name": "add", "arguments": {"a": 1}}',
+    '```json\n{\n  "name": "add",\n  "arguments": {\n    "a": 1\n  }\n}\n```',
+    '[{"name": "add", "arguments": {"a":1}}]',
+]
+FORM = from_response_format({"type": "json_schema", "json_schema": {"schema": SCHEMA}})
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+def test_a_strict_call_may_be_plain_json(name: str, admits: Admits, byte_level: Tokenizer) -> None:
+    special = byte_level.special_tokens
+    free = tool_grammar(DIALECTS[name], TOOLS, ToolChoice("auto"), special=special)
+    for text in PLAIN:
+        assert admits(free, text), text
+        assert not admits(free, text.replace("1", '"x"'))
+        assert not admits(free, text.replace('"arguments": ', '"thought": 1, "arguments": '))
+    # Everything else is text, also what is nearly a call.
+    for text in ('{"name": "Ann"}', '{"answer": 42}', "```python\nx\n```", '```json\n{"a": 1}\n```',
+                 '[{"name": "Ann"}]', '{"name": "adder", "arguments": {}}', "[1]", ""):  # fmt: skip
+        assert admits(free, text), text
+        assert not _calls(name, text, held=True)
+    for text in PLAIN:
+        assert _calls(name, text, held=True)
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize("tools", [TOOLS, [Tool("add", SCHEMA), Tool("now")]], ids=["strict", ""])
+def test_a_call_or_the_form(
+    name: str, tools: list[Tool], admits: Admits, byte_level: Tokenizer
+) -> None:
+    dialect, special = DIALECTS[name], byte_level.special_tokens
+    auto = ToolChoice("auto")
+    either = tool_grammar(dialect, tools, auto, form=FORM, special=special)
+    assert admits(either, '{"a":1,"unit":"C"}')
+    for text in PLAIN:
+        assert admits(either, text), text
+    assert not admits(either, '{"name": "add", "arguments": {"a": "x"}}')
+    assert not admits(either, '{"name": "sub", "arguments": {"a": 1}}')
+    assert not admits(either, "Hello")
+    if dialect.name != "llama3":  # Its own form is plain JSON with "parameters".
+        assert admits(either, dialect.format.write([("add", '{"a": 1}')]))
+    any_object = from_response_format({"type": "json_object"})
+    either = tool_grammar(dialect, tools, auto, form=any_object, special=special)
+    assert admits(either, '{"name":"hello","arguments":{"a":1}}')
+    assert admits(either, PLAIN[0])
+    assert not _calls(name, '{"name":"hello","arguments":{"a":1}}', held=True)
+    digits = tool_grammar(dialect, tools, auto, form=from_guided(regex="[0-9]+"), special=special)
+    assert admits(digits, "12")
+    assert admits(digits, PLAIN[0])
+    required = tool_grammar(dialect, tools, ToolChoice("required"), form=FORM, special=special)
+    assert not admits(required, '{"a":1}')
+    marks = ReasoningMarks("<reason>", "</reason>")
+    assert admits(after_reasoning(either, marks, opened=True), "hm</reason>\n" + PLAIN[0])
+    assert tool_grammar(dialect, tools, ToolChoice("none"), form=FORM) == FORM
+
+
+def _calls(name: str, text: str, *, held: bool = False) -> int:
+    router = StreamRouter(DIALECTS[name], tools=frozenset(["add", "now"]), held=held)
+    router.feed(text)
+    router.finish()
+    return router.calls.count
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))

@@ -191,6 +191,93 @@ def test_an_object_that_names_no_tool_is_an_answer() -> None:
         assert every_cut(text, DIALECTS["llama3"]).result() == (text, "", [])
 
 
+BARE = [
+    ('{"name": "add", "arguments": {"a": 1}}', 1, ""),
+    ('  {"name": "add", "parameters": {"a": 1}} That is it.', 1, "That is it."),
+    ('```json\n{\n  "name": "add",\n  "arguments": {"a": 1}\n}\n```', 1, ""),
+    ('```\n{"name": "add", "arguments": {"a": 1}}```\nSo.', 1, "So."),
+    ('```json\n[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "args": {}}]\n```', 2, ""),
+    ('{"name": "add", "arguments": {"a": 1}}\n{"name": "add", "arguments": {}}', 2, ""),
+    ('{"name": "add", "arguments": {"a": 1}};\n\n{"name": "add", "arguments": {}}', 2, ""),
+    ('{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}', 1, ""),
+    ('{"id": "x", "function": "add", "arguments": {"a": 1}}', 1, ""),
+    ('```json\n{"name": "add", "arguments": {"a": 1}}\n```\n```json\n'
+     '{"name": "add", "arguments": {}}\n```', 2, ""),
+    ('{"name": "add", "arguments": {"a": 1}}\n{"b": 2}', 1, '{"b": 2}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize(("text", "count", "content"), BARE)
+def test_a_call_that_begins_the_answer_as_plain_json(
+    name: str, text: str, count: int, content: str
+) -> None:
+    """Models for code do that, whatever their template taught them."""
+    message = every_cut(text, DIALECTS[name], reasoning=THINK)
+    assert [call[0] for call in message.calls] == ["add"] * count
+    assert json.loads(message.calls[0][1]) == {"a": 1}
+    assert all(call[2] for call in message.calls)
+    assert message.content == content
+
+
+@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "sub", "arguments": {}}', '{"name": "add"}', '```json\n{"a": 1}\n```',
+     '```python\nadd(1)\n```', '[1, {"name": "add", "arguments": {}}]', "`add`", "{", "```json\n",
+     '{"answer": {"name": "add", "arguments": {}}}', ' {"name": "add", "arguments": 3}',
+     '{"name": "Ann", "age": 3} ```', '[{"name": "add"}]', "[TOOL", "[]"],
+)  # fmt: skip
+def test_plain_json_that_names_no_tool_is_content(name: str, text: str) -> None:
+    assert every_cut(text, DIALECTS[name]).result() == (text, "", [])
+
+
+@pytest.mark.parametrize("text", ['{"answer":', "```python", '{"name": "Ann"', "[1", "`a"])
+def test_what_is_no_call_is_not_held_back(text: str) -> None:
+    router = StreamRouter(DIALECTS["hermes"], tools=NAMES)
+    events = list(itertools.chain.from_iterable(router.feed(char) for char in text))
+    assert "".join(event.text for event in events if isinstance(event, ContentDelta)) == text
+
+
+def test_nothing_of_a_plain_call_is_shown_first() -> None:
+    router = StreamRouter(DIALECTS["hermes"], tools=NAMES)
+    events = [event for char in BARE[2][0] for event in router.feed(char)]
+    assert isinstance(events[0], ToolCallStart)
+    assert not [event for event in events if isinstance(event, ContentDelta)]
+    # Its arguments stream.
+    assert len([event for event in events if isinstance(event, ToolCallArguments)]) > 5
+
+
+@pytest.mark.parametrize("tag", ["tools", "function_call"])
+def test_wrappers_that_hermes_models_make_up(tag: str) -> None:
+    text = f'I look.\n<{tag}>\n{{"name": "add", "arguments": {{"a": 1}}}}\n</{tag}>'
+    message = every_cut(text, DIALECTS["hermes"])
+    assert message.result() == ("I look.", "", [("add", '{"a": 1}', True)])
+    text = f'The tag <{tag}> holds {{"name": "add"}}.'
+    assert every_cut(text, DIALECTS["hermes"]).content == text
+
+
+@pytest.mark.parametrize(
+    ("written", "streamed"),
+    [("123", '{"a": 123'), ("-1.5e", '{"a": -1.5e'), ("tru", '{"a": tru'), ('"x', '{"a": "x')],
+)
+def test_a_call_cut_inside_a_value_keeps_its_beginning(written: str, streamed: str) -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": ' + written
+    message = every_cut(text, DIALECTS["hermes"])
+    assert message.result() == ("", "", [("add", streamed, False)])
+
+
+def test_the_beginning_of_a_call_is_not_shown_where_a_limit_cut_it() -> None:
+    for text in ('<tool_call>\n{"name": "ad', "<tool_call>\n", '<tool_call>{"'):
+        router = StreamRouter(DIALECTS["hermes"], tools=NAMES)
+        assert [*router.feed("So: " + text), *router.finish(cut=True)] == [ContentDelta("So:")]
+        # Without a limit it is what the model had to say.
+        router = StreamRouter(DIALECTS["hermes"], tools=NAMES)
+        message = Message()
+        message.take([*router.feed("So: " + text), *router.finish()])
+        assert message.content == "So: " + text
+
+
 def test_generic_tool_calls_wrapper() -> None:
     text = '{"tool_calls": [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "args": {}}]}'
     message = every_cut(text, DIALECTS["generic"])

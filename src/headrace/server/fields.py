@@ -110,6 +110,7 @@ class StructuredOutputs(Body):
     choice: list[str] | None = None
     grammar: str | None = Field(default=None, description="Lark grammar with a rule start.")
     structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = Field(None, description="true: JSON without white space.")
 
 
 class SamplingFields(Body):
@@ -206,6 +207,7 @@ class SamplingFields(Body):
             choice=given.choice,
             lark=given.grammar,
             structural_tag=given.structural_tag,
+            compact=bool(given.disable_any_whitespace),
         )
 
     def verify_stream_options(self) -> None:

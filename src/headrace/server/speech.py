@@ -51,10 +51,10 @@ class Speech:
         return tuple(self.special[text] for text in sorted(hidden))
 
     def router(
-        self, *, opened: bool, tools: frozenset[str] | None, hidden: frozenset[str]
+        self, *, opened: bool, tools: frozenset[str] | None, hidden: frozenset[str], held: bool
     ) -> StreamRouter | None:
         """For one choice; None where everything is content. `opened`: the prompt ends inside
-        reasoning; `tools` None: none are on offer."""
+        reasoning; `tools` None: none are on offer; `held`: a grammar holds the answer."""
         if tools is None and self.marks is None:
             return None
         return StreamRouter(
@@ -63,4 +63,5 @@ class Speech:
             reasoning=self.marks,
             in_reasoning=opened,
             hidden=hidden,
+            held=held,
         )

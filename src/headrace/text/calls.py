@@ -16,9 +16,14 @@ from .jsonstream import (
     skip_space,
 )
 
+SectionReader = Generator[None, str, str | None]
+"""Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
+
 MAX_NAME = 256
-NAME_KEYS = ("name",)
+NAME_KEYS = ("name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
+EARLY_KEYS = ("id", "type", "index")
+"""What may stand before the name in an object that no marker says to be a call."""
 
 
 class Calls:
@@ -28,10 +33,19 @@ class Calls:
     content; a reader therefore calls it only when it is certain.
     """
 
-    def __init__(self, new_id: Callable[[], str], known: frozenset[str] | None = None) -> None:
-        """`known`: names of the tools on offer, where a text is a call only if it names one."""
+    def __init__(
+        self,
+        new_id: Callable[[], str],
+        known: frozenset[str] | None = None,
+        *,
+        held: bool = False,
+    ) -> None:
+        """`known`: names of the tools on offer, where a text is a call only if it names one.
+        `held`: a grammar holds the answer, so that calls have the one form that it knows.
+        """
         self._new_id = new_id
         self.known = known
+        self.held = held
         self.events: list[ToolCallStart | ToolCallArguments | ToolCallEnd] = []
         self.count = 0
         """Calls that have ended."""
@@ -57,6 +71,10 @@ class Calls:
         self.events.append(ToolCallArguments(self.count, text))
         self.committed = True
 
+    def settle(self) -> None:
+        """What was read up to here belongs to the calls that have ended."""
+        self.committed = True
+
     def end(self, *, complete: bool = True) -> None:
         assert self.open
         self.events.append(ToolCallEnd(self.count, complete))
@@ -70,8 +88,8 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
 
     Keys in any order; others (`id`, `type`) are read over. Arguments stream as soon as the name is
     known. Arguments given as a string of JSON are unpacked. `certain`: the dialect's markers say
-    that this is a call, so that it may name any tool and lack arguments. `key`: the first key,
-    where it was read already.
+    that this is a call, so that it may name any tool and lack arguments; else it names a tool on
+    offer early and has arguments. `key`: the first key, where it was read already.
     """
     calls.begin()
     name: str | None = None
@@ -84,11 +102,18 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
             if char != '"':
                 raise Malformed("expected a key")
             key = yield from read_text()
+        if not certain and name is None and not _may_come_early(key, calls):
+            raise Malformed("not the key of a call")
         char = yield from skip_space()
         if char != ":":
             raise Malformed("expected a colon")
         char = yield from skip_space()
-        if key in NAME_KEYS and name is None:
+        if key == "function" and char == "{" and name is None and not seen:
+            # As OpenAI's interface has calls: name and arguments one level further in.
+            yield from read_call(calls, certain=certain)
+            name, seen = key, True
+            char = yield
+        elif key in NAME_KEYS and name is None:
             if char != '"':
                 raise Malformed("a name that is no string")
             name = yield from read_text()
@@ -128,6 +153,12 @@ def read_call(calls: Calls, *, certain: bool, key: str | None = None) -> Generat
         calls.start(name)
         calls.arguments("{}")
         calls.end()
+
+
+def _may_come_early(key: str, calls: Calls) -> bool:
+    if calls.held:
+        return key == "name"
+    return key in NAME_KEYS or key in ARGUMENT_KEYS or key in EARLY_KEYS
 
 
 def read_list(calls: Calls, *, certain: bool) -> Generator[None, str, None]:

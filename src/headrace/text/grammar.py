@@ -7,12 +7,14 @@ Everything is checked and bounded here, before work starts: a demand that cannot
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest
+from headrace.base.ignored import ignored
 
-from .lark import TEXT, grammar, json_value, literal
+from .lark import TEXT, grammar, joined, json_value, literal
 from .reasoning import ReasoningMarks
 
 MAX_SOURCE = 256 * 1024
@@ -35,6 +37,8 @@ _DEMANDING = frozenset(
 )
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_POSITION = re.compile(r"^at (\d+)\(\d+\): ")
+_LISTING = re.compile(r"^\s*(\d+ \| .*|\^+)?$")
 _NO_SPECIAL: Mapping[str, int] = {}
 
 
@@ -49,13 +53,18 @@ def from_response_format(response_format: Mapping[str, Any] | None) -> str | Non
     if kind == "text":
         return None
     if kind == "json_object":
+        # llama.cpp's way to ask for a schema.
+        schema = response_format.get("schema")
+        if schema is not None:
+            return from_schema(schema, where + ".schema", strict=False)
         return from_schema({"type": "object"}, where)
     if kind == "json_schema":
         wrapper = response_format.get("json_schema")
         where = "response_format.json_schema"
         if not isinstance(wrapper, Mapping):
             raise InvalidRequest(f"{where} must be an object", param=where)
-        return from_schema(wrapper.get("schema"), where + ".schema")
+        strict = bool(wrapper.get("strict"))
+        return from_schema(wrapper.get("schema"), where + ".schema", strict=strict)
     if kind == "structural_tag":
         return from_structural_tag(response_format, where)
     raise InvalidRequest(
@@ -72,8 +81,10 @@ def from_guided(
     lark: str | None = None,
     structural_tag: str | Mapping[str, Any] | None = None,
     where: str = "structured_outputs",
+    compact: bool = False,
 ) -> str | None:
-    """vLLM's extra fields (`structured_outputs`, older `guided_*`); at most one may be set."""
+    """vLLM's extra fields (`structured_outputs`, older `guided_*`); at most one may be set.
+    `compact`: JSON has no white space."""
     given = {
         "json": json_schema,
         "json_object": json_object or None,
@@ -86,9 +97,9 @@ def from_guided(
     if len(names) > 1:
         raise InvalidRequest(f"only one of {', '.join(names)} may be set in {where}", param=where)
     if json_schema is not None:
-        return from_schema(json_schema, f"{where}.json")
+        return from_schema(json_schema, f"{where}.json", strict=False, compact=compact)
     if json_object:
-        return from_schema({"type": "object"}, where)
+        return from_schema({"type": "object"}, where, compact=compact)
     if regex is not None:
         return from_regex(regex, f"{where}.regex")
     if choice is not None:
@@ -101,35 +112,90 @@ def from_guided(
     return None
 
 
-def from_schema(schema: Any, where: str) -> str:
-    """A JSON schema, as an object or as its text."""
-    return verified(grammar(json_value(checked_schema(schema, where))), where)
+def from_schema(schema: Any, where: str, *, strict: bool = True, compact: bool = False) -> str:
+    """A JSON schema, as an object or as its text.
+
+    `strict`: a keyword, format or pattern that cannot be enforced is an error; else it is an
+    annotation, as JSON Schema has formats, and counted. `compact`: see `lark.json_value`.
+    """
+    schema = checked_schema(schema, where)
+    if strict:
+        return verified(grammar(json_value(schema, compact=compact)), where)
+    return verified(grammar(loose_value(schema, compact=compact)), where)
+
+
+def loose_value(schema: Mapping[str, Any], *, compact: bool = False) -> str:
+    """A JSON value of as much of a checked schema as can be enforced; the rest is counted."""
+    failed, messages = _check(grammar(json_value(schema, lenient=True)))
+    if failed:
+        schema = _without_bad_patterns(schema)
+        messages = _check(grammar(json_value(schema, lenient=True)))[1]
+    if messages:
+        ignored("schema", len(messages))
+    return json_value(schema, lenient=True, compact=compact)
+
+
+def _without_bad_patterns(value: Any) -> Any:
+    """A schema without the patterns that no finite automaton has (zod writes look-aheads)."""
+    if isinstance(value, list):
+        return [_without_bad_patterns(inner) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {}
+    for key, inner in value.items():
+        if key == "pattern" and isinstance(inner, str) and _check(_regex_source(inner))[0]:
+            ignored("schema")
+            continue
+        kept[key] = _without_bad_patterns(inner)
+    return kept
 
 
 def from_regex(pattern: Any, where: str) -> str:
     """A regular expression that the whole answer matches (no look-around)."""
     _text(pattern, where, MAX_REGEX)
-    source = {"grammars": [{"lark_grammar": f"start: {_regex(pattern)}"}]}
-    return verified(json.dumps(source), where)
+    return verified(_regex_source(pattern), where)
 
 
 def from_choice(choices: Any, where: str) -> str:
     if not isinstance(choices, list | tuple) or not choices:
         raise InvalidRequest(f"{where} must be a list with at least one text", param=where)
     if len(choices) > MAX_CHOICES:
-        raise TooLarge(f"{where} has {len(choices)} texts; at most {MAX_CHOICES}", param=where)
+        raise InvalidRequest(
+            f"{where} has {len(choices)} texts; at most {MAX_CHOICES}", param=where
+        )
     for choice in choices:
         _text(choice, where, MAX_REGEX)
     return verified(grammar(" | ".join(literal(choice, {}) for choice in choices)), where)
 
 
 def from_lark(source: Any, where: str) -> str:
-    """A context-free grammar in llguidance's dialect of Lark, with a rule `start`."""
+    """A context-free grammar: llguidance's dialect of Lark with a rule `start`, or GBNF (EBNF as
+    llama.cpp and vLLM have it) with a rule `root`."""
     _text(source, where, MAX_SOURCE)
-    if "start" not in source:
-        raise InvalidRequest(f"{where} must be a Lark grammar with a rule start", param=where)
-    return verified(source if source.lstrip().startswith("%") else f"%llguidance {{}}\n{source}",
-                    where)  # fmt: skip
+    if "::=" in source and not _LARK_START.search(source):
+        source = _from_gbnf(source, where)
+    elif "start" not in source:
+        raise InvalidRequest(
+            f"{where} must be a Lark grammar with a rule start, or GBNF with a rule root",
+            param=where,
+        )
+    if source.lstrip().startswith("%"):
+        return verified(source, where, shift=0)
+    return verified(f"%llguidance {{}}\n{source}", where, shift=1)
+
+
+_LARK_START = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:))")
+
+
+def _from_gbnf(source: str, where: str) -> str:
+    # Local, as in `verified`.
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(source))
+    except Exception as error:  # noqa: BLE001 - the library raises bare ones, and RecursionError
+        problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"{where} is no GBNF: {problem[:500]}", param=where) from None
 
 
 def from_structural_tag(
@@ -144,11 +210,11 @@ def from_structural_tag(
             param=where,
         )
     if len(structures) > MAX_CHOICES or len(triggers) > MAX_CHOICES:
-        raise TooLarge(f"{where} has more than {MAX_CHOICES} entries", param=where)
+        raise InvalidRequest(f"{where} has more than {MAX_CHOICES} entries", param=where)
     rules: list[tuple[str, str]] = []
     names: list[str] = []
     for index, structure in enumerate(structures):
-        here = f"{where}.structures[{index}]"
+        here = f"{where}.structures.{index}"
         if not isinstance(structure, Mapping):
             raise InvalidRequest(f"{here} must be an object", param=here)
         begin = _text(structure.get("begin"), f"{here}.begin", MAX_REGEX)
@@ -158,7 +224,8 @@ def from_structural_tag(
         )
         if trigger is None:
             raise InvalidRequest(f"{here}.begin starts with none of the triggers", param=here)
-        value = json_value(checked_schema(structure.get("schema") or {}, f"{here}.schema"))
+        schema = checked_schema(structure.get("schema") or {}, f"{here}.schema")
+        value = json_value(schema)
         names.append(f"tag_{index}")
         rules += triggered(
             names[-1], trigger, begin, f"{value} {literal(end or '', special)}", special
@@ -167,14 +234,20 @@ def from_structural_tag(
 
 
 def triggered(
-    name: str, trigger: str, begin: str, body: str, special: Mapping[str, int]
+    name: str,
+    trigger: str,
+    begin: str,
+    body: str,
+    special: Mapping[str, int],
+    text: str = "TEXT",
 ) -> list[tuple[str, str]]:
-    """Rules for: any text up to `trigger`, the rest of `begin`, `body`."""
+    """Rules for: any text up to `trigger`, the rest of `begin`, `body`. `text`: the terminal that
+    is any text."""
     rest = literal(begin[len(trigger) :], special)
     if trigger in special:
-        return [(name, f"TEXT <[{special[trigger]}]> {rest} {body}")]
+        return [(name, f"{text} <[{special[trigger]}]> {rest} {body}")]
     return [
-        (f"{name}_trigger[lazy]", f"TEXT {literal(trigger, special)}"),
+        (f"{name}_trigger[lazy]", f"{text} {literal(trigger, special)}"),
         (name, f"{name}_trigger {rest} {body}"),
     ]
 
@@ -195,30 +268,48 @@ def after_reasoning(
         closing = [("thoughts", f"{TEXT} <[{special[marks.close]}]>")]
     else:
         closing = [(f"thoughts[suffix={json.dumps(marks.close)}]", TEXT)]
-    start = "thoughts" if opened else f"({literal(marks.open, special)} thoughts)?"
-    outer = grammar(f"{start} SPACE @answer", [("SPACE", r"/[ \t\r\n]{0,8}/"), *closing])
-    inner = {"name": "answer", "lark_grammar": source}
-    if source.startswith("{"):
-        inner = {**json.loads(source)["grammars"][0], "name": "answer"}
-    return verified(json.dumps({"grammars": [{"lark_grammar": outer}, inner]}), "grammar")
+    start = "thoughts SPACE" if opened else f"({literal(marks.open, special)} thoughts SPACE)?"
+    outer = grammar(f"{start} @answer", [("SPACE", r"/[ \t\r\n]{0,8}/"), *closing])
+    return verified(joined(outer, {"answer": source}), "grammar")
 
 
-def verified(source: str, where: str) -> str:
-    """The grammar, if llguidance takes it; raises `InvalidRequest` with its words if not."""
-    # Here and not at the top: a worker on a machine without llguidance can import this package.
-    from llguidance import LLMatcher
+def verified(source: str, where: str, *, shift: int | None = None) -> str:
+    """The grammar, if llguidance takes it; raises `InvalidRequest` with its words if not.
 
+    `shift`: lines before the user's own; None: none of its lines is the user's.
+    """
     if len(source) > 2 * MAX_SOURCE:
-        raise TooLarge(f"{where} is larger than {MAX_SOURCE} characters", param=where)
-    failed, messages = LLMatcher.validate_grammar_with_warnings(source)
+        raise InvalidRequest(f"{where} is larger than {MAX_SOURCE} characters", param=where)
+    failed, messages = _check(source)
     if failed:
-        problem = str(messages[0]).split("\n")[0] if messages else "not valid"
+        problem = _readable(messages[0], shift) if messages else "not valid"
         raise InvalidRequest(f"{where} cannot be enforced: {problem[:500]}", param=where)
     return source
 
 
+def _check(source: str) -> tuple[bool, list[str]]:
+    """(Does it fail? what llguidance says: why, or what it reads over)"""
+    # Here and not at the top: a worker on a machine without llguidance can import this package.
+    from llguidance import LLMatcher
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(source)
+    return failed, [str(message) for message in messages]
+
+
+def _readable(message: str, shift: int | None) -> str:
+    """One sentence of llguidance's several lines, without the source that it repeats."""
+    place = _POSITION.match(message)
+    line = ""
+    if place is not None:
+        message = message[place.end() :]
+        if shift is not None:
+            line = f"line {int(place[1]) - shift}: "
+    kept = [each.strip() for each in message.split("\n") if not _LISTING.match(each)]
+    return line + " ".join(kept).replace("failed to compile JSON schema: ", "")
+
+
 def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """A JSON schema within the bounds above; raises `TooLarge` or `InvalidRequest`."""
+    """A JSON schema within the bounds above; raises `InvalidRequest`."""
     schema = _parsed(schema, where)
     count = properties = 0
     # A value, its depth, and the keyword that demands the numbers in it, if one does.
@@ -227,9 +318,9 @@ def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
         value, depth, demand = pending.pop()
         count += 1
         if depth > MAX_DEPTH:
-            raise TooLarge(f"{where} is nested more than {MAX_DEPTH} deep", param=where)
+            raise InvalidRequest(f"{where} is nested more than {MAX_DEPTH} deep", param=where)
         if count > MAX_NODES:
-            raise TooLarge(f"{where} has more than {MAX_NODES} values", param=where)
+            raise InvalidRequest(f"{where} has more than {MAX_NODES} values", param=where)
         if isinstance(value, Mapping):
             if len(value) > MAX_OBJECT:
                 raise TooLarge(
@@ -253,7 +344,7 @@ def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
                 param=where,
             )
     if len(json.dumps(schema)) > MAX_SOURCE:
-        raise TooLarge(f"{where} is larger than {MAX_SOURCE} characters", param=where)
+        raise InvalidRequest(f"{where} is larger than {MAX_SOURCE} characters", param=where)
     return {key: value for key, value in schema.items() if key != "x-guidance"}
 
 
@@ -276,12 +367,17 @@ def _text(value: Any, where: str, limit: int) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(f"{where} must be a non-empty text", param=where)
     if len(value) > limit:
-        raise TooLarge(f"{where} has {len(value)} characters; at most {limit}", param=where)
+        raise InvalidRequest(f"{where} has {len(value)} characters; at most {limit}", param=where)
     try:
         value.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(f"{where} is not valid Unicode", param=where) from None
     return value
+
+
+def _regex_source(pattern: str) -> str:
+    """A grammar of this regular expression, not yet verified."""
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {_regex(pattern)}"}]})
 
 
 def _regex(pattern: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 TEXT = r"/(.|\n)*/"
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Whitespace inside JSON: bounded, since a model that likes to indent may never stop."""
+WHITESPACE = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
+"""Whitespace between two tokens of JSON where it is free, llama.cpp's rule: one space, or a new
+line with its indentation. More would let a model that took a wrong turn pad for ever."""
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
@@ -26,12 +27,29 @@ def literal(text: str, special: Mapping[str, int]) -> str:
     return " ".join(parts) or '""'
 
 
-def json_value(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """A JSON value of this schema. `lenient`: keywords that are not supported are read over."""
-    guidance: dict[str, Any] = {"whitespace_pattern": WHITESPACE}
+def json_value(schema: Mapping[str, Any], *, lenient: bool = False, compact: bool = False) -> str:
+    """A JSON value of this schema. `lenient`: keywords that are not supported are read over.
+    `compact`: without white space. That costs fewest tokens, but a model that would go on with a
+    token like `[` and a new line is left with `[]` (ADR 0181).
+    """
+    guidance: dict[str, Any] = (
+        {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        if compact
+        else {"whitespace_pattern": WHITESPACE}
+    )
     if lenient:
         guidance["lenient"] = True
     return "%json " + json.dumps({**schema, "x-guidance": guidance}, ensure_ascii=False)
+
+
+def joined(outer: str, parts: Mapping[str, str]) -> str:
+    """The grammar `outer` with others in it, each a whole one, which it calls `@name`."""
+    grammars: list[dict[str, Any]] = [{"lark_grammar": outer}]
+    for name, source in parts.items():
+        whole = json.loads(source)["grammars"] if source.startswith("{") else None
+        first, *more = whole or [{"lark_grammar": source}]
+        grammars += [{**first, "name": name}, *more]
+    return json.dumps({"grammars": grammars})
 
 
 def grammar(start: str, rules: Iterable[tuple[str, str]] = ()) -> str:

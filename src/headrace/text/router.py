@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .automaton import Automaton
-from .calls import Calls
-from .dialects.dialect import Dialect, SectionReader, long_id
+from .bare import FIRST, read_bare
+from .calls import Calls, SectionReader
+from .dialects.dialect import Dialect, long_id
 from .events import (
     ContentDelta,
     Event,
@@ -40,19 +41,22 @@ class StreamRouter:
         reasoning: ReasoningMarks | None = None,
         in_reasoning: bool = False,
         hidden: frozenset[str] = frozenset(),
+        held: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         """`dialect` None: calls are not looked for. `tools`: names on offer. `reasoning` None:
         reasoning is not split off; `in_reasoning`: the prompt ends inside it. `hidden`: markers
-        that are special tokens, which are never shown as content.
+        that are special tokens, which are never shown as content. `held`: a grammar holds the
+        calls (`toolgrammar`), so that only the forms that it knows are looked for.
         """
-        self.calls = Calls(new_id or (dialect.new_id if dialect else long_id), tools)
+        self.calls = Calls(new_id or (dialect.new_id if dialect else long_id), tools, held=held)
         self.reasoning_tokens = 0
         """Tokens of the parts that were reasoning, as counted by `feed`."""
         self._dialect = dialect
         self._marks = reasoning
         self._hidden = hidden
-        self._openers = Automaton(dialect.openers) if dialect and dialect.openers else None
+        openers = dialect.openers + (() if held else dialect.wrappers) if dialect else ()
+        self._openers = Automaton(openers) if openers else None
         self._closer = Automaton([reasoning.close]) if reasoning else None
         self._seek = 0
         """State of the automaton at work."""
@@ -63,6 +67,7 @@ class StreamRouter:
         self._reader: SectionReader | None = None
         self._opener = ""
         """The opener of the section being read, while it is part of what is pending."""
+        self._bare = False
         self._pending: list[str] = []
         self._calls_before = 0
         self._state: Callable[[str, list[Event]], str] = self._start
@@ -83,11 +88,11 @@ class StreamRouter:
             text = self._state(text, events)
         return _merge(events)
 
-    def finish(self) -> list[Event]:
-        """What was held back, at the end of the text."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """What was held back, at the end of the text; `cut`: a limit ended it."""
         events: list[Event] = []
         while self._reader is not None:
-            text = self._give_up(events, ended=True)
+            text = self._give_up(events, ended=True, cut=cut)
             while text:
                 text = self._state(text, events)
         held, self._held = self._held, ""
@@ -111,11 +116,16 @@ class StreamRouter:
             if body.startswith(mark):
                 self._enter_reasoning()
                 return body[len(mark) :]
+        if self._dialect is not None and body[0] in FIRST:
+            openers = self._openers.patterns if self._openers else ()
+            if any(len(body) < len(opener) and opener.startswith(body) for opener in openers):
+                return ""
+            if not body.startswith(openers):
+                self._held = ""
+                before = "" if self._drop_space else held[: len(held) - len(body)]
+                self._enter_section(body[0], before, bare=True)
+                return body[1:]
         self._held = ""
-        if self._dialect is not None and body[0] in self._dialect.first:
-            before = "" if self._drop_space else held[: len(held) - len(body)]
-            self._enter_section(body[0], before)
-            return body[1:]
         self._state = self._content
         return body if self._drop_space else held
 
@@ -169,13 +179,15 @@ class StreamRouter:
         _add(events, kind, passed)
         return None
 
-    def _enter_section(self, opener: str, before: str) -> None:
-        """`before`: spaces to give back if it turns out to be no call."""
+    def _enter_section(self, opener: str, before: str, *, bare: bool = False) -> None:
+        """`before`: spaces to give back if it turns out to be no call; `bare`: no marker says
+        that it is one."""
         assert self._dialect is not None
         self._opener = before + opener
+        self._bare = bare
         self._pending = []
         self._calls_before = self.calls.count
-        self._reader = self._dialect.read(opener, self.calls)
+        self._reader = (read_bare if bare else self._dialect.read)(opener, self.calls)
         next(self._reader)
         self._state = self._section
 
@@ -212,14 +224,21 @@ class StreamRouter:
         self._drop_space = self.calls.count > 0
         self._state = self._content
 
-    def _give_up(self, events: list[Event], *, ended: bool = False) -> str:
+    def _give_up(self, events: list[Event], *, ended: bool = False, cut: bool = False) -> str:
         """The section is no call, or not to its end: what is pending, to be read as content."""
         calls = self.calls
         self._commit(events)
         opener, pending = self._opener, "".join(self._pending)
         if calls.open:
+            if ended and pending:
+                # The digits of a number (or the letters of a word) that is not complete.
+                calls.arguments(pending)
+                pending = ""
             calls.end(complete=False)
             self._commit(events)
+        elif cut and not self._bare and (calls.begun or not pending.strip(SPACES)):
+            # The beginning of a call, behind its marker: nothing that anybody should read.
+            opener = pending = ""
         elif ended and calls.count > self._calls_before and not calls.begun:
             # Only the closing marker is missing, or a part of it.
             pending = ""

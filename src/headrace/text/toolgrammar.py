@@ -1,17 +1,28 @@
-"""Grammars that hold a model to a dialect's calls and to its tools' schemas."""
+"""Grammars that hold a model to a dialect's calls and to its tools' schemas.
+
+What may come where nothing but a call is wanted is the dialect's own form. Where the model may
+choose (`auto`), a call may also begin the answer as plain JSON, which many models write whatever
+they were taught (`bare`); text that begins like that and goes on differently is then ruled out.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from headrace.base.errors import InvalidRequest
 
 from .dialects import Dialect
-from .grammar import checked_schema, triggered, verified
-from .lark import TEXT, grammar, json_value, literal
+from .grammar import checked_schema, loose_value, triggered, verified
+from .lark import TEXT, grammar, joined, json_value, literal
 from .tools import Tool, ToolChoice
 
 _NO_SPECIAL: Mapping[str, int] = {}
+_S = r"(\x20|\x0A{1,2}[\x20\x09]{0,20})?"
+"""`lark.WHITESPACE` or nothing."""
+_FENCE = r"```(json)?"
+
+Rules = list[tuple[str, str]]
 
 
 def tool_grammar(
@@ -20,42 +31,49 @@ def tool_grammar(
     choice: ToolChoice,
     *,
     parallel: bool = True,
+    form: str | None = None,
     special: Mapping[str, int] = _NO_SPECIAL,
 ) -> str | None:
     """What the answer may be, or None where it is free.
 
-    `required`: one call or more and nothing else; `named`: one call of that tool; `auto`: text
-    with calls in it, held only where a tool is strict; `none`: free. `special`: the special tokens
-    of the model, text → id. Raises `InvalidRequest` for a strict schema that is not supported; of
-    one that is not strict, what is not supported is left open.
+    `required`: one call or more and nothing else; `named`: one call of that tool; `auto`: calls or
+    the `form` (a grammar of its own); without one text with calls in it, held only where a tool is
+    strict; `none`: the form, or free. `special`: the special tokens of the model, text → id. Raises
+    `InvalidRequest` for a strict schema that is not supported; of one that is not strict, what is
+    not supported is left open.
     """
     if choice.kind == "none" or not tools:
-        return None
+        return form
     if choice.kind == "named":
         tools, parallel = [tool for tool in tools if tool.name == choice.name], False
-    elif choice.kind == "auto" and not any(tool.strict for tool in tools):
+    elif choice.kind == "auto" and form is None and not any(tool.strict for tool in tools):
         return None
     for index, tool in enumerate(tools):
         if tool.strict:
-            where = f"tools[{index}].function.parameters"
+            where = f"tools.{index}.function.parameters"
             checked_schema(tool.parameters, where)
             verified(grammar(_arguments(tool)), where)
-    source = (
-        _free(dialect, tools, parallel, special)
-        if choice.kind == "auto"
-        else grammar("calls", _calls(dialect, tools, parallel, special))
-    )
-    return verified(source, "tools")
+    if choice.kind != "auto":
+        return verified(grammar("calls", _calls(dialect, tools, parallel, special)), "tools")
+    if form is not None:
+        return verified(_or_form(dialect, tools, parallel, form, special), "tools")
+    return verified(_free(dialect, tools, parallel, special), "tools")
 
 
 def _arguments(tool: Tool) -> str:
     schema = {"type": "object", **tool.parameters}
-    return json_value(schema, lenient=not tool.strict)
+    return json_value(schema) if tool.strict else loose_value(schema)
+
+
+def _marked(dialect: Dialect) -> bool:
+    """Does a call in the dialect's own form begin with a marker?"""
+    return (dialect.format.open + dialect.format.begin).startswith(dialect.openers or ("\0",))
 
 
 def _calls(
     dialect: Dialect, tools: Sequence[Tool], parallel: bool, special: Mapping[str, int]
-) -> list[tuple[str, str]]:
+) -> Rules:
+    """The dialect's own form, as the rule `calls`."""
     form = dialect.format
     rules = [
         (
@@ -71,22 +89,95 @@ def _calls(
     return [("calls", whole), ("call", one), *rules]
 
 
+def _or_form(
+    dialect: Dialect, tools: Sequence[Tool], parallel: bool, form: str, special: Mapping[str, int]
+) -> str:
+    """Calls, marked or plain, or the form. Plain ones are written token by token of JSON, so that
+    a form that is JSON too can still go another way after each."""
+    start, rules = ["plain", "@form"], _plain_tokens(tools, parallel)
+    if _marked(dialect):
+        start.append("calls")
+        rules += _calls(dialect, tools, parallel, special)
+    return joined(grammar(" | ".join(start), rules), {"form": form})
+
+
+def _plain_tokens(tools: Sequence[Tool], parallel: bool) -> Rules:
+    objects = [
+        (
+            f"plain_{index}",
+            r'"{" S "\"name\"" S ":" S '
+            + literal(f'"{tool.name}"', {})
+            + r' S "," S "\"arguments\"" S ":" S '
+            + _arguments(tool)
+            + ' S "}"',
+        )
+        for index, tool in enumerate(tools)
+    ]
+    one = " | ".join(name for name, _ in objects)
+    more = '("," S plain_one)*' if parallel else ""
+    return [
+        ("plain", f'plain_one | "[" S plain_one {more} S "]" | FENCE plain_one FENCE_END'),
+        ("plain_one", one),
+        ("FENCE", rf"/{_FENCE}{_S}/"),
+        ("FENCE_END", rf"/{_S}```/"),
+        ("S", rf"/{_S}/"),
+        *objects,
+    ]
+
+
+def _plain_heads(tools: Sequence[Tool], parallel: bool) -> Rules:
+    """Calls as plain JSON beside free text: all before the arguments is one terminal, since the
+    text would win over any shorter one; and PROSE is text that does not begin so."""
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    key, parameters = rf'\{{{_S}"name"{_S}:{_S}', rf'{_S},{_S}"(arguments|parameters)"{_S}:{_S}'
+    rules: Rules = []
+    for index, tool in enumerate(tools):
+        head = rf'{key}"{re.escape(tool.name)}"{parameters}'
+        rules += [
+            (f"BARE_{index}", rf"/[\x20\x09\x0A]{{0,4}}{head}/"),
+            (f"FENCED_{index}", rf"/[\x20\x09\x0A]{{0,4}}{_FENCE}{_S}{head}/"),
+            (f"LISTED_{index}", rf"/[\x20\x09\x0A]{{0,4}}\[{_S}{head}/"),
+            (f"arguments_{index}", _arguments(tool)),
+        ]
+    count = range(len(tools))
+
+    def each(head: str) -> str:
+        return "(" + " | ".join(f"{head}_{index} arguments_{index}" for index in count) + ")"
+
+    bare = f"{each('BARE')} END"
+    more = f'("," {bare})*' if parallel else ""
+    many = f'(";"? {bare})*' if parallel else ""
+    starts = rf'[\x20\x09\x0A]*(```[a-zA-Z_]*[\x20\x09\x0A]*)?(\[[\x20\x09\x0A]*)?{key}"({names})"'
+    return [
+        (
+            "plain",
+            f"{bare} {many} | {each('FENCED')} END {many} FENCE_END"
+            f" | {each('LISTED')} END {more} LIST_END",
+        ),
+        ("END", rf"/{_S}\}}/"),
+        ("FENCE_END", rf"/{_S}```/"),
+        ("LIST_END", rf"/{_S}\]/"),
+        ("PROSE", "TEXT & ~CALL_START"),
+        ("CALL_START", rf"/{starts}(.|\n)*/"),
+        ("TEXT", TEXT),
+        *rules,
+    ]
+
+
 def _free(
     dialect: Dialect, tools: Sequence[Tool], parallel: bool, special: Mapping[str, int]
 ) -> str:
-    """Text, and calls where the dialect's opener shows that one begins."""
-    form = dialect.format
-    if not dialect.openers or dialect.first:
-        # A call is the whole message: what does not begin like one is text.
-        prose = [("PROSE", r"/[^\s{\[](.|\n)*/")]
-        return grammar('calls | PROSE | ""', [*prose, *_calls(dialect, tools, parallel, special)])
+    """Text, and calls where the dialect's opener, or the answer's beginning, shows one."""
+    form, plain = dialect.format, _plain_heads(tools, parallel)
+    if not _marked(dialect):
+        return grammar("plain | PROSE", plain)
     opener = dialect.openers[0]
     if form.open:
         # All calls of the message stand in one frame.
         calls = _calls(dialect, tools, parallel, special)
         calls[0] = ("calls", calls[0][1].removeprefix(literal(form.open, special)).strip())
-        frame = triggered("frame", opener, form.open, "calls", special)
-        return grammar("frame? TEXT", [("TEXT", TEXT), *frame, *calls])
+        frame = triggered("frame", opener, form.open, "calls", special, "PROSE")
+        return grammar("plain | PROSE | frame TEXT", [*plain, *frame, *calls])
     if not form.begin.startswith(opener):  # pragma: no cover - a dialect's own consistency
         raise InvalidRequest(f"dialect {dialect.name} cannot hold calls in text", param="tools")
     # After the opener every tool is open, so they share one trigger.
@@ -99,6 +190,8 @@ def _free(
         for index, tool in enumerate(tools)
     ]
     one = " | ".join(name for name, _ in rest)
+    first = triggered("first", opener, opener, "call", special, "PROSE")
     tag = triggered("tag", opener, opener, "call", special)
-    many = "tag*" if parallel else "tag?"
-    return grammar(f"{many} TEXT", [("TEXT", TEXT), *tag, ("call", one), *rest])
+    more = "tag*" if parallel else ""
+    rules = [*plain, *first, *tag, ("call", one), *rest]
+    return grammar(f"plain | PROSE | first {more} TEXT", rules)

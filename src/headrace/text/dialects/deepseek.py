@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..calls import MAX_NAME, Calls, read_named, read_until
+from ..calls import MAX_NAME, Calls, SectionReader, read_named, read_until
 from ..jsonstream import Malformed, read_literal, skip_space
-from .dialect import CallFormat, Dialect, SectionReader
+from .dialect import CallFormat, Dialect
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 ONE_BEGIN, ONE_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

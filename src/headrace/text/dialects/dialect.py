@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..calls import Calls
+from ..calls import Calls, SectionReader
 from ..reasoning import ReasoningMarks
-
-SectionReader = Generator[None, str, str | None]
-"""Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
 
 
 def long_id() -> str:
@@ -59,8 +56,9 @@ class Dialect:
     format: CallFormat
     openers: tuple[str, ...] = ()
     """Texts with which calls begin anywhere in a message."""
-    first: str = ""
-    """Characters with which calls may begin at the start of a message."""
+    wrappers: tuple[str, ...] = ()
+    """Further openers that models of this dialect write untaught: behind one stands a call only
+    where it names a tool on offer."""
     markers: frozenset[str] = field(default_factory=frozenset)
     """Texts that must survive detokenising, also where they are special tokens."""
     marks: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """For models that know no form of their own: the whole message is JSON.
 
 One call is an object with `name` and `arguments`; several are a list of them, or the list under
-`tool_calls`. Only an object that names a tool on offer is a call, all else is content.
+`tool_calls` (`bare`).
 """
 
 from __future__ import annotations
@@ -10,31 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..calls import Calls, read_call, read_list, read_text
-from ..jsonstream import Malformed, skip_space
-from .dialect import CallFormat, Dialect, SectionReader
-
-
-def read(opener: str, calls: Calls) -> SectionReader:
-    if opener == "[":
-        yield from read_list(calls, certain=False)
-        return None
-    char = yield from skip_space()
-    if char != '"':
-        raise Malformed("expected a key")
-    key = yield from read_text()
-    if key != "tool_calls":
-        yield from read_call(calls, certain=False, key=key)
-        return None
-    for expected in ":[":
-        char = yield from skip_space()
-        if char != expected:
-            raise Malformed("expected a list of calls")
-    yield from read_list(calls, certain=False)
-    char = yield from skip_space()
-    if char != "}":
-        raise Malformed("expected the end")
-    return None
+from ..bare import read_bare
+from .dialect import CallFormat, Dialect
 
 
 def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -50,9 +27,8 @@ def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
 
 GENERIC = Dialect(
     name="generic",
-    read=read,
+    read=read_bare,
     format=CallFormat(
         open="[", begin='{"name": "NAME", "arguments": ', end="}", separator=", ", close="]"
     ),
-    first="{[",
 )

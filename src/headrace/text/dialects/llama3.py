@@ -1,13 +1,13 @@
-"""Llama 3.1 to 3.3: an object as the whole message, or after `<|python_tag|>`.
+"""Llama 3.1 to 3.3: an object as the whole message (`bare`), or after `<|python_tag|>`.
 
 Several calls are separated by `;`. The older `<function=name>{…}</function>` is read as well.
 """
 
 from __future__ import annotations
 
-from ..calls import MAX_NAME, Calls, read_call, read_named, read_until
+from ..calls import MAX_NAME, Calls, SectionReader, read_call, read_named, read_until
 from ..jsonstream import Malformed, read_literal, skip_space
-from .dialect import CallFormat, Dialect, SectionReader
+from .dialect import CallFormat, Dialect
 
 TAG, FUNCTION = "<|python_tag|>", "<function="
 
@@ -19,13 +19,11 @@ def read(opener: str, calls: Calls) -> SectionReader:
         char = yield from skip_space()
         yield from read_literal("</function>", char)
         return None
-    char = opener
-    if opener == TAG:
-        char = yield from skip_space()
+    char = yield from skip_space()
     while True:
         if char != "{":
             raise Malformed("expected an object")
-        yield from read_call(calls, certain=opener == TAG)
+        yield from read_call(calls, certain=True)
         char = yield from skip_space()
         if char != ";":
             return char
@@ -37,7 +35,6 @@ LLAMA3 = Dialect(
     read=read,
     format=CallFormat(begin='{"name": "NAME", "parameters": ', end="}", separator="; "),
     openers=(TAG, FUNCTION),
-    first="{",
     markers=frozenset([TAG]),
     marks=("<|start_header_id|>", '"parameters": '),
 )

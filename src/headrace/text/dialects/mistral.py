@@ -3,9 +3,9 @@ call, the name and `[ARGS]` with the arguments (from version 11)."""
 
 from __future__ import annotations
 
-from ..calls import MAX_NAME, Calls, read_list, read_named, read_until
+from ..calls import MAX_NAME, Calls, SectionReader, read_list, read_named, read_until
 from ..jsonstream import Malformed, read_literal, skip_space
-from .dialect import CallFormat, Dialect, SectionReader, short_id
+from .dialect import CallFormat, Dialect, short_id
 
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 

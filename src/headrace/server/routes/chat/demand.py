@@ -33,19 +33,14 @@ def grammar_of(
     reasoning. Raises `InvalidRequest`."""
     source = body.form()
     if tools and speech.dialect is not None:
-        calls = tool_grammar(
+        source = tool_grammar(
             speech.dialect,
             tools,
             choice,
             parallel=body.parallel_tool_calls is not False,
+            form=source,
             special=speech.special,
         )
-        if calls is not None and source is not None:
-            raise InvalidRequest(
-                "a response format cannot be held together with required, named or strict tools",
-                param="response_format",
-            )
-        source = calls if source is None else source
     if source is not None and speech.marks is not None:
         source = after_reasoning(source, speech.marks, opened=opened, special=speech.special)
     return source

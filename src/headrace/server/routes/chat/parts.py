@@ -54,7 +54,7 @@ class Parts:
             return [{"content": delta.text}]
         events = self._router.feed(delta.text, len(delta.token_ids))
         if delta.finish_reason is not None:
-            events += self._router.finish()
+            events += self._router.finish(cut=self.finish == "length")
         chunks = [chunk for event in events if (chunk := self._chunk(event)) is not None]
         if self.calls and self.finish == "stop":
             self.finish = "tool_calls"

@@ -121,7 +121,12 @@ class Chat:
         shown = self.body.include_reasoning is not False
         return [
             Parts(
-                self.service.speech.router(opened=self.opened, tools=names, hidden=self.hidden),
+                self.service.speech.router(
+                    opened=self.opened,
+                    tools=names,
+                    hidden=self.hidden,
+                    held=self.grammar is not None,
+                ),
                 show_reasoning=shown,
             )
             for _ in range(self.n)
