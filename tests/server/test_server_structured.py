@@ -80,6 +80,8 @@ def client(server: Running) -> openai.OpenAI:
 def chat(client: openai.OpenAI, seed: int = 1, **more: Any) -> Any:
     given = {
         "model": "tiny", "messages": MESSAGES, "max_tokens": 400, "temperature": 1.5, "seed": seed,
+        # It never learned to think, so it would not come to an end.
+        "logit_bias": {str(_token(client, "<think>")): -100},
     }  # fmt: skip
     return client.chat.completions.create(**(given | more))
 
