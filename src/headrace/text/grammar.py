@@ -323,14 +323,16 @@ def checked_schema(schema: Any, where: str) -> Mapping[str, Any]:
             raise InvalidRequest(f"{where} has more than {MAX_NODES} values", param=where)
         if isinstance(value, Mapping):
             if len(value) > MAX_OBJECT:
-                raise TooLarge(
+                raise InvalidRequest(
                     f"{where} has an object of {len(value)} properties; at most {MAX_OBJECT}",
                     param=where,
                 )
             listed = value.get("properties")
             properties += len(listed) if isinstance(listed, Mapping) else 0
             if properties > MAX_PROPERTIES:
-                raise TooLarge(f"{where} has more than {MAX_PROPERTIES} properties", param=where)
+                raise InvalidRequest(
+                    f"{where} has more than {MAX_PROPERTIES} properties", param=where
+                )
             pending += [
                 (inner, depth + 1, demand or (key if key in _DEMANDING else None))
                 for key, inner in value.items()
