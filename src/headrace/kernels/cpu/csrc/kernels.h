@@ -2,6 +2,7 @@
 // kernels_vnni.cpp and kernels_bf16.cpp, each compiled with the flags of its level.
 #pragma once
 #include "attention.h"
+#include "bidirectional.h"
 #include "draw.h"
 #include "gate_up.h"
 #include "head.h"
@@ -15,11 +16,12 @@ namespace {
 void op_embed(const HrEmbed& op, const hr::Work& work) {
   int64_t first, last;
   work.share(work.step->n, &first, &last);
-  for (int64_t n = first; n < last; ++n) {
-    const int64_t token = work.step->tokens[n];
-    hr::expand_row(op.kind, op.data + token * op.row_bytes, op.size, op.scale,
+  const int64_t* index = op.index == HR_TOKENS      ? work.step->tokens
+                         : op.index == HR_POSITIONS ? work.step->positions
+                                                    : work.step->types;
+  for (int64_t n = first; n < last; ++n)
+    hr::expand_row(op.kind, op.data + index[n] * op.row_bytes, op.size, op.scale,
                    op.y + n * op.y_stride);
-  }
 }
 
 void run(const HrRecord& record, const hr::Work& work) {
@@ -30,7 +32,11 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_LINEAR: return op_linear(*static_cast<const HrLinear*>(record.op), work);
     case HR_OP_ROPE: return op_rope(*static_cast<const HrRope*>(record.op), work);
     case HR_OP_ATTENTION: return op_attention(*static_cast<const HrAttention*>(record.op), work);
-    case HR_OP_GATED: return op_gated(*static_cast<const HrGated*>(record.op), work);
+    case HR_OP_GATED: return op_gated<true>(*static_cast<const HrGated*>(record.op), work);
+    case HR_OP_ACTIVATE: return op_gated<false>(*static_cast<const HrGated*>(record.op), work);
+    case HR_OP_LAYER_NORM: return op_layer_norm(*static_cast<const HrLayerNorm*>(record.op), work);
+    case HR_OP_BIDIRECTIONAL:
+      return op_bidirectional(*static_cast<const HrBidirectional*>(record.op), work);
     case HR_OP_GATE_UP: return op_gate_up(*static_cast<const HrGateUp*>(record.op), work);
     case HR_OP_SELECT: return op_select(*static_cast<const HrRowsOp*>(record.op), work);
     case HR_OP_ADD: return op_add(*static_cast<const HrRowsOp*>(record.op), work);
@@ -49,6 +55,8 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_ATTENTION)
     return attention_room(*static_cast<const HrAttention*>(record.op), step, threads);
   if (record.code == HR_OP_ROPE) return {4 * static_cast<const HrRope*>(record.op)->kv.head_dim, 0};
+  if (record.code == HR_OP_BIDIRECTIONAL)
+    return bidirectional_room(*static_cast<const HrBidirectional*>(record.op), step);
   if (record.code == HR_OP_BOUND)
     return {bound_scratch(*static_cast<const HrHead*>(record.op)), 0};
   if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};

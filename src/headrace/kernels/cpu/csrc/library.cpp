@@ -60,7 +60,7 @@ void peak_share(void* context, int thread, int) {
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record, a layout of panels or a function changes its meaning.
-HR_API int32_t hr_version() { return 2; }
+HR_API int32_t hr_version() { return 3; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -71,7 +71,7 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrGateUp), sizeof(HrRecord), sizeof(HrGroup), sizeof(HrStep),
                            sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw),
                            sizeof(HrBest),   sizeof(HrWorth),     sizeof(HrHead),    sizeof(HrRule),
-                           sizeof(HrSample)};
+                           sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

@@ -27,7 +27,9 @@ enum HrKind {
   HR_I8 = 19  // KV only: codes with a scale per token and head
 };
 
-enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2 };
+enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3 };
+
+enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a step's numbers
 
 enum HrRows { HR_ROWS_N = 0, HR_ROWS_R = 1 };  // which count of the step bounds an op's rows
 
@@ -43,6 +45,9 @@ enum HrCode {
   HR_OP_ADD = 9,
   HR_OP_SOFTCAP = 10,
   HR_OP_GATE_UP = 11,
+  HR_OP_LAYER_NORM = 12,
+  HR_OP_ACTIVATE = 13,
+  HR_OP_BIDIRECTIONAL = 14,
   HR_OP_LORA_DOWN = 20,
   HR_OP_LORA_UP = 21,
   HR_OP_DRAW = 22,
@@ -83,7 +88,8 @@ typedef struct {
 enum HrInto {
   HR_STORE = 0,  // y = x · wᵀ + bias
   HR_ADD = 1,    // y += x · wᵀ + bias
-  HR_KEEP = 2    // y is [rows] HrBest: the highest of each row, no bias; see head.h
+  HR_KEEP = 2,   // y is [rows] HrBest: the highest of each row, no bias; see head.h
+  HR_ACTIVATED = 4  // y = act(x · wᵀ + bias): this plus its HrActivation
 };
 
 typedef struct {
@@ -143,8 +149,10 @@ typedef struct {
   int64_t y_stride;
   float scale;
   int32_t kind;
-  int32_t vocab;
+  int32_t vocab;         // rows of the table: every index is below it
   int32_t size;
+  int32_t index;         // HrIndex
+  int32_t unused;
 } HrEmbed;
 
 typedef struct {
@@ -165,13 +173,29 @@ typedef struct {
 typedef struct {
   const float* x;
   int64_t x_stride;
+  float* residual;       // as in HrNorm
+  int64_t residual_stride;
+  const float* weight;   // [size]
+  const float* bias;     // [size]
+  float* y;              // null: not wanted in fp32
+  int64_t y_stride;
+  HrQuantised q;
+  float eps;
+  int32_t size;
+  int32_t rows;
+  int32_t unused;
+} HrLayerNorm;
+
+typedef struct {
+  const float* x;
+  int64_t x_stride;
   HrQuantised q;
   int32_t size;
   int32_t rows;
 } HrQuantise;
 
 typedef struct {
-  const float* x;        // [rows, 2 · size]: gate, up
+  const float* x;        // [rows, 2 · size]: gate, up; ACTIVATE: [rows, size], nothing to multiply
   int64_t x_stride;
   float* y;              // null: not wanted in fp32
   int64_t y_stride;
@@ -239,6 +263,17 @@ typedef struct {
   int32_t rows;          // R: of the sampled tokens alone; y and out then have R rows
   int32_t unused;
 } HrAttention;
+
+typedef struct {         // every token sees all tokens of its own entry: HrStep.query_starts
+  const float* qkv;      // [N, 3 · H · E]: q, k, v
+  int64_t stride;
+  float* y;              // [N, H · E]
+  int64_t y_stride;
+  float scale;
+  int32_t heads;
+  int32_t head_dim;      // E
+  int32_t unused;
+} HrBidirectional;
 
 typedef struct {
   const float* up;       // [slots, R, out]: B of every slot, transposed
@@ -320,6 +355,7 @@ typedef struct {
   const int64_t* sample_rows;   // [R], ascending
   HrGroup groups[HR_MAX_GROUPS];
   const int32_t* adapters;      // [N]: LoRA slot of each token, −1: none; null: none at all
+  const int64_t* types;         // [N]: token type of each token; null where no table is read by it
 } HrStep;
 
 typedef struct HrTeam HrTeam;

@@ -1,4 +1,4 @@
-// Operators that work row by row: quantise, norm, gate, sums.
+// Operators that work row by row: quantise, norms, gate, activation, sums.
 //
 // All of them are bound by memory and small beside the products: a row of D floats is read once
 // or twice and written once. What they save is passes: norm and gate leave their result quantised,
@@ -8,24 +8,12 @@
 // whose maximum is below 1e-30 (denormals, zeros) is zero. A group with an infinity or a NaN
 // gets the scale NaN: the whole row of the product becomes NaN, as it would in floating point.
 #pragma once
+#include "activations.h"
 #include "fold.h"
+#include "tails.h"
 #include "work.h"
 
 namespace {
-
-HR_INLINE F f_tail(const float* p, int64_t left) {  // lanes beyond `left` are zero
-  if (left >= 16) return f_load(p);
-  float t[16] = {0};
-  memcpy(t, p, static_cast<size_t>(left) * 4);
-  return f_load(t);
-}
-
-HR_INLINE void f_store_tail(float* p, F x, int64_t left) {
-  if (left >= 16) return f_store(p, x);
-  float t[16];
-  f_store(t, x);
-  memcpy(p, t, static_cast<size_t>(left) * 4);
-}
 
 HR_INLINE void quantise_unit(F x0, F x1, int8_t* codes, HrUnit* unit) {
   I mask = i_set(0x7fffffff);
@@ -190,50 +178,56 @@ void op_norm(const HrNorm& op, const hr::Work& work) {
   }
 }
 
-// tanh(x) = 1 − 2 / (exp(2x) + 1), safe for any x: the exponent is clamped where it saturates.
-HR_INLINE F f_tanh(F x) {
-  F y = f_max(f_set(-20.0f), f_min(f_set(20.0f), x));
-  F e = f_exp(f_add(y, y));
-  return f_sub(f_set(1.0f), f_div(f_set(2.0f), f_add(e, f_set(1.0f))));
-}
-
-// erf by Abramowitz and Stegun 7.1.26 is too coarse (1.5e-7 absolute on a value near 1 is fine,
-// but the gelu multiplies it by x): absolute error 1.5e-7 · |x| is still below float32's own at
-// |x| ≥ 1, and near zero 1 + erf is near 1. So it serves.
-HR_INLINE F f_erf(F x) {
-  I sign = i_and(i_bits(x), i_set(static_cast<int32_t>(0x80000000u)));
-  F a = f_bits(i_and(i_bits(x), i_set(0x7fffffff)));
-  F t = f_div(f_set(1.0f), f_fma(f_set(0.3275911f), a, f_set(1.0f)));
-  F p = f_set(1.061405429f);
-  p = f_fma(p, t, f_set(-1.453152027f));
-  p = f_fma(p, t, f_set(1.421413741f));
-  p = f_fma(p, t, f_set(-0.284496736f));
-  p = f_fma(p, t, f_set(0.254829592f));
-  F e = f_exp(f_sub(f_zero(), f_mul(a, a)));
-  F y = f_fnma(f_mul(p, t), e, f_set(1.0f));
-  // y is in [0, 1], so its sign bit is free to be set.
-  return f_bits(i_add(i_bits(y), sign));
-}
-
-template <int kActivation>
-HR_INLINE F activate(F x) {
-  if constexpr (kActivation == HR_SILU) {
-    // Below −80 the true value is under 1e-33: clamping the exponent keeps exp finite.
-    F e = f_exp(f_min(f_set(80.0f), f_sub(f_zero(), x)));
-    return f_div(x, f_add(e, f_set(1.0f)));
+// y = (x − mean) / sqrt(variance + eps) · weight + bias; both sums over four chains of sixteen
+// lanes, the variance from the differences.
+void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
+  int64_t first, last;
+  work.share(work.rows(op.rows), &first, &last);
+  const auto total = [](const F (&chain)[4]) __attribute__((always_inline)) {
+    return f_sum(f_add(f_add(chain[0], chain[1]), f_add(chain[2], chain[3])));
+  };
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = op.x + row * op.x_stride;
+    if (op.residual) {
+      float* residual = op.residual + row * op.residual_stride;
+      for (int64_t i = 0; i < op.size; i += 16)
+        f_store_tail(residual + i,
+                     f_add(f_tail(residual + i, op.size - i), f_tail(x + i, op.size - i)),
+                     op.size - i);
+      x = residual;
+    }
+    F sum[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
+    F square[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
+    int chain = 0;
+    for (int64_t i = 0; i < op.size; i += 16, chain = (chain + 1) & 3)
+      sum[chain] = f_add(sum[chain], f_tail(x + i, op.size - i));
+    const float size = static_cast<float>(op.size);
+    const F mean = f_set(total(sum) / size);
+    chain = 0;
+    for (int64_t i = 0; i < op.size; i += 16, chain = (chain + 1) & 3) {
+      F apart = f_sub(f_tail(x + i, op.size - i), mean);
+      if (op.size - i < 16) apart = f_first(apart, op.size - i);
+      square[chain] = f_fma(apart, apart, square[chain]);
+    }
+    const F scale = f_set(1.0f / __builtin_sqrtf(total(square) / size + op.eps));
+    float* y = op.y ? op.y + row * op.y_stride : nullptr;
+    for (int64_t i = 0; i < op.size; i += 32 * kUnitsAtOnce) {
+      const int64_t left = op.size - i, n = left < 32 * kUnitsAtOnce ? left : 32 * kUnitsAtOnce;
+      float v[32 * kUnitsAtOnce];
+      for (int64_t j = 0; j < n; j += 16) {
+        const int64_t at = i + j, room = op.size - at;
+        const F to = f_fma(f_mul(f_sub(f_tail(x + at, room), mean), scale),
+                           f_tail(op.weight + at, room), f_tail(op.bias + at, room));
+        if (op.q.six) f_store(v + j, to);
+        if (y) f_store_tail(y + at, to, room);
+      }
+      if (op.q.six) quantise_row(v, n, op.q, row, i / 32);
+    }
   }
-  if constexpr (kActivation == HR_GELU_TANH) {
-    // x / 2 · (1 + tanh u) = x · sigmoid(2u): no cancellation where tanh is near −1.
-    F cube = f_mul(f_mul(x, x), x);
-    F inner = f_mul(f_fma(cube, f_set(0.044715f), x), f_set(-2.0f * 0.7978845608028654f));
-    F e = f_exp(f_min(f_set(80.0f), inner));
-    return f_div(x, f_add(e, f_set(1.0f)));
-  }
-  F half = f_mul(x, f_set(0.5f));
-  return f_fma(half, f_erf(f_mul(x, f_set(0.7071067811865476f))), half);
 }
 
-template <int kActivation>
+// kUp: times what stands behind the gates; else the activation alone.
+template <int kActivation, bool kUp>
 void gated_range(const HrGated& op, int64_t row, int64_t from, int64_t to) {
   const float* gate = op.x + row * op.x_stride;
   const float* up = gate + op.size;
@@ -243,7 +237,8 @@ void gated_range(const HrGated& op, int64_t row, int64_t from, int64_t to) {
       F v[2];
       for (int h = 0; h < 2; ++h) {
         const int64_t at = i + 16 * h;
-        v[h] = f_mul(activate<kActivation>(f_load(gate + at)), f_load(up + at));
+        v[h] = activate<kActivation>(f_load(gate + at));
+        if constexpr (kUp) v[h] = f_mul(v[h], f_load(up + at));
         if (y) f_store(y + at, v[h]);
       }
       quantise_at(op.q, row, i / 32, v[0], v[1]);
@@ -252,11 +247,13 @@ void gated_range(const HrGated& op, int64_t row, int64_t from, int64_t to) {
   }
   for (int64_t i = from; i < to; i += 16) {
     const int64_t left = to - i;
-    F v = f_mul(activate<kActivation>(f_tail(gate + i, left)), f_tail(up + i, left));
+    F v = activate<kActivation>(f_tail(gate + i, left));
+    if constexpr (kUp) v = f_mul(v, f_tail(up + i, left));
     f_store_tail(y + i, v, left);
   }
 }
 
+template <bool kUp>
 void op_gated(const HrGated& op, const hr::Work& work) {
   // Few rows: threads share the columns too, in runs of 32.
   constexpr int64_t kColumns = 512;
@@ -267,9 +264,10 @@ void op_gated(const HrGated& op, const hr::Work& work) {
     const int64_t row = item / runs, from = item % runs * kColumns;
     const int64_t to = from + kColumns < op.size ? from + kColumns : op.size;
     switch (op.activation) {
-      case HR_SILU: gated_range<HR_SILU>(op, row, from, to); break;
-      case HR_GELU_TANH: gated_range<HR_GELU_TANH>(op, row, from, to); break;
-      default: gated_range<HR_GELU>(op, row, from, to); break;
+      case HR_SILU: gated_range<HR_SILU, kUp>(op, row, from, to); break;
+      case HR_GELU_TANH: gated_range<HR_GELU_TANH, kUp>(op, row, from, to); break;
+      case HR_TANH: gated_range<HR_TANH, kUp>(op, row, from, to); break;
+      default: gated_range<HR_GELU, kUp>(op, row, from, to); break;
     }
   }
 }

@@ -1,7 +1,8 @@
 // The end of a product: bias, sum with what is there, the last panel's missing outputs; or no
 // matrix at all, where only the highest output of each row is wanted (head.h).
 #pragma once
-#include "simd.h"
+#include "activations.h"
+#include "tails.h"
 #include "work.h"
 
 namespace {
@@ -32,8 +33,15 @@ HR_INLINE void keep_best(const Target& t, F acc) {
   }
 }
 
+// Not inlined: the paths that only store or add stay as short as they were.
+__attribute__((noinline)) void finish_activated(const Target& t, F acc) {
+  if (t.bias) acc = f_add(acc, f_tail(t.bias, t.left));
+  f_store_tail(t.y, activate(t.into - HR_ACTIVATED, acc), t.left);
+}
+
 HR_INLINE void finish(const Target& t, F acc) {
-  if (t.into == HR_KEEP) return keep_best(t, acc);
+  if (t.into >= HR_KEEP)
+    return t.into == HR_KEEP ? keep_best(t, acc) : finish_activated(t, acc);
   if (t.left >= HR_PANEL) {
     if (t.bias) acc = f_add(acc, f_load(t.bias));
     if (t.into == HR_ADD) acc = f_add(f_load(t.y), acc);

@@ -1,0 +1,156 @@
+// Attention of an encoder: every token sees all tokens of its own entry, before and behind it.
+//
+// y = softmax(scale · q · kᵀ) · v, per entry and head, in fp32: q, k and v are of this very step,
+// so there are no pages and no masks. Work is cut into items of one head of one entry and up to
+// kQueries of its queries. A thread first lays the head's keys and values out as panels, with
+// positions as lanes for the keys and numbers of the head as lanes for the values: then both
+// products are the tiles of chain.h. It costs 2 · L · E moves beside 2 · L · E · queries / 16 fma.
+//
+// Scores of a tile of queries lie in work space, L numbers a row. Their order: the dot over E in one
+// chain; the maximum; exponentials, summed in sixteen lanes over the positions and then over the
+// lanes; the sum over positions in one chain, divided at the end. Nothing of it depends on which
+// other queries are in the tile, or on which other entries are in the step.
+#pragma once
+#include "chain.h"
+#include "tails.h"
+#include "work.h"
+
+namespace {
+
+constexpr int64_t kQueries = 16 * kTallest;  // of an item, at most
+
+HR_INLINE int64_t up16(int64_t n) { return (n + 15) / 16 * 16; }
+
+HR_INLINE int64_t parts_of(int64_t length) { return (length + kQueries - 1) / kQueries; }
+
+hr::Room bidirectional_room(const HrBidirectional& op, const HrStep& step) {
+  int64_t longest = 0;
+  for (int32_t b = 0; b < step.b; ++b) {
+    const int64_t length = step.query_starts[b + 1] - step.query_starts[b];
+    if (length > longest) longest = length;
+  }
+  const int64_t wide = up16(longest);
+  return {4 * wide * (op.head_dim + up16(op.head_dim) + kTallest), 0};
+}
+
+// One head of one entry, laid out for a thread: its part of the work space.
+struct Head {
+  int64_t length, wide;  // positions, and those with the last panel's padding
+  float* keys;           // [wide / 16][E][16]
+  float* values;         // [E / 16, upwards][wide][16]
+  float* scores;         // [kTallest][wide]
+};
+
+void lay_out(const HrBidirectional& op, const float* k, const float* v, const Head& head) {
+  const int64_t size = op.head_dim;
+  for (int64_t first = 0; first < head.wide; first += 16) {
+    float* panel = head.keys + first * size;
+    const int64_t left = head.length - first < 16 ? head.length - first : 16;
+    for (int64_t i = 0; i < 16; ++i) {
+      const float* row = k + (first + i) * op.stride;
+      for (int64_t e = 0; e < size; ++e) panel[16 * e + i] = i < left ? row[e] : 0.0f;
+    }
+  }
+  for (int64_t e = 0; e < size; e += 16) {
+    float* panel = head.values + e * head.wide;
+    for (int64_t p = 0; p < head.length; ++p)
+      f_store(panel + 16 * p, f_tail(v + p * op.stride + e, size - e));
+  }
+}
+
+// Scores to exponentials; → one over their sum.
+HR_INLINE float soften(float* scores, const Head& head) {
+  const F least = f_set(-__builtin_inff());
+  F highest = least, sum = f_zero();
+  for (int64_t p = head.length; p < head.wide; ++p) scores[p] = -__builtin_inff();
+  for (int64_t p = 0; p < head.wide; p += 16) highest = f_max(highest, f_load(scores + p));
+  const F peak = f_set(f_highest(highest));
+  for (int64_t p = 0; p < head.wide; p += 16) {
+    const F e = f_exp(f_sub(f_load(scores + p), peak));
+    f_store(scores + p, e);
+    sum = f_add(sum, e);
+  }
+  return 1.0f / f_sum(sum);
+}
+
+template <int M>
+HR_INLINE void attend_tile(const HrBidirectional& op, const float* q, float* y, const Head& head) {
+  const int64_t size = op.head_dim, bytes = 64 * size;
+  const F scale = f_set(op.scale);
+  const auto* keys = reinterpret_cast<const uint8_t*>(head.keys);
+  int64_t p = 0;
+  for (; p + 16 * kPair <= head.wide; p += 16 * kPair) {
+    F acc[M][kPair];
+    chain<HR_F32, M, kPair>(q, op.stride, keys + p / 16 * bytes, bytes, size, acc);
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < kPair; ++i)
+        f_store(head.scores + m * head.wide + p + 16 * i, f_mul(acc[m][i], scale));
+  }
+  for (; p < head.wide; p += 16) {
+    F acc[M][1];
+    chain<HR_F32, M, 1>(q, op.stride, keys + p / 16 * bytes, bytes, size, acc);
+    for (int m = 0; m < M; ++m)
+      f_store(head.scores + m * head.wide + p, f_mul(acc[m][0], scale));
+  }
+  float share[M];
+  for (int m = 0; m < M; ++m) share[m] = soften(head.scores + m * head.wide, head);
+  const auto* values = reinterpret_cast<const uint8_t*>(head.values);
+  int64_t e = 0;
+  for (; e + 16 * kPair <= up16(size); e += 16 * kPair) {
+    F acc[M][kPair];
+    chain<HR_F32, M, kPair>(head.scores, head.wide, values + 4 * e * head.wide, 64 * head.wide,
+                            head.length, acc);
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < kPair; ++i)
+        f_store_tail(y + m * op.y_stride + e + 16 * i, f_mul(acc[m][i], f_set(share[m])),
+                     size - e - 16 * i);
+  }
+  for (; e < size; e += 16) {
+    F acc[M][1];
+    chain<HR_F32, M, 1>(head.scores, head.wide, values + 4 * e * head.wide, 64 * head.wide,
+                        head.length, acc);
+    for (int m = 0; m < M; ++m)
+      f_store_tail(y + m * op.y_stride + e, f_mul(acc[m][0], f_set(share[m])), size - e);
+  }
+}
+
+void op_bidirectional(const HrBidirectional& op, const hr::Work& work) {
+  const HrStep& step = *work.step;
+  const int64_t size = op.head_dim, width = op.heads * size;
+  int64_t before = 0, laid = -1;  // items of the entries before `b`; head that is laid out
+  int32_t b = 0;
+  Head head{};
+  for (int64_t item = work.next();; item = work.next()) {
+    int64_t start = 0, parts = 0;
+    for (; b < step.b; ++b) {  // items only grow: no entry is looked at twice
+      start = step.query_starts[b];
+      head.length = step.query_starts[b + 1] - start;
+      parts = parts_of(head.length);
+      if (item < before + op.heads * parts) break;
+      before += op.heads * parts;
+      laid = -1;
+    }
+    if (b == step.b) return;
+    const int64_t at = (item - before) / parts, part = (item - before) % parts;
+    const float* q = op.qkv + start * op.stride + at * size;
+    if (at != laid) {
+      head.wide = up16(head.length);
+      head.keys = reinterpret_cast<float*>(work.scratch);
+      head.values = head.keys + head.wide * size;
+      head.scores = head.values + head.wide * up16(size);
+      lay_out(op, q + width, q + 2 * width, head);
+      laid = at;
+    }
+    const int64_t last = head.length * (part + 1) / parts;
+    for (int64_t row = head.length * part / parts; row < last;) {
+      const int64_t tile = tile_of(last - row);
+      by_rows(tile, [&](auto rows) __attribute__((always_inline)) {
+        attend_tile<decltype(rows)::value>(op, q + row * op.stride,
+                                           op.y + (start + row) * op.y_stride + at * size, head);
+      });
+      row += tile;
+    }
+  }
+}
+
+}  // namespace
