@@ -25,10 +25,7 @@ MODEL = "all-minilm-l6-v2"
 THREADS = 2
 CASES = {"1 short": (1, 12), "32 short": (32, 12), "8 long": (8, 250), "32 mixed": (32, 0)}
 """Name → texts, words in each; 0: 3 to 240."""
-WORDS = (
-    "the river carries water to a mill where old stone wheels grind wheat for bread and people come "
-    "from the town with carts horses children stories songs about rain snow wind fire harvest"
-).split()
+WORDS = ["the", "river", "carries", "water", "to", "a", "mill", "where", "old", "stone", "wheels", "grind", "wheat", "for", "bread", "and", "people", "come", "from", "the", "town", "with", "carts", "horses", "children", "stories", "songs", "about", "rain", "snow", "wind", "fire", "harvest"]
 CHILD = """
 import json, sys, time
 from headrace import LLM

@@ -63,7 +63,8 @@ inline void embeds(void* const* teams, int count) {
   Block<int64_t> tokens(n);
   for (int i = 0; i < n; ++i) tokens.data[i] = any(0, vocab - 1);
   Grid y(n, size);
-  HrEmbed op{file.data.data, file.row, y.block.data, y.stride, 0.5f, kind.kind, vocab, size};
+  HrEmbed op{file.data.data, file.row, y.block.data, y.stride, 0.5f, kind.kind, vocab, size,
+             HR_TOKENS, 0};
   HrRecord record{HR_OP_EMBED, 0, &op};
   HrStep step = rows_of(n, 0);
   step.tokens = tokens.data;
@@ -391,13 +392,106 @@ inline void attentions(void* const* teams, int count) {
          });
 }
 
+// Layer norm, plain and of a sum, in fp32 and as codes.
+inline void layer_norms(void* const* teams, int count) {
+  const bool coded = any(0, 1), sampled = any(0, 1), summed = any(0, 1);
+  const int width = coded ? 32 * any(1, 20) : any(1, 100), rows = any(0, 9);
+  Grid x(rows, width), residual(rows, width), y(rows, width);
+  Block<float> weight(width), bias(width);
+  Codes codes(rows, width / 32 * 32, any(0, 3));
+  x.fill(true);
+  residual.fill(true);
+  for (int i = 0; i < width; ++i) weight.data[i] = any_float(), bias.data[i] = random_float();
+  const Bytes before = residual.bytes();
+  HrLayerNorm op{x.block.data, x.stride, summed ? residual.block.data : nullptr, residual.stride,
+                 weight.data, bias.data, !coded || any(0, 1) ? y.block.data : nullptr, y.stride,
+                 coded ? codes.q : HrQuantised{nullptr, 0}, 1e-12f, width,
+                 sampled ? HR_ROWS_R : HR_ROWS_N, 0};
+  HrRecord record{HR_OP_LAYER_NORM, 0, &op};
+  by_all(teams, count, &record, 1, step_of(sampled, rows), [&] { residual.put(before); },
+         [&] {
+           Bytes all = y.bytes();
+           add(&all, residual.bytes());
+           add(&all, codes.bytes());
+           return all;
+         });
+}
+
+// An activation by itself, and at the end of a product of parts of several kinds.
+inline void activations(void* const* teams, int count) {
+  const bool coded = any(0, 1);
+  const int size = coded ? 32 * any(1, 20) : any(1, 600), rows = any(0, 30);
+  Grid x(rows, size), y(rows, size);
+  Codes codes(rows, size / 32 * 32, any(0, 2));
+  x.fill(true);
+  HrGated op{x.block.data, x.stride, !coded || any(0, 1) ? y.block.data : nullptr, y.stride,
+             coded ? codes.q : HrQuantised{nullptr, 0}, size, any(0, 3), HR_ROWS_N, 0};
+  HrRecord record{HR_OP_ACTIVATE, 0, &op};
+  const HrStep step = rows_of(rows, 0);
+  by_all(teams, count, &record, 1, step, [] {},
+         [&] {
+           Bytes all = y.bytes();
+           add(&all, codes.bytes());
+           return all;
+         });
+  Weight weight(teams[0], kKinds[any(kQuantised, kAll - 1)], any(1, 150), size);
+  Grid product(rows, weight.out);
+  Block<float> bias(weight.out);
+  for (int i = 0; i < weight.out; ++i) bias.data[i] = random_float();
+  HrPart part = weight.part(product.block.data, product.stride, any(0, 1) ? bias.data : nullptr,
+                            false);
+  part.accumulate = HR_ACTIVATED + any(0, 3);
+  HrLinear linear{HrQuantised{nullptr, 0}, x.block.data, x.stride, &part, 1, HR_ROWS_N};
+  HrRecord last{HR_OP_LINEAR, 0, &linear};
+  by_all(teams, count, &last, 1, step, [] {}, [&] { return product.bytes(); });
+}
+
+// Entries of some tokens each: tables by position and type, then attention to both sides.
+inline void encoders(void* const* teams, int count) {
+  const int heads = any(1, 4), size = any(0, 1) ? 16 * any(1, 4) : any(1, 70);
+  const int entries = any(1, 6), width = 3 * heads * size;
+  std::vector<int32_t> starts{0};
+  for (int b = 0; b < entries; ++b)
+    starts.push_back(starts.back() + (any(0, 3) ? any(0, 40) : any(0, 400)));
+  const int n = starts.back(), rows = any(1, 9);
+  Block<int64_t> positions(n), types(n);
+  for (int i = 0; i < n; ++i) positions.data[i] = any(0, rows - 1), types.data[i] = any(0, 1);
+  const Kind& kind = kKinds[any(kQuantised, kAll - 1)];
+  File places(kind, rows, width), kinds(kind, 2, width);
+  Grid qkv(n, width), of_type(n, width), y(n, heads * size);
+  HrEmbed by_place{places.data.data, places.row, qkv.block.data, qkv.stride, 1.0f, kind.kind, rows,
+                   width, HR_POSITIONS, 0};
+  HrEmbed by_type{kinds.data.data, kinds.row, of_type.block.data, of_type.stride, 1.0f, kind.kind,
+                  2, width, HR_TYPES, 0};
+  HrRowsOp sum{of_type.block.data, of_type.stride, qkv.block.data, qkv.stride, width, HR_ROWS_N,
+               0, 0};
+  HrBidirectional op{qkv.block.data, qkv.stride, y.block.data, y.stride, 0.2f, heads, size, 0};
+  HrRecord records[] = {{HR_OP_EMBED, 0, &by_place},
+                        {HR_OP_EMBED, 0, &by_type},
+                        {HR_OP_ADD, 0, &sum},
+                        {HR_OP_BIDIRECTIONAL, 0, &op}};
+  HrStep step = rows_of(n, 0);
+  step.b = entries;
+  step.positions = positions.data;
+  step.types = types.data;
+  step.query_starts = starts.data();
+  by_all(teams, count, records, 4, step, [] {}, [&] {
+    Bytes all = y.bytes();
+    add(&all, qkv.bytes());
+    return all;
+  });
+}
+
 inline void everything(void* const* teams, int count, int rounds) {
   for (int i = 0; i < rounds; ++i) {
 #define HR_FUZZ(name) g_now = #name, name(teams, count);
     HR_FUZZ(embeds) HR_FUZZ(norms) HR_FUZZ(rows_ops) HR_FUZZ(gates) HR_FUZZ(linears)
     HR_FUZZ(gate_ups) HR_FUZZ(heads) HR_FUZZ(loras) HR_FUZZ(draws) HR_FUZZ(attentions)
-#undef HR_FUZZ
   }
+  for (int i = 0; i < rounds; ++i) {  // behind the others, whose digests stay what they were
+    HR_FUZZ(layer_norms) HR_FUZZ(activations) HR_FUZZ(encoders)
+  }
+#undef HR_FUZZ
 }
 
 }  // namespace fuzz

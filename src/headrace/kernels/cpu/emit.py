@@ -21,15 +21,18 @@ from . import records
 from .panels import LOW_SHARE, OUTPUTS, PLANES, kind_of
 from .records import (
     ACTIVATIONS,
+    INDICES,
     KINDS,
     SIX,
     UNIT,
     HrAttention,
+    HrBidirectional,
     HrEmbed,
     HrGated,
     HrGateUp,
     HrHead,
     HrKv,
+    HrLayerNorm,
     HrLinear,
     HrLora,
     HrLoraPart,
@@ -102,7 +105,11 @@ def linear(
     rows: int,
     *,
     accumulate: bool = False,
+    activation: str | None = None,
 ) -> Emitted:
+    """`accumulate`: y += the product; `activation`: y = act(the product)."""
+    assert not (accumulate and activation)
+    into = int(accumulate) if activation is None else records.ACTIVATED + ACTIVATIONS[activation]
     parts = parts_of(weight)
     array = (HrPart * len(parts))()
     first = 0
@@ -113,7 +120,7 @@ def linear(
         )  # fmt: skip
         slot.bias = None if bias is None else address(bias) + 4 * first
         slot.y, slot.y_stride = y.at + 4 * first, y.stride
-        slot.accumulate = accumulate
+        slot.accumulate = into
         first += out
     op = HrLinear(
         q,
@@ -178,13 +185,14 @@ def sample(logits: Matrix, vocab: int, tokens: npt.NDArray[np.int64]) -> tuple[i
     return records.SAMPLE, HrSample(*logits, None, address(tokens), vocab)
 
 
-def embed(weight: Weight, scale: float, y: Matrix) -> Emitted:
+def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emitted:
+    """Rows of a table; `index` says by which of a step's numbers: see `records.INDICES`."""
     assert isinstance(weight, BlockWeight | DenseWeight)
     vocab, size = weight.shape
     data = weight.data
     return records.EMBED, HrEmbed(
         address(data), stride(data, 0) * data.itemsize, *y,
-        scale, KINDS[kind_of(weight)], vocab, size,
+        scale, KINDS[kind_of(weight)], vocab, size, INDICES[index], 0,
     )  # fmt: skip
 
 
@@ -204,6 +212,22 @@ def norm(
     )  # fmt: skip
 
 
+def layer_norm(
+    x: Matrix,
+    residual: Matrix | None,
+    weight: Array,
+    bias: Array,
+    eps: float,
+    y: Matrix | None,
+    q: HrQuantised,
+    rows: int,
+) -> Emitted:
+    return records.LAYER_NORM, HrLayerNorm(
+        *x, *(residual or (None, 0)), address(weight), address(bias), *(y or (None, 0)), q,
+        eps, len(weight), rows, 0,
+    )  # fmt: skip
+
+
 def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
     return records.QUANTISE, HrQuantise(*x, q, size, rows)
 
@@ -214,6 +238,12 @@ def gated(
     return records.GATED, HrGated(
         *x, *(y or (None, 0)), q, size, ACTIVATIONS[activation], rows, 0
     )  # fmt: skip
+
+
+def activate(
+    x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
+) -> Emitted:
+    return records.ACTIVATE, gated(x, size, activation, y, q, rows)[1]
 
 
 def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, rows: int) -> Emitted:
@@ -282,6 +312,11 @@ def attention(
     return records.ATTENTION, HrAttention(
         cache, *q, *(y or (None, 0)), out, scale, softcap or 0.0, rows, 0
     )  # fmt: skip
+
+
+def bidirectional(qkv: Matrix, heads: int, size: int, scale: float, y: Matrix) -> Emitted:
+    """qkv [N, 3 · H · E] → y [N, H · E]: every token sees its whole entry."""
+    return records.BIDIRECTIONAL, HrBidirectional(*qkv, *y, scale, heads, size, 0)
 
 
 def select(x: Matrix, y: Matrix, size: int) -> Emitted:

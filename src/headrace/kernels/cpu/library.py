@@ -24,9 +24,9 @@ import numpy.typing as npt
 from ..arrays import address
 from .records import MIRRORED, HrStep
 
-VERSION = 2
-"""Of the C ABI and of the layout of panels: `hr_version`."""
-LAYOUT = f"cpu panels {VERSION}"
+VERSION = 3
+"""Of the C ABI: `hr_version`."""
+LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "kernels", "cpu", FILE.name)

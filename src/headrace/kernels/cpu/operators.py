@@ -214,5 +214,24 @@ class CpuOperators:
             self._run([emit.softcap(matrix(y), y.shape[1], softcap)], HrStep(r=len(y)))
         return y
 
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        y = floats_like(x, *x.shape)
+        op = emit.layer_norm(matrix(x), None, weight, bias, eps, matrix(y), NOT_QUANTISED, ROWS_N)
+        self._run([op], HrStep(n=len(x)))
+        return y
+
+    def activate(self, x: Array, activation: str) -> Array:
+        y = floats_like(x, *x.shape)
+        op = emit.activate(matrix(x), x.shape[1], activation, matrix(y), NOT_QUANTISED, ROWS_N)
+        self._run([op], HrStep(n=len(x)))
+        return y
+
+    def encoder_attention(self, qkv: Array, heads: int, batch: StepBatch, scale: float) -> Array:
+        size = qkv.shape[1] // (3 * heads)
+        y = floats_like(qkv, len(qkv), heads * size)
+        op = emit.bidirectional(matrix(qkv), heads, size, scale, matrix(y))
+        self._run([op], fill_step(HrStep(), batch))
+        return y
+
     def _run(self, ops: list[Emitted], step: HrStep) -> None:
         self.team.run(emit.program(ops), len(ops), step)

@@ -13,9 +13,14 @@ KINDS = {
 }  # fmt: skip
 KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3}
+INDICES = {"tokens": 0, "positions": 1, "types": 2}
+"""Which of a step's numbers say the rows of a table."""
+ACTIVATED = 4
+"""HrInto of a product that goes through an activation: this plus the activation's number."""
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
+LAYER_NORM, ACTIVATE, BIDIRECTIONAL = range(12, 15)
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND = range(20, 27)
 BOUNDED = 4
 """Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
@@ -63,7 +68,7 @@ class HrLinear(Structure):
 class HrEmbed(Structure):
     _fields_ = [
         ("data", _P), ("row_bytes", _L), ("y", _P), ("y_stride", _L),
-        ("scale", _F), ("kind", _I), ("vocab", _I), ("size", _I),
+        ("scale", _F), ("kind", _I), ("vocab", _I), ("size", _I), ("index", _I), ("unused", _I),
     ]  # fmt: skip
 
 
@@ -72,6 +77,14 @@ class HrNorm(Structure):
         ("x", _P), ("x_stride", _L), ("residual", _P), ("residual_stride", _L), ("weight", _P),
         ("y", _P), ("y_stride", _L), ("q", HrQuantised),
         ("eps", _F), ("offset", _F), ("size", _I), ("rows", _I),
+    ]  # fmt: skip
+
+
+class HrLayerNorm(Structure):
+    _fields_ = [
+        ("x", _P), ("x_stride", _L), ("residual", _P), ("residual_stride", _L), ("weight", _P),
+        ("bias", _P), ("y", _P), ("y_stride", _L), ("q", HrQuantised),
+        ("eps", _F), ("size", _I), ("rows", _I), ("unused", _I),
     ]  # fmt: skip
 
 
@@ -114,6 +127,13 @@ class HrAttention(Structure):
     ]  # fmt: skip
 
 
+class HrBidirectional(Structure):
+    _fields_ = [
+        ("qkv", _P), ("stride", _L), ("y", _P), ("y_stride", _L),
+        ("scale", _F), ("heads", _I), ("head_dim", _I), ("unused", _I),
+    ]  # fmt: skip
+
+
 class HrGateUp(Structure):
     _fields_ = [
         ("x", HrQuantised), ("gate", HrPart), ("up", HrPart), ("q", HrQuantised),
@@ -134,6 +154,7 @@ class HrStep(Structure):
         ("n", _I), ("b", _I), ("r", _I), ("group_count", _I),
         ("tokens", _P), ("positions", _P), ("query_starts", _P), ("lengths", _P),
         ("sample_rows", _P), ("groups", HrGroup * MAX_GROUPS), ("adapters", _P),
+        ("types", _P),
     ]  # fmt: skip
 
 
@@ -192,7 +213,8 @@ class HrSample(Structure):
 MIRRORED: list[type[Structure]] = [
     HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
     HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
-    HrDrawRow, HrDraw, HrBest, HrWorth, HrHead, HrRule, HrSample,
+    HrDrawRow, HrDraw, HrBest, HrWorth, HrHead, HrRule, HrSample, HrLayerNorm,
+    HrBidirectional,
 ]  # fmt: skip
 """In the order of `hr_sizeof`."""
 

@@ -30,18 +30,20 @@ hr::Room bidirectional_room(const HrBidirectional& op, const HrStep& step) {
     if (length > longest) longest = length;
   }
   const int64_t wide = up16(longest);
-  return {4 * wide * (op.head_dim + up16(op.head_dim) + kTallest), 0};
+  const int64_t size = up16(op.head_dim);
+  return {4 * (wide * (op.head_dim + size + kTallest) + kTallest * size), 0};
 }
 
 // One head of one entry, laid out for a thread: its part of the work space.
-struct Head {
+struct OneHead {
   int64_t length, wide;  // positions, and those with the last panel's padding
   float* keys;           // [wide / 16][E][16]
   float* values;         // [E / 16, upwards][wide][16]
   float* scores;         // [kTallest][wide]
+  float* mixed;          // [kTallest][E, upwards]
 };
 
-void lay_out(const HrBidirectional& op, const float* k, const float* v, const Head& head) {
+void lay_out(const HrBidirectional& op, const float* k, const float* v, const OneHead& head) {
   const int64_t size = op.head_dim;
   for (int64_t first = 0; first < head.wide; first += 16) {
     float* panel = head.keys + first * size;
@@ -59,11 +61,16 @@ void lay_out(const HrBidirectional& op, const float* k, const float* v, const He
 }
 
 // Scores to exponentials; → one over their sum.
-HR_INLINE float soften(float* scores, const Head& head) {
-  const F least = f_set(-__builtin_inff());
+HR_INLINE float soften(float* scores, float scale, const OneHead& head) {
+  const F least = f_set(-__builtin_inff()), by = f_set(scale);
   F highest = least, sum = f_zero();
-  for (int64_t p = head.length; p < head.wide; ++p) scores[p] = -__builtin_inff();
-  for (int64_t p = 0; p < head.wide; p += 16) highest = f_max(highest, f_load(scores + p));
+  for (int64_t p = 0; p < head.wide; p += 16) {
+    const F s = f_mul(f_load(scores + p), by);
+    f_store(scores + p, s);
+    if (p + 16 > head.length)
+      for (int64_t i = head.length; i < head.wide; ++i) scores[i] = -__builtin_inff();
+    highest = f_max(highest, f_load(scores + p));
+  }
   const F peak = f_set(f_highest(highest));
   for (int64_t p = 0; p < head.wide; p += 16) {
     const F e = f_exp(f_sub(f_load(scores + p), peak));
@@ -73,45 +80,35 @@ HR_INLINE float soften(float* scores, const Head& head) {
   return 1.0f / f_sum(sum);
 }
 
-template <int M>
-HR_INLINE void attend_tile(const HrBidirectional& op, const float* q, float* y, const Head& head) {
-  const int64_t size = op.head_dim, bytes = 64 * size;
-  const F scale = f_set(op.scale);
-  const auto* keys = reinterpret_cast<const uint8_t*>(head.keys);
+// `rows` queries of a head.
+void attend_tile(const HrBidirectional& op, int64_t rows, const float* q, float* y,
+                 const OneHead& head) {
+  const int64_t size = op.head_dim, wide = head.wide, all = up16(size);
+  ChainTile dots{q, op.stride, reinterpret_cast<const uint8_t*>(head.keys), 64 * size, size,
+            head.scores, wide};
   int64_t p = 0;
-  for (; p + 16 * kPair <= head.wide; p += 16 * kPair) {
-    F acc[M][kPair];
-    chain<HR_F32, M, kPair>(q, op.stride, keys + p / 16 * bytes, bytes, size, acc);
-    for (int m = 0; m < M; ++m)
-      for (int i = 0; i < kPair; ++i)
-        f_store(head.scores + m * head.wide + p + 16 * i, f_mul(acc[m][i], scale));
+  for (; p + 16 * kPair <= wide; p += 16 * kPair) {
+    chains<HR_F32, kPair>(rows, dots);
+    dots.w += kPair * dots.panel;
+    dots.y += kPair * 16;
   }
-  for (; p < head.wide; p += 16) {
-    F acc[M][1];
-    chain<HR_F32, M, 1>(q, op.stride, keys + p / 16 * bytes, bytes, size, acc);
-    for (int m = 0; m < M; ++m)
-      f_store(head.scores + m * head.wide + p, f_mul(acc[m][0], scale));
-  }
-  float share[M];
-  for (int m = 0; m < M; ++m) share[m] = soften(head.scores + m * head.wide, head);
-  const auto* values = reinterpret_cast<const uint8_t*>(head.values);
+  if (p < wide) chains<HR_F32, 1>(rows, dots);
+  float share[kTallest];
+  for (int64_t m = 0; m < rows; ++m)
+    share[m] = soften(head.scores + m * wide, op.scale, head);
+  ChainTile mix{head.scores, wide, reinterpret_cast<const uint8_t*>(head.values), 64 * wide,
+           head.length, head.mixed, all};
   int64_t e = 0;
-  for (; e + 16 * kPair <= up16(size); e += 16 * kPair) {
-    F acc[M][kPair];
-    chain<HR_F32, M, kPair>(head.scores, head.wide, values + 4 * e * head.wide, 64 * head.wide,
-                            head.length, acc);
-    for (int m = 0; m < M; ++m)
-      for (int i = 0; i < kPair; ++i)
-        f_store_tail(y + m * op.y_stride + e + 16 * i, f_mul(acc[m][i], f_set(share[m])),
-                     size - e - 16 * i);
+  for (; e + 16 * kPair <= all; e += 16 * kPair) {
+    chains<HR_F32, kPair>(rows, mix);
+    mix.w += kPair * mix.panel;
+    mix.y += kPair * 16;
   }
-  for (; e < size; e += 16) {
-    F acc[M][1];
-    chain<HR_F32, M, 1>(head.scores, head.wide, values + 4 * e * head.wide, 64 * head.wide,
-                        head.length, acc);
-    for (int m = 0; m < M; ++m)
-      f_store_tail(y + m * op.y_stride + e, f_mul(acc[m][0], f_set(share[m])), size - e);
-  }
+  if (e < all) chains<HR_F32, 1>(rows, mix);
+  for (int64_t m = 0; m < rows; ++m)
+    for (e = 0; e < size; e += 16)
+      f_store_tail(y + m * op.y_stride + e,
+                   f_mul(f_load(head.mixed + m * all + e), f_set(share[m])), size - e);
 }
 
 void op_bidirectional(const HrBidirectional& op, const hr::Work& work) {
@@ -119,7 +116,7 @@ void op_bidirectional(const HrBidirectional& op, const hr::Work& work) {
   const int64_t size = op.head_dim, width = op.heads * size;
   int64_t before = 0, laid = -1;  // items of the entries before `b`; head that is laid out
   int32_t b = 0;
-  Head head{};
+  OneHead head{};
   for (int64_t item = work.next();; item = work.next()) {
     int64_t start = 0, parts = 0;
     for (; b < step.b; ++b) {  // items only grow: no entry is looked at twice
@@ -138,17 +135,15 @@ void op_bidirectional(const HrBidirectional& op, const hr::Work& work) {
       head.keys = reinterpret_cast<float*>(work.scratch);
       head.values = head.keys + head.wide * size;
       head.scores = head.values + head.wide * up16(size);
+      head.mixed = head.scores + kTallest * head.wide;
       lay_out(op, q + width, q + 2 * width, head);
       laid = at;
     }
     const int64_t last = head.length * (part + 1) / parts;
-    for (int64_t row = head.length * part / parts; row < last;) {
-      const int64_t tile = tile_of(last - row);
-      by_rows(tile, [&](auto rows) __attribute__((always_inline)) {
-        attend_tile<decltype(rows)::value>(op, q + row * op.stride,
-                                           op.y + (start + row) * op.y_stride + at * size, head);
-      });
-      row += tile;
+    for (int64_t row = head.length * part / parts, tile; row < last; row += tile) {
+      tile = tile_of(last - row);
+      attend_tile(op, tile, q + row * op.stride, op.y + (start + row) * op.y_stride + at * size,
+                  head);
     }
   }
 }

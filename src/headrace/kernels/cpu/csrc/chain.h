@@ -21,11 +21,6 @@ constexpr int kTallest = 6;   // sixteen lanes are two or four registers
 constexpr int kPair = 1;
 #endif
 
-template <int N>
-struct Size {
-  static constexpr int value = N;
-};
-
 template <int K>
 HR_INLINE F dense_load(const uint8_t* p, int64_t k) {
   if constexpr (K == HR_F32) return f_load(reinterpret_cast<const float*>(p) + 16 * k);
@@ -34,15 +29,27 @@ HR_INLINE F dense_load(const uint8_t* p, int64_t k) {
   return f_bf16(q);
 }
 
-// acc[m][p] = Σ_k x[m · stride + k] · w[p · panel + k]; panels [k][16] of kind K, `panel` bytes
-// from one to the next.
+// What a tile reads and writes: y[m · y_stride + 16 p + lane] = Σ_k x[m · x_stride + k] · w[p][k].
+struct ChainTile {
+  const float* x;
+  int64_t x_stride;
+  const uint8_t* w;  // panels [k][16], `panel` bytes from one to the next
+  int64_t panel, in;
+  float* y;
+  int64_t y_stride;
+};
+
 template <int K, int M, int P>
-HR_INLINE void chain(const float* x, int64_t stride, const uint8_t* w, int64_t panel, int64_t in,
-                     F (&acc)[M][P]) {
+__attribute__((noinline)) void chain(const ChainTile& t) {
   constexpr int kThrees = (M + 2) / 3;
   const float* at[kThrees];
-  for (int i = 0; i < kThrees; ++i) at[i] = x + 3 * i * stride;
+  for (int i = 0; i < kThrees; ++i) at[i] = t.x + 3 * i * t.x_stride;
+  const int64_t stride = t.x_stride, panel = t.panel, in = t.in;
+  const uint8_t* w = t.w;
+  F acc[M][P];
+#pragma GCC unroll 12
   for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
     for (int p = 0; p < P; ++p) acc[m][p] = f_zero();
   for (int64_t k = 0; k < in; ++k) {
     F v[P];
@@ -55,25 +62,29 @@ HR_INLINE void chain(const float* x, int64_t stride, const uint8_t* w, int64_t p
       for (int p = 0; p < P; ++p) acc[m][p] = f_fma(a, v[p], acc[m][p]);
     }
   }
+#pragma GCC unroll 12
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) f_store(t.y + m * t.y_stride + 16 * p, acc[m][p]);
 }
 
-// body(Size<M>) for a number of rows in 1 … kTallest.
-template <class Body>
-HR_INLINE void by_rows(int64_t rows, Body body) {
+// A tile of 1 … kTallest rows.
+template <int K, int P>
+HR_INLINE void chains(int64_t rows, const ChainTile& t) {
   switch (rows) {
-    case 1: return body(Size<1>());
-    case 2: return body(Size<2>());
-    case 3: return body(Size<3>());
-    case 4: return body(Size<4>());
-    case 5: return body(Size<5>());
-    case 6: return body(Size<6>());
+    case 1: return chain<K, 1, P>(t);
+    case 2: return chain<K, 2, P>(t);
+    case 3: return chain<K, 3, P>(t);
+    case 4: return chain<K, 4, P>(t);
+    case 5: return chain<K, 5, P>(t);
+    case 6: return chain<K, 6, P>(t);
 #if HR_LEVEL >= 3
-    case 7: return body(Size<7>());
-    case 8: return body(Size<8>());
-    case 9: return body(Size<9>());
-    case 10: return body(Size<10>());
-    case 11: return body(Size<11>());
-    case 12: return body(Size<12>());
+    case 7: return chain<K, 7, P>(t);
+    case 8: return chain<K, 8, P>(t);
+    case 9: return chain<K, 9, P>(t);
+    case 10: return chain<K, 10, P>(t);
+    case 11: return chain<K, 11, P>(t);
+    case 12: return chain<K, 12, P>(t);
 #endif
   }
 }

@@ -11,20 +11,16 @@ namespace {
 
 template <int K, int P>
 void dense_tiles(const HrLinear& op, const HrPart& part, int64_t rows, int64_t panel) {
+  alignas(64) float sums[kTallest * HR_PANEL * P];
   const int64_t bytes = hr::panel_bytes(K, part.in);
-  const uint8_t* w = part.data + panel * bytes;
-  for (int64_t row = 0; row < rows;) {
-    const int64_t tile = tile_of(rows - row);
-    by_rows(tile, [&](auto size) __attribute__((always_inline)) {
-      constexpr int M = decltype(size)::value;
-      F acc[M][P];
-      chain<K, M, P>(op.dense + row * op.dense_stride, op.dense_stride, w, bytes, part.in, acc);
-#pragma GCC unroll 12
-      for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
-        for (int p = 0; p < P; ++p) finish(target_of(part, row + m, panel + p), acc[m][p]);
-    });
-    row += tile;
+  for (int64_t row = 0, tile; row < rows; row += tile) {
+    tile = tile_of(rows - row);
+    const ChainTile of{op.dense + row * op.dense_stride, op.dense_stride,
+                       part.data + panel * bytes, bytes, part.in, sums, HR_PANEL * P};
+    chains<K, P>(tile, of);
+    for (int64_t m = 0; m < tile; ++m)
+      for (int p = 0; p < P; ++p)
+        finish(target_of(part, row + m, panel + p), f_load(sums + (m * P + p) * HR_PANEL));
   }
 }
 

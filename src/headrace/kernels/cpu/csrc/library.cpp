@@ -59,7 +59,8 @@ void peak_share(void* context, int thread, int) {
 // A digest of all sources of the kernels, made by the build.
 HR_API const char* hr_sources() { return HR_SOURCES; }
 
-// Raised whenever a record, a layout of panels or a function changes its meaning.
+// Raised whenever a record or a function changes its meaning. (How panels lie has a number of its
+// own, in kernels/cpu/library.py.)
 HR_API int32_t hr_version() { return 3; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
