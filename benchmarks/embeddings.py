@@ -25,12 +25,20 @@ MODEL = "all-minilm-l6-v2"
 THREADS = 2
 CASES = {"1 short": (1, 12), "32 short": (32, 12), "8 long": (8, 250), "32 mixed": (32, 0)}
 """Name → texts, words in each; 0: 3 to 240."""
-WORDS = ["the", "river", "carries", "water", "to", "a", "mill", "where", "old", "stone", "wheels", "grind", "wheat", "for", "bread", "and", "people", "come", "from", "the", "town", "with", "carts", "horses", "children", "stories", "songs", "about", "rain", "snow", "wind", "fire", "harvest"]
+WORDS = (
+    "the river carries water to a mill where old stone wheels grind wheat for bread and people "
+    "come from the town with carts horses children stories songs about rain snow wind fire harvest"
+).split(" ")  # noqa: SIM905 - a sentence is read more easily
 CHILD = """
 import json, sys, time
+if sys.argv[3]:  # An editable install would be found first.
+    sys.meta_path[:] = [each for each in sys.meta_path if "Editable" not in type(each).__name__
+                        and "Redirecting" not in type(each).__name__]
+    sys.path.insert(0, sys.argv[3])
+import headrace
 from headrace import LLM
 llm = LLM(sys.argv[1], threads=int(sys.argv[2]), device="cpu", offline=True)
-print("ready", flush=True)
+print(headrace.__file__, flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     best, spent, calls = [], 0.0, 0
@@ -61,13 +69,13 @@ class Version:
 
     def __init__(self, site: Path | None) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
-        if site is not None:
-            environment["PYTHONPATH"] = str(site)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, MODEL, str(THREADS)],
+            [sys.executable, "-c", CHILD, MODEL, str(THREADS), str(site or "")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
-        self._read()
+        file = Path(self._read().strip())
+        if site is not None and site.resolve() not in file.resolve().parents:
+            raise SystemExit(f"{site}: holds no headrace; {file} was found")
 
     def _read(self) -> str:
         assert self._process.stdout is not None

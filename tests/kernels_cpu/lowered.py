@@ -15,6 +15,10 @@ from headrace.kernels.cpu.emit import QuantisedRows
 from headrace.kernels.cpu.program import CpuProgram
 
 
+LATER = {("HrEmbed", "index"): 0, ("HrEmbed", "unused"): 0}
+"""Fields that came after the freeze, with the value that says what was said without them."""
+
+
 class Places:
     """Addresses by the order in which they come: of the program's own buffers with the place in
     them, so that who shares a buffer with whom is seen; of all else alone."""
@@ -52,6 +56,8 @@ def fields(structure: ctypes.Structure, places: Places) -> str:
     shown = []
     for name, kind in structure._fields_:  # type: ignore[misc]
         value = getattr(structure, name)
+        if LATER.get((type(structure).__name__, name), ...) == value:
+            continue
         if isinstance(value, ctypes.Structure):
             text = fields(value, places)
         elif name == "parts":
