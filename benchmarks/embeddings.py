@@ -25,10 +25,10 @@ MODEL = "all-minilm-l6-v2"
 THREADS = 2
 CASES = {"1 short": (1, 12), "32 short": (32, 12), "8 long": (8, 250), "32 mixed": (32, 0)}
 """Name → texts, words in each; 0: 3 to 240."""
-WORDS = (
+SENTENCE = (
     "the river carries water to a mill where old stone wheels grind wheat for bread and people "
     "come from the town with carts horses children stories songs about rain snow wind fire harvest"
-).split(" ")  # noqa: SIM905 - a sentence is read more easily
+)
 CHILD = """
 import json, sys, time
 if sys.argv[3]:  # An editable install would be found first.
@@ -57,9 +57,9 @@ for line in sys.stdin:
 
 
 def texts_of(count: int, words: int) -> list[str]:
-    rng = random.Random(count + words)
+    rng, known = random.Random(count + words), SENTENCE.split()
     return [
-        " ".join(rng.choice(WORDS) for _ in range(words or rng.randint(3, 240)))
+        " ".join(rng.choice(known) for _ in range(words or rng.randint(3, 240)))
         for _ in range(count)
     ]
 
