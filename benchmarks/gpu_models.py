@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.base.arch import ModelArch, Rope
+from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.triton.early import OFF
 from headrace.kernels.triton.table import Table
 from headrace.kernels.weights import Fp8Weight, PackedWeight
-from headrace.layers.build import Builder
-from headrace.layers.source import Named, WeightSource
-from headrace.loader.names import expected
-from headrace.models.registry import Model, build_model
+from headrace.loader.prepare import prepare
+from headrace.loader.weight_source import Named, WeightSource
+from headrace.models.registry import describe
 from headrace.roofline.known import KNOWN
 
 if os.environ.get("GPU_BENCH_EARLY") == "off":
@@ -72,11 +72,9 @@ def build(
     """A model of random weights, bound to nothing but its operators."""
     source = WeightSource(random_weights(arch, device=device, weights=weights, dtype=dtype))
     with torch.inference_mode():
-        return build_model(
-            Builder(
-                arch, source, operators, device=device,
-                dtype=str(dtype).removeprefix("torch."), max_context=max_context,
-            )
+        return prepare(
+            describe(arch), source, operators, device=device,
+            dtype=str(dtype).removeprefix("torch."), max_context=max_context,
         )  # fmt: skip
 
 
@@ -114,7 +112,7 @@ def random_weights(
             offsets = None
         return PackedWeight(codes, scales, offsets, bits, group, (out, width))
 
-    for name, shape in expected(arch).items():
+    for name, shape in describe(arch).tensors().items():
         yield name, named(name, shape)
 
 

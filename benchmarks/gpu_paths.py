@@ -60,7 +60,7 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
         limits = StepLimits(**few, max_context=512)
         recorder: Recorder = CudaRecorder(torch.device(device)) if device == "cuda" else Rerun()
         cache = make_cache(arch, 64, device, stored)
-        program = GraphProgram(ops, model.forward, cache, limits, recorder)
+        program = GraphProgram(ops, model, cache, limits, recorder)
         program.capture()
         steps = (
             Step("decode 3", ((20, 1), (7, 1), (300, 1))), Step("mixed", ((0, 30), (12, 1))),
@@ -119,7 +119,7 @@ def early(weights: str, kv: str) -> Callable[[str, torch.dtype], float]:
                 _fill(cache, cache)
                 cuda = device == "cuda"
                 recorder: Recorder = CudaRecorder(torch.device(device)) if cuda else Rerun()
-                program = GraphProgram(ops, model.forward, cache, limits, recorder)
+                program = GraphProgram(ops, model, cache, limits, recorder)
                 program.capture()
                 results = []
                 for _ in range(100 if cuda else 1):

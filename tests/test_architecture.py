@@ -18,10 +18,9 @@ ROOT = Path(__file__).parent.parent / "src" / "headrace"
 
 RANKS = {
     "base": 0,
-    "obs": 1, "text": 1, "kv": 1, "roofline": 1, "kernels": 1, "dist": 1,
-    "sched": 2, "quant": 2,
-    "layers": 3, "loader": 3,
-    "models": 4,
+    "obs": 1, "text": 1, "kv": 1, "kernels": 1, "dist": 1, "layers": 1,
+    "sched": 2, "quant": 2, "models": 2,
+    "roofline": 3, "loader": 3,
     "worker": 5,
     "engine": 6,
     "server": 7, "bench": 7,
@@ -29,7 +28,9 @@ RANKS = {
     "cli": 9,
 }  # fmt: skip
 CONTROL = {"sched", "kv", "text", "roofline"}
-DATA = {"kernels", "dist", "quant", "layers", "models", "worker"}
+DATA = {"kernels", "dist", "quant", "worker"}
+DESCRIPTION = {"layers", "models"}
+"""Of neither plane: what a model is, on `base` alone."""
 PUBLIC_FACE = {"__init__", "__main__"}
 """The package's own top: `headrace.LLM` and `python -m headrace` may reach everything."""
 
@@ -109,6 +110,18 @@ def test_the_planes_do_not_meet() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_a_description_stands_on_base_alone() -> None:
+    """No array, no weight, no backend: the roofline prices what the models say."""
+    wrong = [
+        f"{module} imports {target}"
+        for module, targets in graph().items()
+        for target, _ in targets
+        if module.split(".")[0] in DESCRIPTION
+        and target.split(".")[0] not in DESCRIPTION | {"base"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_cycles_among_modules() -> None:
     edges = {
         module: {target for target, runtime in targets if runtime and target != module}
@@ -136,7 +149,7 @@ def test_no_cycles_among_modules() -> None:
     ["headrace", "headrace.kv", "headrace.sched", "headrace.text", "headrace.roofline",
      "headrace.base", "headrace.obs", "headrace.bench", "headrace.server.app",
      "headrace.cli.main", "headrace.kernels.draws", "headrace.kernels.host_sampling",
-     "headrace.layers.rope", "headrace.kernels.select", "headrace.loader.weights",
+     "headrace.kernels.rope", "headrace.kernels.select", "headrace.loader.weights",
      "headrace.models.registry", "headrace.worker"],
 )  # fmt: skip
 def test_starts_without_torch(module: str) -> None:

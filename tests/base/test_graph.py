@@ -19,7 +19,6 @@ from headrace.base.graph import (
     LinearSpec,
     Node,
     NormSpec,
-    Spec,
     Value,
     WeightRef,
 )
@@ -45,7 +44,7 @@ def decoder(layers: int = 2) -> Graph:
         reads: tuple[Value, ...],
         width: int,
         weights: tuple[WeightRef, ...] = (),
-        spec: Spec = None,
+        spec: object = None,
     ) -> Value:
         out = value(width)
         nodes.append(Node(kind, reads, (out,), weights, spec))

@@ -63,9 +63,7 @@ def answers(worker: Worker, graphs: bool) -> tuple[dict, GraphProgram | None]:
     if graphs:
         runner = worker._runner
         limits = StepLimits(300, 12, 256)
-        program = GraphProgram(
-            runner._operators, runner._model.forward, runner._cache, limits, Rerun()
-        )
+        program = GraphProgram(runner._operators, runner._model, runner._cache, limits, Rerun())
         with torch.inference_mode():
             program.capture()
         runner._program = program
@@ -118,9 +116,9 @@ def tokens_of(worker: Worker, names: list[str], graphs: bool) -> tuple[dict, Gra
     )
     if graphs:
         operators, limits = Drawing(torch.float32), StepLimits(300, 12, 256)
-        cache, forward = runner._cache, runner._model.forward
+        cache, model = runner._cache, runner._model
         with torch.inference_mode():
-            program = GraphProgram(operators, forward, cache, limits, Rerun())
+            program = GraphProgram(operators, model, cache, limits, Rerun())
             program.capture()
         runner._program = runner._choosing = program
     for number, name in enumerate(names):

@@ -9,16 +9,16 @@ import torch
 from cpu_cases import random_blocks
 
 from headrace.base.arch import ModelArch, Moe, Rope
+from headrace.base.graph import WeightRef
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram, compile_program
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.weights import LoraWeight
-from headrace.layers.build import Builder, Product
-from headrace.layers.source import Named, WeightSource
-from headrace.loader.names import expected
 from headrace.loader.open import open_model
+from headrace.loader.prepare import prepare
+from headrace.loader.weight_source import Named, WeightSource
 from headrace.loader.weights import load_weights
-from headrace.models.registry import build_model
+from headrace.models.registry import describe
 
 TINY = ModelArch(
     family="llama", vocab_size=96, hidden=64, layers=3, heads=4, kv_heads=2, head_dim=32,
@@ -65,7 +65,7 @@ def tiny(family: str, weights: str) -> Programs:
         block = random_blocks(kind, *shape)
         return replace(block, data=block.data.numpy())
 
-    named = {name: weight(name, shape) for name, shape in expected(arch).items()}
+    named = {name: weight(name, shape) for name, shape in describe(arch).tensors().items()}
     return _programs(arch, WeightSource(named.items()))
 
 
@@ -78,17 +78,16 @@ def programs(name: str) -> Programs:
 def _programs(arch: ModelArch, source: WeightSource) -> Programs:
     """Plain steps, steps that want every hidden state, steps with adapters."""
     ops = CpuOperators(2)
-    builder = Builder(
-        arch, source, ops, device="cpu", dtype="float32", max_context=LIMITS.max_context
+    model = prepare(
+        describe(arch), source, ops, device="cpu", dtype="float32", max_context=LIMITS.max_context
     )
-    model = build_model(builder)
     cache = make_cache(arch)
-    plain = compile_program(ops, model.forward, cache, LIMITS)
-    additions = {id(product.weight): _addition(product) for product in builder.products}
+    plain = compile_program(ops, model, cache, LIMITS)
+    additions = {ref.names: _addition(ref) for ref in model.products()}
     return {
         "plain": plain,
-        "every": compile_program(ops, model.forward, cache, LIMITS, None, plain, every_hidden=True),
-        "adapted": compile_program(ops, model.forward, cache, LIMITS, additions, plain),
+        "every": compile_program(ops, model, cache, LIMITS, None, plain, every_hidden=True),
+        "adapted": compile_program(ops, model, cache, LIMITS, additions, plain),
     }
 
 
@@ -103,7 +102,7 @@ def make_cache(arch: ModelArch) -> KvCache:
     return KvCache(layers, groups, windows)
 
 
-def _addition(product: Product) -> LoraWeight:
+def _addition(product: WeightRef) -> LoraWeight:
     return LoraWeight(
         torch.zeros(SLOTS, len(product.names) * RANK, product.width),
         tuple(torch.zeros(SLOTS, RANK, out) for out in product.rows),

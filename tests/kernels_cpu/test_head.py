@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import make_batch
 
+from headrace.base.arch import ModelArch
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.draws import RULE, DrawParameters, streams, uniforms
+from headrace.kernels.model import Model, Prepared
 from headrace.kernels.operators import (
     DrawingProgram,
     GreedyProgram,
     KvCache,
-    Operators,
-    StepBatch,
     StepLimits,
 )
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
+from headrace.layers.description import Description
 
 WIDTH, TOKENS = 256, 100
 TEAMS = {threads: CpuOperators(threads) for threads in (1, 2, 5)}
@@ -33,24 +34,29 @@ def nothing(weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
     raise AssertionError
 
 
-class Ends:
+class Ends(Model):
     """A model of its two ends alone: row t of the table goes into the head."""
 
     def __init__(
         self, ops: CpuOperators, head: Weight, table: torch.Tensor, softcap: float | None = None
     ) -> None:
-        self.table, self.softcap = DenseWeight(table), softcap
-        self.head = ops.prepare(head, "logits", nothing)
-
-    def forward(
-        self, ops: Operators, batch: StepBatch, cache: KvCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = ops.embed(batch.tokens, self.table, 1.0)
-        return x, ops.logits(ops.select(x, batch.sample_rows), self.head, self.softcap)
+        arch = ModelArch(
+            family="ends", vocab_size=head.shape[0], hidden=WIDTH, layers=0, heads=1, kv_heads=1,
+            head_dim=16, intermediate=0, max_context=512, norm_eps=0,
+        )  # fmt: skip
+        to = Description(arch)
+        x = to.embed("table", len(table))
+        logits = to.linear(x, "head", rows=head.shape[0], role="logits", softcap=softcap)
+        super().__init__(to.graph(hidden=x, logits=logits), Prepared())
+        self.table = DenseWeight(table)
+        self.weights.by_key = {
+            (("table.weight",), "embed"): self.table,
+            (("head.weight",), "logits"): ops.prepare(head, "logits", nothing),
+        }
 
 
 def compiled(ops: CpuOperators, model: Ends, rows: int) -> CpuProgram:
-    program = ops.compile(model.forward, KvCache([], []), StepLimits(max(rows, 4), rows, 512))
+    program = ops.compile(model, KvCache([], []), StepLimits(max(rows, 4), rows, 512))
     assert isinstance(program, CpuProgram)
     assert isinstance(program, GreedyProgram)
     return program

@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.kernels.operators import CodedOperators
-from headrace.kernels.triton import operators as triton_operators
+from headrace.base.graph import WeightRef
 from headrace.kernels.triton import product_fp8
-from headrace.kernels.weights import Fp8Weight
-from headrace.layers.build import Builder
-from headrace.layers.codes import coded
-from headrace.layers.source import WeightSource
 from headrace.loader import open_model
+from headrace.loader.prepare import prepare
+from headrace.loader.weight_source import WeightSource
 from headrace.loader.weights import load_weights
-from headrace.models.registry import build_model
-from headrace.worker.adapters import _Adapted
+from headrace.models.registry import describe
 from oracle import checkpoints
 
 SMALL = {
@@ -54,11 +50,9 @@ def test_logits_are_near_the_oracle(
     answers = []
     for name in ("ref", "triton"):
         operators = checkpoints.operators(name)
-        model = build_model(
-            Builder(
-                files.arch, WeightSource(load_weights(files)), operators, device="cpu",
-                dtype="float32", max_context=64,
-            )
+        model = prepare(
+            describe(files.arch), WeightSource(load_weights(files)), operators, device="cpu",
+            dtype="float32", max_context=64,
         )  # fmt: skip
         batch, cache = step(files.arch, 17)
         batch.every_hidden = True
@@ -71,12 +65,20 @@ def test_logits_are_near_the_oracle(
     assert quantised == [files.arch.heads * files.arch.head_dim]
 
 
-def test_a_step_with_adapters_keeps_values() -> None:
-    operators = triton_operators.TritonOperators(torch.float32)
-    weight = Fp8Weight(torch.zeros(8, 16).to(torch.float8_e4m3fn), torch.ones(8, 1))
-    assert coded(operators, weight) is not None
-    assert coded(_Adapted(operators, {}, []), weight) is None  # type: ignore[arg-type]
-    chosen = checkpoints.operators("triton")
-    codes: CodedOperators | None = coded(chosen, weight)
-    assert codes is not None
-    assert coded(checkpoints.operators("ref"), weight) is None
+def test_a_step_with_adapters_keeps_values(tmp_path: Path) -> None:
+    """What adapters add reads a product's input as values, not as codes."""
+    checkpoints.fp8_folder(tmp_path, "fine", "Llama", **SMALL)
+    files = open_model(str(tmp_path))
+    operators = checkpoints.operators("triton")
+    model = prepare(
+        describe(files.arch), WeightSource(load_weights(files)), operators, device="cpu",
+        dtype="float32", max_context=64,
+    )  # fmt: skip
+    batch, cache = step(files.arch, 3)
+    seen: list[torch.dtype] = []
+
+    def adding(ref: WeightRef, x: torch.Tensor, y: torch.Tensor) -> None:
+        seen.append(x.dtype)
+
+    model.forward(operators, batch, cache, adding)
+    assert seen == [torch.float32] * len(model.products())

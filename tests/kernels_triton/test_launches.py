@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from gpu_models import ARCHS, Step, decode, make_batch, make_cache, random_weights, thin, windows_of
 
 from headrace.kernels.triton.operators import TritonOperators
-from headrace.layers.build import Builder
-from headrace.layers.source import WeightSource
-from headrace.models.registry import build_model
+from headrace.loader.prepare import prepare
+from headrace.loader.weight_source import WeightSource
+from headrace.models.registry import describe
 from headrace.worker.adapters import Adapters
 
 FROZEN = Path(__file__).with_name("launches.json")
@@ -101,12 +101,11 @@ def launched(model: str) -> Iterator[tuple[str, list[str]]]:
     # Not `inference_mode`: there composed operators are not dispatched as what they are made of.
     with torch.no_grad():
         source = WeightSource(random_weights(arch, device="meta", weights=weights, dtype=dtype))
-        builder = Builder(
-            arch, source, operators, device="meta", dtype="bfloat16", max_context=4096
+        built = prepare(
+            describe(arch), source, operators, device="meta", dtype="bfloat16", max_context=4096
         )
-        built = build_model(builder)
-        adapters = Adapters(builder.products, slots=2, rank=8, device="meta", dtype=dtype)
-        for weight in adapters.by_weight.values():
+        adapters = Adapters(built.products(), slots=2, rank=8, device="meta", dtype=dtype)
+        for weight in adapters.additions.values():
             weight.ranks[0] = 8
         operators._ticket(torch.device("meta"))  # As a warm-up does: it is filled once.
         for step in STEPS:
@@ -117,12 +116,10 @@ def launched(model: str) -> Iterator[tuple[str, list[str]]]:
             for variant in VARIANTS:
                 batch = make_batch(step, windows_of(arch), "meta")
                 batch.every_hidden = variant == "every_hidden"
-                ops = operators
-                if variant == "adapted":
-                    ops = adapters.operators(operators, slots, ends)
+                adding = adapters.adding(slots, ends) if variant == "adapted" else None
                 cache = make_cache(arch, 64, "meta", kv)
                 with Launches() as noted:
-                    built.forward(ops, batch, cache)
+                    built.forward(operators, batch, cache, adding)
                 yield f"{variant} {step.name}", noted.found
 
 

@@ -10,8 +10,8 @@ import torch
 from headrace.kernels.weights import BlockWeight
 from headrace.loader import open_model
 from headrace.loader.gguf import GgufFile
-from headrace.loader.names import expected
 from headrace.loader.weights import load_weights
+from headrace.models.registry import describe
 from headrace.quant import dequantise, unpack
 from headrace.quant.rows import weights_of
 
@@ -35,7 +35,7 @@ def test_a_catalog_model(name: str, family: str, kinds: set[str], ends: tuple[st
     assert tuple(tokens[i] for i in files.eos_ids) == ends
     assert (files.chat_template is not None) == (family == "qwen2")
     weights = dict(load_weights(files))
-    assert set(weights) == set(expected(files.arch))
+    assert set(weights) == set(describe(files.arch).tensors())
     seen: set[str] = set()
     for weight in weights.values():
         if isinstance(weight, BlockWeight) and weight.kind not in seen:

@@ -16,10 +16,9 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.operators import StepBatch
 from headrace.kernels.reference import ReferenceOperators
-from headrace.layers.build import Builder
-from headrace.layers.source import WeightSource
-from headrace.loader.names import expected
-from headrace.models.registry import build_model
+from headrace.loader.prepare import prepare
+from headrace.loader.weight_source import WeightSource
+from headrace.models.registry import describe
 from headrace.roofline.composition import compose_plan
 from headrace.roofline.counts import Case, Count
 from headrace.roofline.operators import count_step
@@ -83,13 +82,13 @@ def run_step(
 ) -> tuple[list[tuple[str, tuple[Any, ...], Any]], StepPlan]:
     """One step of a model with random weights on the reference operators."""
     torch.manual_seed(0)
-    weights = {name: torch.randn(shape) * 0.1 for name, shape in expected(arch).items()}
+    tensors = describe(arch).tensors()
+    weights = {name: torch.randn(shape) * 0.1 for name, shape in tensors.items()}
     operators = Recorder(ReferenceOperators(torch.float32))
-    builder = Builder(
-        arch, WeightSource(weights.items()), operators, device="cpu",
+    model = prepare(
+        describe(arch), WeightSource(weights.items()), operators, device="cpu",
         dtype="float32", max_context=arch.max_context,
     )  # fmt: skip
-    model = build_model(builder)
     windows = {arch.window(layer): None for layer in range(arch.layers)}
     pool = PoolShape(
         4,
@@ -123,7 +122,8 @@ def run_step(
         hidden, _ = model.forward(operators, batch, cache)
         if arch.encoder is not None and arch.encoder.labels:
             scored = [n for n, sampled in enumerate(samples) if sampled]
-            model.logits(operators, hidden, batch.query_starts[scored].long())
+            first = operators.select(hidden, batch.query_starts[scored].long())
+            model.logits(operators, first)
     # Where every row samples there is nothing to select, and nothing is done.
     done = [call for call in operators.calls if call[0] != "select" or call[2] is not call[1][0]]
     return done, plan

@@ -15,7 +15,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, StepPlan
 from headrace.engine.prediction import StepPredictor, case_of
-from headrace.loader.names import expected
+from headrace.models.registry import describe
 from headrace.roofline.composition import prefill_step
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
@@ -34,7 +34,10 @@ BGE_SMALL = ModelArch(
 
 def files_of(arch: ModelArch, folder: Path) -> ModelFiles:
     path = folder / "model.safetensors"
-    save_file({name: np.zeros(shape, np.float16) for name, shape in expected(arch).items()}, path)
+    save_file(
+        {name: np.zeros(shape, np.float16) for name, shape in describe(arch).tensors().items()},
+        path,
+    )
     return ModelFiles("tiny", "safetensors", folder, (path,), arch, folder, None)
 
 

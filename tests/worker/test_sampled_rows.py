@@ -88,8 +88,7 @@ def test_adapters_of_the_rows_that_sample(folder: Path, tmp_path: Path, kernels:
                 one.every_hidden = every
                 found = runner.adapted(one, slots)
                 if found is None:
-                    ops = adapters.operators(worker._operators, slots, sampled_places(one))
-                    found = runner.run(one, ops)
+                    found = runner.run(one, adapters.adding(slots, sampled_places(one)))
                 return tensor(found[0]).clone(), tensor(found[1]).clone()
 
             hidden, logits = run(True)

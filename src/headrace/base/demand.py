@@ -33,17 +33,19 @@ def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
 
 
 def head(graph: Graph) -> Graph | None:
-    """What makes `logits` of hidden rows, which become its input; None where there is no head."""
-    if "logits" not in graph.outputs:
+    """What makes `logits` or `labels` of hidden rows, which become its input; None where there is
+    no head."""
+    name = next((name for name in ("logits", "labels") if name in graph.outputs), None)
+    if name is None:
         return None
-    hidden, logits = graph.outputs["hidden"], graph.outputs["logits"]
+    hidden, logits = graph.outputs["hidden"], graph.outputs[name]
     nodes: list[Node] = []
     wanted = {logits}
     for node in reversed(graph.nodes):
         if wanted.intersection(node.out) and hidden not in node.out:
             nodes.insert(0, node)
             wanted.update(node.reads)
-    return Graph(tuple(nodes), {"logits": logits}, (hidden,))
+    return Graph(tuple(nodes), {name: logits}, (hidden,))
 
 
 def _needs(graph: Graph, wanted: dict[Value, Rows]) -> dict[Value, Rows]:

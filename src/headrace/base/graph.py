@@ -16,7 +16,7 @@ which of them share memory is the business of whoever runs the graph.
 | `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
 | `route` | logits [·, experts] → experts [·, k], shares [·, k] | | `RouteSpec` |
-| `experts` | x, experts, shares → [·, D] | gate above up of each expert, then down of each | `ExpertsSpec` |
+| `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert | `ExpertsSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 
@@ -77,6 +77,8 @@ class WeightRef:
     width: int
     """Columns; 0: these are vectors."""
     role: Role
+    copies: int = 1
+    """So many weights of this kind (experts): `*` in the names stands for the number of each."""
 
     @property
     def key(self) -> tuple[tuple[str, ...], Role]:
@@ -89,12 +91,19 @@ class WeightRef:
 
     @property
     def numbers(self) -> int:
-        return self.out * max(1, self.width)
+        return self.out * max(1, self.width) * self.copies
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of each."""
-        for name, rows in zip(self.names, self.rows, strict=True):
-            yield name, (rows, self.width) if self.width else (rows,)
+        for copy in range(self.copies):
+            for name, rows in zip(self.names, self.rows, strict=True):
+                shape = (rows, self.width) if self.width else (rows,)
+                yield name.replace("*", str(copy)) if self.copies > 1 else name, shape
+
+    def copy(self, number: int) -> WeightRef:
+        """One of the copies, by its own names."""
+        names = tuple(name.replace("*", str(number)) for name in self.names)
+        return WeightRef(names, self.rows, self.width, self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,20 +224,6 @@ class PartSpec:
     first: int
 
 
-Spec = (
-    EmbedSpec
-    | NormSpec
-    | LinearSpec
-    | AttentionSpec
-    | LatentSpec
-    | ActivationSpec
-    | RouteSpec
-    | ExpertsSpec
-    | PartSpec
-    | None
-)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One operation of the model."""
@@ -237,7 +232,8 @@ class Node:
     reads: tuple[Value, ...]
     out: tuple[Value, ...]
     weights: tuple[WeightRef, ...] = ()
-    spec: Spec = None
+    spec: object = None
+    """A frozen dataclass of numbers and names, by kind."""
 
 
 ROW_WISE = frozenset(
@@ -255,19 +251,27 @@ class Graph:
 
     nodes: tuple[Node, ...]
     outputs: Mapping[str, Value]
-    """`hidden`, after the last norm; `logits`, of a head over the vocabulary or over labels."""
+    """`hidden`, after the last norm; `logits` of a head over the vocabulary; or `labels`, of one
+    that is only asked for chosen rows."""
     inputs: tuple[Value, ...] = ()
     """Values that somebody else made: the hidden rows that a head is given."""
     _readers: dict[Value, list[int]] = field(init=False, default_factory=dict, repr=False)
+    _makers: dict[Value, int] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for index, node in enumerate(self.nodes):
             for value in node.reads:
                 self._readers.setdefault(value, []).append(index)
+            for value in node.out:
+                self._makers[value] = index
 
     def readers(self, value: Value) -> list[int]:
         """Indices of the nodes that read it."""
         return self._readers.get(value, [])
+
+    def maker(self, value: Value) -> int:
+        """Index of the node that makes it; -1 for an input."""
+        return self._makers.get(value, -1)
 
     def weights(self) -> Iterator[WeightRef]:
         """Each once, in the order of use: the order in which they are prepared."""
@@ -318,14 +322,15 @@ class Graph:
 
     def _is_effect(self, value: Value) -> bool:
         """Is this what a `write` gives beside its effect?"""
-        return any(node.kind == "write" and value in node.out for node in self.nodes)
+        return value in self._makers and self.nodes[self._makers[value]].kind == "write"
 
     def _verify_weights(self) -> None:
         shapes: dict[str, tuple[int, ...]] = {}
         stacks: dict[tuple[str, Role], tuple[str, ...]] = {}
         for node in self.nodes:
             for ref in node.weights:
-                for name, shape in ref.tensors():
+                for name, rows in zip(ref.names, ref.rows, strict=True):
+                    shape = rows, ref.width, ref.copies
                     _check(shapes.setdefault(name, shape) == shape, f"{name} has two shapes")
                     stack = stacks.setdefault((name, ref.role), ref.names)
                     _check(stack == ref.names, f"{name} is part of two weights of one role")
@@ -382,11 +387,9 @@ def _check_widths(at: str, node: Node) -> None:
             right = len(ins) == 1 and outs == [spec.active] * 2
             right = right and [v.dtype for v in node.out] == ["i32", "f32"]
         case "experts", ExpertsSpec():
-            up, down = refs[: len(refs) // 2], refs[len(refs) // 2 :]
-            right = len(up) == len(down) and all(
-                (u.width, u.out) == (ins[0], 2 * d.width) and [d.out] == outs
-                for u, d in zip(up, down, strict=True)
-            )
+            up, down = refs
+            right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * down.width)
+            right = right and [down.out] == outs
         case "part", PartSpec():
             right = spec.first >= 0 and spec.first + outs[0] <= ins[0]
         case "select", None:

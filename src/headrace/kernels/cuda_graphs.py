@@ -40,7 +40,8 @@ import numpy as np
 import torch
 
 from .draws import Drawing, DrawParameters
-from .operators import Forward, GroupBatch, HostStep, KvCache, Operators, StepBatch, StepLimits
+from .model import Model
+from .operators import GroupBatch, HostStep, KvCache, Operators, StepBatch, StepLimits
 
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
@@ -172,13 +173,13 @@ class GraphProgram:
     def __init__(
         self,
         operators: Operators,
-        forward: Forward,
+        model: Model,
         cache: KvCache,
         limits: StepLimits,
         recorder: Recorder,
     ) -> None:
         """Captures nothing yet: see `capture`."""
-        self._operators, self._forward, self._cache = operators, forward, cache
+        self._operators, self._model, self._cache = operators, model, cache
         self._limits, self._recorder = limits, recorder
         self._block_size = cache.layers[0].block_size
         self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
@@ -250,7 +251,7 @@ class GraphProgram:
         bucket = self.find(batch)
         if bucket is None or bucket not in self._replays:
             self.facts.call_by_call += 1
-            return self._forward(self._operators, batch, self._cache)
+            return self._model.forward(self._operators, batch, self._cache)
         self._replay(batch, bucket, None)
         assert self._logits is not None
         return self._results(batch, bucket, self._logits)
@@ -294,12 +295,12 @@ class GraphProgram:
         batch = self._inputs.view(bucket, self._block_size)
 
         def run() -> None:
-            hidden, logits = self._forward(self._operators, batch, self._cache)
+            hidden, logits = self._model.forward(self._operators, batch, self._cache)
             self._keep(hidden, logits)
 
         if self._hidden is None:
             # Once outside of any graph: the shapes of the results make their buffers.
-            hidden, logits = self._forward(self._operators, batch, self._cache)
+            hidden, logits = self._model.forward(self._operators, batch, self._cache)
             tokens = max(b.tokens for b in self.buckets())
             entries = max(b.entries for b in self.buckets())
             self._hidden = hidden.new_zeros(tokens, hidden.shape[1])

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from ..base.graph import Role
 from .arrays import Array
 from .draws import DrawParameters
 from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
@@ -27,8 +28,8 @@ from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
 if TYPE_CHECKING:
     import torch
 
-Role = Literal["embed", "linear", "logits", "moe"]
-"""The operator that a weight will be handed to."""
+    from .fuse import Way
+    from .model import Model
 
 
 class Dequantise(Protocol):
@@ -152,12 +153,9 @@ class StepLimits:
     max_context: int
 
 
-Forward = Callable[["Operators", StepBatch, KvCache], tuple[Array, Array]]
-"""A model's whole step, made of operator calls and views: → hidden after the last norm, [N, D] with
-`StepBatch.every_hidden`, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of those."""
-
 Program = Callable[[StepBatch], tuple[Array, Array]]
-"""A `Forward` bound to its operators and cache. Results are valid until the next call."""
+"""A model bound to its operators and cache, as `Model.forward`. Results are valid until the next
+call."""
 
 
 @runtime_checkable
@@ -220,15 +218,15 @@ class AdaptingOperators(Protocol):
 
     def compile_adapted(
         self,
-        forward: Forward,
+        model: Model,
         cache: KvCache,
         limits: StepLimits,
-        additions: Mapping[int, LoraWeight],
+        additions: Mapping[tuple[str, ...], LoraWeight],
         beside: Program | None,
     ) -> AdaptedProgram | None:
-        """As `compile`; products with a weight of `additions` (by its `id`) get what the slots of
-        `StepBatch.adapters` add. `beside` is this engine's own program without adapters: the
-        results of either need only be valid until the next call of either."""
+        """As `compile`; products with a weight of `additions` (by the names of its tensors) get
+        what the slots of `StepBatch.adapters` add. `beside` is this engine's own program without
+        adapters: the results of either need only be valid until the next call of either."""
         ...
 
 
@@ -248,12 +246,11 @@ class Operators(Protocol):
         """
         ...
 
-    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
         """A faster way to run whole steps (a recorded program, graphs), or None: call by call.
 
-        `forward` may be called with any `Operators`, for instance one that records. Asked only
-        when one backend serves every operator. The program may refuse a batch at no cost to
-        others by calling `forward` itself.
+        Asked only when one backend serves every operator. The program may refuse a batch at no cost
+        to others by calling `model.forward` itself.
         """
         ...
 
@@ -361,11 +358,7 @@ class Coded:
 
 class CodedOperators(Operators, Protocol):
     """What a backend may offer beside: norms and gates that write the codes of the next product,
-    which saves it reading and writing its input once more. Ask `takes_codes` before each."""
-
-    def takes_codes(self, consumer: Weight) -> bool:
-        """Does `linear` of this weight, as `prepare` made it, quantise its input?"""
-        ...
+    which saves it reading and writing its input once more (`kernels.fuse`)."""
 
     def rms_norm_codes(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
@@ -406,10 +399,14 @@ class Unnormed:
 
 class FusedOperators(Operators, Protocol):
     """What a backend may offer beside: products, of few rows, that do what lies around them, each
-    of which saves a kernel. Ask `fuses` for the weight and the number of rows."""
+    of which saves a kernel (`kernels.fuse`)."""
 
-    def fuses(self, weight: Weight, rows: int) -> bool:
-        """Are products of this weight, as `prepare` made it, and so many rows served here?"""
+    def plan_product(self, weight: Weight, rows: int) -> Way:
+        """How `linear` of this weight, as `prepare` made it, and so many rows is computed."""
+        ...
+
+    def row_class(self, rows: int, device: torch.device) -> object:
+        """What `plan_product` depends on beside the weight."""
         ...
 
     def linear_fused(
@@ -429,11 +426,11 @@ class FusedOperators(Operators, Protocol):
         ...
 
 
-FUSED = ("fuses", "linear_fused", "linear_gated")
-"""The names that `FusedOperators` adds."""
-
-CODED = ("takes_codes", "rms_norm_codes", "add_rms_norm_codes", "gated_codes", "linear_codes")
-"""The names that `CodedOperators` adds."""
+FUSED = (
+    "plan_product", "row_class", "linear_fused", "linear_gated", "rms_norm_codes",
+    "add_rms_norm_codes", "gated_codes", "linear_codes",
+)  # fmt: skip
+"""The names that `FusedOperators` and `CodedOperators` add."""
 
 
 class EncoderOperators(Operators, Protocol):

@@ -16,15 +16,15 @@ import math
 import torch
 from torch.nn import functional
 
+from ..base.graph import Role
 from . import reference_attention
 from .arrays import tensor
+from .model import Model
 from .operators import (
     Dequantise,
-    Forward,
     KvCache,
     KvLayer,
     Program,
-    Role,
     RopeTable,
     StepBatch,
     StepLimits,
@@ -50,7 +50,7 @@ class ReferenceOperators:
         """Everything becomes one dense matrix in the model's dtype."""
         return DenseWeight(self._dense(weight, dequantise))
 
-    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
         return None
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:

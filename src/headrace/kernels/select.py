@@ -13,21 +13,20 @@ from typing import cast
 
 from ..base.config import Decision
 from ..base.errors import OptionError
+from ..base.graph import Role
 from .backend import Backend, Explaining, Question
 from .cpu.backend import CpuBackend
 from .draws import Drawing
 from .flashinfer.backend import FlashInferBackend
+from .model import Bound, Model
 from .operators import (
-    CODED,
     FUSED,
     AdaptedProgram,
     AdaptingOperators,
     Dequantise,
-    Forward,
     KvCache,
     Operators,
     Program,
-    Role,
     StepLimits,
 )
 from .reference_backend import ReferenceBackend
@@ -75,7 +74,7 @@ class ComposedOperators:
         # What joins these four operators: only where one provider has them all.
         ends = {id(providers.get(name)) for name in ("linear", "rms_norm", "add_rms_norm", "gated")}
         if len(ends) == 1 and "linear" in providers:
-            for name in (*CODED, *FUSED):
+            for name in FUSED:
                 if hasattr(providers["linear"], name):
                     setattr(self, name, getattr(providers["linear"], name))
 
@@ -89,37 +88,35 @@ class ComposedOperators:
         inside = all(getattr(each, "within", hosts[0].name) == hosts[0].name for each in distinct)
         return hosts[0] if inside else None
 
-    def _bound(self, forward: Forward) -> Forward:
-        """`forward` by all providers, whoever makes the program."""
-        if self._alone:
-            return forward
-        return lambda _, batch, cache: forward(cast(Operators, self), batch, cache)
+    def _bound(self, model: Model) -> Model:
+        """`model` by all providers, whoever makes the program."""
+        return model if self._alone else Bound(model, cast(Operators, self))
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         return self.providers[role].prepare(weight, role, dequantise)
 
-    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
         if self._single is None:
             return None
-        return self._single.compile(self._bound(forward), cache, limits)
+        return self._single.compile(self._bound(model), cache, limits)
 
-    def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
+    def graph_bytes(self, model: Model, cache: KvCache, limits: StepLimits) -> int:
         """What graphs made by `compile` will take of the device; 0 without graphs."""
         estimate = getattr(self._single, "graph_bytes", None)
-        return 0 if estimate is None else int(estimate(self._bound(forward), cache, limits))
+        return 0 if estimate is None else int(estimate(self._bound(model), cache, limits))
 
     def compile_adapted(
         self,
-        forward: Forward,
+        model: Model,
         cache: KvCache,
         limits: StepLimits,
-        additions: Mapping[int, LoraWeight],
+        additions: Mapping[tuple[str, ...], LoraWeight],
         beside: Program | None,
     ) -> AdaptedProgram | None:
         """See `AdaptingOperators`; None where the backend makes no such programs."""
         if not isinstance(self._single, AdaptingOperators):
             return None
-        return self._single.compile_adapted(forward, cache, limits, additions, beside)
+        return self._single.compile_adapted(model, cache, limits, additions, beside)
 
 
 def choose(

@@ -1,6 +1,6 @@
-"""Owns: building blocks of models: attention, feed-forward, norms, embedding, head.
-Takes → gives: named weights → modules that call operators.
-Does not know: whole models, files, batching.
-Invariant: no arithmetic of its own: only operators and views.
+"""Owns: what models are described with: attention, feed-forward, norms, embedding, head.
+Takes → gives: an architecture, values and names of weights → nodes of a step graph.
+Does not know: weights, arrays, backends, whole models.
+Invariant: pure description on `base` alone.
 Where does my change go: a block that two models share.
 """

@@ -1,78 +1,51 @@
-"""Grouped-query attention (Ainslie et al. 2023) with rotary positions over the paged KV."""
+"""Attention of decoders: grouped queries over K and V, and over one latent per token."""
 
 from __future__ import annotations
 
-from ..kernels.arrays import Array
-from ..kernels.operators import KvCache, Operators, StepBatch
-from .build import Builder
-from .codes import Activations, Stream, product, product_onto
+from ..base.arch import Mla
+from ..base.graph import AttentionSpec, LatentSpec, Value, WeightRef
+from .description import Description, matrix, vector
 
 
-class Attention:
-    """`{prefix}{q,k,v,o}_proj`, with biases and per-head norms where the architecture has them."""
+def attention(to: Description, layer: int, x: Value, at: str) -> Value:
+    """Grouped-query attention (Ainslie et al. 2023) with rotary positions: `{at}.{q,k,v,o}_proj`,
+    with biases and norms on the heads where the architecture has them."""
+    arch = to.arch
+    window = arch.window(layer)
+    local = arch.local_rope if window is not None else None
+    spec = AttentionSpec(
+        layer, arch.heads, arch.kv_heads, arch.head_dim, arch.scale, local or arch.rope, window,
+        arch.attention_softcap, arch.norm_eps, arch.norm_offset,
+    )  # fmt: skip
+    keys = spec.kv_heads * spec.size
+    names = [f"{at}.{part}_proj" for part in ("q", "k", "v")]
+    qkv = to.linear(x, *names, rows=[spec.queries, keys, keys], bias=arch.qkv_bias)
+    norms: list[WeightRef] = []
+    if arch.qk_norm:
+        norms = [vector([f"{at}.{part}_norm.weight"], [spec.size]) for part in ("q", "k")]
+    q = to.node("write", (qkv,), spec.queries, norms, spec)
+    mixed = to.node("attend", (q,), spec.queries, spec=spec)
+    return to.linear(mixed, f"{at}.o_proj", rows=arch.hidden, bias=arch.output_bias)
 
-    def __init__(self, build: Builder, layer: int, prefix: str) -> None:
-        arch = build.arch
-        self.layer = layer
-        self.heads, self.kv_heads = arch.heads, arch.kv_heads
-        self.scale, self.softcap = arch.scale, arch.attention_softcap
-        self.eps, self.norm_offset = arch.norm_eps, arch.norm_offset
-        local = arch.local_rope is not None and arch.window(layer) is not None
-        self.rope = build.rope(arch.local_rope if local and arch.local_rope else arch.rope)
-        query, key = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        names = [f"{prefix}{part}_proj" for part in ("q", "k", "v")]
-        self.qkv = build.matrix(
-            *(f"{name}.weight" for name in names),
-            rows=[query, key, key],
-            width=arch.hidden,
-            role="linear",
-        )
-        self.qkv_bias = (
-            build.vector(*(f"{name}.bias" for name in names), sizes=[query, key, key])
-            if arch.qkv_bias
-            else None
-        )
-        self.q_norm = self.k_norm = None
-        if arch.qk_norm:
-            self.q_norm = build.vector(f"{prefix}q_norm.weight", sizes=[arch.head_dim])
-            self.k_norm = build.vector(f"{prefix}k_norm.weight", sizes=[arch.head_dim])
-        self.out = build.matrix(
-            f"{prefix}o_proj.weight", rows=[arch.hidden], width=query, role="linear"
-        )
-        self.out_bias = (
-            build.vector(f"{prefix}o_proj.bias", sizes=[arch.hidden]) if arch.output_bias else None
-        )
 
-    def write(self, ops: Operators, x: Activations, batch: StepBatch, cache: KvCache) -> Array:
-        """x [N, D] → queries [N, H, E]; writes the KV of the step's tokens."""
-        kv, group = cache.layers[self.layer], cache.groups[self.layer]
-        return ops.rope_and_cache(
-            product(ops, x, self.qkv, self.qkv_bias),
-            self.heads,
-            self.kv_heads,
-            self.q_norm,
-            self.k_norm,
-            self.eps,
-            self.norm_offset,
-            self.rope,
-            kv,
-            batch,
-            group,
-        )
-
-    def mix(
-        self,
-        ops: Operators,
-        q: Array,
-        batch: StepBatch,
-        cache: KvCache,
-        rows: Array | None,
-        residual: Array | None = None,
-    ) -> Stream:
-        """What `write` gave → ([N, D], residual), or their sum; [R, D] of the tokens `rows` [R],
-        where only theirs are wanted."""
-        kv, group = cache.layers[self.layer], cache.groups[self.layer]
-        mixed = ops.attention(q, kv, batch, group, self.scale, self.softcap)
-        if rows is not None:
-            mixed = ops.select(mixed, rows)
-        return product_onto(ops, mixed, self.out, self.out_bias, residual)
+def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -> Value:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): queries, perhaps by way of a latent
+    of their own; one latent and one rotated key part per token, which is all that is cached."""
+    arch = to.arch
+    spec = LatentSpec(
+        layer, arch.heads, mla.kv_rank, mla.rope_dim, mla.nope_dim, mla.v_dim, arch.scale, arch.rope
+    )
+    if mla.q_rank is None:
+        q = to.linear(x, f"{at}.q_proj", rows=spec.queries)
+    else:
+        inner = to.linear(x, f"{at}.q_a_proj", rows=mla.q_rank)
+        inner = to.rms_norm(inner, f"{at}.q_a_layernorm")
+        q = to.linear(inner, f"{at}.q_b_proj", rows=spec.queries)
+    both = to.linear(x, f"{at}.kv_a_proj_with_mqa", rows=mla.kv_rank + mla.rope_dim)
+    latent = to.rms_norm(to.part(both, 0, mla.kv_rank), f"{at}.kv_a_layernorm")
+    rotated = to.part(both, mla.kv_rank, mla.rope_dim)
+    q = to.node("write", (q, latent, rotated), spec.queries, spec=spec)
+    heads = arch.heads * (mla.nope_dim + mla.v_dim)
+    unpacking = matrix([f"{at}.kv_b_proj"], [heads], mla.kv_rank, "linear")
+    mixed = to.node("attend", (q,), arch.heads * mla.v_dim, [unpacking], spec)
+    return to.linear(mixed, f"{at}.o_proj", rows=arch.hidden)

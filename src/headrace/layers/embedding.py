@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from ..kernels.arrays import Array
-from ..kernels.operators import Operators
-from .build import Builder
+from ..base.graph import EmbedSpec, Value
+from .description import Description
 
-TABLE = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+TABLE = "model.embed_tokens"
+HEAD = "lm_head"
 
 
-class Vocabulary:
-    """The embedding table and the head; one matrix where they are tied (Press and Wolf 2017)."""
+def embedding(to: Description) -> Value:
+    """→ [N, D]."""
+    return to.embed(TABLE, to.arch.vocab_size, EmbedSpec(scale=to.arch.embedding_scale))
 
-    def __init__(self, build: Builder) -> None:
-        arch = build.arch
-        self.size = arch.vocab_size
-        self.scale, self.softcap = arch.embedding_scale, arch.final_softcap
-        table = build.take(TABLE, rows=arch.vocab_size, width=arch.hidden)
-        self.table = build.prepare(table, "embed")
-        if arch.tied_embedding:
-            # Some checkpoints carry the copy along.
-            build.source.discard(HEAD)
-            self.head = build.prepare(table, "logits")
-        else:
-            self.head = build.matrix(HEAD, rows=[arch.vocab_size], width=arch.hidden, role="logits")
 
-    def embed(self, ops: Operators, tokens: Array) -> Array:
-        """tokens [N] → [N, D]."""
-        return ops.embed(tokens, self.table, self.scale)
-
-    def logits(self, ops: Operators, x: Array) -> Array:
-        """x [R, D] → fp32 [R, V]."""
-        return ops.logits(x, self.head, self.softcap)
+def head(to: Description, x: Value) -> Value:
+    """→ fp32 [N, V]; one matrix with the embedding where they are tied (Press and Wolf 2017)."""
+    arch = to.arch
+    name = TABLE if arch.tied_embedding else HEAD
+    return to.linear(x, name, rows=arch.vocab_size, role="logits", softcap=arch.final_softcap)

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..base.arch import ModelArch
 from ..base.errors import Forbidden, ModelFileError, UnsupportedModel
+from ..models.registry import describe
 from .jsonfile import read_json
-from .names import expected
 from .shards import PICKLES, StoredTensor, read_headers
 
 CONFIG = "adapter_config.json"
@@ -72,7 +72,7 @@ def open_adapter(folder: Path, arch: ModelArch, *, max_rank: int) -> AdapterFile
         raise ModelFileError(f"{folder.name}: {WEIGHTS} is missing{hint}")
     shapes = {
         name.removesuffix(".weight"): shape
-        for name, shape in expected(arch).items()
+        for name, shape in describe(arch).tensors().items()
         if name.startswith("model.layers.") and len(shape) == 2 and ".experts." not in name
     }
     found = _modules(read_headers((weights,)))

@@ -1,4 +1,4 @@
-"""Names of weights: what an architecture must have, and what a file's names mean.
+"""Names of weights: what a file's names mean, and whether it has those of the model's graph.
 
 Canonical names are Hugging Face's, `model.layers.N.self_attn.q_proj.weight` and so on; experts
 are `model.layers.N.mlp.experts.E.{gate,up,down}_proj.weight` with the router at `mlp.gate`,
@@ -8,10 +8,11 @@ whatever the checkpoint calls them. Torch-free.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from ..base.arch import Encoder, ModelArch
+from ..base.arch import ModelArch
 from ..base.errors import ModelFileError
+from ..models.registry import describe
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -52,88 +53,6 @@ _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
 _HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
-
-
-def expected(arch: ModelArch) -> Shapes:
-    """Canonical name → shape of every tensor that the architecture has."""
-    if arch.encoder is not None:
-        return dict(_encoder(arch, arch.encoder))
-    hidden = arch.hidden
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (arch.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not arch.tied_embedding:
-        shapes["lm_head.weight"] = (arch.vocab_size, hidden)
-    for layer in range(arch.layers):
-        for name, shape in _layer(arch, layer):
-            shapes[f"model.layers.{layer}.{name}"] = shape
-    return shapes
-
-
-def _encoder(arch: ModelArch, encoder: Encoder) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """An encoder has names of its own: those of Hugging Face's BertModel."""
-    hidden, inner = arch.hidden, arch.intermediate
-
-    def linear(name: str, rows: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}.weight", (rows, width)
-        yield f"{name}.bias", (rows,)
-
-    def norm(name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{name}.weight", (hidden,)
-        yield f"{name}.bias", (hidden,)
-
-    for table, rows in (
-        ("word", arch.vocab_size), ("position", arch.max_context), ("token_type", encoder.types),
-    ):  # fmt: skip
-        yield f"embeddings.{table}_embeddings.weight", (rows, hidden)
-    yield from norm("embeddings.LayerNorm")
-    for layer in range(arch.layers):
-        at = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            yield from linear(f"{at}.attention.self.{part}", hidden, hidden)
-        yield from linear(f"{at}.attention.output.dense", hidden, hidden)
-        yield from norm(f"{at}.attention.output.LayerNorm")
-        yield from linear(f"{at}.intermediate.dense", inner, hidden)
-        yield from linear(f"{at}.output.dense", hidden, inner)
-        yield from norm(f"{at}.output.LayerNorm")
-    if encoder.labels:
-        yield from linear("pooler.dense", hidden, hidden)
-        yield from linear("classifier", encoder.labels, hidden)
-
-
-def _layer(arch: ModelArch, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden = arch.hidden
-    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    for name, rows in (("q", q), ("k", kv), ("v", kv)):
-        yield f"self_attn.{name}_proj.weight", (rows, hidden)
-        if arch.qkv_bias:
-            yield f"self_attn.{name}_proj.bias", (rows,)
-    yield "self_attn.o_proj.weight", (hidden, q)
-    if arch.output_bias:
-        yield "self_attn.o_proj.bias", (hidden,)
-    if arch.qk_norm:
-        yield "self_attn.q_norm.weight", (arch.head_dim,)
-        yield "self_attn.k_norm.weight", (arch.head_dim,)
-    yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)
-    if arch.post_norms:
-        yield "pre_feedforward_layernorm.weight", (hidden,)
-        yield "post_feedforward_layernorm.weight", (hidden,)
-    if arch.moe is None or layer < arch.moe.dense_layers:
-        yield from _feed_forward("mlp", arch.intermediate, hidden)
-        return
-    yield "mlp.gate.weight", (arch.moe.experts, hidden)
-    for expert in range(arch.moe.experts):
-        yield from _feed_forward(f"mlp.experts.{expert}", arch.moe.intermediate, hidden)
-
-
-def _feed_forward(
-    prefix: str, intermediate: int, hidden: int
-) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{prefix}.gate_proj.weight", (intermediate, hidden)
-    yield f"{prefix}.up_proj.weight", (intermediate, hidden)
-    yield f"{prefix}.down_proj.weight", (hidden, intermediate)
 
 
 def from_gguf_name(name: str, arch: ModelArch) -> str | None:
@@ -188,7 +107,7 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
 
 def check(found: Mapping[str, tuple[int, ...]], arch: ModelArch, where: str) -> None:
     """Every tensor that the architecture has is there, in its shape, and no other is."""
-    wanted = expected(arch)
+    wanted = describe(arch).tensors()
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ModelFileError(

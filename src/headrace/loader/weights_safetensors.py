@@ -12,11 +12,12 @@ from safetensors import safe_open
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.weights import Fp8Weight, PackedWeight
+from ..models.registry import describe
 from ..quant.checkpoint import LAYOUTS, load, shape_of
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import Scheme, scheme_of
 from .jsonfile import read_json
-from .names import Shapes, check, expected, from_hf_name
+from .names import Shapes, check, from_hf_name
 from .shards import StoredTensor, read_headers
 
 CODES = {
@@ -52,7 +53,7 @@ def from_safetensors(
         assert scheme is not None
         shapes = {suffix: stored[member].shape for suffix, member in parts.items()}
         claim(f"{module}.weight", main_of(scheme, parts), shape_of(scheme, shapes, module))
-    wanted = expected(files.arch)
+    wanted = describe(files.arch).tensors()
     for name, header in stored.items():
         if name.removesuffix(".bias") in matrices and from_hf_name(name, files.arch) not in wanted:
             _check_zero(header.shard, name)

@@ -1,6 +1,6 @@
 """Owns: one file per model family: structure only.
-Takes → gives: an architecture and named weights → a forward pass.
-Does not know: files, batching, devices.
-Invariant: reads like the paper.
+Takes → gives: an architecture → its step graph.
+Does not know: files, weights, arrays, backends, batching.
+Invariant: reads like the paper; pure description on `base` and `layers` alone.
 Where does my change go: a new model family.
 """

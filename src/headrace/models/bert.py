@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from ..kernels.arrays import Array
-from ..kernels.operators import EncoderOperators, KvCache, Operators, StepBatch
-from ..layers.build import Builder
-from ..layers.encoder import EncoderLayer, InputEmbedding
-from ..layers.linear import Linear
+from ..base.arch import ModelArch
+from ..base.graph import ActivationSpec, AttentionSpec, EmbedSpec, Graph, Value
+from ..layers.description import Description
 
 
-class Bert:
-    """Embedding, post-norm layers; with `Encoder.labels` also the pooled first token's head."""
+def bert(arch: ModelArch) -> Graph:
+    """norm(x + attention(x)), then norm(x + feed_forward(x)); the norms come after.
 
-    def __init__(self, build: Builder) -> None:
-        arch, encoder = build.arch, build.arch.encoder
-        assert encoder is not None
-        self.embedding = InputEmbedding(build, encoder.types)
-        self.layers = [EncoderLayer(build, f"encoder.layer.{i}.") for i in range(arch.layers)]
-        self.pooler = self.classifier = None
-        if encoder.labels:
-            self.pooler = Linear(build, "pooler.dense", rows=arch.hidden, width=arch.hidden)
-            self.classifier = Linear(build, "classifier", rows=encoder.labels, width=arch.hidden)
-        build.source.finish()
+    The head, where there is one, is described for every row; it is asked for an entry's first.
+    """
+    encoder = arch.encoder
+    assert encoder is not None, "the architecture says nothing of an encoder"
+    to = Description(arch)
+    types = to.embed(_table("token_type"), encoder.types, EmbedSpec("types"))
+    words = to.embed(_table("word"), arch.vocab_size)
+    places = to.embed(_table("position"), arch.max_context, EmbedSpec("positions"))
+    x = to.layer_norm(to.add(to.add(words, types), places), "embeddings.LayerNorm")
+    for layer in range(arch.layers):
+        at = f"encoder.layer.{layer}"
+        mixed = _attention(to, layer, x, f"{at}.attention")
+        x = to.layer_norm(to.add(x, mixed), f"{at}.attention.output.LayerNorm")
+        inner = to.linear(x, f"{at}.intermediate.dense", rows=arch.intermediate, bias=True)
+        inner = to.activate(inner, ActivationSpec(arch.activation))
+        inner = to.linear(inner, f"{at}.output.dense", rows=arch.hidden, bias=True)
+        x = to.layer_norm(to.add(x, inner), f"{at}.output.LayerNorm")
+    if not encoder.labels:
+        return to.graph(hidden=x)
+    pooled = to.linear(x, "pooler.dense", rows=arch.hidden, bias=True)
+    pooled = to.activate(pooled, ActivationSpec("tanh"))
+    labels = to.linear(pooled, "classifier", rows=encoder.labels, bias=True)
+    return to.graph(hidden=x, labels=labels)
 
-    def forward(self, ops: Operators, batch: StepBatch, cache: KvCache) -> tuple[Array, Array]:
-        """→ hidden [N, D] after the last layer; no logits: [0, 0]."""
-        # Backends are asked for these where the question says that the model is an encoder.
-        encoder = cast(EncoderOperators, ops)
-        x = self.embedding(encoder, batch)
-        for layer in self.layers:
-            x = layer(encoder, x, batch)
-        return x, x[:0, :0]
 
-    def logits(self, ops: Operators, hidden: Array, rows: Array) -> Array:
-        """hidden [N, D], rows [R] (each an entry's first token) → [R, labels]."""
-        assert self.pooler is not None, "an encoder without a head gives no logits"
-        assert self.classifier is not None
-        encoder = cast(EncoderOperators, ops)
-        x = encoder.activate(self.pooler(ops, ops.select(hidden, rows)), "tanh")
-        return self.classifier(ops, x)
+def _table(name: str) -> str:
+    return f"embeddings.{name}_embeddings"
+
+
+def _attention(to: Description, layer: int, x: Value, at: str) -> Value:
+    arch = to.arch
+    spec = AttentionSpec(
+        layer, arch.heads, arch.heads, arch.head_dim, arch.scale, bidirectional=True
+    )
+    names = [f"{at}.self.{part}" for part in ("query", "key", "value")]
+    qkv = to.linear(x, *names, rows=[arch.hidden] * 3, bias=True)
+    mixed = to.node("attend", (qkv,), spec.queries, spec=spec)
+    return to.linear(mixed, f"{at}.output.dense", rows=arch.hidden, bias=True)

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from ..kernels.arrays import Array
-from ..kernels.operators import KvCache, Operators, StepBatch
-from ..layers.build import Builder
-from ..layers.codes import Stream
-from ..layers.feed_forward import FeedForward
-from ..layers.norm import Norm
-from .decoder import AttendingLayer, Decoder
+from ..base.arch import ModelArch
+from ..base.graph import Graph
+from ..layers.attention import attention
+from ..layers.description import Description
+from ..layers.embedding import embedding, head
+from ..layers.feed_forward import feed_forward
 
 
-class Gemma3Layer(AttendingLayer):
-    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x)))."""
+def gemma3(arch: ModelArch) -> Graph:
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))).
 
-    def __init__(self, build: Builder, index: int) -> None:
-        super().__init__(build, index)
-        at = f"model.layers.{index}."
-        self.after_attention = Norm(build, f"{at}post_attention_layernorm")
-        self.feed_forward_norm = Norm(build, f"{at}pre_feedforward_layernorm")
-        self.feed_forward = FeedForward(build, f"{at}mlp.")
-        self.after_feed_forward = Norm(build, f"{at}post_feedforward_layernorm")
-
-    def __call__(
-        self,
-        ops: Operators,
-        stream: Stream,
-        batch: StepBatch,
-        cache: KvCache,
-        rows: Array | None = None,
-    ) -> Stream:
-        q, residual = self.begin(ops, stream, batch, cache, rows)
-        mixed, _ = self.attention.mix(ops, q, batch, cache, rows)
-        x = self.after_attention(ops, mixed)
-        normed, residual = self.feed_forward_norm.add_for(
-            ops, x, residual, self.feed_forward.consumer
-        )
-        inner, _ = self.feed_forward(ops, normed)
-        return self.after_feed_forward(ops, inner), residual
-
-
-class Gemma3(Decoder):
-    """Embeddings are scaled, norms multiply by 1 + weight, the head is tied."""
-
-    layer = Gemma3Layer
+    Embeddings are scaled, norms multiply by 1 + weight, the head is tied.
+    """
+    to = Description(arch)
+    x = embedding(to)
+    for layer in range(arch.layers):
+        at = f"model.layers.{layer}"
+        normed = to.rms_norm(x, f"{at}.input_layernorm")
+        mixed = attention(to, layer, normed, f"{at}.self_attn")
+        x = to.add(x, to.rms_norm(mixed, f"{at}.post_attention_layernorm"))
+        normed = to.rms_norm(x, f"{at}.pre_feedforward_layernorm")
+        inner = feed_forward(to, layer, normed, f"{at}.mlp")
+        x = to.add(x, to.rms_norm(inner, f"{at}.post_feedforward_layernorm"))
+    hidden = to.rms_norm(x, "model.norm")
+    return to.graph(hidden=hidden, logits=head(to, hidden))

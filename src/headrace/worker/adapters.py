@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,12 @@ import torch
 from safetensors import safe_open
 
 from ..base.errors import EngineFault, ModelFileError
+from ..base.graph import WeightRef
 from ..base.step import StepPlan
 from ..kernels.arrays import Array, tensor
+from ..kernels.interpret import Adding
 from ..kernels.lora import TokenGroups, add_lora
-from ..kernels.operators import Operators
-from ..kernels.weights import LoraWeight, Weight
-from ..layers.build import Product
+from ..kernels.weights import LoraWeight
 from ..loader.adapters import AdapterFiles
 
 
@@ -42,7 +41,7 @@ class Adapters:
 
     def __init__(
         self,
-        products: Sequence[Product],
+        products: Sequence[WeightRef],
         *,
         slots: int,
         rank: int,
@@ -64,10 +63,11 @@ class Adapters:
             )
             for p in self._products
         ]
-        self.by_weight = {
-            id(product.weight): weight
+        self.additions = {
+            product.names: weight
             for product, weight in zip(self._products, self._weights, strict=True)
         }
+        """By the names of the product's tensors."""
         self._host: dict[str, list[_Host]] = {}
         self._in_slot: OrderedDict[str, int] = OrderedDict()
         """Name → slot, the least lately used first."""
@@ -130,15 +130,17 @@ class Adapters:
             return None
         return np.repeat(np.array(slots, np.int32), plan.counts)
 
-    def operators(
-        self, base: Operators, slots: npt.NDArray[np.int32], sampled: npt.NDArray[np.int64]
-    ) -> Operators:
-        """`base` for one step with these `slots_of` its tokens, of which the rows `sampled` sample:
-        its products add what the adapters add, call by call."""
+    def adding(self, slots: npt.NDArray[np.int32], sampled: npt.NDArray[np.int64]) -> Adding:
+        """What a step with these `slots_of` its tokens, of which the rows `sampled` sample, adds to
+        its products."""
         device = self._weights[0].down.device
         # Where the two are of one length they are the same.
         groups = {len(each): _groups(each, device) for each in (slots[sampled], slots)}
-        return cast(Operators, _Adapted(base, self.by_weight, groups))
+
+        def add(ref: WeightRef, x: Array, y: Array) -> None:
+            add_lora(tensor(y), tensor(x), groups[len(x)], self.additions[ref.names])
+
+        return add
 
     def _free_slot(self) -> int:
         used = set(self._in_slot.values())
@@ -180,35 +182,3 @@ def _groups(slots: npt.NDArray[np.int32], device: torch.device) -> TokenGroups:
         (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
         for slot in np.unique(slots[slots >= 0])
     ]
-
-
-class _Adapted:
-    """A backend whose products are followed by the additions of a step's adapters.
-
-    Models compute by operators alone, so this is all that a model has to do with adapters.
-    """
-
-    def __init__(
-        self, base: Operators, weights: dict[int, LoraWeight], groups: dict[int, TokenGroups]
-    ) -> None:
-        """`groups`: by how many rows a product has, all tokens of the step or those that sample."""
-        self._base, self._weights, self._groups = base, weights, groups
-        self._linear = base.linear
-
-    def takes_codes(self, consumer: Weight) -> bool:
-        """The additions read a product's input as values."""
-        return False
-
-    def fuses(self, weight: Weight, rows: int) -> bool:
-        """Nor may anything lie between a product and what is added to it."""
-        return False
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._base, name)
-
-    def linear(self, x: Array, weight: Weight, bias: Array | None) -> Array:
-        y = self._linear(x, weight, bias)
-        additions = self._weights.get(id(weight))
-        if additions is not None:
-            add_lora(tensor(y), tensor(x), self._groups[len(x)], additions)
-        return y

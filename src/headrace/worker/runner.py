@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.arrays import Array
+from ..kernels.interpret import Adding
+from ..kernels.model import Model
 from ..kernels.operators import (
     AdaptedProgram,
     AdaptingOperators,
@@ -20,7 +22,6 @@ from ..kernels.operators import (
     StepLimits,
 )
 from ..kernels.weights import LoraWeight
-from ..models.registry import Model
 
 
 class Runner:
@@ -32,17 +33,17 @@ class Runner:
         operators: Operators,
         cache: KvCache,
         limits: StepLimits,
-        additions: Mapping[int, LoraWeight] | None = None,
+        additions: Mapping[tuple[str, ...], LoraWeight] | None = None,
     ) -> None:
-        """`additions`: what adapters may add to products, by the `id` of a weight."""
+        """`additions`: what adapters may add to products, by the names of its tensors."""
         self._model = model
         self._operators = operators
         self._cache = cache
-        self._program = operators.compile(model.forward, cache, limits)
+        self._program = operators.compile(model, cache, limits)
         self._adapted: AdaptedProgram | None = None
         if additions and isinstance(operators, AdaptingOperators):
             self._adapted = operators.compile_adapted(
-                model.forward, cache, limits, additions, self._program
+                model, cache, limits, additions, self._program
             )
         self._greedy = self._program if isinstance(self._program, GreedyProgram) else None
         self._drawing = self._program if isinstance(self._program, DrawingProgram) else None
@@ -58,20 +59,20 @@ class Runner:
         """Are there steps for which the program chooses the tokens (`greedy`, `draw`)?"""
         return self._greedy is not None or self._drawing is not None
 
-    def run(self, batch: StepBatch, operators: Operators | None = None) -> tuple[Array, Array]:
-        """→ hidden and fp32 logits of `Forward`; valid until the next call.
+    def run(self, batch: StepBatch, adding: Adding | None = None) -> tuple[Array, Array]:
+        """→ hidden and fp32 logits of `Model.forward`; valid until the next call.
 
-        `operators`: for this step only, call by call, in place of the model's own.
+        `adding`: what this step adds to its products, call by call.
         """
-        if operators is not None:
-            return self._model.forward(operators, batch, self._cache)
+        if adding is not None:
+            return self._model.forward(self._operators, batch, self._cache, adding)
         if self._program is not None:
             return self._program(batch)
         return self._model.forward(self._operators, batch, self._cache)
 
     def adapted(self, batch: StepBatch, slots: npt.NDArray[np.int32]) -> tuple[Array, Array] | None:
         """As `run`, with the adapters of `slots` [N]; None where the backend has no program that
-        adds them: then `run` with operators that do."""
+        adds them: then `run`, adding them."""
         if self._adapted is None:
             return None
         batch.adapters = slots
@@ -96,4 +97,4 @@ class Runner:
 
     def logits(self, hidden: Array, rows: Array) -> Array:
         """fp32 logits of further rows of the last step."""
-        return self._model.logits(self._operators, hidden, rows)
+        return self._model.logits(self._operators, self._operators.select(hidden, rows))

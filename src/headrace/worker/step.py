@@ -203,9 +203,7 @@ class Steps:
             return self.runner.run(batch)
         found = self.runner.adapted(batch, slots)
         if found is None:
-            found = self.runner.run(
-                batch, self.adapters.operators(self.operators, slots, sampled_places(batch))
-            )
+            found = self.runner.run(batch, self.adapters.adding(slots, sampled_places(batch)))
         return found
 
     def _prepare(self, plan: StepPlan) -> None:

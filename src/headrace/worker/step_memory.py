@@ -7,8 +7,8 @@ import torch
 from ..base.arch import ModelArch
 from ..base.step import GroupShape, PoolShape
 from ..kernels.cuda_graphs import null_step
+from ..kernels.model import Model
 from ..kernels.operators import KvCache, Operators, StepLimits
-from ..models.registry import Model
 from .device_memory import DeviceMemory, StepMemory
 from .kv_tensors import allocate_kv
 
@@ -69,4 +69,4 @@ def measure_step(
 
 def _graphs(model: Model, operators: Operators, cache: KvCache, limits: StepLimits) -> int:
     estimate = getattr(operators, "graph_bytes", None)
-    return 0 if estimate is None else int(estimate(model.forward, cache, limits))
+    return 0 if estimate is None else int(estimate(model, cache, limits))

@@ -22,12 +22,12 @@ from ..kernels.arrays import Array
 from ..kernels.backend import Question, Shelf
 from ..kernels.operators import Operators, StepBatch, StepLimits
 from ..kernels.select import choose, drawing_of
-from ..layers.build import Builder
-from ..layers.source import WeightSource
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
+from ..loader.prepare import prepare
+from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
-from ..models.registry import build_model
+from ..models.registry import describe
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
@@ -114,15 +114,15 @@ class Worker:
             _set_torch_threads(threads)
         begin = time.perf_counter()
         with self._inference():
-            builder = Builder(
-                files.arch,
+            self._model = prepare(
+                describe(files.arch),
                 source,
                 self._operators,
                 device=device,
                 dtype=dtype,
                 max_context=options.max_context,
             )
-            self._model = build_model(builder)
+            weight_bytes = self._model.weights.nbytes
             self._adapters: Adapters | None = None
             if options.adapters and files.arch.encoder is None:
                 # Local: they are tensors everywhere.
@@ -131,13 +131,13 @@ class Worker:
                 from .adapters import Adapters
 
                 self._adapters = Adapters(
-                    builder.products,
+                    self._model.products(),
                     slots=options.adapters,
                     rank=options.adapter_rank,
                     device=device,
                     dtype=getattr(torch, dtype),
                 )
-                builder.weight_bytes += self._adapters.nbytes
+                weight_bytes += self._adapters.nbytes
             phases["load_weights"] = time.perf_counter() - begin
             begin = time.perf_counter()
             if shelf is not None and shelf.finish():
@@ -165,7 +165,7 @@ class Worker:
         self._phases = phases
         free = hardware.cpu().available if self._memory is None else self._memory.free()
         self.facts = WorkerFacts(
-            weight_bytes=builder.weight_bytes,
+            weight_bytes=weight_bytes,
             device_memory=free,
             kernels=[*self._resolved.decisions, *decisions],
             phases=phases,
@@ -229,7 +229,7 @@ class Worker:
             )
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
-            additions = None if self._adapters is None else self._adapters.by_weight
+            additions = None if self._adapters is None else self._adapters.additions
             self._runner = Runner(self._model, self._operators, self._cache, limits, additions)
             typed = encoder is not None
             host = None
@@ -276,7 +276,7 @@ class Worker:
         self._phases["allocate"] = time.perf_counter() - begin
 
     def _head(self, hidden: Array, rows: Array) -> Array:
-        return self._model.logits(self._operators, hidden, rows)
+        return self._runner.logits(hidden, rows)
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from ..arrays import aligned
 from .emit import QuantisedRows
-from .recorder import Recorder
 from .records import ROWS_N
 
 Floats = npt.NDArray[np.float32]
@@ -18,8 +17,9 @@ Buffer = Floats | QuantisedRows
 class Arena:
     """Buffers by (rows, width), given back when their value dies."""
 
-    def __init__(self, recorder: Recorder, beside: Arena | None) -> None:
-        self._rows = recorder.rows
+    def __init__(self, rows: dict[int, int], beside: Arena | None) -> None:
+        """`rows`: how many at most, of N and of R."""
+        self._rows = rows
         self._free: dict[tuple[str, int, int], list[Buffer]] = {}
         self.all: list[tuple[tuple[str, int, int], Buffer]] = (
             [] if beside is None else list(beside.all)

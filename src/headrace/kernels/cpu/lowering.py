@@ -1,4 +1,4 @@
-"""From recorded nodes to records: what is fused, and where every value lies.
+"""From a graph's nodes to records: what is fused, and where every value lies.
 
 Fused here, by looking at who reads what:
 
@@ -6,128 +6,199 @@ Fused here, by looking at who reads what:
   attention) leaves it as int8 with units;
 * the product with gate and up and the activation after it become one kernel;
 * a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b;
+* a sum and the norm right behind it are one record;
 * an attention of which only the sampled rows are read computes no others.
+
+Values are never changed, memory is: a sum lies where its residual lay, queries lie where q lay in
+qkv. Values of one place are one *storage*, which lives from its first value to the last reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from ..weights import LoraWeight
+from ...base.graph import (
+    TOKENS,
+    ActivationSpec,
+    AttentionSpec,
+    EmbedSpec,
+    Graph,
+    LinearSpec,
+    Node,
+    NormSpec,
+    Value,
+    WeightRef,
+)
+from ..model import Prepared
+from ..operators import KvCache
+from ..weights import LoraWeight, Weight
 from . import emit
 from .arena import Arena
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
-from .recorder import Node, Value
-from .records import UNIT, HrLinear, HrQuantised
+from .records import ROWS_N, ROWS_R, UNIT, HrKv, HrLinear, HrQuantised
 
-Additions = Mapping[int, LoraWeight]
-"""What adapters add to products: by the `id` of the product's weight."""
+Additions = Mapping[tuple[str, ...], LoraWeight]
+"""What adapters add to products: by the names of the product's tensors."""
+
+
+class Unrecordable(Exception):
+    """This graph does something that no record does; the reason, as half a sentence."""
 
 
 class Lowering:
-    """The records of `nodes`, once; what is asked afterwards is in its attributes."""
+    """The records of a graph, once; what is asked afterwards is in its attributes."""
 
     def __init__(
-        self, nodes: list[Node], results: list[Value], arena: Arena, additions: Additions
+        self, graph: Graph, weights: Prepared, cache: KvCache, arena: Arena, additions: Additions
     ) -> None:
-        self.nodes, self.results, self.arena = nodes, results, arena
-        self._additions = additions
-        self.floats: dict[Value, npt.NDArray[np.float32]] = {}
+        self._graph, self._weights, self._cache = graph, weights, cache
+        self._arena, self._additions = arena, additions
+        self._nodes = graph.nodes
+        self._results = set(graph.outputs.values())
         self.names: list[str] = []
-        self._codes: dict[Value, QuantisedRows] = {}
         self.emitted: list[Emitted] = []
         self.head: HrLinear | None = None
         """The last record, where that is a product of one part which gives the logits."""
-        self._dying: list[list[Value]] = [[] for _ in nodes]
+        self._floats: dict[Value, npt.NDArray[np.float32]] = {}
+        """By storage."""
+        self._codes: dict[Value, QuantisedRows] = {}
+        """By value: other numbers in the same place have other codes."""
         self._summed = self._find_sums()
         self._gates = self._find_gates()
         self._picked = self._find_picked()
-        self._last = {v: self._last_reader(v) for v in self._values()}
+        self._places = self._find_places()
+        self._sharing: dict[Value, list[Value]] = {}
+        for value, place in self._places.items():
+            self._sharing.setdefault(place, []).append(value)
+        self._dying: list[list[Value]] = [[] for _ in self._nodes]
+        for place, last in self._last_readers().items():
+            if last < len(self._nodes):
+                self._dying[last].append(place)
 
-    def _values(self) -> list[Value]:
-        return [node.out for node in self.nodes if node.out is not None]
-
-    def _last_reader(self, value: Value) -> int:
-        if value in self.results:
-            return len(self.nodes)
-        last = max(value.readers, default=value.producer)
-        return last + 1 if last in self._gates else last
+    def floats(self, value: Value) -> npt.NDArray[np.float32]:
+        """Where the numbers of an output lie."""
+        return self._floats[self._places[value]]
 
     def _find_sums(self) -> dict[int, Value]:
         """Products that add themselves: node → the residual."""
         found = {}
-        for index, node in enumerate(self.nodes):
-            if node.op != "linear" or node.out is None or node.out in self.results:
+        for index, node in enumerate(self._nodes):
+            if node.kind != "linear" or node.out[0] in self._results:
                 continue
-            readers = node.out.readers
-            if len(readers) != 1 or self.nodes[readers[0]].op not in ("add_norm", "add"):
+            readers = self._graph.readers(node.out[0])
+            if len(readers) != 1 or self._nodes[readers[0]].kind != "add":
                 continue
-            source, residual = self.nodes[readers[0]].reads
-            if source is node.out and readers[0] == index + 1 and residual is not node.reads[0]:
+            residual, x = self._nodes[readers[0]].reads
+            between = any(index <= at < readers[0] for at in self._graph.readers(residual))
+            if x is node.out[0] and not between and self._graph.maker(residual) < index:
                 found[index] = residual
         return found
 
     def _find_gates(self) -> set[int]:
         """Products whose result only goes through a gate and is then wanted as codes."""
         found = set()
-        for index, node in enumerate(self.nodes[:-1]):
-            after = self.nodes[index + 1]
+        for index, node in enumerate(self._nodes[:-1]):
+            after = self._nodes[index + 1]
             if (
-                node.op == "linear"
-                and after.op == "gated"
-                and node.out is not None
-                and after.out is not None
-                and node.args["bias"] is None
-                and id(node.args["weight"]) not in self._additions
-                and node.out.readers == [index + 1]
-                and emit.can_gate(node.args["weight"])
-                and not self._wants_floats(after.out)
+                node.kind == "linear"
+                and after.kind == "gated"
+                and len(node.weights) == 1
+                and not self._is_added_to(node)
+                and self._graph.readers(node.out[0]) == [index + 1]
+                and emit.can_gate(self._weight(node))
+                and not self._wants_floats(after.out[0])
             ):
                 found.add(index)
         return found
 
     def _find_picked(self) -> dict[int, int]:
         """Attentions whose result is only read where rows of it are selected: → by which node."""
-        return {
-            index: node.out.readers[0]
-            for index, node in enumerate(self.nodes)
-            if node.op == "attention"
-            and node.out is not None
-            and node.out not in self.results
-            and len(node.out.readers) == 1
-            and self.nodes[node.out.readers[0]].op == "select"
-        }
+        found = {}
+        for index, node in enumerate(self._nodes):
+            if node.kind != "attend" or node.out[0] in self._results:
+                continue
+            readers = self._graph.readers(node.out[0])
+            if len(readers) == 1 and self._nodes[readers[0]].kind == "select":
+                found[index] = readers[0]
+        return found
+
+    def _find_places(self) -> dict[Value, Value]:
+        """The storage of each value, named by the first value that lies there."""
+        places: dict[Value, Value] = {}
+        for index, node in enumerate(self._nodes):
+            for value in node.out:
+                places[value] = value
+            if node.kind == "add":
+                residual = node.reads[0]
+                again = any(at > index for at in self._graph.readers(residual))
+                if again or residual in self._results:
+                    raise Unrecordable("a residual is read again after something was added to it")
+                places[node.out[0]] = places[residual]
+            elif node.kind == "write":
+                places[node.out[0]] = places[node.reads[0]]
+        return places
+
+    def _last_readers(self) -> dict[Value, int]:
+        """Storage → the node behind which it is free."""
+        last: dict[Value, int] = {}
+        for value, place in self._places.items():
+            readers = self._graph.readers(value)
+            at = len(self._nodes)
+            if value not in self._results:
+                at = max(
+                    (self._done_at(index) for index in readers), default=self._graph.maker(value)
+                )
+            last[place] = max(last.get(place, 0), at)
+        return last
+
+    def _done_at(self, index: int) -> int:
+        """Where the work of a node is emitted: a product before a gate, and a sum before a norm,
+        with the node behind it."""
+        joined = index in self._gates or self._norm_of(index) is not None
+        return index + 1 if joined else index
+
+    def _norm_of(self, index: int) -> Node | None:
+        """The norm that is one record with the sum `index`."""
+        node = self._nodes[index]
+        if node.kind != "add" or index + 1 == len(self._nodes):
+            return None
+        after = self._nodes[index + 1]
+        return after if after.kind == "norm" and after.reads == node.out else None
+
+    def _weight(self, node: Node) -> Weight:
+        return self._weights.weight(node.weights[0])
+
+    def _is_added_to(self, node: Node) -> bool:
+        return node.weights[0].role == "linear" and node.weights[0].names in self._additions
 
     def _wants_codes(self, value: Value) -> bool:
-        return any(self._product_wants(index, emit.needs_codes) for index in value.readers)
-
-    def _product_wants(self, index: int, need: object) -> bool:
-        node = self.nodes[index]
-        assert callable(need)
-        return node.op == "linear" and bool(need(node.args["weight"]))
+        return any(
+            self._nodes[index].kind == "linear"
+            and emit.needs_codes(self._weight(self._nodes[index]))
+            for index in self._graph.readers(value)
+        )
 
     def _wants_floats(self, value: Value) -> bool:
-        if value in self.results:
-            return True
-        return any(
-            self.nodes[index].op != "linear"
-            or self._product_wants(index, emit.needs_floats)
-            or id(self.nodes[index].args["weight"]) in self._additions
-            for index in value.readers
+        readers = (self._nodes[index] for index in self._graph.readers(value))
+        return value in self._results or any(
+            node.kind != "linear"
+            or emit.needs_floats(self._weight(node))
+            or self._is_added_to(node)
+            for node in readers
         )
 
     def _matrix(self, value: Value) -> Matrix:
-        return emit.matrix(self.floats[value])
+        return emit.matrix(self._floats[self._places[value]])
 
     def _make_floats(self, value: Value) -> Matrix:
-        self.floats[value] = self.arena.floats(value.rows, value.width)
+        self._floats[value] = self._arena.floats(_rows(value), value.width)
         return self._matrix(value)
 
     def _make_codes(self, value: Value) -> HrQuantised:
-        self._codes[value] = self.arena.codes(value.rows, value.width)
+        self._codes[value] = self._arena.codes(_rows(value), value.width)
         return self._codes[value].struct
 
     def _outputs(self, value: Value, *, grain: int) -> tuple[Matrix | None, HrQuantised]:
@@ -145,148 +216,168 @@ class Lowering:
         self.emitted.append(emitted)
 
     def run(self) -> list[Emitted]:
-        for value, last in self._last.items():
-            if last < len(self.nodes):
-                self._dying[last].append(value)
-        for index, node in enumerate(self.nodes):
-            getattr(self, f"_{node.op}")(index, node)
-            for value in self._dying[index]:
-                self._bury(value)
+        """Raises `Unrecordable`."""
+        for index, node in enumerate(self._nodes):
+            lower: Callable[[int, Node], None] | None = getattr(self, f"_{node.kind}", None)
+            if lower is None:
+                raise Unrecordable(f"there is no record of {node.kind}")
+            lower(index, node)
+            for place in self._dying[index]:
+                self._bury(place)
         self._find_head()
         return self.emitted
 
     def _find_head(self) -> None:
-        node, (_, op) = self.nodes[-1], self.emitted[-1]
+        node, (_, op) = self._nodes[-1], self.emitted[-1]
         if (
-            node.op == "linear"
-            and node.out is self.results[1]
-            and isinstance(op, HrLinear)  # No addition follows it.
+            node.out[0] is self._graph.outputs.get("logits")
+            and isinstance(op, HrLinear)  # No addition and no cap follows it.
             and op.count == 1
         ):
             self.head = op
 
-    def _bury(self, value: Value) -> None:
-        if value in self.floats:
-            self.arena.give_back(value.rows, value.width, self.floats.pop(value))
-        if value in self._codes:
-            self.arena.give_back(value.rows, value.width, self._codes.pop(value))
+    def _bury(self, place: Value) -> None:
+        if place in self._floats:
+            self._arena.give_back(_rows(place), place.width, self._floats.pop(place))
+        for value in self._sharing[place]:
+            if value in self._codes:
+                self._arena.give_back(_rows(value), value.width, self._codes.pop(value))
 
     def _embed(self, index: int, node: Node) -> None:
-        assert node.out is not None
+        spec = node.spec
+        assert isinstance(spec, EmbedSpec)
+        if spec.index != "tokens":
+            raise Unrecordable(f"there is no record of an embedding by {spec.index}")
         self._emit(
-            "embed",
-            emit.embed(node.args["weight"], node.args["scale"], self._make_floats(node.out)),
+            "embed", emit.embed(self._weight(node), spec.scale, self._make_floats(node.out[0]))
         )
 
-    def _norm_of(self, node: Node, x: Value, residual: Value | None) -> None:
-        assert node.out is not None
-        y, q = self._outputs(node.out, grain=node.out.width)
+    def _norm(self, index: int, node: Node) -> None:
+        (x,), spec, residual = node.reads, node.spec, None
+        assert isinstance(spec, NormSpec)
+        if spec.kind != "rms":
+            raise Unrecordable(f"there is no record of a {spec.kind} norm")
+        if index and self._norm_of(index - 1) is node and not self._is_summed(index - 1):
+            residual, x = self._nodes[index - 1].reads
+        (out,) = node.out
+        y, q = self._outputs(out, grain=out.width)
         self._emit(
             "norm",
             emit.norm(
                 self._matrix(x), None if residual is None else self._matrix(residual),
-                node.args["weight"], node.args["eps"], node.args["offset"], y, q, node.out.rows,
+                self._weights.vector(node.weights[0]), spec.eps, spec.offset, y, q, _rows(out),
             ),
         )  # fmt: skip
 
-    def _norm(self, index: int, node: Node) -> None:
-        self._norm_of(node, node.reads[0], None)
-
-    def _add_norm(self, index: int, node: Node) -> None:
-        x, residual = node.reads
-        if self._summed.get(index - 1) is residual:
-            self._norm_of(node, residual, None)
-        else:
-            self._norm_of(node, x, residual)
+    def _is_summed(self, index: int) -> bool:
+        """Did the product whose result the sum `index` reads add itself?"""
+        maker = self._graph.maker(self._nodes[index].reads[1])
+        return maker in self._summed
 
     def _add(self, index: int, node: Node) -> None:
-        x, residual = node.reads
-        if self._summed.get(index - 1) is not residual:
-            self._emit("add", emit.add(self._matrix(x), self._matrix(residual), x.width, x.rows))
+        residual, x = node.reads
+        if self._norm_of(index) is None and not self._is_summed(index):
+            self._emit("add", emit.add(self._matrix(x), self._matrix(residual), x.width, _rows(x)))
 
     def _linear(self, index: int, node: Node) -> None:
-        assert node.out is not None
-        (x,) = node.reads
-        weight = node.args["weight"]
+        (x,), (out,), spec = node.reads, node.out, node.spec
+        assert isinstance(spec, LinearSpec)
+        weight = self._weight(node)
         if emit.needs_codes(weight) and x not in self._codes:
             floats = self._matrix(x)
-            self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, x.rows))
+            self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, _rows(x)))
         if index in self._gates:
             return
         codes = self._codes[x].struct if x in self._codes else NOT_QUANTISED
         residual = self._summed.get(index)
-        y = self._make_floats(node.out) if residual is None else self._matrix(residual)
+        y = self._make_floats(out) if residual is None else self._matrix(residual)
         self._emit(
             f"linear {weight.shape[0]}×{weight.shape[1]} "
             + "+".join(dict.fromkeys(part.kind for part in emit.parts_of(weight))),
             emit.linear(
-                codes, self._matrix(x) if x in self.floats else None, weight, node.args["bias"],
-                y, x.rows, accumulate=residual is not None,
+                codes, self._matrix(x) if self._places[x] in self._floats else None, weight,
+                self._weights.vector(node.weights[1]) if len(node.weights) > 1 else None,
+                y, _rows(x), accumulate=residual is not None,
             ),
         )  # fmt: skip
-        addition = self._additions.get(id(weight))
-        if addition is not None:
-            width = len(addition.up) * addition.room
-            inner = self.arena.floats(x.rows, width)
-            for name, emitted in zip(
-                ("lora_down", "lora_up"),
-                emit.lora(self._matrix(x), addition, emit.matrix(inner), y, x.rows),
-                strict=True,
-            ):
-                self._emit(name, emitted)
-            self.arena.give_back(x.rows, width, inner)
+        if self._is_added_to(node):
+            self._lora(x, self._additions[node.weights[0].names], y)
+        if spec.softcap is not None:
+            self._emit("softcap", emit.softcap(y, out.width, spec.softcap))
 
-    def _rope(self, index: int, node: Node) -> None:
-        a = node.args
-        cache = emit.kv(a["kv"], a["heads"], a["kv_heads"], a["group"])
+    def _lora(self, x: Value, addition: LoraWeight, y: Matrix) -> None:
+        width = len(addition.up) * addition.room
+        inner = self._arena.floats(_rows(x), width)
+        for name, emitted in zip(
+            ("lora_down", "lora_up"),
+            emit.lora(self._matrix(x), addition, emit.matrix(inner), y, _rows(x)),
+            strict=True,
+        ):
+            self._emit(name, emitted)
+        self._arena.give_back(_rows(x), width, inner)
+
+    def _write(self, index: int, node: Node) -> None:
+        spec = node.spec
+        if not isinstance(spec, AttentionSpec) or spec.rope is None:
+            raise Unrecordable("there is no record of latent attention")
+        norms = [self._weights.vector(ref) for ref in node.weights] or [None, None]
+        table = self._weights.ropes[spec.rope, spec.size]
         self._emit(
             "rope",
             emit.rope(
-                cache, self._matrix(node.reads[0]), a["q_norm"], a["k_norm"], a["eps"],
-                a["offset"], a["rope"].cos, a["rope"].sin,
+                self._kv(spec), self._matrix(node.reads[0]), norms[0], norms[1], spec.eps,
+                spec.norm_offset, table.cos, table.sin,
             ),
         )  # fmt: skip
 
-    def _attention(self, index: int, node: Node) -> None:
-        out = self.nodes[self._picked.get(index, index)].out
-        assert out is not None
-        a = node.args
-        cache = emit.kv(a["kv"], a["heads"], a["kv"].k.shape[1], a["group"])
-        y, q = self._outputs(out, grain=cache.head_dim)
+    def _kv(self, spec: AttentionSpec) -> HrKv:
+        layer, group = self._cache.layers[spec.layer], self._cache.groups[spec.layer]
+        return emit.kv(layer, spec.heads, spec.kv_heads, group)
+
+    def _attend(self, index: int, node: Node) -> None:
+        spec = node.spec
+        assert isinstance(spec, AttentionSpec)
+        if spec.bidirectional:
+            raise Unrecordable("there is no record of bidirectional attention")
+        (out,) = self._nodes[self._picked.get(index, index)].out
+        y, q = self._outputs(out, grain=spec.size)
         self._emit(
             "attention",
             emit.attention(
-                cache, self._matrix(node.reads[0]), y, q, a["scale"], a["softcap"], out.rows
-            ),
-        )
-
-    def _gated(self, index: int, node: Node) -> None:
-        assert node.out is not None
-        if index - 1 in self._gates:
-            product = self.nodes[index - 1]
-            weight, x = product.args["weight"], self._codes[product.reads[0]].struct
-            out = self._make_codes(node.out)
-            self._emit(
-                f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}",
-                emit.gate_up(x, weight, node.args["activation"], out, node.out.rows),
-            )
-            return
-        y, q = self._outputs(node.out, grain=node.out.width)
-        self._emit(
-            "gated",
-            emit.gated(
-                self._matrix(node.reads[0]), node.out.width, node.args["activation"], y, q,
-                node.out.rows,
+                self._kv(spec), self._matrix(node.reads[0]), y, q, spec.scale, spec.softcap,
+                _rows(out),
             ),
         )  # fmt: skip
 
+    def _gated(self, index: int, node: Node) -> None:
+        (out,), spec = node.out, node.spec
+        assert isinstance(spec, ActivationSpec)
+        if index - 1 in self._gates:
+            product = self._nodes[index - 1]
+            weight, x = self._weight(product), self._codes[product.reads[0]].struct
+            self._emit(
+                f"gate_up {weight.shape[0]}×{weight.shape[1]} {emit.parts_of(weight)[0].kind}",
+                emit.gate_up(x, weight, spec.name, self._make_codes(out), _rows(out)),
+            )
+            return
+        y, q = self._outputs(out, grain=out.width)
+        self._emit(
+            "gated",
+            emit.gated(self._matrix(node.reads[0]), out.width, spec.name, y, q, _rows(out)),
+        )
+
     def _select(self, index: int, node: Node) -> None:
-        assert node.out is not None
         if index in self._picked.values():
             return
-        y = self._make_floats(node.out)
-        self._emit("select", emit.select(self._matrix(node.reads[0]), y, node.out.width))
+        (out,) = node.out
+        y = self._make_floats(out)
+        self._emit("select", emit.select(self._matrix(node.reads[0]), y, out.width))
 
-    def _softcap(self, index: int, node: Node) -> None:
-        (value,) = node.reads
-        self._emit("softcap", emit.softcap(self._matrix(value), value.width, node.args["cap"]))
+
+def _rows(value: Value) -> int:
+    return ROWS_N if value.rows == TOKENS else ROWS_R
+
+
+def tables(graph: Graph) -> list[WeightRef]:
+    """The tables that are read row by row."""
+    return [node.weights[0] for node in graph.nodes if node.kind == "embed"]

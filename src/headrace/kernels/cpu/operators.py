@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ...base.graph import Role
 from ..arrays import Array, address, floats_like, stride
 from ..backend import Shelf
+from ..model import Model
 from ..operators import (
     AdaptedProgram,
     Dequantise,
-    Forward,
     KvCache,
     KvLayer,
     Program,
-    Role,
     RopeTable,
     StepBatch,
     StepLimits,
@@ -82,19 +82,19 @@ class CpuOperators:
         assert isinstance(weight, DenseWeight | BlockWeight)
         return self._packer.pack(weight, planes=planes)
 
-    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
-        return compile_program(self, forward, cache, limits)
+    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
+        return compile_program(self, model, cache, limits)
 
     def compile_adapted(
         self,
-        forward: Forward,
+        model: Model,
         cache: KvCache,
         limits: StepLimits,
-        additions: Mapping[int, LoraWeight],
+        additions: Mapping[tuple[str, ...], LoraWeight],
         beside: Program | None,
     ) -> AdaptedProgram | None:
         assert beside is None or isinstance(beside, CpuProgram)
-        made = compile_program(self, forward, cache, limits, additions, beside)
+        made = compile_program(self, model, cache, limits, additions, beside)
         return None if made is None else made.adapted
 
     def embed(self, tokens: Array, weight: Weight, scale: float) -> Array:

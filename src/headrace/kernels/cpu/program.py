@@ -8,17 +8,18 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ...base.graph import SAMPLED, Graph
 from ..arrays import Array, address
 from ..draws import RULE
-from ..operators import Forward, GroupBatch, KvCache, Operators, StepBatch, StepLimits
+from ..model import Model
+from ..operators import KvCache, Operators, StepBatch, StepLimits
 from . import emit
 from .arena import Arena
 from .emit import Emitted
 from .library import Team
-from .lowering import Additions, Lowering
+from .lowering import Additions, Lowering, Unrecordable, tables
 from .mapped import MappedRows
-from .recorder import Recorder, Unrecordable
-from .records import ROWS_R, HrStep
+from .records import ROWS_N, ROWS_R, HrStep
 from .step import fill_step
 
 
@@ -28,7 +29,7 @@ class HasTeam(Operators, Protocol):
 
 def compile_program(
     operators: HasTeam,
-    forward: Forward,
+    model: Model,
     cache: KvCache,
     limits: StepLimits,
     additions: Additions | None = None,
@@ -36,39 +37,17 @@ def compile_program(
     *,
     every_hidden: bool = False,
 ) -> CpuProgram | None:
-    """The recorded step of `forward`, or None where it cannot be recorded.
+    """The records of `model`'s step, or None where there is no record of something in it.
 
-    With `additions` each product of one of these weights is followed by what the adapters of
+    With `additions` each product of one of these names is followed by what the adapters of
     `StepBatch.adapters` add to it. The program may use the buffers of `beside`: then the results
     of either are valid until the next call of either.
     """
-    recorder = Recorder(limits)
+    graph = model.variant("every" if every_hidden else "sampled")
     try:
-        stand_in = _stand_in(cache, limits)
-        stand_in.every_hidden = every_hidden
-        hidden, logits = forward(recorder, stand_in, cache)
-        return CpuProgram(
-            operators, forward, cache, limits, recorder, hidden, logits, additions or {}, beside
-        )
+        return CpuProgram(operators, model, graph, cache, limits, additions or {}, beside)
     except Unrecordable:
         return None
-
-
-def _stand_in(cache: KvCache, limits: StepLimits) -> StepBatch:
-    """A batch of the largest shape, to be looked at by the recorder only."""
-
-    def empty(*shape: int) -> Array:
-        return np.broadcast_to(np.int64(0), shape)
-
-    groups = [
-        GroupBatch(empty(limits.entries, 1), empty(limits.tokens), None)
-        for _ in range(max(cache.groups, default=0) + 1)
-    ]
-    tokens = empty(limits.tokens)
-    return StepBatch(
-        tokens, tokens, empty(limits.entries + 1), empty(limits.entries), groups,
-        empty(limits.entries), limits.tokens, limits.max_context,
-    )  # fmt: skip
 
 
 class CpuProgram:
@@ -77,34 +56,31 @@ class CpuProgram:
     def __init__(
         self,
         operators: HasTeam,
-        forward: Forward,
+        model: Model,
+        graph: Graph,
         cache: KvCache,
         limits: StepLimits,
-        recorder: Recorder,
-        hidden: Array,
-        logits: Array,
         additions: Additions,
         beside: CpuProgram | None,
     ) -> None:
-        self._operators, self._forward, self._cache = operators, forward, cache
+        self._operators, self._model, self._cache = operators, model, cache
         self._limits, self._additions = limits, additions
         self._every: CpuProgram | None = None
         """The program of steps that want every hidden state, once there was one."""
-        self._nodes = recorder.nodes
-        self._arena: Arena = Arena(recorder, None if beside is None else beside._arena)
-        results = [recorder.value(hidden), recorder.value(logits)]
-        self._sampled = results[0].rows == ROWS_R
-        lowering = Lowering(recorder.nodes, results, self._arena, additions)
+        rows = {ROWS_N: limits.tokens, ROWS_R: limits.entries}
+        self._arena: Arena = Arena(rows, None if beside is None else beside._arena)
+        lowering = Lowering(graph, model.weights, cache, self._arena, additions)
         self._emitted = lowering.run()
         self.names = lowering.names
-        self._hidden, self._logits = (lowering.floats[value] for value in results)
+        hidden, logits = graph.outputs["hidden"], graph.outputs["logits"]
+        self._sampled = hidden.rows == SAMPLED
+        self._hidden, self._logits = lowering.floats(hidden), lowering.floats(logits)
         self._records = emit.program(self._emitted)
         self._head: _GreedyHead | None = None
         if lowering.head is not None:
             self._head = _GreedyHead(lowering, operators.team.threads, limits.entries)
         self._end = _DrawingEnd(self._emitted, self._logits)
-        self._tables = [MappedRows(node.args["weight"]) for node in self._nodes
-                        if node.op == "embed"]  # fmt: skip
+        self._tables = [MappedRows(model.weights.weight(table)) for table in tables(graph)]
         self._step = HrStep()
         self._at = ctypes.addressof(self._records), len(self._emitted), ctypes.addressof(self._step)
         self._filled: StepBatch | None = None
@@ -116,7 +92,7 @@ class CpuProgram:
 
     def __call__(self, batch: StepBatch) -> tuple[Array, Array]:
         found = self.adapted(batch)
-        return self._forward(self._operators, batch, self._cache) if found is None else found
+        return self._model.forward(self._operators, batch, self._cache) if found is None else found
 
     def adapted(self, batch: StepBatch) -> tuple[Array, Array] | None:
         """As a call; None, and nothing was computed, where the step is beyond the limits."""
@@ -183,7 +159,7 @@ class CpuProgram:
             return self
         if self._every is None:
             self._every = compile_program(
-                self._operators, self._forward, self._cache, self._limits, self._additions, self,
+                self._operators, self._model, self._cache, self._limits, self._additions, self,
                 every_hidden=True,
             )  # fmt: skip
         assert self._every is not None, "what was recorded once can be recorded again"

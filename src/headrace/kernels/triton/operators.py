@@ -9,17 +9,18 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from ...base.graph import Role
 from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
+from ..fuse import Way
+from ..model import Model
 from ..operators import (
     Coded,
     Dequantise,
-    Forward,
     KvCache,
     KvLayer,
     Program,
-    Role,
     RopeTable,
     StepBatch,
     StepLimits,
@@ -117,16 +118,16 @@ class TritonOperators:
             return DenseWeight(unpack_rows(weight).to(self.dtype))
         return weight
 
-    def compile(self, forward: Forward, cache: KvCache, limits: StepLimits) -> Program | None:
+    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
         """CUDA graphs; and every kernel that steps without a graph need is compiled here."""
         if cache.layers[0].k.device.type != "cuda":
             return None
         for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
-            _, logits = forward(self, null_step(tokens, cache, limits.max_context), cache)
+            _, logits = model.forward(self, null_step(tokens, cache, limits.max_context), cache)
             if tokens == 1:
                 self.warm_draws(logits)
         recorder = CudaRecorder(cache.layers[0].k.device)
-        program = GraphProgram(self, forward, cache, limits, recorder)
+        program = GraphProgram(self, model, cache, limits, recorder)
         program.capture()
         return program
 
@@ -138,12 +139,12 @@ class TritonOperators:
             for top_p in (None, one):
                 self._draw(logits, DrawParameters(one, top_k, top_p, one, one.double()))
 
-    def graph_bytes(self, forward: Forward, cache: KvCache, limits: StepLimits) -> int:
+    def graph_bytes(self, model: Model, cache: KvCache, limits: StepLimits) -> int:
         """What the graphs of `compile` will take of the device, from a few of them."""
         device = cache.layers[0].k.device
         if device.type != "cuda":
             return 0
-        return GraphProgram(self, forward, cache, limits, CudaRecorder(device)).estimate()
+        return GraphProgram(self, model, cache, limits, CudaRecorder(device)).estimate()
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         rows = functional.embedding(tokens, _data(weight))
@@ -165,8 +166,21 @@ class TritonOperators:
         early = self._early(x).early
         return norm.add_rms_norm(x, residual, weight, eps, offset, early=early)
 
-    def takes_codes(self, consumer: Weight) -> bool:
-        return isinstance(consumer, Fp8Weight)
+    def plan_product(self, weight: Weight, rows: int) -> Way:
+        """How `linear` of this weight and so many rows is computed: see `kernels.fuse`."""
+        if isinstance(weight, Fp8Weight):
+            return "codes"
+        if isinstance(weight, TiledWeight):
+            return "library" if self._packed_skinny(weight, rows) is None else "around"
+        skinny = isinstance(weight, DenseWeight) and self._skinny(weight, rows) is not None
+        return "around" if skinny else "library"
+
+    def row_class(self, rows: int, device: torch.device) -> object:
+        """What `plan_product` depends on beside the weight: few classes of numbers of rows."""
+        if self.deterministic:
+            return None
+        table = self._table(device)
+        return table.skinny(rows).library, table.packed_skinny(rows).serves
 
     def rms_norm_codes(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
@@ -208,11 +222,6 @@ class TritonOperators:
             x.codes, x.scales, weight, bias, self._table(x.codes.device).fp8(rows), x.dtype,
             library=x.codes.is_cuda and not self.deterministic, early=self._early(x.codes),
         )  # fmt: skip
-
-    def fuses(self, weight: Weight, rows: int) -> bool:
-        if isinstance(weight, TiledWeight):
-            return self._packed_skinny(weight, rows) is not None
-        return isinstance(weight, DenseWeight) and self._skinny(weight, rows) is not None
 
     def linear_fused(
         self,
@@ -379,16 +388,16 @@ class TritonOperators:
         values = x.x if isinstance(x, Unnormed) else x
         if isinstance(weight, TiledWeight):
             packed = self._packed_skinny(weight, len(values))
-            assert packed is not None, "see `fuses`"
+            assert packed is not None, "see `plan_product`"
             if isinstance(x, Unnormed):
                 values = self.rms_norm(values, x.weight, x.eps, x.offset)
             return product_packed_skinny(
                 values, weight, bias, packed, self._ticket(values.device), residual=residual,
                 activation=activation, early=self._early(values),
             )  # fmt: skip
-        assert isinstance(weight, DenseWeight), "see `fuses`"
+        assert isinstance(weight, DenseWeight), "see `plan_product`"
         config = self._skinny(weight, len(values))
-        assert config is not None, "see `fuses`"
+        assert config is not None, "see `plan_product`"
         # The gain is applied before rms(x): in fp16 what is large may then leave its range.
         if isinstance(x, Unnormed) and (not config.norm or values.dtype == torch.float16):
             x = self.rms_norm(values, x.weight, x.eps, x.offset)
@@ -449,7 +458,7 @@ class TritonOperators:
 
 def _code_group(consumer: Weight) -> int:
     """Columns that share a scale in the input of a product with `consumer`; 0: all of a row."""
-    assert isinstance(consumer, Fp8Weight), "see `takes_codes`"
+    assert isinstance(consumer, Fp8Weight), "see `plan_product`"
     return BLOCK if consumer.blocked else 0
 
 

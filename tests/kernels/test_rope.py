@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.base.arch import Rope
-from headrace.layers.rope import BLOCK, inverse_frequencies, rope_table
+from headrace.kernels.rope import BLOCK, inverse_frequencies, rope_table
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}

@@ -7,12 +7,12 @@ import torch
 
 from headrace.base.arch import ModelArch
 from headrace.base.errors import ModelFileError, UnsupportedModel
+from headrace.kernels.model import Model
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.weights import BlockWeight, DenseWeight
-from headrace.layers.build import Builder
-from headrace.layers.source import WeightSource
-from headrace.loader.names import expected
-from headrace.models.registry import FAMILIES, build_model
+from headrace.loader.prepare import prepare
+from headrace.loader.weight_source import WeightSource
+from headrace.models.registry import FAMILIES, describe
 
 ARCH = ModelArch(
     family="llama", vocab_size=10, hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4,
@@ -21,42 +21,40 @@ ARCH = ModelArch(
 
 
 def weights(arch: ModelArch = ARCH) -> dict[str, torch.Tensor | BlockWeight]:
-    return {name: torch.randn(shape) for name, shape in expected(arch).items()}
+    return {name: torch.randn(shape) for name, shape in describe(arch).tensors().items()}
 
 
-def builder(named: dict, arch: ModelArch = ARCH) -> Builder:
-    return Builder(
-        arch, WeightSource(named.items()), ReferenceOperators(torch.float32),
+def build(named: dict, arch: ModelArch = ARCH) -> Model:
+    return prepare(
+        describe(arch), WeightSource(named.items()), ReferenceOperators(torch.float32),
         device="cpu", dtype="float32", max_context=32,
     )  # fmt: skip
 
 
 def test_every_weight_is_counted() -> None:
     named = weights()
-    build = builder(named)
-    build_model(build)
-    assert build.weight_bytes == sum(weight.nbytes for weight in named.values())
+    assert build(named).weights.nbytes == sum(weight.nbytes for weight in named.values())
 
 
-@pytest.mark.parametrize("name", sorted(expected(ARCH)))
+@pytest.mark.parametrize("name", sorted(describe(ARCH).tensors()))
 def test_missing_or_misshapen(name: str) -> None:
     named = weights()
     full = named.pop(name)
     with pytest.raises(ModelFileError, match=f"lacks the weight {name}"):
-        build_model(builder(named))
+        build(named)
     with pytest.raises(ModelFileError, match=name):
-        build_model(builder({**named, name: full[:-1]}))
+        build({**named, name: full[:-1]})
 
 
 def test_left_over() -> None:
     extra = {"model.layers.2.mlp.up_proj.weight": torch.zeros(1), "who.am.i": torch.zeros(1)}
     with pytest.raises(ModelFileError, match=r"2 weights .*layers.2.mlp.up_proj.weight, who.am.i"):
-        build_model(builder({**weights(), **extra}))
+        build({**weights(), **extra})
 
 
 def test_rope_buffers_of_old_checkpoints_do_not_matter() -> None:
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    build_model(builder({**weights(), buffer: torch.zeros(2)}))
+    build({**weights(), buffer: torch.zeros(2)})
 
 
 def test_twice() -> None:
@@ -87,12 +85,13 @@ def test_tied_table_is_held_once_even_from_blocks() -> None:
     blocks = torch.randint(0, 255, (10, 34), dtype=torch.uint8)
     blocks[:, 1] = 0x20
     named["model.embed_tokens.weight"] = BlockWeight("Q8_0", blocks, (10, 32))
-    build = builder(named, arch)
-    model = build_model(build)
-    table, head = model.vocabulary.table, model.vocabulary.head
+    model = build(named, arch)
+    refs = {ref.role: ref for ref in model.graph.weights()}
+    table, head = (model.weights.weight(refs[role]) for role in ("embed", "logits"))
     assert isinstance(table, DenseWeight)
+    assert isinstance(head, DenseWeight)
     assert table.data.data_ptr() == head.data.data_ptr()
-    assert build.weight_bytes == 10 * 32 * 4 + 32 * 4
+    assert model.weights.nbytes == 10 * 32 * 4 + 32 * 4
 
 
 def test_unknown_family() -> None:
@@ -100,6 +99,8 @@ def test_unknown_family() -> None:
         **{name: getattr(ARCH, name) for name in ModelArch.__dataclass_fields__}
         | {"family": "mamba"}
     )
-    with pytest.raises(UnsupportedModel, match=r"'mamba' .*supported are: bert, gemma3") as raised:
-        build_model(builder(weights(), arch))
+    with pytest.raises(
+        UnsupportedModel, match=r"'mamba' .*supported are: bert, deepseek_v2"
+    ) as raised:
+        build(weights(), arch)
     assert all(family in raised.value.message for family in FAMILIES)

@@ -1,0 +1,223 @@
+"""What backends that run operator by operator join, by looking at who reads what.
+
+* a sum and the norm behind it are one operator everywhere;
+* where a product is served by a kernel of few rows, that also takes the norm before it, the gate
+  behind it and the residual that it is added to;
+* where a product takes codes, the norm or the gate before it writes them.
+
+The joined nodes have kinds of their own, which no described graph has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..base.graph import (
+    ActivationSpec,
+    ExpertsSpec,
+    Graph,
+    Node,
+    NormSpec,
+    RouteSpec,
+    Value,
+    WeightRef,
+)
+from .weights import Weight
+
+if TYPE_CHECKING:
+    from .model import Prepared
+
+Way = Literal["library", "around", "codes"]
+"""How a backend computes a product: alone; with what lies around it; of codes."""
+Plan = Callable[[Weight, int], Way]
+
+
+@dataclass(frozen=True, slots=True)
+class AroundSpec:
+    """A product with what lies around it: reads x, and the residual where it is added to one."""
+
+    bias: WeightRef | None
+    norm: NormSpec | None = None
+    gain: WeightRef | None = None
+    gate: ActivationSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodesSpec:
+    """A norm (of a sum, where it reads two) or a gate that writes codes for `consumer`."""
+
+    of: NormSpec | ActivationSpec
+    consumer: WeightRef
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """Routing and the experts as one operator: reads x and the router's logits."""
+
+    route: RouteSpec
+    activation: str
+
+
+def fused(
+    graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]
+) -> Sequence[Node]:
+    """The nodes to run in place of `graph.nodes`, where values of symbol s have rows[s] rows."""
+    return _Fusing(graph, weights, plan, rows).run()
+
+
+class _Fusing:
+    def __init__(
+        self, graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]
+    ) -> None:
+        self._graph, self._weights, self._plan, self._rows = graph, weights, plan, rows
+        self._kept = set(graph.outputs.values())
+        self._gone: set[int] = set()
+        """Nodes that another one does."""
+        self._made: dict[int, Node] = {}
+
+    def run(self) -> Sequence[Node]:
+        nodes = self._graph.nodes
+        ways = [self._way(node) for node in nodes]
+        around = [index for index, way in enumerate(ways) if way == "around"]
+        for index in around:
+            self._gate_inside(index)
+        for index in around:
+            self._add_inside(index)
+        for index in range(len(nodes) - 1):
+            self._join_sum(index)
+            self._join_routing(index)
+        for index in around:
+            self._norm_inside(index)
+        for index, way in enumerate(ways):
+            if way == "codes":
+                self._codes_before(index)
+        return [
+            self._made.get(index, node)
+            for index, node in enumerate(nodes)
+            if index not in self._gone
+        ]
+
+    def _join_routing(self, index: int) -> None:
+        nodes = self._graph.nodes
+        node = nodes[index]
+        if node.kind != "experts":
+            return
+        x, chosen, _ = node.reads
+        before = self._graph.maker(chosen)
+        route, experts = nodes[before].spec, node.spec
+        assert isinstance(route, RouteSpec)
+        assert isinstance(experts, ExpertsSpec)
+        spec = MixtureSpec(route, experts.activation)
+        self._made[index] = Node("moe", (x, *nodes[before].reads), node.out, node.weights, spec)
+        self._gone.add(before)
+
+    def _way(self, node: Node) -> Way:
+        if self._plan is None or node.kind != "linear" or node.weights[0].role != "linear":
+            return "library"
+        return self._plan(self._weights.weight(node.weights[0]), self._rows[node.out[0].rows.name])
+
+    def _only(self, value: Value) -> int:
+        """The one node that reads it; -1 where there are several, or the caller reads it."""
+        readers = self._graph.readers(value)
+        return readers[0] if len(readers) == 1 and value not in self._kept else -1
+
+    def _product(self, index: int) -> Node:
+        """The product `index` as one with what lies around it, as far as it is joined."""
+        node = self._graph.nodes[index]
+        bias = node.weights[1] if len(node.weights) > 1 else None
+        return self._made.get(
+            index, Node("around", node.reads, node.out, node.weights[:1], AroundSpec(bias))
+        )
+
+    def _gate_inside(self, index: int) -> None:
+        nodes = self._graph.nodes
+        reader = self._only(nodes[index].out[0])
+        if reader < 0 or nodes[reader].kind != "gated" or len(nodes[index].weights) > 1:
+            return
+        gate = nodes[reader].spec
+        assert isinstance(gate, ActivationSpec)
+        made = self._product(index)
+        self._made[index] = Node(
+            made.kind, made.reads, nodes[reader].out, made.weights, AroundSpec(None, gate=gate)
+        )
+        self._gone.add(reader)
+
+    def _add_inside(self, index: int) -> None:
+        """x · w + residual, where nobody reads the residual in between."""
+        nodes, made = self._graph.nodes, self._product(index)
+        reader = self._only(nodes[index].out[0])
+        if index in self._made or reader < 0 or nodes[reader].kind != "add":
+            return
+        residual, x = nodes[reader].reads
+        before = x is nodes[index].out[0] and self._graph.maker(residual) < index
+        between = any(index <= other < reader for other in self._graph.readers(residual))
+        if not before or between or residual is nodes[index].reads[0]:
+            return
+        self._made[index] = Node(
+            made.kind, (*made.reads, residual), nodes[reader].out, made.weights, made.spec
+        )
+        self._gone.add(reader)
+
+    def _join_sum(self, index: int) -> None:
+        """A sum and the norm right behind it."""
+        add, norm = self._graph.nodes[index : index + 2]
+        if add.kind != "add" or norm.kind != "norm" or index in self._gone:
+            return
+        assert isinstance(norm.spec, NormSpec)
+        if norm.reads[0] is not add.out[0] or norm.spec.kind != "rms":
+            return
+        self._made[index + 1] = Node(
+            "add_norm", add.reads, (*norm.out, *add.out), norm.weights, norm.spec
+        )
+        self._gone.add(index)
+
+    def _norm_inside(self, index: int) -> None:
+        nodes = self._graph.nodes
+        before = self._norm_for(index)
+        if before < 0 or before in self._made:
+            return
+        norm, made = nodes[before], self._product(index)
+        assert isinstance(norm.spec, NormSpec)
+        assert isinstance(made.spec, AroundSpec)
+        spec = AroundSpec(made.spec.bias, norm.spec, norm.weights[0], made.spec.gate)
+        self._made[index] = Node(
+            made.kind, (*norm.reads, *made.reads[1:]), made.out, made.weights, spec
+        )
+        self._gone.add(before)
+
+    def _norm_for(self, index: int) -> int:
+        """The norm whose only reader is product `index`; -1: there is none."""
+        nodes = self._graph.nodes
+        source = nodes[index].reads[0]
+        if self._only(source) != index:
+            return -1
+        before = self._graph.maker(source)
+        norm = nodes[before]
+        rms = isinstance(norm.spec, NormSpec) and norm.spec.kind == "rms"
+        return before if norm.kind == "norm" and rms else -1
+
+    def _codes_before(self, index: int) -> None:
+        """The norm or the gate before a product of codes writes them."""
+        nodes = self._graph.nodes
+        product = nodes[index]
+        source = product.reads[0]
+        if self._only(source) != index:
+            return
+        before = self._graph.maker(source)
+        if before in self._gone or nodes[before].kind not in ("gated", "norm"):
+            return
+        node = self._made.get(before, nodes[before])
+        spec = node.spec
+        assert isinstance(spec, NormSpec | ActivationSpec)
+        if isinstance(spec, NormSpec) and spec.kind != "rms":
+            return
+        codes = CodesSpec(spec, product.weights[0])
+        kind = {"norm": "norm_codes", "add_norm": "add_norm_codes", "gated": "gated_codes"}[
+            node.kind
+        ]
+        self._made[before] = Node(kind, node.reads, node.out, node.weights, codes)
+        self._made[index] = Node(
+            "linear_codes", product.reads, product.out, product.weights, product.spec
+        )

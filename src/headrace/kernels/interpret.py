@@ -1,0 +1,244 @@
+"""A graph's nodes run one by one over a backend's operators.
+
+It knows of arrays no more than their length, and drops each value behind its last reader: a prompt
+of 8,000 tokens would else hold every layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ..base.graph import (
+    ActivationSpec,
+    AttentionSpec,
+    EmbedSpec,
+    LinearSpec,
+    Node,
+    NormSpec,
+    PartSpec,
+    Value,
+    WeightRef,
+)
+from .arrays import Array
+from .fuse import AroundSpec, CodesSpec, MixtureSpec
+from .operators import (
+    CodedOperators,
+    EncoderOperators,
+    FusedOperators,
+    KvCache,
+    Operators,
+    StepBatch,
+    Unnormed,
+)
+
+if TYPE_CHECKING:
+    from .model import Prepared
+
+Adding = Callable[[WeightRef, Array, Array], None]
+"""Adds to a product: its weight, x, y."""
+
+
+class Interpreter:
+    """Nodes in their order, with what each needs looked up once."""
+
+    def __init__(self, nodes: Sequence[Node], weights: Prepared, outputs: Sequence[Value]) -> None:
+        self._weights, self._outputs = weights, outputs
+        last: dict[Value, int] = {}
+        for index, node in enumerate(nodes):
+            for value in (*node.out, *node.reads):
+                last[value] = index
+        ends: dict[int, list[Value]] = {}
+        for value, index in last.items():
+            if value not in outputs:
+                ends.setdefault(index, []).append(value)
+        self._steps = [
+            (node, getattr(_Run, f"_{node.kind}"), ends.get(index, ()))
+            for index, node in enumerate(nodes)
+        ]
+
+    def run(
+        self,
+        ops: Operators,
+        batch: StepBatch | None,
+        cache: KvCache | None,
+        given: Mapping[Value, Array],
+        adding: Adding | None = None,
+    ) -> list[Array]:
+        """The outputs. `given`: arrays of the graph's inputs."""
+        run = _Run(ops, batch, cache, self._weights, dict(given), adding)
+        values = run.values
+        for node, function, ends in self._steps:
+            run.ends = ends
+            function(run, node)
+            for value in ends:
+                del values[value]
+        return [values[value] for value in self._outputs]
+
+
+class _Run:
+    """One run: a method for each kind of node."""
+
+    def __init__(
+        self,
+        ops: Operators,
+        batch: StepBatch | None,
+        cache: KvCache | None,
+        weights: Prepared,
+        values: dict[Value, Array],
+        adding: Adding | None,
+    ) -> None:
+        self.ops, self.weights, self.values, self.adding = ops, weights, values, adding
+        self._batch, self._cache = batch, cache
+        self.ends: Sequence[Value] = ()
+        """The values that nobody reads behind this node."""
+
+    @property
+    def batch(self) -> StepBatch:
+        assert self._batch is not None, "a head reads nothing of a step"
+        return self._batch
+
+    @property
+    def cache(self) -> KvCache:
+        assert self._cache is not None, "a head reads nothing of a cache"
+        return self._cache
+
+    def _spent(self, value: Value) -> Array:
+        """The array of a value that an operator may write into: a copy where it is read again."""
+        array = self.values[value]
+        if value in self.ends:
+            return array
+        return array.clone() if hasattr(array, "clone") else array.copy()
+
+    def _embed(self, node: Node) -> None:
+        spec = cast(EmbedSpec, node.spec)
+        index = getattr(self.batch, spec.index)
+        assert index is not None, f"the step has no {spec.index}"
+        table = self.weights.weight(node.weights[0])
+        self.values[node.out[0]] = self.ops.embed(index, table, spec.scale)
+
+    def _norm(self, node: Node) -> None:
+        spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]
+        gain, *shift = map(self.weights.vector, node.weights)
+        if shift:
+            ops = cast(EncoderOperators, self.ops)
+            self.values[node.out[0]] = ops.layer_norm(x, gain, shift[0], spec.eps)
+        else:
+            self.values[node.out[0]] = self.ops.rms_norm(x, gain, spec.eps, spec.offset)
+
+    def _add(self, node: Node) -> None:
+        residual, x = node.reads
+        self.values[node.out[0]] = self.ops.add(self.values[x], self._spent(residual))
+
+    def _add_norm(self, node: Node) -> None:
+        residual, x = node.reads
+        spec, gain = cast(NormSpec, node.spec), self.weights.vector(node.weights[0])
+        normed, total = self.ops.add_rms_norm(
+            self.values[x], self._spent(residual), gain, spec.eps, spec.offset
+        )
+        self.values.update(zip(node.out, (normed, total), strict=True))
+
+    def _linear(self, node: Node) -> None:
+        matrix, *bias = node.weights
+        x, weight = self.values[node.reads[0]], self.weights.weight(matrix)
+        if matrix.role == "logits":
+            softcap = cast(LinearSpec, node.spec).softcap
+            self.values[node.out[0]] = self.ops.logits(x, weight, softcap)
+            return
+        y = self.ops.linear(x, weight, self.weights.vector(bias[0]) if bias else None)
+        if self.adding is not None:
+            self.adding(matrix, x, y)
+        self.values[node.out[0]] = y
+
+    def _write(self, node: Node) -> None:
+        spec = cast(AttentionSpec, node.spec)
+        assert spec.rope is not None
+        norms = [self.weights.vector(ref) for ref in node.weights] or [None, None]
+        qkv = self.values[node.reads[0]]
+        self.values[node.out[0]] = self.ops.rope_and_cache(
+            qkv, spec.heads, spec.kv_heads, norms[0], norms[1], spec.eps, spec.norm_offset,
+            self.weights.ropes[spec.rope, spec.size], self.cache.layers[spec.layer], self.batch,
+            self.cache.groups[spec.layer],
+        )  # fmt: skip
+
+    def _attend(self, node: Node) -> None:
+        spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
+        if spec.bidirectional:
+            ops = cast(EncoderOperators, self.ops)
+            mixed = ops.encoder_attention(x, spec.heads, self.batch, spec.scale)
+        else:
+            mixed = self.ops.attention(
+                x, self.cache.layers[spec.layer], self.batch, self.cache.groups[spec.layer],
+                spec.scale, spec.softcap,
+            )  # fmt: skip
+        self.values[node.out[0]] = mixed
+
+    def _gated(self, node: Node) -> None:
+        name = cast(ActivationSpec, node.spec).name
+        self.values[node.out[0]] = self.ops.gated(self.values[node.reads[0]], name)
+
+    def _activate(self, node: Node) -> None:
+        name = cast(ActivationSpec, node.spec).name
+        ops = cast(EncoderOperators, self.ops)
+        self.values[node.out[0]] = ops.activate(self.values[node.reads[0]], name)
+
+    def _moe(self, node: Node) -> None:
+        spec = cast(MixtureSpec, node.spec)
+        x, logits = (self.values[value] for value in node.reads)
+        gate_up, down = map(self.weights.copies, node.weights)
+        self.values[node.out[0]] = self.ops.moe(
+            x, logits, gate_up, down, spec.route.active, spec.route.normalise, spec.activation
+        )
+
+    def _part(self, node: Node) -> None:
+        first, (out,) = cast(PartSpec, node.spec).first, node.out
+        self.values[out] = self.values[node.reads[0]][:, first : first + out.width]
+
+    def _select(self, node: Node) -> None:
+        x = self.values[node.reads[0]]
+        self.values[node.out[0]] = self.ops.select(x, self.batch.sample_rows)
+
+    def _around(self, node: Node) -> None:
+        spec = cast(AroundSpec, node.spec)
+        ops, weight = cast(FusedOperators, self.ops), self.weights.weight(node.weights[0])
+        x, *residual = (self.values[value] for value in node.reads)
+        if spec.norm is not None and spec.gain is not None:
+            gain = self.weights.vector(spec.gain)
+            x = Unnormed(x, gain, spec.norm.eps, spec.norm.offset)
+        if spec.gate is not None:
+            made: Any = ops.linear_gated(x, weight, spec.gate.name)
+        else:
+            bias = None if spec.bias is None else self.weights.vector(spec.bias)
+            made = ops.linear_fused(x, weight, bias, residual[0] if residual else None)
+        self.values[node.out[0]] = made
+
+    def _norm_codes(self, node: Node) -> None:
+        codes, norm, ops = self._codes(node)
+        x, gain = self.values[node.reads[0]], self.weights.vector(node.weights[0])
+        self.values[node.out[0]] = ops.rms_norm_codes(x, gain, norm.eps, norm.offset, codes)
+
+    def _add_norm_codes(self, node: Node) -> None:
+        codes, norm, ops = self._codes(node)
+        residual, x = node.reads
+        gain = self.weights.vector(node.weights[0])
+        found = ops.add_rms_norm_codes(
+            self.values[x], self._spent(residual), gain, norm.eps, norm.offset, codes
+        )
+        self.values.update(zip(node.out, found, strict=True))
+
+    def _gated_codes(self, node: Node) -> None:
+        codes, gate, ops = self._codes(node)
+        x = self.values[node.reads[0]]
+        self.values[node.out[0]] = ops.gated_codes(x, gate.name, codes)
+
+    def _codes(self, node: Node) -> tuple[Any, Any, CodedOperators]:
+        """The weight of the product that takes the codes, what they are made of, and by whom."""
+        spec = cast(CodesSpec, node.spec)
+        return self.weights.weight(spec.consumer), spec.of, cast(CodedOperators, self.ops)
+
+    def _linear_codes(self, node: Node) -> None:
+        matrix, *bias = node.weights
+        ops, x = cast(CodedOperators, self.ops), self.values[node.reads[0]]
+        weight = self.weights.weight(matrix)
+        added = self.weights.vector(bias[0]) if bias else None
+        self.values[node.out[0]] = ops.linear_codes(x, weight, added)

@@ -1,0 +1,129 @@
+"""A model as backends get it: its graph, and its weights in the form that they made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..base.arch import Rope
+from ..base.demand import Hidden, demand, head
+from ..base.graph import Graph, Role, WeightRef
+from .arrays import Array, floats_like
+from .fuse import fused
+from .interpret import Adding, Interpreter
+from .operators import KvCache, Operators, RopeTable, StepBatch
+from .weights import Weight
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What `loader.prepare` made of a model's weights for one backend."""
+
+    by_key: dict[tuple[tuple[str, ...], Role], Weight | list[Weight] | Array] = field(
+        default_factory=dict
+    )
+    """By `WeightRef.key`: a weight, a list of one for each copy, or a vector."""
+    ropes: dict[tuple[Rope, int], RopeTable] = field(default_factory=dict)
+    """By rope and numbers of a head that it rotates."""
+    nbytes: int = 0
+
+    def weight(self, ref: WeightRef) -> Weight:
+        found = self.by_key[ref.key]
+        assert not isinstance(found, list), "one weight of many copies"
+        weight: Weight = found
+        return weight
+
+    def copies(self, ref: WeightRef) -> list[Weight]:
+        found = self.by_key[ref.key]
+        assert isinstance(found, list), "a weight of one copy"
+        return found
+
+    def vector(self, ref: WeightRef) -> Array:
+        assert ref.role == "vector"
+        return self.by_key[ref.key]
+
+
+class Model:
+    """A graph with its weights; every way to run it starts here."""
+
+    def __init__(self, graph: Graph, weights: Prepared) -> None:
+        self.graph, self.weights = graph, weights
+        self._head = head(graph)
+        self._variants: dict[Hidden, Graph] = {}
+        self._interpreters: dict[object, Interpreter] = {}
+
+    def variant(self, hidden: Hidden) -> Graph:
+        """The graph of steps that want these hidden states, and logits where there is a head for
+        them; with "none" of steps in which nobody samples."""
+        if hidden not in self._variants:
+            self._variants[hidden] = demand(self.graph, hidden, logits=hidden != "none")
+        return self._variants[hidden]
+
+    def products(self) -> list[WeightRef]:
+        """The matrices of operator `linear`: what adapters can add to."""
+        return [ref for ref in self.graph.weights() if ref.role == "linear"]
+
+    def forward(
+        self, ops: Operators, batch: StepBatch, cache: KvCache, adding: Adding | None = None
+    ) -> tuple[Array, Array]:
+        """A whole step, operator by operator: hidden after the last norm, [N, D] with
+        `StepBatch.every_hidden`, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of
+        those, or [0, 0] of a model without a head over a vocabulary.
+
+        `adding` is called behind each product, and may add to it.
+        """
+        if "logits" not in self.graph.outputs:
+            (hidden,) = self._run("every", ops, batch, cache, adding)
+            return hidden, hidden[:0, :0]
+        if not len(batch.sample_rows) and not batch.every_hidden:
+            (first,) = self._run("none", ops, batch, cache, adding)
+            vocabulary = self.graph.outputs["logits"].width
+            return first[:0], floats_like(first, 0, vocabulary)
+        hidden, logits = self._run(
+            "every" if batch.every_hidden else "sampled", ops, batch, cache, adding
+        )
+        return hidden, logits
+
+    def logits(self, ops: Operators, hidden: Array) -> Array:
+        """hidden [R, D] of `forward` → fp32 logits [R, V], or labels of an encoder."""
+        assert self._head is not None, "a model without a head gives no logits"
+        (given,) = self._head.inputs
+        outputs = tuple(self._head.outputs.values())
+        nodes = Interpreter(self._head.nodes, self.weights, outputs)
+        return nodes.run(ops, None, None, {given: hidden})[0]
+
+    def _run(
+        self,
+        hidden: Hidden,
+        ops: Operators,
+        batch: StepBatch,
+        cache: KvCache,
+        adding: Adding | None,
+    ) -> list[Array]:
+        graph = self.variant(hidden)
+        plan = None if adding is not None else getattr(ops, "plan_product", None)
+        tokens, samples = len(batch.tokens), len(batch.sample_rows)
+        key: object = hidden
+        if plan is not None:
+            # Asked of the backend: in which classes of rows its products are computed alike.
+            row_class: Callable[[int, object], object] = ops.row_class  # type: ignore[attr-defined]
+            device = batch.tokens.device
+            key = hidden, row_class(tokens, device), row_class(samples, device)
+        if key not in self._interpreters:
+            nodes = fused(graph, self.weights, plan, {"N": tokens, "R": samples})
+            outputs = tuple(graph.outputs.values()) or graph.nodes[0].out
+            self._interpreters[key] = Interpreter(nodes, self.weights, outputs)
+        return self._interpreters[key].run(ops, batch, cache, {}, adding)
+
+
+class Bound(Model):
+    """A model that one program is made of, but whose operators several backends provide."""
+
+    def __init__(self, model: Model, operators: Operators) -> None:
+        super().__init__(model.graph, model.weights)
+        self._operators = operators
+
+    def forward(
+        self, ops: Operators, batch: StepBatch, cache: KvCache, adding: Adding | None = None
+    ) -> tuple[Array, Array]:
+        return super().forward(self._operators, batch, cache, adding)

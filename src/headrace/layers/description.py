@@ -1,0 +1,118 @@
+"""A step graph in the making: each call adds a node and gives the value that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..base.arch import ModelArch
+from ..base.graph import (
+    TOKENS,
+    ActivationSpec,
+    Dtype,
+    EmbedSpec,
+    Graph,
+    LinearSpec,
+    Node,
+    NormSpec,
+    PartSpec,
+    Role,
+    Value,
+    WeightRef,
+)
+
+
+class Description:
+    """Handed down while a model describes itself, then dropped.
+
+    Names of weights are Hugging Face's, without `.weight` and `.bias`.
+    """
+
+    def __init__(self, arch: ModelArch) -> None:
+        self.arch = arch
+        self._nodes: list[Node] = []
+
+    def graph(self, **outputs: Value) -> Graph:
+        return Graph(tuple(self._nodes), outputs)
+
+    def node(
+        self,
+        kind: str,
+        reads: Sequence[Value],
+        width: int,
+        weights: Sequence[WeightRef] = (),
+        spec: object = None,
+        dtype: Dtype = "act",
+    ) -> Value:
+        """A node with one result."""
+        out = Value(TOKENS, width, dtype)
+        self._nodes.append(Node(kind, tuple(reads), (out,), tuple(weights), spec))
+        return out
+
+    def nodes(self, node: Node) -> tuple[Value, ...]:
+        """A node with several."""
+        self._nodes.append(node)
+        return node.out
+
+    def embed(
+        self,
+        name: str,
+        rows: int,
+        spec: EmbedSpec = EmbedSpec(),  # noqa: B008 - frozen
+    ) -> Value:
+        """Rows of the table `name` by an index of the step."""
+        table = matrix([name], [rows], self.arch.hidden, "embed")
+        return self.node("embed", (), self.arch.hidden, [table], spec)
+
+    def add(self, residual: Value, x: Value) -> Value:
+        return self.node("add", (residual, x), residual.width)
+
+    def linear(
+        self,
+        x: Value,
+        *names: str,
+        rows: int | Sequence[int],
+        bias: bool = False,
+        role: Role = "linear",
+        softcap: float | None = None,
+    ) -> Value:
+        """The product with the matrices `names`, one below the other; of a head in fp32."""
+        sizes = [rows] if isinstance(rows, int) else list(rows)
+        refs = [matrix(names, sizes, x.width, role)]
+        if bias:
+            refs.append(vector([f"{name}.bias" for name in names], sizes))
+        dtype: Dtype = "f32" if role == "logits" else "act"
+        return self.node("linear", (x,), sum(sizes), refs, LinearSpec(softcap), dtype)
+
+    def rms_norm(self, x: Value, name: str) -> Value:
+        """Zhang and Sennrich 2019."""
+        spec = NormSpec("rms", self.arch.norm_eps, self.arch.norm_offset)
+        return self.node("norm", (x,), x.width, [vector([f"{name}.weight"], [x.width])], spec)
+
+    def layer_norm(self, x: Value, name: str) -> Value:
+        """Ba, Kiros and Hinton 2016."""
+        gain, shift = (vector([f"{name}.{part}"], [x.width]) for part in ("weight", "bias"))
+        return self.node(
+            "norm", (x,), x.width, [gain, shift], NormSpec("layer", self.arch.norm_eps)
+        )
+
+    def activate(self, x: Value, activation: ActivationSpec) -> Value:
+        return self.node("activate", (x,), x.width, spec=activation)
+
+    def gated(self, x: Value, activation: ActivationSpec) -> Value:
+        """act(first half of the columns) · second half."""
+        return self.node("gated", (x,), x.width // 2, spec=activation)
+
+    def part(self, x: Value, first: int, width: int) -> Value:
+        return self.node("part", (x,), width, spec=PartSpec(first))
+
+
+def matrix(
+    names: Sequence[str], rows: Sequence[int], width: int, role: Role, copies: int = 1
+) -> WeightRef:
+    return WeightRef(
+        tuple(f"{name}.weight" for name in names), tuple(rows), width, role, copies
+    )  # fmt: skip
+
+
+def vector(names: Sequence[str], sizes: Sequence[int]) -> WeightRef:
+    return WeightRef(tuple(names), tuple(sizes), 0, "vector")

@@ -1,0 +1,181 @@
+"""From named weights to a model: each tensor that the graph names, in the form of its role."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..base.arch import Rope
+from ..base.graph import AttentionSpec, Graph, WeightRef
+from ..kernels.arrays import Array, address, floats, tensor
+from ..kernels.model import Model, Prepared
+from ..kernels.operators import Operators, RopeTable
+from ..kernels.rope import rope_table
+from ..kernels.weights import (
+    BlockWeight,
+    DenseWeight,
+    Fp8Weight,
+    PackedWeight,
+    PanelWeight,
+    StackedWeight,
+    TiledWeight,
+    Weight,
+)
+from .weight_source import Matrix, WeightSource
+
+if TYPE_CHECKING:
+    import torch
+
+HEAD = "lm_head.weight"
+
+
+def prepare(
+    graph: Graph,
+    source: WeightSource,
+    operators: Operators,
+    *,
+    device: str,
+    dtype: str,
+    max_context: int,
+) -> Model:
+    """The model of `graph` with the weights of `source`, which is empty afterwards.
+
+    `device` is where vectors and tensors go, `dtype` that of vectors there; rope tables reach to
+    `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over.
+    """
+    preparing = _Preparing(source, operators, device, dtype)
+    if HEAD not in graph.tensors():
+        # Some checkpoints carry a copy of a tied table along.
+        source.discard(HEAD)
+    for ref in _in_order(graph):
+        preparing.add(ref)
+    source.finish()
+    for spec in graph.attentions():
+        if isinstance(spec, AttentionSpec) and spec.rope is not None:
+            preparing.rope(spec.rope, spec.size, max_context)
+    return Model(graph, preparing.made)
+
+
+def _in_order(graph: Graph) -> list[WeightRef]:
+    """The two ends first: where they are one tensor, it is taken once. Then as they are used."""
+    refs = list(graph.weights())
+    ends = [ref for ref in refs if ref.role in ("embed", "logits")]
+    return [*ends, *(ref for ref in refs if ref.role not in ("embed", "logits"))]
+
+
+class _Preparing:
+    def __init__(self, source: WeightSource, operators: Operators, device: str, dtype: str) -> None:
+        self.made = Prepared()
+        self._source, self._operators = source, operators
+        self._device, self._dtype = device, dtype
+        self._ends: dict[str, Matrix] = {}
+        """Matrices of the two ends, by name: a tied table is both."""
+        self._seen: set[int] = set()
+        self._dequantise = Expansion()
+
+    def add(self, ref: WeightRef) -> None:
+        if ref.role == "vector":
+            self.made.by_key[ref.key] = self._vector(ref)
+        elif ref.copies > 1:
+            copies = [self._matrix(ref.copy(number)) for number in range(ref.copies)]
+            self.made.by_key[ref.key] = copies
+        else:
+            self.made.by_key[ref.key] = self._matrix(ref)
+
+    def rope(self, rope: Rope, size: int, positions: int) -> None:
+        """The table of a rope, made once for all layers that share it."""
+        if (rope, size) not in self.made.ropes:
+            table: Sequence[Array] = rope_table(rope, size, positions)
+            if not self._operators.host:
+                table = [tensor(each).to(self._device) for each in table]
+            self.made.ropes[rope, size] = RopeTable(*table)
+
+    def _vector(self, ref: WeightRef) -> Array:
+        """One or several, one after the other, in the model's dtype on its device."""
+        parts = [self._source.take_vector(*part) for part in zip(ref.names, ref.rows, strict=True)]
+        vector: Array
+        if self._operators.host:
+            vector = np.concatenate([floats(part) for part in parts])
+        else:
+            import torch  # Local, as wherever arrays of the host will do for a CPU.
+
+            dtype = getattr(torch, self._dtype)
+            vector = torch.cat([tensor(part).to(self._device, dtype) for part in parts])
+        self.made.nbytes += vector.nbytes
+        return vector
+
+    def _matrix(self, ref: WeightRef) -> Weight:
+        """One matrix, or several stacked, in the form that the role wants."""
+        parts = tuple(
+            self._take(name, rows, ref) for name, rows in zip(ref.names, ref.rows, strict=True)
+        )
+        weight: Weight = parts[0] if len(parts) == 1 else StackedWeight(parts)
+        assert ref.role != "vector"
+        prepared = self._operators.prepare(weight, ref.role, self._dequantise)
+        for array in weight_arrays(prepared):
+            if address(array) not in self._seen:
+                self._seen.add(address(array))
+                self.made.nbytes += array.nbytes
+        return prepared
+
+    def _take(self, name: str, rows: int, ref: WeightRef) -> Matrix:
+        """A matrix as the file holds it, on the model's device."""
+        if name in self._ends:
+            return self._ends[name]
+        taken = self._place(self._source.take_matrix(name, rows, ref.width))
+        if ref.role in ("embed", "logits"):
+            self._ends[name] = taken
+        return taken
+
+    def _place(self, weight: Matrix) -> Matrix:
+        if self._operators.host:
+            return weight
+        if isinstance(weight, DenseWeight | BlockWeight):
+            return replace(weight, data=tensor(weight.data).to(self._device))
+        if isinstance(weight, PackedWeight):
+            offsets = weight.offsets
+            return replace(
+                weight,
+                codes=weight.codes.to(self._device),
+                scales=weight.scales.to(self._device),
+                offsets=None if offsets is None else offsets.to(self._device),
+            )
+        return Fp8Weight(weight.data.to(self._device), weight.scales.to(self._device))
+
+
+class Expansion:
+    """`quant` for one model's weights: see `kernels.operators.Dequantise`."""
+
+    def __init__(self) -> None:
+        self._last: tuple[BlockWeight, DenseWeight] | None = None
+
+    def __call__(self, weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
+        from ..quant.ggml import dequantise  # Local: it computes on tensors.
+
+        # A tied table is prepared twice in a row, and shared so.
+        if self._last is None or self._last[0] is not weight:
+            self._last = (weight, DenseWeight(dequantise(weight, dtype)))
+        return self._last[1]
+
+    def unpack(self, weight: BlockWeight) -> PackedWeight:
+        from ..quant.rows import unpack  # Local, as above.
+
+        return unpack(weight)
+
+
+def weight_arrays(weight: Weight) -> list[Array]:
+    """Every array that a weight is made of."""
+    if isinstance(weight, StackedWeight):
+        return [array for part in weight.parts for array in weight_arrays(part)]
+    if isinstance(weight, DenseWeight | BlockWeight | PanelWeight):
+        return [weight.data]
+    if isinstance(weight, Fp8Weight):
+        return [weight.data, weight.scales]
+    if isinstance(weight, TiledWeight):
+        return [weight.codes, weight.pairs, weight.factors]
+    assert isinstance(weight, PackedWeight)
+    extra = [] if weight.offsets is None else [weight.offsets]
+    return [weight.codes, weight.scales, *extra]
