@@ -41,10 +41,12 @@ from .routes.files.route import router as files
 from .routes.health.route import router as health
 from .routes.invocations.route import router as invocations
 from .routes.kserve.route import router as kserve
+from .routes.llamacpp.route import router as llamacpp
 from .routes.messages.route import router as messages
 from .routes.metrics.route import router as metrics
 from .routes.models.route import router as models
 from .routes.nim.route import router as nim
+from .routes.ollama.route import router as ollama
 from .routes.operate.route import router as operate
 from .routes.rerank.route import router as rerank
 from .routes.responses.route import router as responses
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
 ROUTERS = (
     chat, completions, embeddings, responses, messages, models, tokenize, rerank, score, files,
     batches,
-    health, metrics, version, nim, kserve, invocations, stats, adapters, page,
+    health, metrics, version, nim, kserve, invocations, ollama, llamacpp, stats, adapters, page,
 )  # fmt: skip
 OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats)
 

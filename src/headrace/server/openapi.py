@@ -76,6 +76,9 @@ FOREIGN = {
 }
 """What every route that changes something may answer (`origin`)."""
 
+OWN_ERRORS = {"/v1/messages": "AnthropicError", "/api/": "OllamaError"}
+"""Paths whose errors have a shape of their own, and its name in the document."""
+
 READ_ERRORS = (404, 503)
 """What a route without a body may answer."""
 
@@ -191,8 +194,9 @@ def _secure(schema: dict[str, Any], closed: Callable[[str], bool]) -> None:
     for path, operations in schema["paths"].items():
         if not closed(path):
             continue
-        shape = {"schema": {"$ref": "#/components/schemas/AnthropicError"}}
-        content = {"application/json": shape if path.startswith("/v1/messages") else reference}
+        own = next((name for root, name in OWN_ERRORS.items() if path.startswith(root)), None)
+        shape = {"schema": {"$ref": f"#/components/schemas/{own}"}} if own else reference
+        content = {"application/json": shape}
         for operation in operations.values():
             operation["security"] = [{"key": []}]
             for status, words in ((401, "No key, or an unknown one."), (403, "Not for this key.")):

@@ -8,14 +8,19 @@ from ..base.errors import HeadraceError
 from .connection import openai_error_frame
 from .errors import error_body, error_response
 from .routes.messages.serve import error_reply, error_value
+from .routes.ollama.reply import error_line
+from .routes.ollama.reply import error_reply as ollama_reply
 from .wire import named_frame
 
 ANTHROPIC = "/v1/messages"
 RESPONSES = "/v1/responses"
+OLLAMA = "/api"
 
 
 def refusal(path: str, error: HeadraceError) -> Response:
     """The error as the clients of this path read it."""
+    if _below(OLLAMA, path):
+        return ollama_reply(error)
     return error_reply(error) if _below(ANTHROPIC, path) else error_response(error)
 
 
@@ -23,6 +28,8 @@ def last_frame(path: str, error: HeadraceError) -> bytes:
     """The error that ends a stream of this path."""
     if _below(ANTHROPIC, path):
         return named_frame("error", error_value(error))
+    if _below(OLLAMA, path):
+        return error_line(error)
     if _below(RESPONSES, path):
         return named_frame("error", {"type": "error", **error_body(error)["error"]})
     return openai_error_frame(error)

@@ -22,7 +22,9 @@ class CompletionBody(FormFields):
     add_special_tokens: bool | None = Field(
         None, description="false: do not put the model's begin-of-text before a text."
     )
-    suffix: Any = unsupported("")
+    suffix: str | None = Field(
+        None, description="Text after the gap: the answer is what is missing between the two."
+    )
     return_tokens_as_token_ids: Any = unsupported(False)
 
 

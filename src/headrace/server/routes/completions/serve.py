@@ -16,7 +16,9 @@ from ....base.sampling import SamplingParams
 from ...caller import CALLER, engine_id
 from ...connection import EventStream, while_connected
 from ...generation import Usage, deltas
+from ...infill import infill_prompt
 from ...logprobs import CompletionLogprobs, prompt_logprobs
+from ...prompts import check_ids
 from ...wire import DONE, frame, json_response
 from .schema import CompletionBody
 
@@ -45,6 +47,8 @@ class Completion:
         """`echo` without a token: scores of the prompt, as evaluation harnesses ask for them."""
         self.prompts: list[list[int]] = []
         self.texts: list[str] = []
+        self.ends: tuple[int, ...] = ()
+        """Further tokens that end an answer."""
         self.grammar: str | None = None
         self.usage = Usage()
 
@@ -75,16 +79,32 @@ class Completion:
         if len(items) > MAX_PROMPTS:
             raise InvalidRequest(f"at most {MAX_PROMPTS} prompts are allowed", param="prompt")
         raw = self.body.add_special_tokens is not False
+        if self.body.suffix:
+            await self._fill(items, self.body.suffix)
+            return
         for item in items:
             if isinstance(item, str):
                 self.prompts.append(await self.service.encode(item, raw=raw))
                 self.texts.append(item)
                 continue
-            self._check_ids(item)
+            check_ids(self.service, item, "prompt")
             self.prompts.append(item)
             if self.echo:
                 decode = self.service.engine.tokenizer.decode
                 self.texts.append(decode(item, skip_special=False))
+
+    async def _fill(self, items: list[Any], suffix: str) -> None:
+        """The same for texts before a gap."""
+        if self.only_prompt or self.body.prompt_logprobs is not None:
+            raise InvalidRequest("a gap's prompt has no scores", param="suffix")
+        for item in items:
+            if not isinstance(item, str):
+                raise InvalidRequest("with suffix the prompt must be text", param="prompt")
+            ids, self.ends = await infill_prompt(
+                self.service, item, suffix, param="suffix", output=self.body.max_tokens
+            )
+            self.prompts.append(ids)
+            self.texts.append(item)
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
@@ -92,16 +112,9 @@ class Completion:
             self.grammar = await asyncio.to_thread(self.body.form)
             self.service.check_grammar(self.grammar)
 
-    def _check_ids(self, ids: list[int]) -> None:
-        size = self.service.vocab_size
-        wrong = next((token for token in ids if not 0 <= token < size), None)
-        if wrong is not None:
-            raise InvalidRequest(
-                f"token ids must be from 0 to {size - 1}, not {wrong}", param="prompt"
-            )
-
     def submit(self, sampling: SamplingParams) -> list[OutputStream]:
         """One stream per prompt; none stays behind where one is refused."""
+        sampling.stop_token_ids = [*sampling.stop_token_ids, *self.ends]
         streams: list[OutputStream] = []
         try:
             for index, prompt in enumerate(self.prompts):

@@ -15,6 +15,7 @@ from ....base.errors import InvalidRequest
 from ....engine.pairs import Input, cut_limit
 from ...connection import while_connected
 from ...generation import Usage
+from ...prompts import check_ids
 from ...vectors import check_vectors, vectors
 from ...wire import json_response
 from .schema import EmbeddingBody
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 async def serve(service: Service, request: Request, body: EmbeddingBody) -> Response:
     service.check_model(body.model)
     check_vectors(service, pairs=False)
-    size = _dimensions(service, body.dimensions)
+    size = dimensions_of(service, body.dimensions)
     limit = cut_limit(body.truncate_prompt_tokens, service.engine.max_context)
     # In a thread: a long list would hold up the streams.
     inputs = await asyncio.to_thread(_inputs, service, body, limit)
@@ -43,7 +44,7 @@ async def serve(service: Service, request: Request, body: EmbeddingBody) -> Resp
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": _encoded(_shortened(vector, size), body.encoding_format),
+                "embedding": _encoded(shortened(vector, size), body.encoding_format),
             }
             for index, vector in enumerate(found)
         ]
@@ -55,7 +56,8 @@ async def serve(service: Service, request: Request, body: EmbeddingBody) -> Resp
     return await while_connected(request.receive, whole())
 
 
-def _dimensions(service: Service, wish: int | None) -> int | None:
+def dimensions_of(service: Service, wish: int | None) -> int | None:
+    """The wish, checked; None: whole vectors. Raises `InvalidRequest`."""
     files = service.engine.files
     hidden = files.arch.hidden
     if wish is None or wish == hidden:
@@ -87,14 +89,11 @@ def _ids(service: Service, item: str | list[int], limit: int | None, where: str)
             raise InvalidRequest("an input is empty", param=where)
         ids: list[int] = service.engine.tokenizer.encode_whole(item, limit=limit)
         return ids
-    size = service.vocab_size
-    wrong = next((token for token in item if not 0 <= token < size), None)
-    if wrong is not None:
-        raise InvalidRequest(f"token ids must be from 0 to {size - 1}, not {wrong}", param=where)
+    check_ids(service, item, where)
     return item[:limit]
 
 
-def _shortened(vector: list[float], size: int | None) -> list[float]:
+def shortened(vector: list[float], size: int | None) -> list[float]:
     """The first `size` of it, at length one again."""
     if size is None:
         return vector

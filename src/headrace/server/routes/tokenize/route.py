@@ -11,6 +11,7 @@ from ...body import converted
 from ...entry import entered
 from ...logprobs import token_text
 from ...openapi import replies, takes
+from ...prompts import check_ids
 from ...service import Service
 from ...wire import json_response
 from ..chat.request import Chat
@@ -60,10 +61,7 @@ async def detokenize(request: Request) -> Response:
     """The text of ids, special tokens included."""
     service, body = await entered(request, DetokenizeBody)
     service.check_model(body.model)
-    size = service.vocab_size
-    wrong = next((token for token in body.tokens if not 0 <= token < size), None)
-    if wrong is not None:
-        raise InvalidRequest(f"token ids must be from 0 to {size - 1}, not {wrong}", param="tokens")
+    check_ids(service, body.tokens, "tokens")
     decode = service.engine.tokenizer.decode
     text = await asyncio.to_thread(decode, body.tokens, skip_special=False)
     return json_response({"prompt": text})

@@ -1,0 +1,64 @@
+"""The prompt that asks a code model for what is missing between two texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..base.errors import ContextOverflow, InvalidRequest
+from ..text.infill import Infill, plain_encoder
+from .errors import coded
+
+if TYPE_CHECKING:
+    from .service import Service
+
+
+def infill_of(service: Service) -> Infill | None:
+    """The marks of the served model, where it has them."""
+    engine = service.engine
+    return Infill.of(engine.tokenizer, engine.files.tokenizer)
+
+
+async def infill_prompt(
+    service: Service,
+    prefix: str,
+    suffix: str,
+    *,
+    param: str,
+    extra: Sequence[tuple[str, str]] = (),
+    written: str = "",
+    output: int | None = None,
+) -> tuple[list[int], tuple[int, ...]]:
+    """(token ids, ids that end the answer beside the model's own).
+
+    `extra`: (file name, text) of other files, cut from their begin to what fits beside `output`
+    tokens. Raises `InvalidRequest` where the model was not made for it, `ContextOverflow` where
+    prefix and suffix alone do not fit.
+    """
+    engine = service.engine
+    marks = infill_of(service)
+    if marks is None:
+        raise coded(
+            InvalidRequest(
+                f"{service.name!r} was not trained to fill gaps: it has no tokens that mark them",
+                param=param,
+            ),
+            "unsupported_parameter",
+        )
+    most = engine.max_context
+    texts = (prefix, suffix, written)
+    if any(len(text) > most and engine.tokenizer.fewest(text) > most for text in texts):
+        raise ContextOverflow(
+            f"prefix and suffix are more tokens than the {most} that fit in the context",
+            param=param,
+        )
+    encode = plain_encoder(engine.tokenizer, marks)
+    # Of the files, so many characters from the end as may fit.
+    allowed = 16 * most
+    files = [(name[:1000], text[-allowed:]) for name, text in extra][-64:]
+    ids = await asyncio.to_thread(
+        marks.prompt, encode, prefix, suffix, start=engine.tokenizer.vocabulary.prefix_ids,
+        extra=files, room=most - min(output or most // 4, most // 2), written=written,
+    )  # fmt: skip
+    return ids, marks.ends

@@ -1,0 +1,115 @@
+"""Bodies of llama.cpp's native routes."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from ...fields import Body, Integer, inert, unsupported
+
+
+class NativeFields(Body):
+    """Its sampling fields and how its slots run."""
+
+    model: str | None = None
+    n_predict: Integer | None = Field(None, description="-1, -2: to the end of the context.")
+    max_tokens: Integer | None = Field(None, description="The same.")
+    n_indent: Integer | None = Field(
+        None, ge=0, description="The answer ends before a line that is indented less."
+    )
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: Integer | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = Field(None, description="repetition_penalty.")
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Integer | None = Field(None, description="-1: none.")
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    json_schema: dict[str, Any] | None = None
+    return_tokens: bool | None = None
+    response_fields: list[str] | None = Field(
+        None, max_length=64, description="Only these of the answer; a/b takes b out of a."
+    )
+
+    cache_prompt: Any = inert("equal prefixes are always shared")
+    id_slot: Any = inert("there are no slots")
+    n_keep: Any = inert("nothing is dropped from a context")
+    n_discard: Any = inert("nothing is dropped from a context")
+    n_cache_reuse: Any = inert("equal prefixes are always shared")
+    repeat_last_n: Any = inert("penalties see the whole text")
+    samplers: Any = inert("the filters have one order")
+    min_keep: Any = inert("the most likely token is always kept")
+    t_max_prompt_ms: Any = inert("a request has no time of its own")
+    t_max_predict_ms: Any = inert("a request has no time of its own")
+    timings_per_token: Any = inert("timings come with the end")
+    return_progress: Any = inert("timings come with the end")
+    post_sampling_probs: Any = inert("no probabilities are sent")
+    mirostat_tau: Any = inert("mirostat is off")
+    mirostat_eta: Any = inert("mirostat is off")
+    dynatemp_exponent: Any = inert("the temperature is fixed")
+    xtc_threshold: Any = inert("xtc is off")
+    dry_base: Any = inert("dry is off")
+    dry_allowed_length: Any = inert("dry is off")
+    dry_penalty_last_n: Any = inert("dry is off")
+    dry_sequence_breakers: Any = inert("dry is off")
+    adaptive_decay: Any = inert("the adaptive target is off")
+    mirostat: Any = unsupported(0)
+    dynatemp_range: Any = unsupported(0, 0.0)
+    typical_p: Any = unsupported(1, 1.0)
+    top_n_sigma: Any = unsupported(-1, -1.0)
+    xtc_probability: Any = unsupported(0, 0.0)
+    dry_multiplier: Any = unsupported(0, 0.0)
+    adaptive_target: Any = unsupported(-1, -1.0)
+    n_probs: Any = unsupported(0)
+    n_cmpl: Any = unsupported(1)
+    logit_bias: Any = unsupported([])
+    grammar: Any = unsupported("")
+    lora: Any = unsupported([])
+
+
+class ExtraFile(Body):
+    filename: str = Field("", max_length=4096)
+    text: str
+    time: Any = inert("files are taken in their order")
+
+
+class InfillBody(NativeFields):
+    input_prefix: str = Field("", description="Text before the gap.")
+    input_suffix: str = Field("", description="Text after it.")
+    input_extra: list[ExtraFile] | None = Field(None, max_length=1024)
+    prompt: str | None = Field(None, description="How what is missing begins.")
+
+
+class NativeBody(NativeFields):
+    prompt: str | list[Integer]
+
+
+class Timings(TypedDict):
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+class NativeReply(TypedDict):
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    model: NotRequired[str]
+    tokens_predicted: NotRequired[int]
+    tokens_evaluated: NotRequired[int]
+    tokens_cached: NotRequired[int]
+    prompt: NotRequired[str]
+    truncated: NotRequired[bool]
+    stop_type: NotRequired[str]
+    stopping_word: NotRequired[str]
+    timings: NotRequired[Timings]

@@ -1,0 +1,1 @@
+"""`/api/*`: Ollama's interface, for its clients and editors, over the same chat and vectors."""

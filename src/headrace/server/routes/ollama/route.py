@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ....base.errors import InvalidRequest
+from ...entry import entered
+from ...openapi import replies, takes
+from ...service import of
+from ...wire import json_response
+from . import about, serve
+from .convert import plain_name
+from .reply import error_reply
+from .schema import (
+    EmbedBody,
+    EmbeddingsBody,
+    EmbeddingsReply,
+    EmbedReply,
+    GenerateBody,
+    GenerateReply,
+    OllamaChatBody,
+    OllamaChatReply,
+    OllamaError,
+    PsReply,
+    ShowBody,
+    ShowReply,
+    TagsReply,
+    VersionReply,
+)
+
+router = APIRouter(tags=["Ollama"])
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _answers(model: Any, *, lines: bool = False, body: bool = True) -> dict[int | str, Any]:
+    found = replies(model, body=body, error=OllamaError)
+    if lines:
+        found[200]["content"] = {"application/x-ndjson": {}}
+        found[200]["description"] = "The answer, or with stream (the default) its lines."
+    return found
+
+
+def _own_errors(endpoint: Endpoint) -> Endpoint:
+    """Errors of this endpoint have Ollama's shape."""
+
+    @wraps(endpoint)
+    async def wrapper(request: Request) -> Response:
+        request.scope["headrace.error_reply"] = error_reply
+        return await endpoint(request)
+
+    return wrapper
+
+
+@router.get("/api/version", responses=_answers(VersionReply, body=False))
+@_own_errors
+async def version(request: Request) -> Response:
+    """The version of Ollama whose interface this is."""
+    return json_response({"version": about.INTERFACE})
+
+
+@router.get("/api/tags", responses=_answers(TagsReply, body=False))
+@_own_errors
+async def tags(request: Request) -> Response:
+    """The model and its adapters."""
+    service = of(request)
+    models = [about.listed(service, name) for name in about.names(service)]
+    return json_response({"models": models})
+
+
+@router.get("/api/ps", responses=_answers(PsReply, body=False))
+@_own_errors
+async def ps(request: Request) -> Response:
+    """The same: what is served is loaded."""
+    service = of(request)
+    models = [about.loaded(service, name) for name in about.names(service)]
+    return json_response({"models": models})
+
+
+@router.post("/api/show", responses=_answers(ShowReply))
+@takes(ShowBody)
+@_own_errors
+async def show(request: Request) -> Response:
+    """What is known of the model."""
+    service, body = await entered(request, ShowBody)
+    name = body.model or body.name
+    if not name:
+        raise InvalidRequest("model is required", param="model")
+    service.check_model(plain_name(name), adapters=True)
+    return json_response(about.show(service))
+
+
+@router.post("/api/chat", responses=_answers(OllamaChatReply, lines=True))
+@takes(OllamaChatBody)
+@_own_errors
+async def chat(request: Request) -> Response:
+    """Answer a conversation."""
+    service, body = await entered(request, OllamaChatBody)
+    return await serve.chat(service, request, body)
+
+
+@router.post("/api/generate", responses=_answers(GenerateReply, lines=True))
+@takes(GenerateBody)
+@_own_errors
+async def generate(request: Request) -> Response:
+    """Answer a prompt, continue it (raw), or fill the gap before a suffix."""
+    service, body = await entered(request, GenerateBody)
+    return await serve.generate(service, request, body)
+
+
+@router.post("/api/embed", responses=_answers(EmbedReply))
+@takes(EmbedBody)
+@_own_errors
+async def embed(request: Request) -> Response:
+    """The vectors of one or more texts."""
+    service, body = await entered(request, EmbedBody)
+    texts = [body.input] if isinstance(body.input, str) else list(body.input or ())
+    if not texts:
+        service.check_model(plain_name(body.model))
+        took = {"total_duration": 0, "load_duration": 0, "prompt_eval_count": 0}
+        return json_response({"model": body.model, "embeddings": [], **took})
+    found, took = await serve.embed(service, request, body, texts)
+    kept = ("total_duration", "load_duration", "prompt_eval_count")
+    times = {name: took[name] for name in kept}
+    return json_response({"model": body.model, "embeddings": found, **times})
+
+
+@router.post("/api/embeddings", responses=_answers(EmbeddingsReply))
+@takes(EmbeddingsBody)
+@_own_errors
+async def embeddings(request: Request) -> Response:
+    """The vector of one text (older than `/api/embed`)."""
+    service, body = await entered(request, EmbeddingsBody)
+    if not body.prompt:
+        service.check_model(plain_name(body.model))
+        return json_response({"embedding": []})
+    (found,), _ = await serve.embed(service, request, body, [body.prompt])
+    return json_response({"embedding": found})

@@ -1,0 +1,225 @@
+"""Bodies of Ollama's `/api/*` and what of them has no effect here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from ...fields import Body, Integer, inert, unsupported
+
+Think = bool | Literal["low", "medium", "high"]
+
+
+class Options(Body):
+    """Ollama's `options`: sampling, and how its own runner loads a model."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Integer | None = None
+    min_p: float | None = None
+    seed: Integer | None = None
+    num_predict: Integer | None = Field(None, description="-1, -2: to the end of the context.")
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = Field(None, description="repetition_penalty.")
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    repeat_last_n: Any = inert("penalties see the whole text")
+    penalize_newline: Any = inert("penalties see every token")
+    num_keep: Any = inert("nothing is dropped from a context")
+    num_ctx: Any = inert("the context is a matter of the server's start")
+    num_batch: Any = inert("how the model runs was decided at start")
+    num_gpu: Any = inert("how the model runs was decided at start")
+    main_gpu: Any = inert("how the model runs was decided at start")
+    num_thread: Any = inert("how the model runs was decided at start")
+    numa: Any = inert("how the model runs was decided at start")
+    low_vram: Any = inert("how the model runs was decided at start")
+    f16_kv: Any = inert("how the model runs was decided at start")
+    vocab_only: Any = inert("how the model runs was decided at start")
+    use_mmap: Any = inert("how the model runs was decided at start")
+    use_mlock: Any = inert("how the model runs was decided at start")
+    embedding_only: Any = inert("how the model runs was decided at start")
+    draft_num_predict: Any = inert("drafts do not change an answer")
+    logits_all: Any = inert("logits are not part of the answer")
+    mirostat_tau: Any = inert("mirostat is off")
+    mirostat_eta: Any = inert("mirostat is off")
+    mirostat: Any = unsupported(0)
+    tfs_z: Any = unsupported(1.0, 1)
+    typical_p: Any = unsupported(1.0, 1)
+
+
+class Asked(Body):
+    """What every request names."""
+
+    model: str = Field(min_length=1, max_length=512)
+    keep_alive: Any = inert("the one model stays for as long as the server runs")
+
+
+class CalledFunction(Body):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    description: str | None = None
+    index: Integer | None = None
+
+
+class Called(Body):
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction
+
+
+class OllamaMessage(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = Field(None, description="Refused by name where not empty.")
+    tool_calls: list[Called] | None = None
+    tool_name: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class Spoken(Asked):
+    """What chat and generate share."""
+
+    stream: bool | None = Field(None, description="Lines of JSON as it comes (default true).")
+    format: str | dict[str, Any] | None = Field(None, description='"json", or a JSON schema.')
+    options: Options | None = None
+    think: Think | None = None
+    truncate: Any = inert("a prompt that does not fit is an error")
+    shift: Any = inert("an answer ends at the end of the context")
+    logprobs: Any = unsupported(False)
+    top_logprobs: Any = unsupported(0)
+
+
+class OllamaChatBody(Spoken):
+    messages: list[OllamaMessage] = Field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateBody(Spoken):
+    prompt: str | None = None
+    suffix: str | None = Field(None, description="Text after the gap; the answer fills it.")
+    system: str | None = None
+    raw: bool | None = Field(None, description="true: the prompt goes in as it is.")
+    context: list[Integer] | None = Field(None, description="The `context` of an earlier answer.")
+    images: list[Any] | None = Field(None, description="Refused by name where not empty.")
+    template: Any = unsupported("")
+
+
+class EmbedBody(Asked):
+    input: str | list[str] | None = None
+    truncate: bool | None = Field(None, description="Cut what is too long (default true).")
+    dimensions: Integer | None = None
+    options: Options | None = None
+
+
+class EmbeddingsBody(Asked):
+    """Of the older `/api/embeddings`."""
+
+    prompt: str | None = None
+    options: Options | None = None
+
+
+class ShowBody(Body):
+    model: str | None = Field(None, max_length=512)
+    name: str | None = Field(None, max_length=512, description="Older name of model.")
+    verbose: Any = inert("no tensors are listed")
+    system: Any = inert("there are no modelfiles")
+    template: Any = inert("there are no modelfiles")
+    options: Any = inert("there are no modelfiles")
+
+
+class Details(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Listed(TypedDict):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class TagsReply(TypedDict):
+    models: list[Listed]
+
+
+class Loaded(TypedDict):
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class PsReply(TypedDict):
+    models: list[Loaded]
+
+
+class ShowReply(TypedDict):
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class VersionReply(TypedDict):
+    version: str
+
+
+class Durations(TypedDict):
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
+class OllamaChatReply(Durations):
+    message: dict[str, Any]
+
+
+class GenerateReply(Durations):
+    response: str
+    thinking: NotRequired[str]
+    context: NotRequired[list[int]]
+
+
+class EmbedReply(TypedDict):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingsReply(TypedDict):
+    embedding: list[float]
+
+
+class OllamaError(TypedDict):
+    """The body of an answer whose status is 400 or more, under `/api`."""
+
+    error: str
