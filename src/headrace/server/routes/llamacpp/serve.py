@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ....base.request import OutputDelta
 from ...body import converted
+from ...caller import CALLER, engine_id
 from ...connection import EventStream, while_connected
 from ...form import FormFields
 from ...generation import Usage, deltas
@@ -72,7 +73,8 @@ class Native:
         stream = self.service.engine.submit(
             self.prompt,
             self.sampling,
-            request_id=f"native-{scope['headrace.request_id']}",
+            request_id=engine_id(f"native-{scope['headrace.request_id']}"),
+            cache_salt=CALLER.get().salt(None),
             adapter=self.service.adapter(self.body.model),
             grammar=grammar,
         )

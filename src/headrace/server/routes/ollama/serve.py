@@ -187,7 +187,7 @@ async def embed(
     found = await while_connected(
         request.receive,
         vectors(
-            service, inputs, request_id=f"embd-{request.scope['headrace.request_id']}",
+            service, inputs, "vector", request_id=f"embd-{request.scope['headrace.request_id']}",
             priority=0, usage=usage, param="input",
         ),
     )  # fmt: skip
