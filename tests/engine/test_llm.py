@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +13,16 @@ from typing import Any
 import pytest
 import tiny_model
 from engine_fakes import FAKE, OPTIONS, continuation
+from safetensors.numpy import load_file, save_file
 
 from headrace import LLM, SamplingParams
-from headrace.base.errors import ContextOverflow, EngineDead, InvalidRequest, OptionError
+from headrace.base.errors import (
+    ContextOverflow,
+    EngineDead,
+    InvalidRequest,
+    ModelFileError,
+    OptionError,
+)
 from headrace.base.request import RequestOutput
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.multiproc import MultiprocExecutor
@@ -216,3 +226,123 @@ def test_a_dead_worker_process_is_an_error_at_once(options: dict[str, Any]) -> N
             dying.generate([65, CRASH], greedy(3))
         with pytest.raises(EngineDead, match="exited with code 9"):
             dying.generate([65], greedy(3))
+
+
+def test_closing_ends_a_call_of_another_thread(options: dict[str, Any]) -> None:
+    llm = LLM(**options)
+    working, ended = threading.Event(), []
+
+    def work() -> None:
+        try:
+            llm.generate(["long"] * 8, greedy(400), on_delta=lambda _: working.set())
+        except EngineDead as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert working.wait(30)
+    llm.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert ended
+    with pytest.raises(InvalidRequest, match="closed"):
+        llm.generate("more", greedy(1))
+
+
+def test_a_callback_cannot_make_a_call(llm: LLM) -> None:
+    def again(_: Any) -> None:
+        llm.generate("inner", greedy(2))
+
+    with pytest.raises(InvalidRequest, match="on_delta"):
+        llm.generate("outer", greedy(2), on_delta=again)
+    assert len(ids(llm.generate("after", greedy(2)))[0]) == 2
+
+
+def test_a_callback_may_close(options: dict[str, Any]) -> None:
+    llm = LLM(**options)
+    with pytest.raises(EngineDead, match="closed"):
+        llm.generate("one", greedy(50), on_delta=lambda _: llm.close())
+    with pytest.raises(InvalidRequest, match="closed"):
+        llm.generate("more", greedy(1))
+
+
+FORKING = """
+import os, sys, signal
+from headrace import LLM, SamplingParams
+from headrace.base.errors import InvalidRequest
+
+llm = LLM(**{options!r})
+before = llm.generate("one", SamplingParams(max_tokens=2))
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        llm.generate("one", SamplingParams(max_tokens=2))
+    except InvalidRequest as error:
+        assert "fork" in error.message, error
+        llm.close()
+        sys.exit(7)
+    sys.exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+llm.generate("one", SamplingParams(max_tokens=2))
+llm.close()
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_forked_child_is_told(options: dict[str, Any], threads: int) -> None:
+    code = FORKING.format(options={**options, "threads": threads})
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.split()) == (0, ["7"]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("threads", 100_000), ("threads", 1.5), ("max_context", "100"), ("block_size", None),
+     ("kv_memory", 10**6), ("prefix_cache", 1)],
+)  # fmt: skip
+def test_options_of_a_wrong_kind_are_named(
+    options: dict[str, Any], field: str, value: object
+) -> None:
+    with pytest.raises(OptionError, match=f"^{field} must be") as caught:
+        LLM(**{**options, field: value})
+    assert caught.value.param == field
+
+
+@pytest.mark.parametrize("prompt", [None, [1.5], 7, [None], [[1, "a"]]])
+def test_prompts_of_a_wrong_kind_are_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.generate(prompt, greedy(1))
+
+
+def test_the_defaults_of_vllm_are_taken(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1, stop=None, stop_token_ids=None, logit_bias=None)  # type: ignore[arg-type]
+    assert llm.generate("one", params)[0].finished
+    for wrong in ({"stop": 5}, {"stop_token_ids": 5}, {"logit_bias": [1]},
+                  {"stop_token_ids": [1] * 1025}):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=r"stop|logit_bias"):
+            llm.generate("one", SamplingParams(max_tokens=1, **wrong))
+
+
+def test_weights_that_are_no_numbers_are_refused_at_the_start(tmp_path: Any) -> None:
+    folder = tiny_model.write(tmp_path / "nan")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match="NaN"):
+        LLM(str(folder), **OPTIONS)
+
+
+def test_a_vocabulary_of_four(tmp_path: Any) -> None:
+    folder = tiny_model.write(tmp_path / "few")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 4, "eos_token_id": 3}))
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][:4].copy()
+    save_file(weights, folder / "model.safetensors")
+    with LLM(str(folder), **OPTIONS) as llm:
+        assert len(ids(llm.generate([[0, 1, 2]], greedy(3)))[0]) == 3

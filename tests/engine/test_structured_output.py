@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import InvalidRequest
 from headrace.base.request import OutputDelta
 from headrace.engine.async_engine import AsyncEngine
+from headrace.text import load_tokenizer
 from headrace.text.grammar import MAX_NUMBER, from_choice, from_lark, from_regex, from_schema
+from headrace.text.lltokenizer import grammar_tokenizer
 from headrace.worker.grammar import LIMITS, SHARED_FROM
 
 WILD: dict[str, Any] = {
@@ -319,3 +323,25 @@ def test_a_small_form_beside_eight_abandoned_huge_ones(options: dict[str, Any]) 
         time.sleep(0.01)
     compiler.close()
     assert begun[:2] in (["h0000", "small"], ["small", "h0000"])
+
+
+def test_what_ends_a_sequence_is_no_text_of_a_form(tmp_path: Path) -> None:
+    """Where the vocabulary calls the end a piece of text, it would fit inside a string."""
+    folder = tiny_model.write(tmp_path / "plain-end")
+    path = folder / "tokenizer.json"
+    state = json.loads(path.read_text())
+    for token in state["added_tokens"]:
+        token["special"] = False
+    path.write_text(json.dumps(state))
+    (folder / "tokenizer_config.json").unlink(missing_ok=True)
+    tokenizer = load_tokenizer(folder)
+    assert tiny_model.END not in tokenizer.special_ids
+    matcher = LLMatcher(
+        grammar_tokenizer(tokenizer, vocab_size=tiny_model.VOCAB, eos_ids=[tiny_model.END]),
+        from_schema({"type": "string"}, "schema"),
+    )
+    assert matcher.consume_tokens(list(b'"half'))
+    allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    bits = np.unpackbits(allowed, bitorder="little")
+    assert bits[ord("a")]
+    assert not bits[tiny_model.END]

@@ -281,6 +281,13 @@ def test_continue_final_message() -> None:
     messages = [*HI, {"role": "assistant", "content": "Once upon "}]
     text = template.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert text.endswith("<|im_start|>assistant\nOnce upon")
+    keeping = ChatTemplate(CHATML.replace(" | trim", ""))
+    assert keeping.source != CHATML
+    text = keeping.render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\nOnce upon ")  # As in transformers.
+    ended = [*HI, {"role": "assistant", "content": "<|im_end|>"}]
+    text = template.render(ended, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("<|im_start|>assistant\n<|im_end|>")
     with pytest.raises(InvalidRequest, match="add_generation_prompt"):
         template.render(messages, continue_final_message=True)
     with pytest.raises(InvalidRequest, match="with text"):
@@ -346,3 +353,23 @@ def test_tool_call_arguments_become_objects() -> None:
 def test_variables_cannot_replace_the_messages() -> None:
     text = ChatTemplate("{{ messages[0].content }}").render(HI, variables={"messages": []})
     assert text == "Hi"
+
+
+DEEPSEEK = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' and message['content'] is none %}"
+    "<|tool_calls|>{{ message['tool_calls'][0]['function']['name'] }}"
+    "{% elif message['role'] == 'assistant' %}<|Assistant|>{{ message['content'] }}"
+    "{% else %}<|User|>{{ message['content'] }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", [{"content": None}, {}])
+def test_a_template_that_tells_a_tool_call_by_its_missing_content(content: dict[str, None]) -> None:
+    call = {"function": {"name": "weather", "arguments": "{}"}}
+    messages = [*HI, {"role": "assistant", "tool_calls": [call], **content}]
+    text = ChatTemplate(DEEPSEEK).render(messages, add_generation_prompt=False)
+    assert text.endswith("<|tool_calls|>weather")
+    joined = DEEPSEEK.replace("message['content'] is none", "not message['content'] + ''")
+    text = ChatTemplate(joined).render(messages, add_generation_prompt=False)
+    assert text.endswith("<|tool_calls|>weather")

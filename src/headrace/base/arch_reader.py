@@ -273,6 +273,8 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
         key = "_sliding_window_pattern"
         pattern = fields.integer(key if fields.raw(key) is not None else key[1:], 1, 2**10)
         return [(layer + 1) % pattern != 0 for layer in range(layers)]
+    if family == "qwen3_moe":
+        return [True] * layers  # transformers reads no max_window_layers there.
     if family.startswith("qwen"):
         first = fields.integer("max_window_layers", 0, 2**10, 28)
         return [layer >= first for layer in range(layers)]

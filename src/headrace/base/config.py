@@ -8,6 +8,7 @@ An option earns its place here with a measurement; anything for debugging is in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -92,7 +93,9 @@ class EngineOptions:
         "Where the worker runs: in the engine's process or in one of its own.",
         choices=("inline", "multiproc"),
     )
-    threads: int | None = option(None, "CPU threads of the worker; none: the affinity mask.", low=1)
+    threads: int | None = option(
+        None, "CPU threads of the worker; none: the affinity mask.", low=1, high=1024
+    )
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")
     keep_packed: bool = option(
@@ -172,10 +175,33 @@ class Decision:
     reason: str
 
 
+_TYPES: dict[str, Callable[[object], bool]] = {
+    "None": lambda value: value is None,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+}
+_WORDS = {
+    "None": "None",
+    "str": "text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+}
+
+
 def verify_options(options: Any) -> None:
     """Hold every field of an options record against its metadata's rules."""
     for spec in fields(options):
         value, rules = getattr(options, spec.name), spec.metadata
+        allowed_types = str(spec.type).split(" | ")
+        if not any(_TYPES[name](value) for name in allowed_types):
+            raise OptionError(
+                f"{spec.name} must be {' or '.join(_WORDS[name] for name in allowed_types)}, "
+                f"not {value!r:.80}",
+                param=spec.name,
+            )
         if value is None:
             continue
         if "choices" in rules and value not in rules["choices"]:

@@ -13,6 +13,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKENS = 1024
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: the quotient would overflow float32."""
 
@@ -23,7 +24,8 @@ class SamplingParams:
 
     `max_tokens=None` means up to the end of the context. `logprobs=k` returns the chosen token's
     log-probability and the k most likely (of the raw distribution, before temperature and
-    filters); `prompt_logprobs=k` the same for each prompt token but the first.
+    filters); `prompt_logprobs=k` the same for each prompt token but the first. `None` for
+    `stop`, `stop_token_ids` or `logit_bias` is the same as none of them.
     `seed` makes the text a function of prompt and parameters alone, whatever the batch.
     """
 
@@ -53,6 +55,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        # As vLLM's own defaults are.
+        self.stop = [] if self.stop is None else self.stop
+        self.stop_token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        self.logit_bias = {} if self.logit_bias is None else self.logit_bias
 
     @property
     def greedy(self) -> bool:
@@ -84,6 +90,17 @@ class SamplingParams:
                 _integer(name, value, 0, MAX_LOGPROBS)
         if self.thinking_token_budget is not None:
             _integer("thinking_token_budget", self.thinking_token_budget, 0, 2**31 - 1)
+        for name, kind, words in (
+            ("stop", list | tuple, "a list of texts"),
+            ("stop_token_ids", list | tuple, "a list of token ids"),
+            ("logit_bias", dict, "a dictionary of token ids and numbers"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidRequest(f"{name} must be {words}", param=name)
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"at most {MAX_STOP_TOKENS} stop tokens are allowed", param="stop_token_ids"
+            )
         if len(self.stop) > MAX_STOPS:
             raise InvalidRequest(f"at most {MAX_STOPS} stop strings are allowed", param="stop")
         for text in self.stop:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from ..base import environment
 from ..base.config import Decision, EngineOptions
-from ..base.errors import EngineFault
+from ..base.errors import EngineFault, ModelFileError
 from ..base.facts import WorkerFacts
 from ..base.hardware import cpu, hardware
 from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
-from ..base.request import Request
+from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
+from ..base.step import Scores, Vector
 from ..kv import KvManager
 from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
@@ -122,7 +124,13 @@ def build(
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
-            prove(core, memory.max_context, generates=not encoder, features=facts.features)
+            prove(
+                core,
+                memory.max_context,
+                vocabulary=files.arch.vocab_size,
+                generates=not encoder,
+                features=facts.features,
+            )
     except BaseException:
         executor.close()
         raise
@@ -190,13 +198,15 @@ def prove(
     core: EngineCore,
     max_context: int,
     *,
+    vocabulary: int,
     generates: bool = True,
     features: Collection[str] = (),
 ) -> None:
     """A real token through every path that serves: greedy, sampled, filtered, with logprobs; and
     a vector, where the worker makes them.
 
-    Raises `EngineFault` where one ends otherwise than it should.
+    Raises `EngineFault` where one ends otherwise than it should, `ModelFileError` where what comes
+    is not finite.
     """
     length = min(8, max_context - 2)
     paths = {
@@ -220,7 +230,7 @@ def prove(
         core.add(
             Request(
                 id=f"headrace-start-{name}",
-                prompt=list(range(1, length + 1)),
+                prompt=[place % vocabulary for place in range(1, length + 1)],
                 spec=RequestSpec(
                     sampling, seed=1, task="vector" if name == "pooling" else "tokens"
                 ),
@@ -233,7 +243,21 @@ def prove(
         for delta in core.turn():
             if delta.finish in ("error", "abort"):
                 raise EngineFault(f"the first request ended with: {delta.error or delta.finish}")
+            if not all(map(math.isfinite, _numbers(delta))):
+                raise ModelFileError(
+                    "the model computes no numbers from its first tokens (NaN or infinity): its "
+                    "weights are damaged, or too large for their type",
+                    param="model",
+                )
             made = len(delta.tokens) + 2 * (delta.output is not None)
             tokens[delta.request_id.removeprefix("headrace-start-")] += made
     if set(tokens.values()) != {2}:
         raise EngineFault(f"the first requests gave {tokens} tokens instead of 2 each")
+
+
+def _numbers(delta: SequenceDelta) -> Iterator[float]:
+    """What a delta says in numbers."""
+    if isinstance(delta.output, Vector | Scores):
+        yield from delta.output.values
+    for position in delta.logprobs or ():
+        yield position.logprob

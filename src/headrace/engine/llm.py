@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,10 @@ class LLM:
         self._ids = itertools.count()
         self.adapters = AdapterBook()
         self._lock = threading.Lock()
+        self._worker_thread: int | None = None
+        """The thread that is in a call of now."""
+        self._closing = False
+        self._process = os.getpid()
 
     def _start(self, worker: str) -> None:
         begin = time.monotonic()
@@ -175,7 +180,7 @@ class LLM:
                 f"{len(adapter)} adapters for {len(listed)} prompts", param="adapter"
             )
         requests = []
-        with self._lock:
+        with self._working():
             for place, (prompt, sampling) in enumerate(zip(listed, params, strict=True)):
                 text, ids = _prompt(prompt)
                 try:
@@ -272,24 +277,52 @@ class LLM:
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load the LoRA adapter in a folder (with `max_adapters` above 0)."""
-        with self._lock:
+        with self._working():
             adapter = self.adapters.new(name, str(path), self.options.model)
             self._engine.core.load_adapter(adapter.id, adapter.path)
             self.adapters.add(adapter)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Raises `NotFound`."""
-        with self._lock:
+        with self._working():
             self._engine.core.unload_adapter(self.adapters.remove(name).id)
 
     def _adapter_id(self, name: str | None) -> str | None:
         return None if name is None else self.adapters.find(name).id
 
     def close(self) -> None:
-        """Give everything back. May be called twice."""
+        """Give everything back. May be called twice, and while another thread is in a call, which
+        then ends with `EngineDead`."""
+        if os.getpid() != self._process:
+            return  # All of it belongs to the process that was forked.
+        self._closing = True
+        if self._worker_thread != threading.get_ident():  # Else by the call that it comes from.
+            with self._lock:
+                self._close()
+
+    def _close(self) -> None:
         built, self._built = self._built, None
         if built is not None:
             built.close()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """One call at a time. Raises `InvalidRequest` where waiting would never end."""
+        if os.getpid() != self._process:
+            raise InvalidRequest(
+                "this LLM was loaded before the process forked, and its threads are in the other "
+                "one; load it after the fork, or start processes with the method spawn"
+            )
+        if self._worker_thread == threading.get_ident():
+            raise InvalidRequest("this LLM is in a call, and on_delta cannot make another")
+        with self._lock:
+            self._worker_thread = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._worker_thread = None
+                if self._closing:
+                    self._close()
 
     def __enter__(self) -> LLM:
         return self
@@ -328,7 +361,7 @@ class LLM:
     ) -> list[EmbeddingOutput]:
         """The vector or the scores of each (ids, where the second text begins)."""
         requests: list[Request] = []
-        with self._lock:
+        with self._working():
             for place, (ids, second_at) in enumerate(inputs):
                 try:
                     request = self._input.request(
@@ -370,6 +403,8 @@ class LLM:
         with TokenProgress(len(requests), enabled=show) as progress:
             try:
                 while open_:
+                    if self._closing:
+                        raise EngineDead("the LLM was closed while it worked")
                     while waiting and core.scheduler.waiting <= _AHEAD:
                         core.add(waiting.popleft())
                     for delta in core.turn():
@@ -407,6 +442,11 @@ def _settle(core: EngineCore, requests: Iterable[str]) -> None:
 def _listed(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise InvalidRequest(
+            f"prompts must be a text, token ids or a list of them, not {prompts!r:.80}",
+            param="prompts",
+        )
     if prompts and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -424,4 +464,8 @@ def _prompt(prompt: TextOrIds) -> tuple[str | None, list[int] | None]:
                 param="prompts",
             )
         return text, None if ids is None else list(ids)
+    if not isinstance(prompt, Iterable):
+        raise InvalidRequest(
+            f"a prompt is text, token ids or a dictionary, not {prompt!r:.80}", param="prompts"
+        )
     return None, list(prompt)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -15,6 +16,11 @@ from headrace.base.errors import ModelFileError, UnsupportedModel
 
 from .pieces import PieceKind
 from .tokenizer import Tokenizer, Vocabulary
+
+MAX_FILE = 256 * 2**20
+"""Bytes of a `tokenizer.json`; the largest known ones have 40 MB."""
+MAX_ID = 2**24
+"""Ids of tokens are below this; the largest known vocabularies have 2^18 to 2^20."""
 
 
 class LibraryEncoder:
@@ -46,6 +52,7 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise ModelFileError(f"there is no tokenizer at {path}", param="tokenizer")
+    _bounded(path)
     try:
         library = LibraryTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -61,12 +68,49 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
     return Tokenizer(_vocabulary(library, config), LibraryEncoder(library), served)
 
 
+def _bounded(path: Path) -> None:
+    """Refuse a file whose ids would ask for gigabytes: lists as long as the largest are made of
+    them, here and in the library. Raises `ModelFileError`."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE:
+            raise ModelFileError(f"{path} has {size} bytes; at most {MAX_FILE}", param="tokenizer")
+        state = msgspec.json.decode(path.read_bytes(), type=_Ids)
+    except (msgspec.DecodeError, RecursionError, OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
+    vocabulary = state.model.vocab
+    ids = [token.id for token in state.added_tokens]
+    if isinstance(vocabulary, dict):
+        ids += vocabulary.values()
+    for index in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= index < MAX_ID:
+            raise ModelFileError(
+                f"{path} has a token of the id {index}; ids are from 0 to {MAX_ID - 1}",
+                param="tokenizer",
+            )
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] | None = None
+
+
+class _Added(msgspec.Struct):
+    id: int = 0
+
+
+class _Ids(msgspec.Struct):
+    """Where a `tokenizer.json` has ids; all else is the library's."""
+
+    model: _Model = msgspec.field(default_factory=_Model)
+    added_tokens: list[_Added] = []
+
+
 def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ModelFileError(f"{path} cannot be read: {error}", param="tokenizer") from None
     if not isinstance(config, dict):
         raise ModelFileError(f"{path} is not a JSON object", param="tokenizer")
@@ -75,9 +119,20 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _add_missing(library: LibraryTokenizer, config: dict[str, Any]) -> None:
     """Tokens that only `tokenizer_config.json` names, at the ids it gives them."""
-    listed = config.get("added_tokens_decoder")
+    listed = config.get("added_tokens_decoder") or {}
     known = {token.content for token in library.get_added_tokens_decoder().values()}
-    for key, entry in sorted((listed or {}).items(), key=lambda item: int(item[0])):
+    if not isinstance(listed, dict) or not all(
+        key.isdecimal()
+        and len(key) < 10
+        and isinstance(entry, dict)
+        and isinstance(entry.get("content"), str)
+        for key, entry in listed.items()
+    ):
+        raise ModelFileError(
+            "tokenizer_config.json: added_tokens_decoder must have tokens by their ids",
+            param="tokenizer",
+        )
+    for key, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         if entry["content"] in known:
             continue
         token = AddedToken(

@@ -16,11 +16,13 @@ class _Wrapper:
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
-        self.eos_token_id = eos_id
+    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
+        self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_id
         self.tokens = [tokenizer.piece(index) for index in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids)
+        # What ends a sequence is no text, also where its vocabulary says so: inside a string it
+        # would match as text, and then end the answer there.
+        self.special_token_ids = sorted({*tokenizer.special_ids, *ends})
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -41,5 +43,5 @@ def grammar_tokenizer(
     if not ends:
         raise ValueError("a grammar needs an end-of-text token, and this tokenizer has none")
     rows = max(vocab_size or 0, tokenizer.vocab_size)
-    wrapper: Any = _Wrapper(tokenizer, ends[0])
+    wrapper: Any = _Wrapper(tokenizer, ends)
     return LLTokenizer(wrapper, n_vocab=rows, eos_token=ends)

@@ -14,8 +14,13 @@ MAX_PARTS = 10_000
 """Parts of one message's content."""
 
 
-def clean_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def clean_messages(
+    messages: Sequence[Mapping[str, Any]], *, absent: str | None = ""
+) -> list[dict[str, Any]]:
     """Copies of the messages that a template can take.
+
+    `absent`: the content of an assistant's message that has none. Most templates concatenate it
+    and fail with None; some tell a tool call by it.
 
     Content in parts becomes one text; the arguments of tool calls, which OpenAI carries as a JSON
     string, become the object that templates write out. Raises `InvalidRequest` naming the message
@@ -29,10 +34,12 @@ def clean_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         raise TooLarge(
             f"{len(messages)} messages; at most {MAX_MESSAGES} are allowed", param="messages"
         )
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [
+        _message(message, f"messages[{index}]", absent) for index, message in enumerate(messages)
+    ]
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object", param=where)
     role = message.get("role")
@@ -48,8 +55,7 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if clean.get("content") is None:
         if role != "assistant":
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
-        # Templates concatenate content; None would fail in most.
-        clean["content"] = ""
+        clean["content"] = absent if "tool_calls" in clean else ""
     return clean
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,13 @@ from .messages import clean_messages
 
 MAX_TEMPLATE = 512 * 1024
 """Characters of a template."""
+
+
+_NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b", re.IGNORECASE)
+"""A template that tells messages without content from those with an empty one."""
+_END_MARK = "\ue0f0end of the answer so far\ue0f1 "
+"""Written behind the last message's content, to find where it ends: in private characters, which
+no template knows."""
 
 
 class ChatTemplate:
@@ -31,6 +39,7 @@ class ChatTemplate:
         from .sandbox import TemplateEnvironment
 
         self.source = source
+        self._asks_for_none = _NONE.search(source) is not None
         self._special = {"bos_token": "", "eos_token": "", **(special or {})}
         try:
             self._template = TemplateEnvironment().from_string(source)
@@ -62,8 +71,10 @@ class ChatTemplate:
                 "continue_final_message needs add_generation_prompt to be false",
                 param="continue_final_message",
             )
-        clean = clean_messages(messages)
-        end = _open_end(clean) if continue_final_message else ""
+        clean = clean_messages(messages, absent=None if self._asks_for_none else "")
+        if continue_final_message:
+            _open_end(clean)
+            clean[-1]["content"] += _END_MARK
         text = self._run(
             {
                 **self._special,
@@ -75,14 +86,16 @@ class ChatTemplate:
             }
         )
         if continue_final_message:
-            place = text.rfind(end)
-            if place < 0:
+            text, mark, rest = text.rpartition(_END_MARK.rstrip())
+            if not mark:
                 raise InvalidRequest(
                     "the chat template does not write the last message as it is, so it cannot be "
                     "continued",
                     param="continue_final_message",
                 )
-            text = text[: place + len(end)]
+            # A template that strips content took the space behind the mark with it.
+            if not rest.startswith(" "):
+                text = text.rstrip()
         return text
 
     def _run(self, variables: dict[str, Any]) -> str:

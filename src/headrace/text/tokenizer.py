@@ -10,7 +10,7 @@ from headrace.base.config import Decision
 from headrace.base.errors import InvalidRequest, TooLarge
 
 from .detokenizer import IncrementalDetokenizer
-from .pieces import PIECE_READERS, SPACE, PieceKind
+from .pieces import PIECE_READERS, SPACE, PieceKind, sentencepiece_piece
 from .specials import SpecialSplitter
 
 MAX_CHARACTERS = 8 * 2**20
@@ -220,7 +220,7 @@ class Tokenizer:
             token = self.vocabulary.tokens[token_id]
             if token_id in self.vocabulary.added_ids:
                 spaced = self.vocabulary.kind == "sentencepiece"
-                known = (token.replace(SPACE, " ") if spaced else token).encode("utf-8", "replace")
+                known = sentencepiece_piece(token) if spaced else token.encode("utf-8", "replace")
             else:
                 known = PIECE_READERS[self.vocabulary.kind](token)
             self._pieces[token_id] = known
