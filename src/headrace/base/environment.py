@@ -33,6 +33,12 @@ def check_plans() -> bool:
     return os.environ.get("HEADRACE_CHECK") == "1"
 
 
+def record_folder() -> Path | None:
+    """Where requests and answers are recorded, for `headrace replay`; None: they are not."""
+    folder = os.environ.get("HEADRACE_RECORD")
+    return Path(folder) if folder else None
+
+
 def debug() -> bool:
     """Show tracebacks where the command line would print one clear line."""
     return os.environ.get("HEADRACE_DEBUG") == "1"

@@ -46,6 +46,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.simulate:command",
         "A workload on engines that do not exist yet.",
     ),
+    "replay": (
+        "headrace.cli.replay:command",
+        "Prove recorded answers again, bit for bit.",
+    ),
     "profile": (
         "headrace.cli.profile:command",
         "Where the time of a model's steps goes, next to its prediction.",

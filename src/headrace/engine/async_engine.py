@@ -36,6 +36,7 @@ from .opening import OpenModel, open_for_serving
 from .operations import Operations
 from .output import Answer
 from .real import REAL_WORKER
+from .records import recorder_of
 from .stream import Stream
 from .supervisor import State, Supervision, Supervisor
 
@@ -70,7 +71,12 @@ class AsyncEngine:
         self.metrics.heartbeat = lambda: supervisor.heartbeat_age
         self._supervisor = supervisor
         self._input = InputProcessor(files, self.tokenizer, self.max_context)
-        self._work = RequestsInWork(self.tokenizer, self.metrics, supervisor.send)
+        self._recorder = recorder_of(options)
+        if self._recorder is not None:
+            supervisor.details["records"] = str(self._recorder.path)
+        self._work = RequestsInWork(
+            self.tokenizer, self.metrics, supervisor.send, recorder=self._recorder
+        )
         self._most = options.max_sequences + options.max_waiting
         self._draining = False
         self._restarts = 0
@@ -180,6 +186,9 @@ class AsyncEngine:
         except HeadraceError as error:
             self.metrics.refused(refusal(error))
             raise
+        if self._recorder is not None:
+            folder = None if adapter is None else self.adapters.find(adapter).path
+            self._recorder.begin(request, folder)
         return self._work.open(request, adapter, whole=whole)
 
     def _check_open(self, sampling: SamplingParams) -> None:
@@ -275,6 +284,8 @@ class AsyncEngine:
         self.max_context = ready.max_context
         self.decisions = ready.decisions
         self.identity = ready.identity
+        if self._recorder is not None:
+            self._recorder.identity = ready.identity
         self._most = ready.rows + self.options.max_waiting
         self.features = frozenset(ready.features)
         self._input = InputProcessor(self.files, self.tokenizer, ready.max_context, self.features)
@@ -305,6 +316,8 @@ class AsyncEngine:
         """The engine process is gone. Who has read nothing yet waits for the next, once, where
         that is soon; whoever else was in it ends with an error."""
         self.metrics.failed(kind)
+        if self._recorder is not None:
+            self._recorder.cut(kind)
         soon = self._supervisor.retry_after < WAIT_FOR_NEXT
         if kind != "start" and soon and not self._draining:
             self._work.hold(error, WAIT_FOR_NEXT)

@@ -27,6 +27,7 @@ from ..obs.trace import CURRENT
 from ..text import Tokenizer
 from . import messages
 from .output import RequestOutputs
+from .records import Recorder
 from .stream import Stream
 
 log = logging.getLogger("headrace.engine")
@@ -59,9 +60,16 @@ class RequestsInWork:
     error, its reader's leaving or the engine's death."""
 
     def __init__(
-        self, tokenizer: Tokenizer, metrics: EngineMetrics, send: Callable[[Any], None]
+        self,
+        tokenizer: Tokenizer,
+        metrics: EngineMetrics,
+        send: Callable[[Any], None],
+        *,
+        recorder: Recorder | None = None,
     ) -> None:
-        """`send`: to the engine process; raises `EngineDead` where there is none."""
+        """`send`: to the engine process; raises `EngineDead` where there is none. `recorder`:
+        writes down every request and its answer; None: nobody does."""
+        self._recorder = recorder
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._send = send
@@ -154,6 +162,8 @@ class RequestsInWork:
             return
         if out.finish_reason is not None and delta.finish is None:
             self._tell(messages.AbortChoice(delta.request_id, delta.choice))
+        if self._recorder is not None:
+            self._recorder.take(out)
         work.stream.push(out)
         if work.outputs.finished:
             self._end(work, out.finish_reason or "stop")
@@ -224,6 +234,8 @@ class RequestsInWork:
     def _fail(self, work: InWork, delta: SequenceDelta) -> None:
         """One choice ended with an error: so does the request."""
         self._metrics.failed("step")
+        if self._recorder is not None:
+            self._recorder.cut("step", delta.request_id)
         if not work.outputs.finished:
             self._tell(messages.Abort(delta.request_id))
         message = delta.error or "the step failed"
@@ -246,6 +258,8 @@ class RequestsInWork:
     def _forget(self, work: InWork) -> None:
         if self._by_id.pop(work.stream.request_id, None) is not None:
             self.sequences -= work.life.choices
+            if self._recorder is not None:
+                self._recorder.forget(work.stream.request_id)
             if not self._by_id:
                 self.idle.set()
 

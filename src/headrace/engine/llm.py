@@ -36,6 +36,7 @@ from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
 from .preload import collector_paused, give_back, preload_torch, wants_torch
 from .real import REAL_WORKER
+from .records import recorder_of
 
 if TYPE_CHECKING:
     from .build import Built
@@ -78,6 +79,7 @@ class LLM:
         """The thread that is in a call of now."""
         self._closing = False
         self._process = os.getpid()
+        self._recorder = recorder_of(self.options)
 
     def _start(self, worker: str) -> None:
         begin = time.monotonic()
@@ -290,6 +292,10 @@ class LLM:
     def _adapter_id(self, name: str | None) -> str | None:
         return None if name is None else self.adapters.find(name).id
 
+    def _adapter_folder(self, request: Request) -> str | None:
+        held = (each.path for each in self.adapters if each.id == request.spec.adapter)
+        return next(held, None)
+
     def close(self) -> None:
         """Give everything back. May be called twice, and while another thread is in a call, which
         then ends with `EngineDead`."""
@@ -400,6 +406,11 @@ class LLM:
         texts = {request.id: RequestOutputs(request, self.tokenizer) for request, _ in requests}
         waiting = deque(request for request, _ in requests)
         open_ = len(requests)
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.identity = self._engine.identity
+            for request, _ in requests:
+                recorder.begin(request, self._adapter_folder(request))
         with TokenProgress(len(requests), enabled=show) as progress:
             try:
                 while open_:
@@ -414,6 +425,8 @@ class LLM:
                             continue
                         answer = answers[delta.request_id]
                         answer.add(out)
+                        if recorder is not None:
+                            recorder.take(out)
                         if delta.error is not None:
                             answer.fail(delta.choice, delta.error)
                         if out.finish_reason is not None and delta.finish is None:
@@ -427,6 +440,9 @@ class LLM:
             finally:
                 if open_ or core.has_work:
                     _settle(core, answers)
+                if recorder is not None:
+                    for request, _ in requests:
+                        recorder.forget(request.id)
         return [answers[request.id].output for request, _ in requests]
 
 

@@ -80,6 +80,8 @@ class Supervisor:
         self.restarts = 0
         self.reason = ""
         self.last_dump: Path | None = None
+        self.details: dict[str, str] = {}
+        """What else every dump is to say."""
         self._options = options
         self._rules = rules
         self._worker = worker
@@ -369,7 +371,7 @@ class Supervisor:
             reason=reason,
             stacks=stacks,
             steps=read_flight(self._folder / f"flight-{self._number}"),
-            details={"restarts": self.restarts, "phases": self.phases},
+            details={"restarts": self.restarts, "phases": self.phases, **self.details},
         )
 
     def _bury(self) -> None:

@@ -1,0 +1,196 @@
+"""Records of requests and their answers, from which `headrace replay` proves an answer again.
+
+Off unless the environment variable HEADRACE_RECORD names a folder: a record holds all tokens of
+prompt and answer, which is the user's text. Then every request that ends is one line of JSON in a
+file of this process, and so is every request that an engine's death cut off. A record carries the
+engine's identity, the resolved spec with its seed, and the answer; nothing else is in an answer's
+bits (DESIGN promise 1), so that the batch around it need not be recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base import environment
+from ..base.config import EngineOptions
+from ..base.errors import InvalidRequest, OptionError
+from ..base.identity import OPTIONS, Identity
+from ..base.request import OutputDelta, Request
+from ..base.spec import RequestSpec
+from ..base.step import TokenLogprobs
+
+log = logging.getLogger("headrace.engine")
+
+MOST_BYTES = 1 << 30
+"""Of one file: what comes after it is not recorded, and the log says so once."""
+MOST_LINE = 64 << 20
+CARRIED = (*OPTIONS, "kernels", "max_context", "max_adapters", "adapter_rank")
+"""Options of `EngineOptions` that a replay starts its engine with."""
+
+
+class Choice(msgspec.Struct, forbid_unknown_fields=True):
+    """One of the answers of a request."""
+
+    tokens: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish: str | None = None
+    """None: the engine died before its end."""
+
+
+class Record(msgspec.Struct, forbid_unknown_fields=True):
+    """One request and what came of it."""
+
+    model: str
+    options: dict[str, str | int | bool | None]
+    """Those of `CARRIED` that the user set."""
+    identity: Identity
+    at: float
+    """Unix time of the end."""
+    prompt: list[int]
+    spec: RequestSpec
+    choices: list[Choice]
+    adapter: str | None = None
+    """Folder of the adapter that `spec.adapter` names."""
+    cut: str | None = None
+    """The failure of the engine that ended it: death, hang or step."""
+
+    def request(self, name: str) -> Request:
+        """The same request once more, under another name."""
+        return Request(name, self.prompt, self.spec, arrival=time.monotonic())
+
+
+@dataclass
+class _Open:
+    request: Request
+    adapter: str | None
+    choices: list[Choice] = field(default_factory=list)
+
+
+def recorder_of(options: EngineOptions) -> Recorder | None:
+    """A recorder where the environment asks for one. Raises `OptionError` for a folder that cannot
+    be made."""
+    folder = environment.record_folder()
+    if folder is None:
+        return None
+    try:
+        return Recorder(folder, options)
+    except OSError as refused:
+        raise OptionError(f"HEADRACE_RECORD: {folder}: {refused.strerror}") from None
+
+
+class Recorder:
+    """Writes the records of one engine into a folder."""
+
+    def __init__(self, folder: Path, options: EngineOptions) -> None:
+        """Raises `OSError` where the folder cannot be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"records-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
+        self.identity: Identity | None = None
+        """Of the engine that answers; nothing is recorded before it is known."""
+        self._model = options.model
+        self._options = {
+            spec.name: getattr(options, spec.name)
+            for spec in fields(options)
+            if spec.name in CARRIED and getattr(options, spec.name) != spec.default
+        }
+        self._open: dict[str, _Open] = {}
+        self._encode = msgspec.json.Encoder().encode
+        self._written = 0
+        log.warning("requests and answers are recorded, text and all, in %s", self.path)
+
+    def begin(self, request: Request, adapter: str | None = None) -> None:
+        """A request is in work. `adapter`: the folder of the one it has."""
+        choices = [Choice() for _ in range(request.spec.sampling.n)]
+        if request.spec.generates:
+            self._open[request.id] = _Open(request, adapter, choices)
+
+    def take(self, delta: OutputDelta) -> None:
+        """More of an answer, as its reader gets it; the last end of its choices ends the record."""
+        found = self._open.get(delta.request_id)
+        if found is None:
+            return
+        choice = found.choices[delta.index]
+        choice.tokens += delta.token_ids
+        if delta.logprobs is not None:
+            choice.logprobs = (choice.logprobs or []) + delta.logprobs
+        if delta.finish_reason is not None:
+            choice.finish = delta.finish_reason
+            if all(each.finish is not None for each in found.choices):
+                self._write(self._open.pop(delta.request_id), None)
+
+    def forget(self, request_id: str) -> None:
+        """It has ended otherwise: where its reader left, how far it came depended on when."""
+        self._open.pop(request_id, None)
+
+    def cut(self, failure: str, request_id: str | None = None) -> None:
+        """The engine failed with a request, or with all that it had in work; what is asked again
+        begins anew."""
+        for name, found in self._open.items():
+            if request_id in (None, name):
+                self._write(found, failure)
+                found.choices = [Choice() for _ in found.choices]
+
+    def _write(self, found: _Open, cut: str | None) -> None:
+        if self.identity is None or self._written > MOST_BYTES:
+            return
+        record = Record(
+            self._model, self._options, self.identity, time.time(), found.request.prompt,
+            found.request.spec, found.choices, found.adapter, cut,
+        )  # fmt: skip
+        line = self._encode(record) + b"\n"
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+        except OSError as refused:
+            log.warning("a request could not be recorded: %s", refused)
+        self._written += len(line)
+        if self._written > MOST_BYTES:
+            log.warning("%s is full: no more requests are recorded", self.path)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file, one at a time. Raises `InvalidRequest` naming the line that is none,
+    or the file that cannot be read."""
+    decoder = msgspec.json.Decoder(Record)
+    try:
+        with path.open("rb") as file:
+            for number in range(1, 1 << 62):
+                line = file.readline(MOST_LINE)
+                if not line:
+                    return
+                try:
+                    yield decoder.decode(line)
+                except msgspec.MsgspecError as wrong:
+                    raise InvalidRequest(
+                        f"line {number} of {path} is no record: {wrong}", param="file"
+                    ) from None
+    except OSError as refused:
+        raise InvalidRequest(f"{path} cannot be read: {refused.strerror}", param="file") from None
+
+
+def records_of_dump(path: Path) -> Path | None:
+    """The file of records that a dump of the flight recorder names; None: this is no dump.
+
+    Raises `InvalidRequest` for a dump without one.
+    """
+    try:
+        dump: Any = msgspec.json.decode(path.read_bytes()[: 16 << 20])
+    except (OSError, msgspec.DecodeError):
+        return None
+    if not isinstance(dump, Mapping) or "steps" not in dump:
+        return None
+    named = dump.get("records")
+    if not isinstance(named, str):
+        raise InvalidRequest(
+            f"{path} names no recorded requests: the engine ran without HEADRACE_RECORD=FOLDER",
+            param="file",
+        )
+    return Path(named)
