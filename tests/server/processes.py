@@ -106,6 +106,12 @@ def headrace(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "headrace", *arguments]
 
 
+def api_pid(server: Running) -> int:
+    """The process that answers: the only child of the one that was started (`headrace serve`)."""
+    pid = server.process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
 def memory(server: Running) -> int:
     """Bytes of the server's process that are in memory (Linux)."""
     with open(f"/proc/{server.process.pid}/statm") as file:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from processes import Running, fake_server, running
+from processes import Running, api_pid, fake_server, headrace, running
 from served_model import make_tiny_model
 
 ENGINE_TESTS = Path(__file__).parent.parent / "engine"
@@ -248,3 +248,49 @@ def _serve_to_a_full_disk(code: list[str], log: Path) -> None:
         assert reply.status_code in (200, 503)
         assert httpx.get(server.url + "/health").status_code == 200
         assert 'status="500"' not in httpx.get(server.url + "/metrics").text
+
+
+def served(url: str) -> int:
+    body = {"model": "m", "prompt": "a", "max_tokens": 2, "temperature": 0}
+    body["model"] = httpx.get(url + "/v1/models").json()["data"][0]["id"]
+    return httpx.post(url + "/v1/completions", json=body, timeout=60).status_code
+
+
+def test_the_port_outlives_the_api_process(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
+    with running(command) as server:
+        first = api_pid(server)
+        (engine,) = psutil.Process(first).children()
+        for death in range(2):
+            os.kill(api_pid(server), signal.SIGKILL)
+            # Never refused: what comes meanwhile waits in the queue of the port.
+            assert httpx.get(server.url + "/v1/health/live", timeout=20).status_code == 200
+            server.lines.remove(next(line for line in server.lines if "ready: " in line))
+            server.await_line(r"ready: .* on http")
+            assert served(server.url) == 200
+            assert any("API process was ended by SIGKILL" in line for line in server.lines), death
+        assert api_pid(server) != first
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+        server.signal()
+        assert server.wait() == 0
+
+
+def test_the_api_process_leaves_with_its_parent(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
+    with running(command) as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(family) == 2
+        server.signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs(family, 5)
+        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ctrl_c_is_passed_on_once(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
+    with running(command) as server:
+        assert os.getpgid(api_pid(server)) != os.getpgid(server.process.pid)
+        server.signal(signal.SIGINT)
+        assert server.wait() in (0, 130)

@@ -9,7 +9,8 @@ import typer
 
 from ..base.config import EngineOptions, ServerOptions
 from ..obs.logs import configure_logs
-from ..server.run import ServerProcess
+from ..server.kept import keep
+from ..server.run import ServerProcess, take_ports
 from .brief import BriefHelp
 from .configured import configured
 from .start import started
@@ -34,7 +35,8 @@ def serve(
         return
     configure_logs(server.log_level, server.log_format)
     start = partial(started, engine)
-    raise typer.Exit(ServerProcess(start, server, announce).run())
+    sockets = take_ports(server)  # What is wrong with a port is told before there is a child.
+    raise typer.Exit(keep(lambda: ServerProcess(start, server, announce, sockets).run()))
 
 
 def announce(line: str) -> None:

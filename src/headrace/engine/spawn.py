@@ -24,7 +24,7 @@ from typing import IO
 STACKS = "stacks.txt"
 """File in a child's folder that takes its stacks: on a crash, and when it is asked by a signal."""
 DUMP_SIGNAL = signal.SIGUSR1
-_PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1
 ORPHANED = 74
 """Exit code of a child whose parent is gone."""
 
@@ -117,7 +117,7 @@ def become_child(folder: Path, *, bound: bool) -> IO[str]:
     """
     if bound and sys.platform == "linux":
         # For a child that hangs with the interpreter locked, where the thread below cannot run.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)

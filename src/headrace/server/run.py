@@ -89,13 +89,32 @@ def take_port(host: str, port: int) -> socket.socket:
     return taken
 
 
+def take_ports(options: ServerOptions) -> list[socket.socket]:
+    """The service's and, where there is one, the operator's. Raises `OptionError`."""
+    options.verify()
+    taken = [take_port(options.host, options.port)]
+    if options.operator_port is not None:
+        try:
+            taken.append(take_port(options.operator_host, options.operator_port))
+        except OptionError:
+            taken[0].close()
+            raise
+    return taken
+
+
 class ServerProcess:
     """One run of the server, from the port to the exit status."""
 
     def __init__(
-        self, start_engine: StartEngine, options: ServerOptions, announce: Announce = print
+        self,
+        start_engine: StartEngine,
+        options: ServerOptions,
+        announce: Announce = print,
+        sockets: list[socket.socket] | None = None,
     ) -> None:
+        """`sockets`: as `take_ports` gives them; None: they are taken by `run`."""
         options.verify()
+        self._sockets = sockets
         self._start_engine = start_engine
         self._options = options
         self._announce = announce
@@ -105,11 +124,8 @@ class ServerProcess:
 
     def run(self) -> int:
         """Serve until a signal; returns the exit status. Raises what kept the engine from it."""
-        given = self._options
-        taken = [take_port(given.host, given.port)]
+        taken = self._sockets or take_ports(self._options)
         try:
-            if given.operator_port is not None:
-                taken.append(take_port(given.operator_host, given.operator_port))
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 return runner.run(self._serve(taken))
         finally:
