@@ -33,7 +33,6 @@ from headrace.roofline.counts import Case, Count, Layout, linear
 from headrace.roofline.efficiency import Curve
 from headrace.roofline.experts import moe
 from headrace.roofline.hardware import DEVICES, Hardware
-from headrace.roofline.latent import latent_attention
 from headrace.roofline.operators import attention_counts
 from headrace.roofline.step import call_seconds, compute_seconds, curve_names, memory_seconds
 from headrace.roofline.weights import WeightBytes
@@ -173,7 +172,7 @@ def experts(
             format = {"fp4": "nvfp4"}.get(type, type)
             case = Case(model, WeightBytes(format), layout=layout, skew=skew)
             held = many == 160 or hidden == 5120 or tokens in (8, 96, 1024)
-            yield Row(case, moe(case, tokens, 1), seconds, held, many >= 8)
+            yield Row(case, moe(case, tokens, 1, 1), seconds, held, many >= 8)
 
     return rows
 
@@ -189,7 +188,9 @@ def latents(table: str) -> Callable[[Path, Hardware, str], Iterator[Row]]:
         for batch, length, past, heads, cache, seconds in best_rows(
             folder, table, columns, "mla_dtype = 'bfloat16'"
         ):
-            model = arch(heads=heads, kv_heads=heads, head_dim=192, mla=DEEPSEEK)
+            model = arch(
+                family="deepseek_v3", heads=heads, kv_heads=heads, head_dim=192, mla=DEEPSEEK
+            )
             case = Case(model, kv_dtype=cache)
             if table == "generation_mla":
                 step = decode_step(model, batch, past)
@@ -198,7 +199,7 @@ def latents(table: str) -> Callable[[Path, Hardware, str], Iterator[Row]]:
                 step = prefill_step(model, [length] * batch)
                 each = 2 * 192 + 2 * 128 + 5
             flops = float(heads * step.attended[None].pairs * each)
-            count = replace(latent_attention(case, step), flops=flops, weight_bytes=0.0)
+            count = replace(of_attention(case, step), flops=flops, weight_bytes=0.0)
             held = batch in (4, 64)
             yield Row(case, count, seconds, held, heads >= 8 and (length > 63 or past > 127))
 

@@ -1,39 +1,10 @@
-"""A mixture of experts: router, the routed experts, the shared one."""
+"""Work of routed experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from .counts import Case, Count, linear, vector
+from .counts import Case, Count
 from .formats import dtype_bytes
 from .routing import busiest
-
-
-def sparse_layers(
-    case: Case, tokens: int, calls: int, layers: int, mark: str = ""
-) -> Iterator[Count]:
-    """The feed-forward of `calls` of the `layers` sparse layers, their labels with this mark."""
-    arch, tp = case.arch, case.layout.tp
-    assert arch.moe is not None
-    yield linear(
-        case, f"router{mark}", "linear", arch.moe.experts, arch.hidden, tokens, calls, layers
-    )
-    yield moe(case, tokens, calls, layers, mark)
-    shared = arch.moe.shared_intermediate
-    if not shared:
-        return
-    size = 3 * shared * arch.hidden
-    weight = case.weights.of("shared", size, layers) / size
-    yield linear(
-        case, f"shared_gate_up{mark}", "linear", 2 * shared, arch.hidden, tokens, calls, layers, tp,
-        weight_bytes=2 * shared * arch.hidden * weight,
-    )  # fmt: skip
-    yield linear(
-        case, f"shared_down{mark}", "linear", arch.hidden, shared, tokens, calls, layers, tp,
-        weight_bytes=arch.hidden * shared * weight, split="in",
-    )  # fmt: skip
-    yield vector(case, "gated", f"shared_gated{mark}", calls, tokens * shared / tp, 6, 2, 1)
-    yield vector(case, "add", f"shared{mark}", calls, tokens * arch.hidden, 1, 2, 1)
 
 
 def moe(case: Case, tokens: int, calls: int, layers: int, mark: str = "") -> Count:

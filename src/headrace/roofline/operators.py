@@ -1,27 +1,52 @@
-"""FLOPs and bytes of every operator of a step, from the architecture and the step's sums.
+"""FLOPs and bytes of every operator of a step: a price for each kind of node in the model's graph.
 
-The list is that of `kernels.operators`, in the order in which the models call it; a test holds it
-against the calls of real steps. Letters as there: N tokens, B entries, R sampled rows, D hidden,
+Nodes of equal cost are grouped once per model and question, so that a step costs a few dozen
+formulas. A sum and the norm right behind it are one operator, as backends run them; a test holds
+the list against the calls of real steps. Letters: N tokens, B entries, R sampled rows, D hidden,
 H heads, G KV heads, E head size, V vocabulary, I intermediate; b bytes of an activation.
 One multiply-add is two FLOPs. Bytes are the least that must move: each operand once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from ..base.arch import ModelArch
+from ..base.demand import demand
+from ..base.graph import SAMPLED, AttentionSpec, Graph, Node, NormSpec
+from ..models.registry import describe
+from .attention import attention, bidirectional_attention, latent_attention
 from .collectives import collectives
-from .composition import Attended, Composition
+from .composition import Composition
 from .counts import Case, Count, linear, vector
-from .encoder import encoder_attention, encoder_counts
-from .experts import sparse_layers
+from .experts import moe
 from .formats import dtype_bytes, kv_token_bytes
-from .latent import latent_attention, latent_layers
+from .weights import numbers_of, role_of
 
 LAST = "/last"
-"""Behind the labels of what is of the last layer, where that is of fewer rows."""
+"""Behind the labels of what is of the last layer, where that is of fewer rows.
+
+The models compute no more where nobody wants other hidden states; steps of embeddings and of prompt
+log-probabilities, which do, take up to a layer's time more than is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes of equal cost."""
+
+    node: Node
+    """One of them."""
+    operator: str
+    label: str
+    calls: int
+    sampled: bool
+    """Of the rows that sample alone?"""
+    numbers: int
+    """Of one layer's weights in the role of this node's."""
+    layers: int
+    """Those that have such weights."""
 
 
 def count_step(case: Case, step: Composition) -> list[Count]:
@@ -29,185 +54,278 @@ def count_step(case: Case, step: Composition) -> list[Count]:
 
     With pipeline stages the list is the whole pipeline's: each device does 1 / pp of it.
     """
-    own = _decoder(case, step) if case.arch.encoder is None else encoder_counts(case, step)
-    return [*own, *collectives(case, step.tokens)]
+    counts: list[Count] = []
+    for group in _groups_of(case.arch, step):
+        rows = step.samples if group.sampled else step.tokens
+        mark = LAST if group.sampled and step.samples < step.tokens else ""
+        found = PRICES[group.operator](case, step, group, rows, mark)
+        if found is not None:
+            counts.append(found)
+    if step.samples == step.tokens:
+        counts = _merged(counts)
+    return [*counts, *_ends(case, step), *collectives(case, step.tokens)]
 
 
 def attention_counts(case: Case, step: Composition) -> Iterator[Count]:
     """What alone depends on how long the sequences are; all else goes by tokens and samples."""
+    for group in _groups_of(case.arch, step):
+        if group.node.kind == "attend":
+            yield attend(case, step, group, step.tokens, "")
+
+
+def _groups_of(arch: ModelArch, step: Composition) -> tuple[Group, ...]:
+    return groups(arch, bool(step.samples))
+
+
+@lru_cache(maxsize=128)
+def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
+    """The nodes of a step in which somebody samples, or nobody."""
+    described = describe(arch)
+    if arch.encoder is None:
+        graph = demand(described, "sampled" if samples else "none", logits=samples)
+        marked = [(node, node.out[0].rows == SAMPLED) for node in graph.nodes]
+    else:
+        graph = described
+        body = len(demand(graph, "every").nodes)
+        # Behind the step a head is asked for the inputs' first tokens.
+        marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
+    found: dict[tuple[str, str, object, bool], list[Node]] = {}
+    for node, sampled in marked:
+        named = _name(graph, node, sampled=sampled)
+        if named is not None:
+            found.setdefault((*named, _attended(node), sampled), []).append(node)
+    made = []
+    for (operator, label, _, sampled), nodes in found.items():
+        refs = nodes[0].weights
+        role = role_of(refs[0]) if refs else ""
+        numbers, layers = numbers_of(arch, role) if role else (0, 0)
+        made.append(Group(nodes[0], operator, label, len(nodes), sampled, numbers, layers))
+    return tuple(made)
+
+
+def _attended(node: Node) -> object:
+    """What of its spec tells an attention from another of the same model."""
+    spec = node.spec
+    return spec.window if node.kind == "attend" and isinstance(spec, AttentionSpec) else None
+
+
+def _name(graph: Graph, node: Node, *, sampled: bool) -> tuple[str, str] | None:
+    """(operator, label) of a node; None: it is part of another one, or a view."""
+    if node.kind == "norm":
+        return _name_norm(graph, node)
+    if node.kind == "add":
+        readers = graph.readers(node.out[0])
+        joined = any(_joins(graph, graph.nodes[index], node) for index in readers)
+        deep = any(each.kind == "activate" for each in graph.nodes)
+        return None if joined else ("add", "sums" if deep else "shared")
+    if node.kind == "linear":
+        (matrix, *_) = node.weights
+        return ("logits" if matrix.role == "logits" else "linear"), product_label(node)
+    if node.kind == "select":
+        maker = graph.nodes[graph.maker(node.reads[0])]
+        return "select", "sampled/attention" if maker.kind == "attend" else "sampled"
+    if node.kind == "embed":
+        tables = sum(each.kind == "embed" for each in graph.nodes)
+        return "embed", "tables" if tables > 1 else "embed"
+    if node.kind == "write":
+        return (
+            ("rope_and_cache", "rope_and_cache") if isinstance(node.spec, AttentionSpec) else None
+        )
+    if node.kind == "gated":
+        maker = graph.nodes[graph.maker(node.reads[0])]
+        return "gated", "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
+    if node.kind == "activate":
+        return "activate", "pooled" if sampled else "inner"
+    if node.kind == "experts":
+        return "moe", "experts"
+    return ("attend", "attention") if node.kind == "attend" else None
+
+
+def _name_norm(graph: Graph, node: Node) -> tuple[str, str] | None:
+    spec = node.spec
+    assert isinstance(spec, NormSpec)
+    if spec.kind == "layer":
+        return "layer_norm", "norms"
+    maker = graph.nodes[graph.maker(node.reads[0])]
+    if _joins(graph, node, maker):
+        return "add_rms_norm", "norms"
+    if maker.kind == "embed":
+        return "rms_norm", "input"
+    # Norms of latents are a thousandth of the products beside them, and priced with those.
+    return ("rms_norm", "post") if maker.kind == "linear" and _widens(maker) else None
+
+
+def _widens(product: Node) -> bool:
+    """Does it give what is added to the residual?"""
+    return role_of(product.weights[0]) in ("output", "down")
+
+
+def _joins(graph: Graph, norm: Node, add: Node) -> bool:
+    """Is this norm one operator with the sum before it?"""
+    spec = norm.spec
+    return (
+        isinstance(spec, NormSpec)
+        and spec.kind == "rms"
+        and add.kind == "add"
+        and norm.reads[0] is add.out[0]
+    )
+
+
+def product_label(node: Node) -> str:
+    """What a product is for: qkv, output, gate_up, down, head …"""
+    ref = node.weights[0]
+    role, stem = role_of(ref), ref.names[0].split(".")[-2]
+    if role == "shared":
+        return "shared_gate_up" if len(ref.names) > 1 else "shared_down"
+    if role == "qkv" and len(ref.names) == 1:
+        return stem.split("_proj")[0]
+    return "pooler" if ref.names[0].startswith("pooler.") else role
+
+
+def _merged(counts: list[Count]) -> list[Count]:
+    """Calls of equal cost as one: rows of all tokens and of sampled ones, where all sample."""
+    found: dict[Count, int] = {}
+    for count in counts:
+        one = replace(count, calls=0)
+        found[one] = found.get(one, 0) + count.calls
+    return [replace(count, calls=calls) for count, calls in found.items()]
+
+
+def _ends(case: Case, step: Composition) -> Iterator[Count]:
+    """What comes behind the graph."""
     arch = case.arch
     if arch.encoder is not None:
-        yield encoder_attention(case, step)
-        return
-    if arch.mla is not None:
-        yield latent_attention(case, step)
-        return
-    for window, attended in step.attended.items():
-        members = arch.windows.count(window) if arch.windows else arch.layers
-        if not step.samples and window == arch.window(arch.layers - 1):
-            members -= 1
-        if members:
-            yield attention(case, step, window, attended, members)
+        if not arch.encoder.labels:
+            yield vector(case, "pool", "inputs", 1, step.tokens * arch.hidden, 1, 1, 0)
+        else:
+            size = step.samples * arch.hidden
+            yield vector(case, "select", "first", 1, size, 0, 1, 1)
+    elif step.samples:
+        size = step.samples * arch.vocab_size
+        yield Count("sample", "greedy", 1, "vector", flops=size, read_bytes=size * 4)
 
 
-def _decoder(case: Case, step: Composition) -> Iterator[Count]:
-    arch, tokens = case.arch, step.tokens
-    yield embed(case, tokens)
-    yield from _layers(case, step)
-    if not step.samples:
-        return
-    yield linear(
-        case, "head", "logits", arch.vocab_size, arch.hidden, step.samples, 1, 1, case.layout.tp,
-        out_bytes=4,
+REPLICATED = frozenset(("router", "kv_a", "q_a", "pooler"))
+"""Products of which every rank has the whole."""
+INWARD = frozenset(("output", "down", "shared_down"))
+"""Products that are cut along what is summed, so that ranks add up their results."""
+
+
+def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """See `counts.linear`."""
+    ref, label, arch = group.node.weights[0], group.label, case.arch
+    role = role_of(ref)
+    mark = "" if role == "head" else mark
+    size = ref.out * ref.width
+    bytes_ = None
+    if group.numbers != size:
+        bytes_ = size * (case.weights.of(role, group.numbers, group.layers) / group.numbers)
+    alone = label in REPLICATED or (arch.encoder is not None and role == "head")
+    return linear(
+        case, f"{label}{mark}", group.operator, ref.out, ref.width, rows, group.calls, group.layers,
+        1 if alone else case.layout.tp, out_bytes=4 if group.operator == "logits" else None,
+        weight_bytes=bytes_, split="in" if label in INWARD else "out",
     )  # fmt: skip
-    yield Count(
-        "sample", "greedy", 1, "vector", flops=step.samples * arch.vocab_size,
-        read_bytes=step.samples * arch.vocab_size * 4,
-    )  # fmt: skip
 
 
-class Part(NamedTuple):
-    """Calls of equal cost among those behind the attention of each layer."""
-
-    rows: int
-    calls: int
-    mark: str
-    """Behind the label."""
-
-
-def behind_attention(step: Composition, layers: int) -> list[Part]:
-    """`layers` calls for each token, but the last for the rows that sample alone.
-
-    The models compute no more where nobody wants other hidden states; steps of embeddings and of
-    prompt log-probabilities, which do, take up to a layer's time more than is counted.
-    """
-    if step.samples == step.tokens:
-        return [Part(step.tokens, layers, "")]
-    parts = [Part(step.tokens, layers - 1, ""), Part(step.samples, 1, LAST)]
-    return [part for part in parts if part.rows and part.calls]
-
-
-def _layers(case: Case, step: Composition) -> Iterator[Count]:
-    arch, tokens, tp = case.arch, step.tokens, case.layout.tp
-    layers = arch.layers
-    parts = behind_attention(step, layers)
-    yield rms_norm(case, "input", tokens, 1)
-    for rows, calls, mark in parts:
-        # The norm before the feed-forward, and the one before the next layer or the head.
-        yield add_rms_norm(case, f"norms{mark}", rows, 2 * calls)
-        if arch.post_norms:
-            yield rms_norm(case, f"post{mark}", rows, 2 * calls)
-    if arch.mla is not None:
-        yield from latent_layers(case, step)
-        mixed = arch.heads * arch.mla.v_dim
-    else:
-        width = (arch.heads + 2 * arch.kv_heads) * arch.head_dim
-        yield linear(case, "qkv", "linear", width, arch.hidden, tokens, layers, layers, tp)
-        yield rope_and_cache(case, tokens, layers)
-        yield from attention_counts(case, step)
-        mixed = arch.heads * arch.head_dim
-    if step.samples < tokens and step.samples:
-        yield select(case, "sampled", step.samples, arch.hidden)
-        yield select(case, "sampled/attention", step.samples, mixed / tp)
-    for rows, calls, mark in parts:
-        yield linear(case, f"output{mark}", "linear", arch.hidden, mixed, rows, calls, layers, tp,
-                     split="in")  # fmt: skip
-    dense = layers if arch.moe is None else arch.moe.dense_layers
-    if dense < layers:
-        for part in behind_attention(step, layers - dense):
-            yield from sparse_layers(case, part.rows, part.calls, layers - dense, part.mark)
-        if dense:
-            yield from _dense(case, Part(tokens, dense, ""), dense)
-        return
-    for part in parts:
-        yield from _dense(case, part, dense)
-
-
-def _dense(case: Case, part: Part, layers: int) -> Iterator[Count]:
-    arch, tp = case.arch, case.layout.tp
-    inner = arch.intermediate
-    rows, calls, mark = part
-    yield linear(case, f"gate_up{mark}", "linear", 2 * inner, arch.hidden, rows, calls, layers, tp)
-    yield gated(case, rows, inner, calls, f"gated{mark}")
-    yield linear(case, f"down{mark}", "linear", arch.hidden, inner, rows, calls, layers, tp,
-                 split="in")  # fmt: skip
-
-
-def embed(case: Case, tokens: int) -> Count:
-    """N rows of the table are read (D · bits / 8 each) and N · D · b written; N · D FLOPs."""
-    arch = case.arch
-    size = arch.vocab_size * arch.hidden
-    row = case.weights.of("embed", size, 1) / arch.vocab_size
+def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """N rows of a table are read (D · bits / 8 each) and N · D · b written; N · D FLOPs."""
+    hidden = case.arch.hidden
+    row = case.weights.of("embed", group.numbers, 1) / (group.numbers // hidden)
     return Count(
-        "embed", "embed", 1, "vector", flops=tokens * arch.hidden,
-        weight_bytes=tokens * row, read_bytes=tokens * 8,
-        write_bytes=tokens * arch.hidden * dtype_bytes(case.dtype),
+        "embed", group.label, group.calls, "vector", flops=rows * hidden, weight_bytes=rows * row,
+        read_bytes=rows * 8, write_bytes=rows * hidden * dtype_bytes(case.dtype),
     )  # fmt: skip
 
 
-def rms_norm(case: Case, label: str, tokens: int, calls: int) -> Count:
-    """4 FLOPs per number (square, sum, scale, weight); N · D read and written."""
-    return vector(case, "rms_norm", label, calls, tokens * case.arch.hidden, 4, 1, 1)
+def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """4 FLOPs per number (square, sum, scale, weight), 8 of a layer norm; N · D read and written.
+    With the sum before it 5; two arrays of N · D read, two written."""
+    flops, arrays = {"rms_norm": (4, 1), "layer_norm": (8, 1), "add_rms_norm": (5, 2)}[
+        group.operator
+    ]
+    size = rows * case.arch.hidden
+    return vector(
+        case, group.operator, f"{group.label}{mark}", group.calls, size, flops, arrays, arrays
+    )
 
 
-def add_rms_norm(case: Case, label: str, tokens: int, calls: int) -> Count:
-    """5 FLOPs per number; two arrays of N · D read, two written."""
-    return vector(case, "add_rms_norm", label, calls, tokens * case.arch.hidden, 5, 2, 2)
+def add(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """One FLOP per number; two arrays read, one written."""
+    size = rows * case.arch.hidden
+    return vector(case, "add", f"{group.label}{mark}", group.calls, size, 1, 2, 1)
 
 
-def gated(case: Case, tokens: int, inner: int, calls: int, label: str) -> Count:
+def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """About 6 FLOPs per result (exponential counted as 4); 2 · N · I read, N · I written."""
-    return vector(case, "gated", label, calls, tokens * inner / case.layout.tp, 6, 2, 1)
+    size = rows * group.node.out[0].width / case.layout.tp
+    return vector(case, "gated", f"{group.label}{mark}", group.calls, size, 6, 2, 1)
 
 
-def select(case: Case, label: str, samples: int, width: float) -> Count:
-    """R · width read and written."""
-    return vector(case, "select", label, 1, samples * width, 0, 1, 1)
+def activate(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """About 8 FLOPs per number; read and written once."""
+    size: float = rows * group.node.out[0].width
+    if not group.sampled:
+        size = size / case.layout.tp
+    return vector(case, "activate", group.label, group.calls, size, 8, 1, 1)
 
 
-def rope_and_cache(case: Case, tokens: int, calls: int) -> Count:
+def select(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count | None:
+    """R · width read and written; nothing where all rows sample."""
+    if step.samples == step.tokens:
+        return None
+    width: float = group.node.out[0].width
+    if group.label != "sampled":
+        width = width / case.layout.tp
+    return vector(case, "select", group.label, group.calls, step.samples * width, 0, 1, 1)
+
+
+def rope_and_cache(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """6 FLOPs per rotated pair, 4 per number of a q/k norm; qkv read, q and the KV written.
 
     N · (H + 2G) · E · b read; N · H · E · b and N · `kv_token_bytes` written.
     """
-    arch, tp = case.arch, case.layout.tp
-    b = dtype_bytes(case.dtype)
-    rotated = tokens * (arch.heads + arch.kv_heads) * arch.head_dim
+    spec, tp, b = group.node.spec, case.layout.tp, dtype_bytes(case.dtype)
+    assert isinstance(spec, AttentionSpec)
+    rotated = rows * (spec.heads + spec.kv_heads) * spec.size
     return Count(
-        "rope_and_cache", "rope_and_cache", calls, "vector",
-        flops=rotated * (3 + (4 if arch.qk_norm else 0)) / tp,
-        read_bytes=tokens * (arch.heads + 2 * arch.kv_heads) * arch.head_dim * b / tp,
-        write_bytes=tokens * arch.heads * arch.head_dim * b / tp,
-        kv_bytes=tokens * kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads),
+        "rope_and_cache", "rope_and_cache", group.calls, "vector",
+        flops=rotated * (3 + (4 if group.node.weights else 0)) / tp,
+        read_bytes=rows * spec.stacked * b / tp,
+        write_bytes=rows * spec.queries * b / tp,
+        kv_bytes=rows * kv_token_bytes(case.arch, case.kv_dtype) / min(tp, spec.kv_heads),
     )  # fmt: skip
 
 
-def attention(
-    case: Case, step: Composition, window: int | None, attended: Attended, calls: int
-) -> Count:
-    """4 · H · E FLOPs per (query, position) pair; the visible KV read once per entry.
-
-    P = Σ over queries of the positions seen (`composition.visible_pairs`): 2 · H · E · P for q·k
-    and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written.
-    A kernel that reads the KV once per tile of queries reads more: that is its efficiency.
-    """
-    label = "attention" if window is None else f"attention/{window}"
-    parts = tuple(_attention(case, label, *part, calls) for part in attended.parts(step))
-    whole = _attention(case, label, attended, step.tokens, step.entries, calls)
-    return replace(whole, parts=parts) if parts else whole
+def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """By the kind of attention."""
+    spec = group.node.spec
+    if not isinstance(spec, AttentionSpec):
+        return latent_attention(case, step, group.calls, group.numbers, group.layers)
+    if spec.bidirectional:
+        return bidirectional_attention(case, step)
+    return attention(case, step, spec.window, step.attended[spec.window], group.calls)
 
 
-def _attention(
-    case: Case, label: str, attended: Attended, tokens: int, entries: int, calls: int
-) -> Count:
-    arch, tp = case.arch, case.layout.tp
-    b = dtype_bytes(case.dtype)
-    size = tokens * arch.heads * arch.head_dim * b / tp
-    token = kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads)
-    return Count(
-        "attention", label, calls, "attention",
-        flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
-        kv_bytes=attended.kv_tokens * token, read_bytes=size, write_bytes=size, rows=tokens,
-        depth=attended.kv_tokens / max(1, entries), entries=entries,
-        pieces=entries * arch.kv_heads / min(tp, arch.kv_heads),
-    )  # fmt: skip
+def experts(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+    """See `experts.moe`."""
+    return moe(case, rows, group.calls, group.layers, mark)
+
+
+Price = Callable[[Case, Composition, Group, int, str], Count | None]
+PRICES: Mapping[str, Price] = {
+    "activate": activate,
+    "add": add,
+    "add_rms_norm": norm,
+    "attend": attend,
+    "embed": embed,
+    "gated": gated,
+    "layer_norm": norm,
+    "linear": product,
+    "logits": product,
+    "moe": experts,
+    "rms_norm": norm,
+    "rope_and_cache": rope_and_cache,
+    "select": select,
+}
+"""By operator: (case, step, group, rows, mark of the last layer) → what all its calls do."""

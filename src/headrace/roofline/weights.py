@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..base.arch import ModelArch
+from ..base.graph import WeightRef
+from ..models.registry import describe
 from .formats import weight_bits
 
 _ROLE_PATTERNS = (
@@ -54,55 +57,52 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
     """
     found: dict[str, float] = {}
     for name, size in sizes.items():
-        for role, pattern in _ROLE_PATTERNS:
-            if re.search(pattern, name):
-                found[role] = found.get(role, 0.0) + size
-                break
+        role = role_of_name(name)
+        if role:
+            found[role] = found.get(role, 0.0) + size
     if "head" not in found and arch.tied_embedding and "embed" in found:
         found["head"] = found["embed"]
     return WeightBytes(format, found)
 
 
+def role_of(ref: WeightRef) -> str:
+    """What a weight is for; empty for vectors, and what nobody prices."""
+    return "head" if ref.role == "logits" else role_of_name(ref.names[0])
+
+
+@lru_cache(maxsize=4096)
+def role_of_name(name: str) -> str:
+    return next((role for role, pattern in _ROLE_PATTERNS if re.search(pattern, name)), "")
+
+
+@lru_cache(maxsize=64)
+def _numbers(arch: ModelArch) -> dict[str, tuple[int, int]]:
+    """Role → numbers in all layers together, and in how many layers it is."""
+    numbers: dict[str, int] = {}
+    layers: dict[str, set[str]] = {}
+    seen: set[str] = set()
+    for ref in describe(arch).weights():
+        role = role_of(ref)
+        if ref.role == "vector" or not role:
+            continue
+        layer = re.search(r"\.(\d+)\.", ref.names[0])
+        layers.setdefault(role, set()).add(layer[1] if layer else "")
+        numbers[role] = numbers.get(role, 0) + ref.numbers * (ref.names[0] not in seen)
+        seen.update(ref.names)
+    return {role: (count, len(layers[role])) for role, count in numbers.items()}
+
+
+def numbers_of(arch: ModelArch, role: str) -> tuple[int, int]:
+    """Numbers of one layer's weights in this role, and how many layers have them."""
+    count, layers = _numbers(arch)[role]
+    if role == "head" and not count:
+        count = _numbers(arch)["embed"][0]
+    return count // layers, layers
+
+
 def parameters(arch: ModelArch) -> dict[str, float]:
     """Numbers in the weights by role, all layers together; a tied head counts once (embed)."""
-    if arch.encoder is not None:
-        labels, hidden = arch.encoder.labels, arch.hidden
-        return {
-            "embed": (arch.vocab_size + arch.max_context + arch.encoder.types) * hidden,
-            "qkv": 3 * hidden * hidden * arch.layers,
-            "output": hidden * hidden * arch.layers,
-            "up": hidden * arch.intermediate * arch.layers,
-            "down": hidden * arch.intermediate * arch.layers,
-            "head": (hidden + labels) * hidden if labels else 0,
-        }
-    dense, sparse = arch.layers, 0
-    queries = arch.heads * arch.head_dim
-    if arch.mla is not None:
-        mla = arch.mla
-        query_in = arch.hidden if mla.q_rank is None else mla.q_rank
-        qkv = query_in * arch.heads * (mla.nope_dim + mla.rope_dim)
-        qkv += 0 if mla.q_rank is None else arch.hidden * mla.q_rank
-        qkv += arch.hidden * (mla.kv_rank + mla.rope_dim)
-        qkv += mla.kv_rank * arch.heads * (mla.nope_dim + mla.v_dim)
-        output = arch.heads * mla.v_dim * arch.hidden
-    else:
-        qkv = arch.hidden * (queries + 2 * arch.kv_heads * arch.head_dim)
-        output = queries * arch.hidden
-    result: dict[str, float] = {
-        "embed": arch.vocab_size * arch.hidden,
-        "qkv": qkv * arch.layers,
-        "output": output * arch.layers,
-    }
-    if arch.moe is not None:
-        dense = arch.moe.dense_layers
-        sparse = arch.layers - dense
-        result["router"] = sparse * arch.hidden * arch.moe.experts
-        result["experts"] = sparse * arch.moe.experts * 3 * arch.hidden * arch.moe.intermediate
-        result["shared"] = sparse * 3 * arch.hidden * arch.moe.shared_intermediate
-    result["gate_up"] = dense * 2 * arch.hidden * arch.intermediate
-    result["down"] = dense * arch.hidden * arch.intermediate
-    result["head"] = 0 if arch.tied_embedding else arch.vocab_size * arch.hidden
-    return result
+    return {role: count for role, (count, _) in _numbers(arch).items()}
 
 
 def total_bytes(arch: ModelArch, weights: WeightBytes) -> float:

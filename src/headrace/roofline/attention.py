@@ -1,0 +1,98 @@
+"""Work of attention: over K and V, over latents, to both sides of whole inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .composition import Attended, Composition
+from .counts import Case, Count
+from .formats import dtype_bytes, kv_token_bytes
+
+
+def attention(
+    case: Case, step: Composition, window: int | None, attended: Attended, calls: int
+) -> Count:
+    """4 · H · E FLOPs per (query, position) pair; the visible KV read once per entry.
+
+    P = Σ over queries of the positions seen (`composition.visible_pairs`): 2 · H · E · P for q·k
+    and as much for the weighted sum, 5 · H · P for the softmax. q is read, the result written.
+    A kernel that reads the KV once per tile of queries reads more: that is its efficiency.
+    """
+    label = "attention" if window is None else f"attention/{window}"
+    parts = tuple(_attention(case, label, *part, calls) for part in attended.parts(step))
+    whole = _attention(case, label, attended, step.tokens, step.entries, calls)
+    return replace(whole, parts=parts) if parts else whole
+
+
+def _attention(
+    case: Case, label: str, attended: Attended, tokens: int, entries: int, calls: int
+) -> Count:
+    arch, tp = case.arch, case.layout.tp
+    b = dtype_bytes(case.dtype)
+    size = tokens * arch.heads * arch.head_dim * b / tp
+    token = kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads)
+    return Count(
+        "attention", label, calls, "attention",
+        flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
+        kv_bytes=attended.kv_tokens * token, read_bytes=size, write_bytes=size, rows=tokens,
+        depth=attended.kv_tokens / max(1, entries), entries=entries,
+        pieces=entries * arch.kv_heads / min(tp, arch.kv_heads),
+    )  # fmt: skip
+
+
+def latent_attention(case: Case, step: Composition, calls: int, numbers: int, layers: int) -> Count:
+    """Attention over the latent, or over unpacked heads.
+
+    Absorbed (Wᵤₖ into the query, Wᵤᵥ into the result): per pair and head 2 · (r + p) for the score
+    and 2 · r for the sum, with rank r and rotary size p. Unpacked: the latents of the visible
+    tokens go through kv_b (2 · r · H · (n + v) each), then 2 · (n + p) + 2 · v per pair and head.
+    The cheaper one of the step is counted. Every rank keeps the whole latent: tp does not share it.
+    """
+    attended = step.attended[None]
+    each = case.weights.of("qkv", numbers, layers) / numbers
+    parts = tuple(_latent(case, *part, calls, each) for part in attended.parts(step))
+    whole = _latent(case, attended, step.tokens, step.entries, calls, each)
+    return replace(whole, parts=parts) if parts else whole
+
+
+def _latent(
+    case: Case, attended: Attended, tokens: int, entries: int, calls: int, each: float
+) -> Count:
+    arch, tp = case.arch, case.layout.tp
+    mla = arch.mla
+    assert mla is not None
+    b = dtype_bytes(case.dtype)
+    head = mla.nope_dim + mla.rope_dim
+    out, inner = arch.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank
+    pairs, cached = attended.pairs, attended.kv_tokens
+    scores = arch.heads * pairs
+    absorbed = scores * (2 * (mla.kv_rank + mla.rope_dim) + 2 * mla.kv_rank)
+    absorbed += 2 * tokens * out * inner
+    unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
+    return Count(
+        "attention", "latent", calls, "attention",
+        flops=(min(absorbed, unpacked) + 5 * scores) / tp,
+        weight_bytes=out * inner * each / tp,
+        kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
+        read_bytes=tokens * arch.heads * head * b / tp,
+        write_bytes=tokens * arch.heads * mla.v_dim * b / tp, rows=tokens,
+        depth=cached / max(1, entries), entries=entries,
+        pieces=entries * arch.heads / tp,
+    )  # fmt: skip
+
+
+def bidirectional_attention(case: Case, step: Composition) -> Count:
+    """4 · H · E FLOPs for each of n² pairs of an input of n tokens, 5 · H for the softmax.
+
+    `Composition` counts causal pairs, n · (n + 1) / 2 each: all pairs are twice that less n.
+    q, k and v come from this step's projection; nothing is cached.
+    """
+    arch, tokens, tp = case.arch, step.tokens, case.layout.tp
+    pairs = 2 * step.attended[None].pairs - tokens
+    size = tokens * arch.heads * arch.head_dim * dtype_bytes(case.dtype) / tp
+    return Count(
+        "encoder_attention", "attention", arch.layers, "attention",
+        flops=pairs * arch.heads * (4 * arch.head_dim + 5) / tp, read_bytes=3 * size,
+        write_bytes=size, rows=tokens, depth=tokens / max(1, step.entries), entries=step.entries,
+        pieces=step.entries * arch.heads / tp,
+    )  # fmt: skip
