@@ -143,7 +143,7 @@ def test_the_same_prompt_is_cached(client: openai.OpenAI) -> None:
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"max_tokens": 100_000}, openai.BadRequestError, "max_tokens"),
         ({"messages": [{"role": "user", "content": "a b c " * 2000}]},
-         openai.BadRequestError, "prompt"),
+         openai.BadRequestError, "messages"),
         ({"messages": [{"role": "user", "content": "raise"}]}, openai.BadRequestError, "messages"),
         ({"logit_bias": {str(VOCAB): 1}}, openai.BadRequestError, "logit_bias"),
     ],

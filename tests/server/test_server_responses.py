@@ -186,13 +186,13 @@ async def test_a_fault_in_the_stream_fails_the_response() -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"input": [{"type": "function_call", "name": "x"}]}, "input.0.arguments"),
         ({"input": [{"content": "x"}]}, "input.0.role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
         ({"background": True, "store": False}, "background"),
-        ({"background": True, "stream": True}, "stream"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "c"}, "conversation"),
+        ({"include": ["message.output_text.logprobs"]}, "include.0"),
         ({"colour": 1}, "colour"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),

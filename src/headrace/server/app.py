@@ -31,6 +31,7 @@ from .openapi import document
 from .origin import Origins, read_origins
 from .page.route import router as page
 from .paths import Paths
+from .refusal import refusal
 from .routes.adapters.route import router as adapters
 from .routes.batches.route import router as batches
 from .routes.chat.route import router as chat
@@ -232,7 +233,7 @@ async def _http(request: Request, error: Exception) -> Response:
     else:
         refused = InvalidRequest(str(error.detail))
     request.app.state.meter.refused(refused)
-    response = error_response(refused)
+    response = refusal(request.url.path, refused)
     response.headers.update(error.headers or {})
     if error.status_code == 405:
         response.headers["allow"] = ", ".join(sorted(request.app.methods_of(request.scope)))

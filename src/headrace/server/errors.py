@@ -37,7 +37,9 @@ def error_body(error: HeadraceError) -> dict[str, Any]:
             "message": error.message,
             "type": error.type,
             "param": error.param,
-            "code": getattr(error, "detail_code", None) or error.code,
+            "code": getattr(error, "detail_code", None)
+            or error.code
+            or ("invalid_value" if error.status == 400 and error.param else None),
         }
     }
 
@@ -102,9 +104,9 @@ def from_validation(error: ValidationError) -> InvalidRequest:
         detail = str(first.get("ctx", {}).get("error", "invalid"))[:MAX_SHOWN]
         return coded(InvalidRequest(f"the body is not valid JSON: {detail}"), "invalid_json")
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ValueError) and cause.args and isinstance(cause.args[0], InvalidRequest):
-        return cause.args[0]
     path = _path(first["loc"])
+    if isinstance(cause, ValueError) and cause.args and isinstance(cause.args[0], InvalidRequest):
+        return _placed(cause.args[0], path)
     name = ".".join(str(part) for part in path)[:MAX_SHOWN]
     if not name:
         return coded(InvalidRequest("the body must be a JSON object"), "invalid_body")
@@ -116,6 +118,18 @@ def from_validation(error: ValidationError) -> InvalidRequest:
         words = f"is wrong: {message[:1].lower()}{message[1:MAX_SHOWN]}"
     code = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
     return coded(InvalidRequest(f"{name} {words}", param=name), code.get(kind, "invalid_value"))
+
+
+def _placed(error: InvalidRequest, path: list[int | str]) -> InvalidRequest:
+    """The complaint of an object inside the body, with the whole path of its field."""
+    name = error.param or ""
+    whole = ".".join(str(part) for part in (*path, name) if part != "")[:MAX_SHOWN]
+    message = error.message
+    if name and message.startswith(name):
+        message = whole + message[len(name) :]
+    detail = getattr(error, "detail_code", None)
+    placed = InvalidRequest(message, param=whole or None)
+    return coded(placed, detail) if detail else placed
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:

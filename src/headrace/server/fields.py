@@ -1,12 +1,15 @@
 """What the bodies of requests have in common: strictness, sampling fields, inert fields.
 
-Nothing is ignored silently (ADR 0060). A field is one of: supported; *inert* (it cannot change
-an answer: accepted, listed as such in the API's document); *unsupported* (known, but not done
-here: accepted only at the values that mean "off", else an error that names it); unknown (error).
+A field of a request is one of (ADR 0180): supported; *inert* (a hint that cannot be seen in the
+answer: accepted, and listed with the reason in docs/fields.md); *unsupported* (it would change the
+answer and is not done here: accepted only at the values that mean "off", else an error that names
+it); unknown (an error: it may be a misspelt one). Inside messages, their parts, calls and tools,
+which clients echo and decorate, unknown keys are left out and counted. Null is unset everywhere.
 """
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, cast
 
@@ -14,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_v
 from pydantic_core import CoreSchema
 
 from ..base.errors import InvalidRequest
+from ..base.ignored import ignored
 from ..base.sampling import SamplingParams
 from ..text.grammar import from_guided
 from .errors import coded
@@ -23,7 +27,12 @@ Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 
 
 def inert(why: str) -> Any:
-    return Field(None, description=f"Accepted and without effect: {why}.")
+    """A hint that is accepted whatever its value, and why it changes nothing."""
+    return Field(
+        None,
+        description=f"Accepted and without effect: {why}.",
+        json_schema_extra={"x-headrace-inert": why},
+    )
 
 
 def unsupported(*neutral: Any) -> Any:
@@ -50,11 +59,12 @@ def _stop_at_the_first(schema: Any) -> None:
 
 
 class Body(BaseModel):
-    """Base of every request body: strict types, no unknown fields, no NaN."""
+    """Base of every request body: strict types, no unknown fields but null ones, no NaN."""
 
     model_config = ConfigDict(
-        strict=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True
-    )
+        strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )  # fmt: skip
     _neutral: ClassVar[dict[str, list[Any]]] = {}
 
     @classmethod
@@ -74,6 +84,8 @@ class Body(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> Body:
+        if self.__pydantic_extra__:
+            self._take_unknown(self.__pydantic_extra__)
         given = self.__pydantic_fields_set__
         if given.isdisjoint(self._neutral):  # Thousands of messages come here.
             return self
@@ -92,6 +104,30 @@ class Body(BaseModel):
                 )
         return self
 
+    def _take_unknown(self, extra: dict[str, Any]) -> None:
+        name = next((name for name, value in extra.items() if value is not None), None)
+        if name is not None:
+            words = f"{name[:100]} is not a known parameter"
+            near = difflib.get_close_matches(name[:100], type(self).model_fields, n=1, cutoff=0.75)
+            if near:
+                words += f"; did you mean {near[0]}?"
+            error = InvalidRequest(words, param=name[:100])
+            raise ValueError(coded(error, "unknown_parameter"))
+        extra.clear()
+
+
+class Loose(Body):
+    """Base of what clients echo and decorate: messages, parts, calls, tools. Keys that it does not
+    know are left out and counted."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
+    def _take_unknown(self, extra: dict[str, Any]) -> None:
+        given = sum(value is not None for value in extra.values())
+        if given:
+            ignored(type(self).__name__, given)
+        extra.clear()
+
 
 class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="Send a last chunk with the usage.")
@@ -108,7 +144,9 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = Field(default=None, description="Lark grammar with a rule start.")
+    grammar: str | None = Field(
+        default=None, description="Lark grammar with a rule start, or GBNF with a rule root."
+    )
     structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool | None = Field(None, description="true: JSON without white space.")
 
@@ -149,16 +187,32 @@ class SamplingFields(Body):
     user: Any = inert("nothing is kept about users")
     safety_identifier: Any = inert("nothing is kept about users")
     metadata: Any = inert("answers are not stored")
-    store: Any = unsupported(False)
-    service_tier: Any = unsupported("auto", "default")
+    store: Any = inert("answers of this route are not kept, and nobody can ask for them")
+    service_tier: Any = inert("there is one tier")
     prompt_cache_key: Any = inert("equal prefixes are always shared")
     prompt_cache_options: Any = inert("the prefix cache has one policy")
     prompt_cache_retention: Any = inert("the prefix cache has one policy")
     use_beam_search: Any = unsupported(False)
     length_penalty: Any = unsupported(1.0, 1)
     early_stopping: Any = unsupported(False)
-    spaces_between_special_tokens: Any = unsupported(True)
-    truncate_prompt_tokens: Any = unsupported()
+    spaces_between_special_tokens: Any = inert("no tokenizer here puts spaces between them")
+    truncate_prompt_tokens: Integer | None = Field(
+        None,
+        ge=-1,
+        description="Keep the last so many tokens of the prompt (-1: what fits the context).",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Tokens in logprobs are token_id:ID."
+    )
+    guided_decoding_backend: Any = inert("there is one")
+    cache_prompt: Any = inert("equal prefixes are always shared")
+    typical_p: Any = unsupported(1.0, 1)
+    top_a: Any = unsupported(0.0, 0)
+    tfs: Any = unsupported(1.0, 1)
+    mirostat: Any = unsupported(0)
+    mirostat_mode: Any = unsupported(0)
+    repeat_penalty: Any = unsupported(1.0, 1)
+    vllm_xargs: Any = unsupported({})
     allowed_token_ids: Any = unsupported([])
     bad_words: Any = unsupported([])
     logits_processors: Any = unsupported([])
@@ -209,6 +263,13 @@ class SamplingFields(Body):
             structural_tag=given.structural_tag,
             compact=bool(given.disable_any_whitespace),
         )
+
+    def cut(self, prompt: list[int], most: int) -> list[int]:
+        """The end of a prompt, where `truncate_prompt_tokens` says so; `most`: what fits."""
+        wish = self.truncate_prompt_tokens
+        if wish is None:
+            return prompt
+        return prompt[-max(1, most if wish < 0 else wish) :]
 
     def verify_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:

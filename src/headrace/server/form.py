@@ -8,19 +8,22 @@ from pydantic import Field
 
 from ..base.errors import InvalidRequest
 from ..text.grammar import from_response_format
-from .fields import Body, SamplingFields
+from .fields import Loose, SamplingFields
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaFormat(Loose):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
+class ResponseFormat(Loose):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="Of a json_object, as llama.cpp has it."
+    )
     structures: list[dict[str, Any]] | None = Field(None, description="Of a structural_tag.")
     triggers: list[str] | None = Field(None, description="Of a structural_tag.")
 

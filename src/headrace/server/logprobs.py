@@ -22,24 +22,41 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.piece(token).decode("utf-8", "replace")
 
 
-def _entry(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+def token_name(tokenizer: Tokenizer, token: int, as_ids: bool) -> str:
+    """How logprobs call a token: its text, or `bytes:…` where it is no whole character, as OpenAI
+    has it; `as_ids`: `token_id:…`, as vLLM has it."""
+    if as_ids:
+        return f"token_id:{token}"
+    piece = tokenizer.piece(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _entry(tokenizer: Tokenizer, token: int, logprob: float, as_ids: bool) -> dict[str, Any]:
     piece = tokenizer.piece(token)
     return {
-        "token": piece.decode("utf-8", "replace"),
+        "token": token_name(tokenizer, token, as_ids),
         "logprob": finite(logprob),
         "bytes": list(piece),
     }
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, tokens: list[int], logprobs: list[TokenLogprobs], top: int
+    tokenizer: Tokenizer,
+    tokens: list[int],
+    logprobs: list[TokenLogprobs],
+    top: int,
+    *,
+    as_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """`logprobs.content` of a chat choice: one entry per token with its `top` alternatives."""
     entries = []
     for token, info in zip(tokens, logprobs, strict=True):
-        entry = _entry(tokenizer, token, info.logprob)
+        entry = _entry(tokenizer, token, info.logprob, as_ids)
         entry["top_logprobs"] = [
-            _entry(tokenizer, other, logprob)
+            _entry(tokenizer, other, logprob, as_ids)
             for other, logprob in list(zip(info.top_ids, info.top_logprobs, strict=True))[:top]
         ]
         entries.append(entry)
@@ -49,7 +66,10 @@ def chat_logprobs(
 class CompletionLogprobs:
     """`logprobs` of one completions choice, continued over its chunks (text_offset counts)."""
 
-    def __init__(self, tokenizer: Tokenizer, top: int, offset: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, top: int, offset: int = 0, *, as_ids: bool = False
+    ) -> None:
+        self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._top = top
         self._offset = offset
@@ -61,17 +81,17 @@ class CompletionLogprobs:
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         for token, info in zip(tokens, logprobs, strict=True):
-            text = token_text(self._tokenizer, token)
+            text = token_name(self._tokenizer, token, self._as_ids)
             texts.append(text)
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(token_text(self._tokenizer, token))
             if info is None:
                 values.append(None)
                 tops.append(None)
                 continue
             values.append(finite(info.logprob))
             top = {
-                token_text(self._tokenizer, other): finite(logprob)
+                token_name(self._tokenizer, other, self._as_ids): finite(logprob)
                 for other, logprob in list(zip(info.top_ids, info.top_logprobs, strict=True))[
                     : self._top
                 ]

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..base.errors import HeadraceError
+from ..base.ignored import all_ignored
 
 if TYPE_CHECKING:
     from .accounts import Account
@@ -34,6 +35,20 @@ class _Logs(Collector):
         yield CounterMetricFamily(
             "headrace_log_lines_lost", "Log lines that could not be written.", value=lost
         )
+
+
+class _Ignored(Collector):
+    """What requests held that has no effect, of this process."""
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "headrace_ignored_fields",
+            "Keys of messages and tools, and keywords of schemas, that were left out.",
+            labels=["where"],
+        )
+        for where, count in sorted(all_ignored().items()):
+            family.add_metric([where], count)
+        yield family
 
 
 class _Keys(Collector):
@@ -91,6 +106,7 @@ class HttpMeter:
             registry=self.registry,
         )
         self.registry.register(_Logs())
+        self.registry.register(_Ignored())
         self._batches = Counter(
             "headrace_batches", "Batches that ended, by how.", ["status"], registry=self.registry
         )

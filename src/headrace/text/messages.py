@@ -35,7 +35,7 @@ def clean_messages(
             f"{len(messages)} messages; at most {MAX_MESSAGES} are allowed", param="messages"
         )
     return [
-        _message(message, f"messages[{index}]", absent) for index, message in enumerate(messages)
+        _message(message, f"messages.{index}", absent) for index, message in enumerate(messages)
     ]
 
 
@@ -68,7 +68,7 @@ def _content(content: Any, where: str) -> str | None:
         raise TooLarge(f"{where} has {len(content)} parts; at most {MAX_PARTS}", param=where)
     texts: list[str] = []
     for index, part in enumerate(content):
-        here = f"{where}[{index}]"
+        here = f"{where}.{index}"
         if isinstance(part, str):
             texts.append(part)
             continue
@@ -89,7 +89,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         raise InvalidRequest(f"{where} must be a list", param=where)
     clean = []
     for index, call in enumerate(calls):
-        here = f"{where}[{index}]"
+        here = f"{where}.{index}"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise InvalidRequest(f"{here}.function.name must be a string", param=here)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest
 
-MAX_TOOLS = 256
+MAX_TOOLS = 1024
+"""Of one request: agents with many servers of tools offer hundreds."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
 ChoiceKind = Literal["auto", "none", "required", "named"]
@@ -38,12 +39,12 @@ def read_tools(raw: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     if not isinstance(raw, list | tuple):
         raise InvalidRequest("tools must be a list", param="tools")
     if len(raw) > MAX_TOOLS:
-        raise TooLarge(f"{len(raw)} tools; at most {MAX_TOOLS} are allowed", param="tools")
-    tools = [_tool(entry, f"tools[{index}]") for index, entry in enumerate(raw)]
+        raise InvalidRequest(f"{len(raw)} tools; at most {MAX_TOOLS} are allowed", param="tools")
+    tools = [_tool(entry, f"tools.{index}") for index, entry in enumerate(raw)]
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise InvalidRequest(f"two tools are named {name!r}", param=f"tools[{index}]")
+            raise InvalidRequest(f"two tools are named {name!r}", param=f"tools.{index}")
     return tools
 
 

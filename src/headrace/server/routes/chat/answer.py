@@ -22,7 +22,11 @@ def _logprobs(chat: Chat, delta: OutputDelta) -> dict[str, Any] | None:
     if chat.top_logprobs is None or delta.logprobs is None:
         return None
     content = chat_logprobs(
-        chat.service.engine.tokenizer, delta.token_ids, delta.logprobs, chat.top_logprobs
+        chat.service.engine.tokenizer,
+        delta.token_ids,
+        delta.logprobs,
+        chat.top_logprobs,
+        as_ids=bool(chat.body.return_tokens_as_token_ids),
     )
     return {"content": content, "refusal": None}
 
@@ -115,7 +119,7 @@ def _opening(chat: Chat, head: dict[str, Any], delta: OutputDelta) -> dict[str, 
     """The first chunk of a choice: who speaks, and what is known of the prompt."""
     choice: dict[str, Any] = {
         "index": delta.index,
-        "delta": {"role": "assistant", "content": ""},
+        "delta": {"role": "assistant", "content": chat.echoed},
         "logprobs": None,
         "finish_reason": None,
     }

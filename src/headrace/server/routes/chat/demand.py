@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....base.errors import InvalidRequest
 from ....text.grammar import after_reasoning
 from ....text.toolgrammar import tool_grammar
 from ....text.tools import Tool, ToolChoice, read_choice, read_tools
-from .schema import ChatBody, NamedTool
+from .schema import AllowedChoice, ChatBody, NamedTool
 
 if TYPE_CHECKING:
     from ...speech import Speech
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 def tools_of(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
     """The tools on offer and the choice; a choice of none offers none."""
     tools = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools or ()])
-    given = body.tool_choice
-    choice = read_choice(
-        given.model_dump() if isinstance(given, NamedTool) else given, tools
-    )  # fmt: skip
+    given: Any = body.tool_choice
+    if isinstance(given, AllowedChoice):
+        allowed = [read_choice(tool.model_dump(), tools).name for tool in given.allowed_tools.tools]
+        tools = [tool for tool in tools if tool.name in allowed]
+        given = given.allowed_tools.mode
+    choice = read_choice(given.model_dump() if isinstance(given, NamedTool) else given, tools)
     if given not in (None, "none", "auto") and not tools:
         raise InvalidRequest("tool_choice needs tools", param="tool_choice")
     return ([] if choice.kind == "none" else tools), choice

@@ -19,14 +19,23 @@ class Parts:
     """What one choice has come to so far; `take` gives the fields of its next chunks."""
 
     __slots__ = (
-        "_router", "_show_reasoning", "calls", "content", "finish", "logprobs", "reasoning",
-        "stop", "tokens",
+        "_legacy", "_router", "_show_reasoning", "calls", "content", "finish", "logprobs",
+        "reasoning", "stop", "tokens",
     )  # fmt: skip
 
-    def __init__(self, router: StreamRouter | None, *, show_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        router: StreamRouter | None,
+        *,
+        show_reasoning: bool = True,
+        echoed: str = "",
+        legacy: bool = False,
+    ) -> None:
+        """`echoed`: what the content begins with; `legacy`: a call is told as `function_call`."""
         self._router = router
         self._show_reasoning = show_reasoning
-        self.content: list[str] = []
+        self._legacy = legacy
+        self.content: list[str] = [echoed] if echoed else []
         self.reasoning: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.tokens: list[int] = []
@@ -57,7 +66,7 @@ class Parts:
             events += self._router.finish(cut=self.finish == "length")
         chunks = [chunk for event in events if (chunk := self._chunk(event)) is not None]
         if self.calls and self.finish == "stop":
-            self.finish = "tool_calls"
+            self.finish = "function_call" if self._legacy else "tool_calls"
         return chunks
 
     def _chunk(self, event: Event) -> dict[str, Any] | None:
@@ -71,10 +80,14 @@ class Parts:
             case ToolCallStart(index, call_id, name):
                 function = {"name": name, "arguments": ""}
                 self.calls.append({"id": call_id, "type": "function", "function": function})
+                if self._legacy:
+                    return {"function_call": dict(function)}
                 opening = {"index": index, "id": call_id, "type": "function"}
                 return {"tool_calls": [{**opening, "function": dict(function)}]}
             case ToolCallArguments(index, text):
                 self.calls[index]["function"]["arguments"] += text
+                if self._legacy:
+                    return {"function_call": {"arguments": text}}
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
         return None
 
@@ -87,6 +100,8 @@ class Parts:
         }
         if self.reasoning and self._show_reasoning:
             message["reasoning_content"] = "".join(self.reasoning)
-        if self.calls:
+        if self.calls and self._legacy:
+            message["function_call"] = self.calls[0]["function"]
+        elif self.calls:
             message["tool_calls"] = self.calls
         return message

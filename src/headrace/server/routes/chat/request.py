@@ -6,13 +6,14 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from ....base.errors import InvalidRequest
-from ....base.sampling import SamplingParams
+from ....base.errors import ContextOverflow, InvalidRequest
+from ....base.sampling import MAX_LOGPROBS, SamplingParams
 from ....text import open_end
 from ...caller import CALLER, engine_id
 from ...errors import coded
 from ...generation import Usage
 from .demand import grammar_of, tools_of
+from .legacy import is_legacy, modern, tool_calls
 from .parts import Parts
 from .schema import ChatBody, Message
 
@@ -29,7 +30,7 @@ class Chat:
 
     def __init__(self, service: Service, body: ChatBody, request_id: str) -> None:
         self.service = service
-        self.body = body
+        self.body = modern(body)
         self.id = f"chatcmpl-{body.request_id or request_id}"
         self.created = int(time.time())
         self.adapter = service.adapter(body.model)
@@ -39,17 +40,25 @@ class Chat:
         self.prompt: list[int] = []
         self.text = ""
         """The rendered prompt."""
+        self.echoed = ""
+        """What the answer repeats of the prompt (`echo`)."""
         self.opened = False
         """Does the prompt end inside reasoning?"""
-        self.tools, self.choice = tools_of(body)
+        self.legacy = is_legacy(body)
+        self.tools, self.choice = tools_of(self.body)
         self.hidden = service.speech.hidden(tools=bool(self.tools))
         self.grammar: str | None = None
         self.usage = Usage()
 
     def sampling(self) -> SamplingParams:
         body = self.body
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+            raise InvalidRequest(
+                f"top_logprobs must be from 0 to {MAX_LOGPROBS}, not {body.top_logprobs}",
+                param="top_logprobs",
+            )
         body.verify_stream_options()
         limit = body.max_completion_tokens
         return body.sampling(
@@ -88,6 +97,7 @@ class Chat:
                 not final if body.add_generation_prompt is None else body.add_generation_prompt
             ),
             "continue_final_message": final,
+            "documents": body.documents,
             "variables": variables,
         }
         messages = [_plain(index, message) for index, message in enumerate(body.messages)]
@@ -98,7 +108,15 @@ class Chat:
         marks = self.service.speech.marks
         if marks is not None:
             self.opened = marks.open_in(self.text, open_end(messages) if final else "")
-        self.prompt = await self.service.encode(self.text, raw=False)
+        self.prompt = await self.service.encode(
+            self.text,
+            raw=bool(body.add_special_tokens),
+            must_fit=body.truncate_prompt_tokens is None,
+        )
+        limit = body.max_completion_tokens or body.max_tokens
+        self.prompt = body.cut(self.prompt, self.service.engine.max_context - (limit or 1))
+        if body.echo and final:
+            self.echoed = open_end(messages)
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
@@ -113,7 +131,12 @@ class Chat:
     def _offered(self) -> list[dict[str, Any]] | None:
         if not self.tools:
             return None
-        return [tool.model_dump(exclude_none=True) for tool in self.body.tools or ()]
+        names = {tool.name for tool in self.tools}
+        return [
+            tool.model_dump(exclude_none=True)
+            for tool in self.body.tools or ()
+            if tool.function.name in names
+        ]
 
     def parts(self) -> list[Parts]:
         """One per choice."""
@@ -128,6 +151,8 @@ class Chat:
                     held=self.grammar is not None,
                 ),
                 show_reasoning=shown,
+                echoed=self.echoed,
+                legacy=self.legacy,
             )
             for _ in range(self.n)
         ]
@@ -177,9 +202,13 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
             raise InvalidRequest(
                 "a text part needs text", param=f"messages.{index}.content.{place}.text"
             )
+    if message.function_call is not None and not message.tool_calls:
+        message = message.model_copy(update={"tool_calls": tool_calls(message.function_call)})
     plain = message.model_dump(
         exclude_none=True, exclude={"refusal", "annotations", "audio", "function_call"}
     )
+    if message.role == "function":
+        plain["role"] = "tool"
     if isinstance(message.content, list):
         plain["content"] = [
             {"type": "text", "text": part.text or part.refusal or ""} for part in message.content
@@ -191,11 +220,19 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
     return plain
 
 
-async def begin(service: Service, body: ChatBody, request_id: str) -> tuple[Chat, OutputStream]:
-    """Everything up to the first token: check, render, tokenise, submit."""
+async def begin(
+    service: Service, body: ChatBody, request_id: str, *, where: str = "messages"
+) -> tuple[Chat, OutputStream]:
+    """Everything up to the first token: check, render, tokenise, submit. `where`: the field from
+    which the conversation came."""
     service.check_model(body.model, adapters=True)
     chat = Chat(service, body, request_id)
     sampling = chat.sampling()
-    await chat.tokenise()
-    await chat.demand()
-    return chat, chat.submit(sampling)
+    try:
+        await chat.tokenise()
+        await chat.demand()
+        return chat, chat.submit(sampling)
+    except ContextOverflow as error:
+        if error.param == "prompt":
+            error.param = where
+        raise

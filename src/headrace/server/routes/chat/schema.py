@@ -7,12 +7,13 @@ from typing import Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert, unsupported
+from ....text.tools import MAX_TOOLS
+from ...fields import Integer, Loose, inert, unsupported
 from ...form import FormFields
 from ..completions.schema import UsageReply
 
 
-class ContentPart(Body):
+class ContentPart(Loose):
     type: Literal["text", "image_url", "input_audio", "video_url", "file", "refusal"]
     text: str | None = None
     refusal: str | None = None
@@ -22,19 +23,19 @@ class ContentPart(Body):
     file: Any = None
 
 
-class FunctionCall(Body):
+class FunctionCall(Loose):
     name: str = Field(min_length=1, max_length=256)
     arguments: str = Field(description="JSON text.")
 
 
-class ToolCall(Body):
+class ToolCall(Loose):
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
     index: Integer | None = None
 
 
-class Message(Body):
+class Message(Loose):
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -45,28 +46,40 @@ class Message(Body):
     refusal: Any = inert("part of answers that clients send back")
     annotations: Any = inert("part of answers that clients send back")
     audio: Any = unsupported()
-    function_call: Any = unsupported()
+    function_call: FunctionCall | None = Field(None, description="Older form of tool_calls.")
 
 
-class FunctionSpec(Body):
+class FunctionSpec(Loose):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(Loose):
     type: Literal["function"]
     function: FunctionSpec
 
 
-class NamedFunction(Body):
+class NamedFunction(Loose):
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(Loose):
     type: Literal["function"]
     function: NamedFunction
+
+
+class AllowedTools(Loose):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedChoice(Loose):
+    """Some of the tools: the others are not offered."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class ChatBody(FormFields):
@@ -77,8 +90,8 @@ class ChatBody(FormFields):
     max_tokens: Integer | None = Field(None, description="Older name of max_completion_tokens.")
     logprobs: bool | None = None
     top_logprobs: Integer | None = Field(None, description="0 to 20; needs logprobs: true.")
-    tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="Given to the chat template."
@@ -94,16 +107,25 @@ class ChatBody(FormFields):
 
     audio: Any = unsupported()
     modalities: Any = unsupported(["text"])
-    prediction: Any = unsupported()
+    prediction: Any = inert("a hint for speed: the answer is the same")
     web_search_options: Any = unsupported()
-    functions: Any = unsupported([])
-    function_call: Any = unsupported("none")
-    verbosity: Any = unsupported("medium")
+    functions: list[FunctionSpec] | None = Field(
+        None, max_length=MAX_TOOLS, description="Older form of tools; answered in the older form."
+    )
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description="Older form of tool_choice."
+    )
+    verbosity: Any = inert("a hint that this model was not taught")
     moderation: Any = unsupported()
     best_of: Any = unsupported(1)
-    echo: Any = unsupported(False)
+    echo: bool | None = Field(
+        None, description="With continue_final_message: the answer begins with that message."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="true: the model's begin-of-text before what the template wrote."
+    )
     chat_template: Any = unsupported()
-    documents: Any = unsupported([])
+    documents: list[dict[str, Any]] | None = Field(None, description="Given to the template.")
     mm_processor_kwargs: Any = unsupported({})
 
 
@@ -139,6 +161,7 @@ class MessageReply(TypedDict):
     refusal: None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallReply]]
+    function_call: NotRequired[FunctionCallReply]
 
 
 class ChatChoice(TypedDict):

@@ -7,7 +7,7 @@ from typing import Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Integer, unsupported
+from ...fields import Integer
 from ...form import FormFields
 
 
@@ -25,7 +25,6 @@ class CompletionBody(FormFields):
     suffix: str | None = Field(
         None, description="Text after the gap: the answer is what is missing between the two."
     )
-    return_tokens_as_token_ids: Any = unsupported(False)
 
 
 class PromptTokensDetails(TypedDict):

@@ -84,11 +84,14 @@ class Completion:
             return
         for item in items:
             if isinstance(item, str):
-                self.prompts.append(await self.service.encode(item, raw=raw))
+                whole = self.body.truncate_prompt_tokens is None
+                self.prompts.append(
+                    self._cut(await self.service.encode(item, raw=raw, must_fit=whole))
+                )
                 self.texts.append(item)
                 continue
             check_ids(self.service, item, "prompt")
-            self.prompts.append(item)
+            self.prompts.append(self._cut(item))
             if self.echo:
                 decode = self.service.engine.tokenizer.decode
                 self.texts.append(decode(item, skip_special=False))
@@ -105,6 +108,10 @@ class Completion:
             )
             self.prompts.append(ids)
             self.texts.append(item)
+
+    def _cut(self, prompt: list[int]) -> list[int]:
+        limit = DEFAULT_MAX_TOKENS if self.body.max_tokens is None else self.body.max_tokens
+        return self.body.cut(prompt, self.service.engine.max_context - max(1, limit))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
@@ -157,7 +164,13 @@ class ChoiceState:
         self.index = prompt * work.n + choice
         top = work.body.logprobs
         self._logprobs = (
-            None if top is None else CompletionLogprobs(work.service.engine.tokenizer, top)
+            None
+            if top is None
+            else CompletionLogprobs(
+                work.service.engine.tokenizer,
+                top,
+                as_ids=bool(work.body.return_tokens_as_token_ids),
+            )
         )
 
     def fields(self, delta: OutputDelta) -> dict[str, Any]:

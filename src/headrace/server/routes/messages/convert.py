@@ -44,6 +44,13 @@ def to_chat(body: CountBody, *, counts_reasoning: bool = False) -> ChatBody:
         chat["include_reasoning"] = wanted and body.thinking.display != "omitted"
         if wanted and counts_reasoning:
             chat["thinking_token_budget"] = body.thinking.budget_tokens
+    config = body.output_config
+    form = (config and config.format) or body.output_format
+    if form is not None:
+        schema = {"name": "answer", "schema": form.schema_}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if config is not None and config.effort is not None:
+        chat["reasoning_effort"] = {"max": "xhigh"}.get(config.effort, config.effort)
     if isinstance(body, MessagesBody):
         chat |= {
             "max_tokens": body.max_tokens, "temperature": body.temperature, "top_p": body.top_p,
@@ -111,8 +118,8 @@ def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
                     "content": f"Error: {text}" if block.is_error else text,
                 }
             )
-        elif block.type == "text":
-            text = _need(block.text, f"{here}.text")
+        elif block.type in ("text", "document", "search_result"):
+            text = _text(block, here)
             if messages and messages[-1]["role"] == turn.role:
                 messages[-1]["content"] += "\n\n" + text
             else:
@@ -123,10 +130,32 @@ def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
 
 
 def _texts(blocks: list[Block], where: str) -> str:
-    for place, block in enumerate(blocks):
-        if block.type != "text":
-            raise _refused(block, f"{where}.{place}")
-    return "\n\n".join(block.text or "" for block in blocks)
+    return "\n\n".join(_text(block, f"{where}.{place}") for place, block in enumerate(blocks))
+
+
+def _text(block: Block, where: str) -> str:
+    """A text, a plain document or a search result as text. Raises `InvalidRequest`."""
+    if block.type == "text":
+        return _need(block.text, f"{where}.text")
+    head = [part for part in (block.title, block.context) if part]
+    if block.type == "search_result":
+        found = block.content if isinstance(block.content, list) else []
+        head += [block.source] if isinstance(block.source, str) else []
+        return "\n".join([*head, _texts(found, f"{where}.content")])
+    source = block.source if isinstance(block.source, dict) else {}
+    kind = source.get("type")
+    if block.type == "document" and kind == "text" and isinstance(source.get("data"), str):
+        return "\n".join([*head, source["data"]])
+    if block.type == "document" and kind == "content":
+        content = source.get("content")
+        if isinstance(content, list):
+            here = f"{where}.source.content"
+            content = _texts(
+                [converted(part, Block) for part in content if isinstance(part, dict)], here
+            )
+        if isinstance(content, str):
+            return "\n".join([*head, content])
+    raise _refused(block, where)
 
 
 def _need(value: str | None, where: str) -> str:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert, unsupported
+from ....base.errors import InvalidRequest
+from ...errors import coded
+from ...fields import Body, Integer, Loose, inert, unsupported
 
 
-class Block(Body):
+class Block(Loose):
     """A part of a message; which fields it has depends on its type."""
 
     type: Literal[
-        "text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document"
-    ]
+        "text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document",
+        "search_result",
+    ]  # fmt: skip
     text: str | None = None
     id: str | None = None
     name: str | None = None
@@ -27,24 +30,58 @@ class Block(Body):
     signature: str | None = None
     data: str | None = None
     source: Any = None
-    title: Any = None
-    context: Any = None
+    title: str | None = None
+    context: str | None = None
     citations: Any = inert("nothing is cited")
     cache_control: Any = inert("equal prefixes are always shared")
 
 
-class Turn(Body):
+class Turn(Loose):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class MessageTool(Body):
+class MessageTool(Loose):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
+    input_schema: dict[str, Any] | None = Field(None, description="Needed.")
+    type: str | None = Field(None, description="custom: tools of the service are not there.")
     strict: bool | None = None
     cache_control: Any = inert("equal prefixes are always shared")
+    defer_loading: Any = inert("all tools are always loaded")
+    eager_input_streaming: Any = inert("arguments always stream as they are written")
+    input_examples: Any = inert("templates have no place for them")
+
+    @model_validator(mode="after")
+    def _only_custom(self) -> MessageTool:
+        if self.type not in (None, "custom"):
+            raise ValueError(
+                coded(
+                    InvalidRequest(
+                        f"type {self.type[:100]!r} is a tool of Anthropic's service, which is not "
+                        "here; offer a tool of type custom with its input_schema",
+                        param="type",
+                    ),
+                    "unsupported_parameter",
+                )
+            )
+        if self.input_schema is None:
+            error = InvalidRequest("input_schema is required", param="input_schema")
+            raise ValueError(coded(error, "missing_required_parameter"))
+        return self
+
+
+class OutputFormat(Loose):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="Given to the chat template as reasoning_effort (max as xhigh)."
+    )
+    task_budget: Any = inert("a hint that this model was not taught")
 
 
 class MessageToolChoice(Body):
@@ -73,7 +110,11 @@ class CountBody(Body):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: Any = inert("equal prefixes are always shared")
-    output_config: Any = unsupported({})
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="Older output_config.format.")
+    context_management: dict[str, Any] | None = Field(
+        None, description="Nothing is ever edited away, as the answer's applied_edits say."
+    )
     mcp_servers: Any = unsupported([])
 
 
@@ -92,7 +133,8 @@ class MessagesBody(CountBody):
     workspace_id: Any = inert("nothing is kept about users")
     speed: Any = unsupported("standard")
     container: Any = unsupported()
-    context_management: Any = unsupported()
+    thread: Any = unsupported()
+    fallbacks: Any = unsupported([])
 
 
 class MessageUsage(TypedDict):
@@ -111,6 +153,7 @@ class MessageReply(TypedDict):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: NotRequired[dict[str, Any]]
 
 
 class CountReply(TypedDict):

@@ -33,7 +33,11 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 def error_value(error: HeadraceError) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else _TYPES[400])
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    detail: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param == "thread":
+        # Anthropic's clients then go on without: they send the whole conversation each time.
+        detail["details"] = {"error_code": "thread_unsupported_request", "unsupported": []}
+    return {"type": "error", "error": detail}
 
 
 def error_reply(error: HeadraceError) -> Response:
@@ -48,16 +52,20 @@ def _error_frame(error: HeadraceError) -> bytes:
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
     given = to_chat(body, counts_reasoning=service.speech.counts_reasoning)
     chat, stream = await begin(service, given, request.scope["headrace.request_id"])
+    # What was asked to be edited away was not, in the protocol's own words.
+    told: dict[str, Any] = (
+        {} if body.context_management is None else {"context_management": {"applied_edits": []}}
+    )
     chat.id = "msg_" + chat.id.removeprefix("chatcmpl-")
     request.scope["headrace.usage"] = chat.usage
     if body.stream:
         return EventStream(
-            _events(chat, stream),
+            _events(chat, stream, told),
             keep_alive=service.keep_alive,
             error_frame=_error_frame,
             error_reply=error_reply,
         )
-    return await while_connected(request.receive, _whole(chat, stream))
+    return await while_connected(request.receive, _whole(chat, stream, told))
 
 
 def _usage(chat: Chat) -> MessageUsage:
@@ -85,7 +93,7 @@ def _message(chat: Chat, content: list[dict[str, Any]], end: dict[str, Any]) -> 
     }  # fmt: skip
 
 
-async def _whole(chat: Chat, stream: OutputStream) -> Response:
+async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Response:
     (parts,) = chat.parts()
     async for _, delta in deltas([stream]):
         chat.usage.count(0, delta)
@@ -102,12 +110,18 @@ async def _whole(chat: Chat, stream: OutputStream) -> Response:
         content.append(
             {
                 "type": "tool_use",
-                "id": call["id"],
+                "id": _tool_id(call["id"]),
                 "name": function["name"],
                 "input": _object(function["arguments"]),
             }
         )
-    return json_response(_message(chat, content, _end(parts)))
+    return json_response(_message(chat, content, _end(parts)) | told)
+
+
+def _tool_id(call_id: str) -> str:
+    """As Anthropic's ids begin, where the dialect leaves the choice."""
+    own = call_id.removeprefix("call_")
+    return call_id if own == call_id else "toolu_" + own
 
 
 def _object(arguments: str) -> dict[str, Any]:
@@ -139,7 +153,8 @@ class _Blocks:
         for call in fields.get("tool_calls", ()):
             function = call["function"]
             if "name" in function:
-                block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+                call_id = _tool_id(call["id"])
+                block = {"type": "tool_use", "id": call_id, "name": function["name"]}
                 self._enter(f"tool {call['index']}", block | {"input": {}}, out)
             if function["arguments"]:
                 partial = function["arguments"]
@@ -170,7 +185,7 @@ class _Blocks:
         return named_frame("content_block_delta", event)
 
 
-async def _events(chat: Chat, stream: OutputStream) -> AsyncIterator[bytes]:
+async def _events(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> AsyncIterator[bytes]:
     (parts,) = chat.parts()
     blocks = _Blocks()
     started = False
@@ -183,7 +198,7 @@ async def _events(chat: Chat, stream: OutputStream) -> AsyncIterator[bytes]:
         frames = [frame for fields in parts.take(delta) for frame in blocks.frames(fields)]
         if frames:
             yield b"".join(frames)
-    ending = {"type": "message_delta", "delta": _end(parts), "usage": _usage(chat)}
+    ending = {"type": "message_delta", "delta": _end(parts), "usage": _usage(chat), **told}
     yield b"".join(
         [
             *blocks.close(),

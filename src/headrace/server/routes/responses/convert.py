@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from ....base.errors import InvalidRequest
@@ -14,8 +15,25 @@ from .schema import InputItem, InputPart, NamedChoice, ResponseBody
 def items_of(body: ResponseBody) -> list[dict[str, Any]]:
     """The input as plain items, as they are stored."""
     if isinstance(body.input, str):
-        return [{"type": "message", "role": "user", "content": body.input}]
-    return [item.model_dump(exclude_none=True) for item in body.input]
+        return [_stored(InputItem(role="user", content=body.input))]
+    if not body.input:
+        raise InvalidRequest("input must not be empty", param="input")
+    return [_stored(item) for item in body.input]
+
+
+def _stored(item: InputItem) -> dict[str, Any]:
+    """The item as it is stored and told: with its type, an id, and content in parts."""
+    plain = item.model_dump(exclude_none=True)
+    kind = plain.setdefault("type", "message")
+    prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(kind, "fco")
+    plain.setdefault("id", f"{prefix}_{secrets.token_hex(12)}")
+    if kind == "message":
+        plain.setdefault("status", "completed")
+        if isinstance(plain.get("content"), str):
+            part = "output_text" if plain.get("role") == "assistant" else "input_text"
+            more: dict[str, Any] = {"annotations": []} if part == "output_text" else {}
+            plain["content"] = [{"type": part, "text": plain["content"], **more}]
+    return plain
 
 
 def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
@@ -30,6 +48,7 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         "temperature": body.temperature, "top_p": body.top_p, "stream": body.stream,
         "parallel_tool_calls": body.parallel_tool_calls, "priority": body.priority,
     }  # fmt: skip
+    chat |= {name: getattr(body, name) for name in _SAME}
     if body.tools:
         chat["tools"] = [
             {"type": "function", "function": tool.model_dump(exclude={"type"})}
@@ -49,6 +68,14 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
                 exclude={"type"}, exclude_none=True, by_alias=True
             )
     return converted(chat, ChatBody)
+
+
+_SAME = (
+    "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop",
+    "ignore_eos", "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "cache_salt",
+    "request_id", "chat_template_kwargs", "structured_outputs",
+)  # fmt: skip
+"""vLLM's further fields, which are the same in chat."""
 
 
 def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....base.errors import NotFound
+from ....base.errors import InvalidRequest, NotFound
 from ...entry import entered
 from ...openapi import replies, takes
 from ...wire import json_response
-from .schema import DeletedReply, ItemList, ResponseBody, ResponseReply
+from .schema import DeletedReply, InputTokens, ItemList, ResponseBody, ResponseReply
 from .serve import Responses
 
 router = APIRouter(tags=["OpenAI"])
@@ -24,6 +26,27 @@ def _owner(request: Request) -> str:
     return owner
 
 
+def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter for the API's document."""
+    return {"name": name, "in": "query", "required": False, "schema": schema}
+
+
+def _flag(request: Request, name: str) -> bool:
+    given = request.query_params.get(name, "false")
+    if given not in ("true", "false"):
+        raise InvalidRequest(f"{name} must be true or false", param=name)
+    return given == "true"
+
+
+def _integer(request: Request, name: str, default: int, least: int, most: int) -> int:
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not given.isdecimal() or len(given) > 10 or not least <= int(given) <= most:
+        raise InvalidRequest(f"{name} must be from {least} to {most}", param=name)
+    return int(given)
+
+
 @router.post("/v1/responses", responses=replies(ResponseReply, stream=True))
 @takes(ResponseBody)
 async def create(request: Request) -> Response:
@@ -32,24 +55,73 @@ async def create(request: Request) -> Response:
     return await _responses(request).serve(request, body)
 
 
-@router.get("/v1/responses/{response_id}", responses=replies(ResponseReply, body=False))
+@router.post("/v1/responses/input_tokens", responses=replies(InputTokens))
+@takes(ResponseBody)
+async def input_tokens(request: Request) -> Response:
+    """How many tokens a conversation has, without answering it."""
+    _, body = await entered(request, ResponseBody)
+    count = await _responses(request).count(body, _owner(request))
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact(request: Request) -> Response:
+    """Not here: no model that is served was taught to."""
+    raise NotFound("there is no /v1/responses/compact")
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    responses=replies(ResponseReply, stream=True, body=False, bad_query=True),
+    openapi_extra={
+        "parameters": [
+            _query("stream", {"type": "boolean"}),
+            _query("starting_after", {"type": "integer", "minimum": 0, "maximum": 2**31}),
+        ]
+    },
+)
 async def retrieve(request: Request, response_id: str) -> Response:
-    """A stored response, also one that is still being made."""
+    """A stored response, also one that is still being made, then with its events."""
+    if _flag(request, "stream"):
+        after = _integer(request, "starting_after", -1, 0, 2**31)
+        return await _responses(request).watch(response_id, _owner(request), after)
     stored = await _responses(request).find(response_id, _owner(request))
     return json_response(stored.response)
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=replies(ItemList, body=False))
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    responses=replies(ItemList, body=False, bad_query=True),
+    openapi_extra={
+        "parameters": [
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
+            _query("order", {"enum": ["asc", "desc"]}),
+            _query("after", {"type": "string"}),
+        ]
+    },
+)
 async def input_items(request: Request, response_id: str) -> Response:
-    """What was asked in the turn of a stored response."""
+    """What was asked in the turn of a stored response, the latest first."""
+    limit = _integer(request, "limit", 20, 1, 100)
+    order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc, not {order[:100]!r}", param="order")
     items = (await _responses(request).find(response_id, _owner(request))).input
+    items = items if order == "asc" else items[::-1]
+    if after is not None:
+        place = next((i for i, item in enumerate(items) if item.get("id") == after), None)
+        if place is None:
+            raise InvalidRequest(f"there is no item {after[:128]!r}", param="after")
+        items = items[place + 1 :]
+    more = len(items) > limit
+    items = items[:limit]
     return json_response(
         {
             "object": "list",
             "data": items,
             "first_id": items[0].get("id") if items else None,
             "last_id": items[-1].get("id") if items else None,
-            "has_more": False,
+            "has_more": more,
         }
     )
 

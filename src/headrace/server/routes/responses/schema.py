@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert, unsupported
+from ...fields import Body, Integer, Loose, StructuredOutputs, inert, unsupported
 
 
-class InputPart(Body):
+class InputPart(Loose):
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text",
                   "input_image", "input_file"]  # fmt: skip
     text: str | None = None
@@ -24,7 +24,7 @@ class InputPart(Body):
     filename: Any = None
 
 
-class InputItem(Body):
+class InputItem(Loose):
     """A message, a call, the output of one, or earlier reasoning."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
@@ -41,8 +41,8 @@ class InputItem(Body):
     phase: Any = inert("part of answers that clients send back")
 
 
-class FunctionTool(Body):
-    type: Literal["function"]
+class FunctionTool(Loose):
+    type: Literal["function"] = Field(description="Tools of the service are not there.")
     name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -64,17 +64,26 @@ class TextFormat(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
-    verbosity: Any = unsupported("medium")
+    verbosity: Any = inert("a hint that this model was not taught")
 
 
 class ReasoningOptions(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Any = unsupported("auto")
-    generate_summary: Any = unsupported("auto")
+    summary: Any = inert("reasoning is shown whole")
+    generate_summary: Any = inert("reasoning is shown whole")
+    encrypted_content: Any = inert("reasoning is kept in clear")
 
 
 class ResponseStreamOptions(Body):
     include_obfuscation: Any = inert("events are never padded")
+
+
+Included = Literal[
+    "reasoning.encrypted_content", "code_interpreter_call.outputs", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources",
+    "message.input_image.image_url", "computer_call_output.output.image_url",
+]  # fmt: skip
+"""What may be asked for without effect: there is no such content; reasoning is not encrypted."""
 
 
 class ResponseBody(Body):
@@ -98,15 +107,34 @@ class ResponseBody(Body):
     user: str | None = None
     priority: Integer | None = Field(None, description="Lower runs first (policy priority).")
 
-    include: Any = unsupported([])
+    top_k: Integer | None = Field(None, description="0 or -1: all tokens.")
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Integer | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    cache_salt: str | None = Field(None, max_length=256)
+    request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    include: list[Included] | None = Field(
+        None, description="Of what there may be here, all is always included."
+    )
     top_logprobs: Any = unsupported(0)
-    truncation: Any = unsupported("disabled")
+    truncation: Any = inert("a conversation that does not fit is an error, never cut in silence")
     conversation: Any = unsupported()
     prompt: Any = unsupported()
     max_tool_calls: Any = unsupported()
     context_management: Any = unsupported([])
     moderation: Any = unsupported()
-    service_tier: Any = unsupported("auto", "default")
+    service_tier: Any = inert("there is one tier")
+    client_metadata: Any = inert("nothing is kept about users")
     safety_identifier: Any = inert("nothing is kept about users")
     prompt_cache_key: Any = inert("equal prefixes are always shared")
     prompt_cache_options: Any = inert("the prefix cache has one policy")
@@ -130,6 +158,11 @@ class DeletedReply(TypedDict):
     id: str
     object: Literal["response"]
     deleted: bool
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class ItemList(TypedDict):

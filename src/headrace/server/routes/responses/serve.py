@@ -37,6 +37,8 @@ class Responses:
         self.store = store
         self.running: dict[str, asyncio.Task[None]] = {}
         """Background work by response id."""
+        self.turns: dict[str, _Turn] = {}
+        """What is made there."""
 
     async def find(self, response_id: str, owner: str) -> Stored:
         stored = await self.store.get(response_id, owner)
@@ -66,16 +68,18 @@ class Responses:
         owner = request.scope.get("headrace.owner", "")
         if body.background and body.store is False:
             raise InvalidRequest("background needs store: true", param="background")
-        if body.background and body.stream:
-            raise InvalidRequest("background work is not streamed: ask for it", param="stream")
         items = items_of(body)
         past = await self.history(body.previous_response_id, owner)
         chat_body = to_chat(body, [*past, *items])
-        chat, stream = await begin(self.service, chat_body, request.scope["headrace.request_id"])
+        name = request.scope["headrace.request_id"]
+        chat, stream = await begin(self.service, chat_body, name, where="input")
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
         turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
         if body.background:
-            return await self._background(turn, request, chat.usage)
+            reply = await self._background(turn, request, chat.usage)
+            if body.stream:
+                return EventStream(turn.told(-1), keep_alive=self.service.keep_alive)
+            return reply
         request.scope["headrace.usage"] = chat.usage
         if body.stream:
             return EventStream(
@@ -91,6 +95,7 @@ class Responses:
         await turn.save()
         task = asyncio.create_task(turn.run())
         self.running[response["id"]] = task
+        self.turns[response["id"]] = turn
         # It goes on when its exchange has ended, and takes over the exchange's place in work: a
         # drain waits for it, and its key pays at its end.
         work: dict[str, Any] = {
@@ -108,10 +113,30 @@ class Responses:
             if removed is not None:
                 removed.cancel()
             self.running.pop(response["id"], None)
+            self.turns.pop(response["id"], None)
             self.service.leave(work)
 
         task.add_done_callback(ended)
         return reply
+
+    async def watch(self, response_id: str, owner: str, after: int) -> Response:
+        """The events of a response that is being made in the background, from the one behind the
+        number `after` on; of one that is complete, the last alone."""
+        stored = await self.find(response_id, owner)
+        turn = self.turns.get(response_id)
+        if turn is None:
+            kind = f"response.{stored.response['status']}"
+            last = {"type": kind, "sequence_number": after + 1, "response": stored.response}
+            return EventStream(_just(named_frame(kind, last)), keep_alive=self.service.keep_alive)
+        return EventStream(turn.told(after), keep_alive=self.service.keep_alive)
+
+    async def count(self, body: ResponseBody, owner: str) -> int:
+        """The tokens of the conversation, without answering it."""
+        self.service.check_model(body.model, adapters=True)
+        past = await self.history(body.previous_response_id, owner)
+        chat = Chat(self.service, to_chat(body, [*past, *items_of(body)]), "")
+        await chat.tokenise()
+        return len(chat.prompt)
 
     async def cancel(self, response_id: str, owner: str) -> dict[str, Any]:
         """Stop background work; what is complete stays as it is."""
@@ -143,6 +168,29 @@ class _Turn:
         self.builder = builder
         self._items = items
         self._owner = owner
+        self._log: list[bytes] = []
+        """The events so far, by their number; kept of background work alone."""
+        self._ended = False
+        self._grown = asyncio.Event()
+
+    async def told(self, after: int) -> AsyncIterator[bytes]:
+        """The events behind the number `after`, also those to come."""
+        place = after + 1
+        while True:
+            grown, news = self._grown, self._log[place:]
+            place += len(news)
+            if news:
+                yield b"".join(news)
+            elif self._ended:
+                return
+            else:
+                await grown.wait()
+
+    def _tell(self, events: list[dict[str, Any]], *, last: bool = False) -> None:
+        self._log += [named_frame(event["type"], event) for event in events]
+        self._ended = last
+        self._grown.set()
+        self._grown = asyncio.Event()
 
     async def save(self) -> None:
         if self._items is None:
@@ -188,15 +236,21 @@ class _Turn:
     async def run(self) -> None:
         """In the background: whatever happens is in the store afterwards."""
         try:
-            async for _ in self._events():
-                pass
+            async for events in self._events():
+                self._tell(events)
         except HeadraceError as error:
-            self.builder.fail(error)
+            self._tell(self.builder.fail(error))
             await self.save()
         except asyncio.CancelledError:
             self.builder.cancel()
             await self.save()
             raise
+        finally:
+            self._tell([], last=True)
+
+
+async def _just(frame: bytes) -> AsyncIterator[bytes]:
+    yield frame
 
 
 def _as_input(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
