@@ -1,0 +1,83 @@
+"""Every family's graph is legal, whatever is wanted of it, and names what its files hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.base.arch import Encoder, Mla, ModelArch, Moe, Rope
+from headrace.base.demand import Hidden, demand, head
+from headrace.base.errors import UnsupportedModel
+from headrace.base.graph import AttentionSpec
+from headrace.models.registry import FAMILIES, describe
+
+ARCH = ModelArch(
+    family="llama", vocab_size=40, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8,
+    intermediate=48, max_context=64, norm_eps=1e-5,
+)  # fmt: skip
+MOE = Moe(experts=4, active=2, intermediate=16)
+SHAPES: dict[str, dict[str, Any]] = {
+    "bert": {"encoder": Encoder(types=2, labels=1), "kv_heads": 4},
+    "deepseek_v2": {"mla": Mla(16, None, 4, 4, 8), "moe": replace(MOE, shared_intermediate=24)},
+    "deepseek_v3": {"mla": Mla(16, 12, 4, 4, 8), "moe": replace(MOE, dense_layers=1)},
+    "gemma3": {"windows": (8, 8, None), "local_rope": Rope(1e3), "tied_embedding": True},
+    "gpt_oss": {"moe": MOE, "qkv_bias": True, "windows": (8, None, 8)},
+    "mixtral": {"moe": MOE},
+    "qwen2": {"qkv_bias": True, "output_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True, "moe": MOE},
+}
+"""What a family has that Llama has not."""
+
+
+def arch_of(family: str) -> ModelArch:
+    return replace(ARCH, family=family, **SHAPES.get(family, {}))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_question_is_a_legal_graph(family: str) -> None:
+    graph = describe(arch_of(family))
+    questions: tuple[Hidden, ...] = ("none", "sampled", "every")
+    for hidden in questions:
+        asked = demand(graph, hidden, logits=hidden != "none")
+        asked.verify()
+        assert set(asked.tensors()) <= set(graph.tensors())
+    end = head(graph)
+    assert end is not None
+    end.verify()
+    assert len(graph.attentions()) == ARCH.layers
+
+
+def test_windowed_layers_have_their_window_and_their_rope() -> None:
+    specs = describe(arch_of("gemma3")).attentions()
+    assert all(isinstance(spec, AttentionSpec) for spec in specs)
+    assert [(spec.kind, spec.window, spec.rope) for spec in specs] == [
+        ("sliding", 8, Rope(1e3)), ("sliding", 8, Rope(1e3)), ("full", None, Rope()),
+    ]  # fmt: skip
+
+
+def test_a_tied_table_is_one_tensor_in_two_roles() -> None:
+    graph = describe(arch_of("gemma3"))
+    roles = [ref.role for ref in graph.weights() if "model.embed_tokens.weight" in ref.names]
+    assert roles == ["embed", "logits"]
+    assert "lm_head.weight" not in graph.tensors()
+    assert "lm_head.weight" in describe(ARCH).tensors()
+
+
+def test_tensors_of_latent_attention_are_those_of_the_checkpoints() -> None:
+    tensors = describe(arch_of("deepseek_v3")).tensors()
+    at = "model.layers.1.self_attn."
+    assert {name.removeprefix(at): shape for name, shape in tensors.items() if at in name} == {
+        "q_a_proj.weight": (12, 32), "q_a_layernorm.weight": (12,), "q_b_proj.weight": (32, 12),
+        "kv_a_proj_with_mqa.weight": (20, 32), "kv_a_layernorm.weight": (16,),
+        "kv_b_proj.weight": (48, 16), "o_proj.weight": (32, 32),
+    }  # fmt: skip
+    assert "model.layers.0.mlp.gate_proj.weight" in tensors
+    assert tensors["model.layers.2.mlp.experts.3.down_proj.weight"] == (32, 16)
+
+
+def test_a_family_that_nobody_described() -> None:
+    with pytest.raises(UnsupportedModel, match="'mamba' is not supported; supported are: bert"):
+        describe(replace(ARCH, family="mamba"))
