@@ -33,6 +33,7 @@ from headrace.kernels.cpu.emit import QuantisedRows, matrix
 from headrace.kernels.cpu.library import Team, allocate
 from headrace.kernels.cpu.panels import packed_bytes
 from headrace.kernels.cpu.records import ROWS_N, HrStep
+from headrace.kernels.program import LOGITS
 from headrace.kernels.weights import PanelWeight
 from headrace.loader.open import open_model
 from headrace.worker.batch import make_batch
@@ -152,7 +153,8 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
             operations = 2.0 * (tokens * parameters + len(entries) * head)
             results.append(
                 measure(
-                    team, rounds if tokens < 64 else 3, largest, partial(worker._runner.run, batch),
+                    team, rounds if tokens < 64 else 3, largest,
+                    partial(worker._program.step, batch, LOGITS),
                     f"step: {what}", tokens, read, operations,
                 )
             )  # fmt: skip

@@ -23,6 +23,7 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.library import Team
+from headrace.kernels.program import LOGITS
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 
@@ -84,7 +85,7 @@ def main() -> None:
         for window in dict.fromkeys(windows)
     )
     worker.allocate(PoolShape(BLOCK, groups))
-    program = worker._runner._program
+    program = worker._program
     for case in arguments.cases:
         plan = plan_of(worker, case, len(groups))
         batch = worker._batch(plan)
@@ -93,7 +94,7 @@ def main() -> None:
         for number in range(1 + arguments.rounds):
             for name in random.sample(list(teams), len(teams)):
                 program._operators.team = teams[name]  # type: ignore[union-attr]
-                answers[name] = np.array(program(batch)[1])  # type: ignore[misc]
+                answers[name] = np.array(program.step(batch, LOGITS).logits)
                 sums: dict[str, float] = defaultdict(float)
                 for operator, seconds in program.profile(batch):  # type: ignore[union-attr]
                     sums[operator.split()[0]] += seconds

@@ -191,7 +191,7 @@ def child_headrace(sizes: Sizes) -> Values:
     probes = [probe()]
     values |= single(generate, sizes)
     vocabulary = worker._model.vocabulary
-    spared = worker._runner._greedy._head.head.spared() * vocabulary.head.nbytes
+    spared = worker._program._head.head.spared() * vocabulary.head.nbytes
     values["token_bytes"] = float(worker.facts.weight_bytes - vocabulary.table.nbytes) - spared
     probes.append(probe())
     values |= concurrent(generate, sizes)

@@ -41,6 +41,7 @@ from gpu_worker import Filled, Setup, block_bytes, make_worker, pool_of, run_loa
 from headrace.base.arch import ModelArch
 from headrace.base.step import StepPlan
 from headrace.kernels.operators import HostStep, KvLayer
+from headrace.kernels.program import LOGITS
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.table import Table, architecture
 from headrace.kernels.triton.tune import Shapes, early_starts
@@ -328,7 +329,7 @@ def memory(setup: Setup, worker: Worker, blocks: int) -> dict[str, int]:
 
 
 def graph_facts(worker: Worker) -> dict[str, object]:
-    program = worker._runner._program
+    program = worker._program
     found = getattr(program, "facts", None)
     return {} if found is None else asdict(found)
 
@@ -358,7 +359,7 @@ def decode_step(
     step_plan = filled.plan()
     with torch.inference_mode():
         step = worker._batch(step_plan)
-        device = measure(lambda: worker._runner.run(step), setup.device, seconds=0.2)
+        device = measure(lambda: worker._program.step(step, LOGITS), setup.device, seconds=0.2)
     filled.release()
     limit = limit_seconds(setup, [context] * batch, [1] * batch, ceilings)
     return {
@@ -376,7 +377,7 @@ def prefill_step(setup: Setup, worker: Worker, count: int, ceilings: Ceilings) -
     execute(worker, plan)
     with torch.inference_mode():
         step = worker._batch(replace(plan, admitted=[], blocks=[]))
-        seconds = measure(lambda: worker._runner.run(step), setup.device, seconds=0.4)
+        seconds = measure(lambda: worker._program.step(step, LOGITS), setup.device, seconds=0.4)
     filled.release()
     limit = limit_seconds(setup, [0], [count], ceilings)
     return {

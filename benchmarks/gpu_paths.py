@@ -20,6 +20,7 @@ from headrace.base.step import StepPlan, StepResult
 from headrace.kernels.cuda_graphs import CudaRecorder, GraphProgram, Recorder, Replay
 from headrace.kernels.draws import DrawParameters
 from headrace.kernels.operators import KvCache, StepLimits
+from headrace.kernels.program import BEST, RULES, CallByCall, want
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.early import OFF, EarlyConfig
 from headrace.kernels.triton.operators import TritonOperators
@@ -60,7 +61,8 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
         limits = StepLimits(**few, max_context=512)
         recorder: Recorder = CudaRecorder(torch.device(device)) if device == "cuda" else Rerun()
         cache = make_cache(arch, 64, device, stored)
-        program = GraphProgram(ops, model, cache, limits, recorder)
+        plain = CallByCall(model, ops, cache, ops.drawing)
+        program = GraphProgram(plain, limits, recorder)
         program.capture()
         steps = (
             Step("decode 3", ((20, 1), (7, 1), (300, 1))), Step("mixed", ((0, 30), (12, 1))),
@@ -71,19 +73,20 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
             batch = make_batch(step, windows_of(arch), device)
             fresh = make_cache(arch, 64, device, stored)
             _fill(cache, fresh)
-            expected = model.forward(ops, batch, fresh)
-            actual = program(batch)
-            for a, b in zip(actual, expected, strict=True):
-                # Padding may choose another kernel of the library: near, not equal.
-                worst = max(worst, error(a, b, 0.02))
-            logits = actual[1].clone()
+            asked = want(logits=True, hidden="sampled")
+            expected = CallByCall(model, ops, fresh, ops.drawing).step(batch, asked)
+            actual = program.step(batch, asked)
+            # Padding may choose another kernel of the library: near, not equal.
+            worst = max(worst, error(actual.hidden, expected.hidden, 0.02))
+            worst = max(worst, error(actual.logits, expected.logits, 0.02))
+            assert actual.logits is not None
+            logits = actual.logits.clone()
             for draws in (None, _draws(len(logits), device), None):
                 batch.draws = draws
-                found = program.choose(batch)
-                assert found is not None, step.name
+                found = program.step(batch, BEST if draws is None else RULES).tokens
                 draw, argmax = ops.drawing.draw, ops.drawing.argmax
                 wanted = argmax(logits) if draws is None else draw(logits, draws)
-                worst = max(worst, 2.0 * int((found[1] != wanted).sum()))
+                worst = max(worst, 2.0 * int((found != wanted).sum()))
         assert program.facts.replayed == 4 * len(steps), program.facts
         return worst
 
@@ -119,12 +122,13 @@ def early(weights: str, kv: str) -> Callable[[str, torch.dtype], float]:
                 _fill(cache, cache)
                 cuda = device == "cuda"
                 recorder: Recorder = CudaRecorder(torch.device(device)) if cuda else Rerun()
-                program = GraphProgram(ops, model, cache, limits, recorder)
+                plain = CallByCall(model, ops, cache, ops.drawing)
+                program = GraphProgram(plain, limits, recorder)
                 program.capture()
                 results = []
                 for _ in range(100 if cuda else 1):
-                    hidden, logits = program(batch)
-                    results.append((hidden.clone(), logits.clone()))
+                    given = program.step(batch, want(logits=True, hidden="sampled"))
+                    results.append((given.hidden.clone(), given.logits.clone()))
                 found.append((results, cache))
         (without, one), (with_it, other) = found
         differ = sum(

@@ -51,7 +51,7 @@ class Steps:
         last = [(records.LINEAR, product)]
         self.head = None
         if bounded is not None:
-            rows = program._limits.entries
+            rows = program._limits.samples
             self.head = emit.Head(product, THREADS, rows, bounded)
             last = self.head.records()
         emitted = [*program._emitted[:-1], *last]
@@ -76,7 +76,7 @@ class Watch:
     """
 
     def __init__(self, program: CpuProgram, weight: BlockWeight, bounded: int) -> None:
-        team, self._greedy = program._operators.team, program.greedy
+        team, self._step = program._operators.team, program.step
         plain, planes = pack(weight, team), pack(weight, team, planes=True)
         assert low_bytes(planes), f"a head of {weight.kind} has no planes"
         self._steps = {
@@ -89,7 +89,7 @@ class Watch:
             },
         }  # fmt: skip
         self.clear()
-        program.greedy = self  # type: ignore[method-assign,assignment]
+        program.step = self  # type: ignore[method-assign,assignment]
 
     def clear(self) -> None:
         self.ms: dict[str, dict[str, list[tuple[float, float]]]]
@@ -97,7 +97,7 @@ class Watch:
         self.left: list[int] = []
         self.together: list[int] = []
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, want: Any) -> Any:
         if len(batch.sample_rows) == len(batch.tokens):  # No prompt is among them.
             for what, variants in self._steps.items():
                 for name in random.sample(list(variants), len(variants)):
@@ -112,7 +112,7 @@ class Watch:
                 above = ~(head.bounds[:rows] < lower)
                 self.left += above.sum(1).tolist()
                 self.together.append(int(above.any(0).sum()))
-        return self._greedy(batch)
+        return self._step(batch, want)
 
     def result(self, rows: int) -> dict[str, Any]:
         """Without the first steps, which warm up."""
@@ -149,7 +149,7 @@ def main() -> None:
         weights = dict(load_weights(llm.files))
         weight = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
         assert isinstance(weight, BlockWeight)
-        program = llm._engine.core.executor._worker._runner._greedy  # type: ignore[attr-defined]
+        program = llm._engine.core.executor._worker._program  # type: ignore[attr-defined]
         assert isinstance(program, CpuProgram)
         watch = Watch(program, weight, arguments.bounded)
         asked = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True)

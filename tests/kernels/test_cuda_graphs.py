@@ -16,14 +16,15 @@ import torch
 from headrace.base.sampling import SamplingParams
 from headrace.kernels.cuda_graphs import Bucket, GraphProgram, null_step
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
+from headrace.kernels.program import CallByCall, want
 from headrace.kernels.reference import ReferenceOperators
-from headrace.kernels.sampling import REFERENCE
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.batch import make_batch
 from headrace.worker.sampler import Sampler
 from oracle import sampled_rows, tiny
 from oracle.driving import Driver
+from oracle.steps import Forwards, plain
 
 
 class Rerun:
@@ -61,12 +62,10 @@ def answers(worker: Worker, graphs: bool) -> tuple[dict, GraphProgram | None]:
     driver = Driver(worker, blocks=120, step_tokens=120, rows=12)
     program = None
     if graphs:
-        runner = worker._runner
-        limits = StepLimits(300, 12, 256)
-        program = GraphProgram(runner._operators, runner._model, runner._cache, limits, Rerun())
         with torch.inference_mode():
+            program = GraphProgram(sampled_rows.plain_of(worker), StepLimits(300, 12, 256), Rerun())
             program.capture()
-        runner._program = program
+        worker._steps.program = program
     tokens = SamplingParams(temperature=0, max_tokens=12)
     for name, length in enumerate((40, 1, 100, 7, 130)):
         driver.add(str(name), prompt(length, name), tokens)
@@ -88,12 +87,6 @@ def test_padded_steps_give_the_same_answers(worker) -> None:
     assert program.facts.bytes == 1000 * program.facts.graphs
 
 
-class Drawing(ReferenceOperators):
-    """The reference with a draw of its own, which graphs take into themselves."""
-
-    drawing = REFERENCE
-
-
 PARAMETERS = {
     "greedy": {"temperature": 0},
     "drawn": {"temperature": 0.9},
@@ -109,18 +102,16 @@ def tokens_of(worker: Worker, names: list[str], graphs: bool) -> tuple[dict, Gra
     """What requests with `PARAMETERS` of these names are answered, from batches as a device gets
     them; with graphs that choose tokens, or call by call."""
     driver = Driver(worker, blocks=120, step_tokens=120, rows=12)
-    steps, runner, program = worker._steps, worker._runner, None
+    steps, program = worker._steps, None
     steps.host = None
     steps.batch = partial(
         make_batch, rows=worker._rows, tables=worker._tables, pool=worker._pool, draws=True
     )
     if graphs:
-        operators, limits = Drawing(torch.float32), StepLimits(300, 12, 256)
-        cache, model = runner._cache, runner._model
         with torch.inference_mode():
-            program = GraphProgram(operators, model, cache, limits, Rerun())
+            program = GraphProgram(sampled_rows.plain_of(worker), StepLimits(300, 12, 256), Rerun())
             program.capture()
-        runner._program = runner._choosing = program
+        steps.program = program
     for number, name in enumerate(names):
         params = SamplingParams(seed=number, max_tokens=7, **PARAMETERS[name])
         driver.add(f"{number} {name}", prompt(9 + 20 * number, number), params)
@@ -141,13 +132,13 @@ def tokens_of(worker: Worker, names: list[str], graphs: bool) -> tuple[dict, Gra
 )
 def test_graphs_choose_tokens(worker, names: list[str], whole: bool) -> None:
     """Greedy or drawn, alone or beside rows whose filters are not part of a graph; a step after
-    another kind of step; and then no kernel of the sampler is launched."""
+    another kind of step; and then no kernel is launched behind the graph."""
     plain, _ = tokens_of(worker, names, graphs=False)
     launched = []
     with pytest.MonkeyPatch.context() as patch:
-        for way in ("sample", "most_likely"):
-            own = getattr(Sampler, way)
-            patch.setattr(Sampler, way, lambda *given, own=own: launched.append(1) or own(*given))
+        for of, way in ((Sampler, "sample"), (CallByCall, "choose")):
+            own = getattr(of, way)
+            patch.setattr(of, way, lambda *given, own=own: launched.append(1) or own(*given))
         mine, program = tokens_of(worker, names, graphs=True)
     assert program is not None
     assert mine == plain
@@ -171,11 +162,11 @@ def test_a_step_has_the_hidden_states_that_it_wants(worker) -> None:
         for batch in sampled_rows.batches(worker, steps):
             replayed = program.facts.replayed
             want_hidden, want_logits = sampled_rows.of_every_token(worker, batch)
-            for batch.every_hidden in (True, False):
-                hidden, logits = program(batch)
-                wanted = want_hidden if batch.every_hidden else want_hidden[batch.sample_rows]
-                assert torch.equal(hidden, wanted)
-                assert torch.equal(logits, want_logits)
+            for every in ("every", "sampled"):
+                found = program.step(batch, want(logits=True, hidden=every))
+                wanted = want_hidden if every == "every" else want_hidden[batch.sample_rows]
+                assert torch.equal(found.hidden, wanted)
+                assert torch.equal(found.logits, want_logits)
             assert program.facts.replayed == replayed + 2
 
 
@@ -183,7 +174,7 @@ def make_program(**limits: int) -> GraphProgram:
     layer = KvLayer(torch.zeros(4, 1, 16, 8), torch.zeros(4, 1, 16, 8))
     cache = KvCache([layer], [0], [None])
     ops = ReferenceOperators(torch.float32)
-    return GraphProgram(ops, lambda *_: None, cache, StepLimits(**limits), Rerun())
+    return GraphProgram(plain(ops, Forwards(lambda *_: None), cache), StepLimits(**limits), Rerun())
 
 
 def test_buckets_cover_the_limits_and_no_more() -> None:
@@ -201,7 +192,7 @@ def test_buckets_cover_the_limits_and_no_more() -> None:
 def test_the_largest_steps_of_a_saturated_device_are_graphs() -> None:
     """872 sequences of 1,000 + 1,000 tokens of the 8B in fp8 fit beside its weights on an H200."""
     program = make_program(tokens=8192, entries=900, max_context=2048)
-    batch = null_step(872, program._cache, 2048)
+    batch = null_step(872, program._plain.cache, 2048)
     batch.lengths = torch.ones(872, dtype=torch.int32)
     batch.max_count, batch.max_length = 1, 2000
     assert program.find(batch) == Bucket(896, 896, 2048)
@@ -212,7 +203,7 @@ def test_the_largest_steps_of_a_saturated_device_are_graphs() -> None:
 
 def test_the_smallest_bucket_that_fits() -> None:
     program = make_program(tokens=2048, entries=100, max_context=6000)
-    cache = program._cache
+    cache = program._plain.cache
 
     def step(tokens: int, entries: int, length: int):
         batch = null_step(tokens, cache, 6000)
@@ -238,7 +229,7 @@ def test_the_smallest_bucket_that_fits() -> None:
 
 
 def test_a_null_step_is_cut_at_the_context() -> None:
-    batch = null_step(70, make_program(tokens=100, entries=4, max_context=32)._cache, 32)
+    batch = null_step(70, make_program(tokens=100, entries=4, max_context=32)._plain.cache, 32)
     assert batch.lengths.tolist() == [32, 32, 6]
     assert batch.query_starts.tolist() == [0, 32, 64, 70]
     assert batch.positions.tolist() == [*range(32), *range(32), *range(6)]

@@ -22,9 +22,11 @@ from headrace.kernels.flashinfer import backend as flashinfer_backend
 from headrace.kernels.flashinfer.attention import FlashInferOperators
 from headrace.kernels.flashinfer.backend import FlashInferBackend
 from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, StepBatch, StepLimits
+from headrace.kernels.program import LOGITS
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.reference_backend import ReferenceBackend
 from headrace.kernels.select import OPERATORS, choose, known_backends
+from oracle.steps import Forwards, plain
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -257,8 +259,8 @@ class Within(ReferenceOperators):
 class Host(ReferenceOperators):
     name = "host"
 
-    def compile(self, forward, cache, limits):
-        return lambda batch: forward(self, batch, cache)
+    def compile(self, plain, limits):
+        return plain
 
 
 class Serves:
@@ -289,7 +291,8 @@ def test_asked_for_by_name_it_runs_within_the_programs_of_those_beside_it() -> N
         seen.append((ops.attention.__self__.name, ops.linear.__self__.name))
         return torch.zeros(0), torch.zeros(0)
 
-    program = operators.compile(forward, KvCache([], []), StepLimits(1, 1, 1))
+    alone = plain(operators, Forwards(forward), KvCache([], []))
+    program = operators.compile(alone, StepLimits(1, 1, 1))
     assert program is not None
-    program(make_step([(0, 1)], None))
+    program.step(make_step([(0, 1)], None), LOGITS)
     assert seen == [("guest", "host")]

@@ -7,7 +7,7 @@ import torch
 
 from headrace.base.errors import OptionError
 from headrace.kernels.backend import Question
-from headrace.kernels.operators import KvCache, StepLimits
+from headrace.kernels.operators import StepLimits
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.reference_backend import ReferenceBackend
 from headrace.kernels.select import OPERATORS, choose, known_backends
@@ -22,7 +22,7 @@ class FastOperators(ReferenceOperators):
     def prepare(self, weight, role, dequantise):
         return weight
 
-    def compile(self, forward, cache, limits):
+    def compile(self, plain, limits):
         return "program"
 
 
@@ -69,7 +69,7 @@ def test_weights_are_prepared_by_who_will_use_them() -> None:
 
 
 def test_programs_need_one_provider_for_all() -> None:
-    arguments = (lambda *_: None, KvCache([], []), StepLimits(1, 1, 8))
+    arguments = (None, StepLimits(1, 1, 8))
     alone, _ = choose(QUESTION, backends=[Fast(*OPERATORS), ReferenceBackend()])
     assert alone.compile(*arguments) == "program"
     mixed, _ = choose(QUESTION, backends=[Fast("linear"), ReferenceBackend()])

@@ -13,6 +13,7 @@ from headrace.base.graph import WeightRef
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram, compile_program
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
+from headrace.kernels.program import CallByCall
 from headrace.kernels.weights import LoraWeight
 from headrace.loader.open import open_model
 from headrace.loader.prepare import prepare
@@ -82,12 +83,13 @@ def _programs(arch: ModelArch, source: WeightSource) -> Programs:
         describe(arch), source, ops, device="cpu", dtype="float32", max_context=LIMITS.max_context
     )
     cache = make_cache(arch)
-    plain = compile_program(ops, model, cache, LIMITS)
     additions = {ref.names: _addition(ref) for ref in model.products()}
+    steps = CallByCall(model, ops, cache, ops.drawing, additions)
+    plain = compile_program(ops, steps, LIMITS)
     return {
         "plain": plain,
-        "every": compile_program(ops, model, cache, LIMITS, None, plain, every_hidden=True),
-        "adapted": compile_program(ops, model, cache, LIMITS, additions, plain),
+        "every": compile_program(ops, steps, LIMITS, plain, every_hidden=True),
+        "adapted": compile_program(ops, steps, LIMITS, plain, adapted=True),
     }
 
 

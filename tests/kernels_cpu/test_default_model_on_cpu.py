@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.library import LAYOUT
+from headrace.kernels.program import want
 from headrace.loader.open import open_model
 from headrace.loader.panels import PanelShelf
 from headrace.text.load import load_tokenizer
@@ -62,11 +62,8 @@ def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
         admit(worker, tokens)
         plan = StepPlan(1, rows=[0], starts=[0], counts=[len(tokens)], samples=[True])
         batch = make_batch(plan, worker._rows, worker._tables, worker._pool)
-        batch.every_hidden = True
-        hidden, _ = worker._runner.run(batch)
-        places = np.arange(len(tokens))
-        rows = places if isinstance(hidden, np.ndarray) else torch.from_numpy(places)
-        logits = tensor(worker._runner.logits(hidden, rows)).clone()
+        hidden = worker._program.step(batch, want(hidden="every")).hidden
+        logits = tensor(worker._program.head(hidden)).clone()
         worker._rows.release([0])
     return logits
 

@@ -18,13 +18,13 @@ from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.draws import RULE, DrawParameters, streams, uniforms
 from headrace.kernels.model import Model, Prepared
 from headrace.kernels.operators import (
-    DrawingProgram,
-    GreedyProgram,
     KvCache,
     StepLimits,
 )
+from headrace.kernels.program import BEST, RULES
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
 from headrace.layers.description import Description
+from oracle.steps import likeliest, plain, results
 
 WIDTH, TOKENS = 256, 100
 TEAMS = {threads: CpuOperators(threads) for threads in (1, 2, 5)}
@@ -56,9 +56,9 @@ class Ends(Model):
 
 
 def compiled(ops: CpuOperators, model: Ends, rows: int) -> CpuProgram:
-    program = ops.compile(model, KvCache([], []), StepLimits(max(rows, 4), rows, 512))
+    steps = plain(ops, model, KvCache([], []))
+    program = ops.compile(steps, StepLimits(max(rows, 4), rows, 512))
     assert isinstance(program, CpuProgram)
-    assert isinstance(program, GreedyProgram)
     return program
 
 
@@ -91,11 +91,10 @@ def test_the_token_is_that_of_an_argmax(
     model = Ends(ops, repeated(kind, out, min(distinct, out), seed), torch.randn(TOKENS, WIDTH))
     program = compiled(ops, model, rows)
     batch, _ = make_batch([(3, 1)] * rows, seed=seed % 1000, vocabulary=TOKENS)
-    _, logits = program(batch)
+    _, logits = results(program, batch)
     wanted = logits.argmax(-1)
     for _ in range(2):
-        found = program.greedy(batch)
-        assert found is not None
+        found = likeliest(program, batch)
         hidden, tokens = found
         assert same(tokens, wanted)
         assert same(hidden, model.table.data[batch.tokens])
@@ -106,9 +105,8 @@ def test_every_level_finds_the_same(ops: CpuOperators) -> None:
         model = Ends(ops, repeated(kind, 333, 40, 1), torch.randn(TOKENS, WIDTH))
         program = compiled(ops, model, 20)
         batch, _ = make_batch([(3, 1)] * 20)
-        wanted = program(batch)[1].argmax(-1)
-        found = program.greedy(batch)
-        assert found is not None
+        wanted = results(program, batch)[1].argmax(-1)
+        found = likeliest(program, batch)
         assert same(found[1], wanted)
 
 
@@ -121,12 +119,11 @@ def test_rows_that_are_no_numbers(best: CpuOperators, kind: str) -> None:
     batch, _ = make_batch([(3, 1)] * 6)
     batch.tokens[:] = torch.arange(6)
     table[1, 7], table[4, 200] = float("nan"), float("inf")
-    _, logits = program(batch)
+    _, logits = results(program, batch)
     if kind == "float32":
         logits[4] = np.where(np.isnan(logits[4]), -np.inf, logits[4])
     wanted = logits.argmax(-1)
-    found = program.greedy(batch)
-    assert found is not None
+    found = likeliest(program, batch)
     assert wanted[1] == 0
     assert same(found[1], wanted)
 
@@ -137,24 +134,27 @@ def test_all_logits_minus_infinity(best: CpuOperators) -> None:
     program = compiled(best, Ends(best, DenseWeight(torch.ones(40, WIDTH)), table), 2)
     batch, _ = make_batch([(3, 1)] * 2)
     batch.tokens[:] = torch.tensor([2, 3])
-    assert (program(batch)[1][0] == -np.inf).all()
-    found = program.greedy(batch)
-    assert found is not None
+    assert (results(program, batch)[1][0] == -np.inf).all()
+    found = likeliest(program, batch)
     assert found[1].tolist() == [0, 0]
 
 
 def test_where_it_cannot_go_that_way(best: CpuOperators) -> None:
-    """A capped head may make equal what is not; one of parts numbers its outputs by parts; a step
-    over the limits is not this program's."""
+    """A capped head may make equal what is not; one of parts numbers its outputs by parts: then
+    the tokens are those of the logits. A step over the limits goes operator by operator."""
     table = torch.randn(TOKENS, WIDTH)
     batch, _ = make_batch([(3, 1)] * 2)
     capped = Ends(best, random_blocks("Q8_0", 64, WIDTH), table, softcap=30.0)
-    assert compiled(best, capped, 2).greedy(batch) is None
     parts = StackedWeight((random_blocks("Q8_0", 64, WIDTH), random_blocks("Q5_0", 32, WIDTH)))
-    assert compiled(best, Ends(best, parts, table), 2).greedy(batch) is None
-    plain = compiled(best, Ends(best, random_blocks("Q8_0", 64, WIDTH), table), 2)
-    assert plain.greedy(batch) is not None
-    assert plain.greedy(make_batch([(3, 1)] * 3)[0]) is None
+    for model in (capped, Ends(best, parts, table)):
+        program = compiled(best, model, 2)
+        found = program.step(batch, BEST)
+        assert found.logits is not None
+        assert same(found.tokens, found.logits.argmax(-1))
+    program = compiled(best, Ends(best, random_blocks("Q8_0", 64, WIDTH), table), 2)
+    assert program.step(batch, BEST).logits is None
+    large = make_batch([(3, 1)] * 3)[0]
+    assert same(likeliest(program, large)[1], results(program, large)[1].argmax(-1))
 
 
 def test_steps_with_logits_and_without_in_turn(best: CpuOperators) -> None:
@@ -164,9 +164,8 @@ def test_steps_with_logits_and_without_in_turn(best: CpuOperators) -> None:
     batch.fixed = True
     for step in range(6):
         batch.tokens[:] = torch.arange(step, step + 8)
-        found = program.greedy(batch)
-        assert found is not None
-        assert same(found[1], program(batch)[1].argmax(-1))
+        found = likeliest(program, batch)
+        assert same(found[1], results(program, batch)[1].argmax(-1))
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
@@ -178,7 +177,6 @@ def test_tokens_drawn_in_the_step(ops: CpuOperators, softcap: float | None) -> N
     table[7] = 0  # A flat row: with a nucleus all of the vocabulary are candidates.
     model = Ends(ops, random_blocks("Q8_0", vocabulary, WIDTH), table, softcap)
     program = compiled(ops, model, rows)
-    assert isinstance(program, DrawingProgram)
     batch, _ = make_batch([(3 + row, 1) for row in range(rows)])
     batch.tokens[:] = torch.arange(rows)
     generator = np.random.default_rng(0)
@@ -195,10 +193,10 @@ def test_tokens_drawn_in_the_step(ops: CpuOperators, softcap: float | None) -> N
     rules["stream"] = streams(seeds, choices)
     for step in range(3):
         batch.positions[:] = torch.arange(rows) + 3 + step
-        found = program.draw(batch, rules)
-        assert found is not None
-        _, logits, tokens = (tensor(x).clone() for x in found)
-        assert same(logits, program(batch)[1])
+        batch.rules = rules
+        found = program.step(batch, RULES)
+        logits, tokens = (tensor(x).clone() for x in (found.logits, found.tokens))
+        assert same(logits, results(program, batch)[1])
         uniform = uniforms(seeds, choices, batch.positions.numpy() + 1)
         drawn = rules["temperature"] > 0
         columns = {

@@ -27,8 +27,10 @@ from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.lora import add_lora
 from headrace.kernels.model import Model, Prepared
 from headrace.kernels.operators import KvCache, KvLayer, RopeTable, StepLimits
+from headrace.kernels.program import LOGITS, want
 from headrace.kernels.weights import BlockWeight, DenseWeight, LoraWeight, StackedWeight, Weight
 from headrace.layers.description import Description, vector
+from oracle.steps import plain, results
 
 GELU = ActivationSpec("gelu_tanh")
 HIDDEN, HEADS, KV_HEADS, SIZE, INNER, VOCABULARY = 256, 4, 2, 64, 512, 300
@@ -120,11 +122,11 @@ def test_same_bits_as_call_by_call(
 ) -> None:
     net = Net(ops, ("Q5_0", "Q8_0", "Q6_K"), gemma, dense)
     cache, apart = make_cache(64), make_cache(64)
-    program = ops.compile(net, cache, StepLimits(300, 8, 512))
+    program = ops.compile(plain(ops, net, cache), StepLimits(300, 8, 512))
     assert isinstance(program, CpuProgram)
     for entries in ([(0, 1)], [(0, 200)], [(0, 3), (70, 1), (10, 30)], [(9, 1)] * 8):
         batch, _ = make_batch(entries, window=window)
-        hidden, logits = (tensor(x).clone() for x in program(batch))
+        hidden, logits = (tensor(x).clone() for x in results(program, batch))
         want_hidden, want_logits = net.forward(ops, batch, apart)
         assert same(hidden, want_hidden)
         assert same(logits, want_logits)
@@ -133,7 +135,8 @@ def test_same_bits_as_call_by_call(
 
 def test_what_is_fused(best: CpuOperators) -> None:
     net = Net(best, ("Q5_0", "Q8_0", "Q6_K"), False, False)
-    program = compile_program(best, net, make_cache(4), StepLimits(8, 2, 64), every_hidden=True)
+    steps = plain(best, net, make_cache(4))
+    program = compile_program(best, steps, StepLimits(8, 2, 64), every_hidden=True)
     assert isinstance(program, CpuProgram)
     layer = ["linear", "rope", "attention", "linear", "norm", "gate_up", "linear", "norm"]
     names = [name.split()[0] for name in program.names]
@@ -143,23 +146,23 @@ def test_what_is_fused(best: CpuOperators) -> None:
 def test_no_rows_sampled_and_a_batch_over_the_limits(best: CpuOperators) -> None:
     net = Net(best, ("Q5_0", "Q8_0", "Q6_K"), False, False)
     cache = make_cache(64)
-    program = best.compile(net, cache, StepLimits(16, 2, 512))
+    program = best.compile(plain(best, net, cache), StepLimits(16, 2, 512))
     assert program is not None
     batch, _ = make_batch([(0, 5)])
     batch.sample_rows = batch.sample_rows[:0]
     assert not fill_step(HrStep(), batch).sample_rows  # A tensor of none has no address.
-    hidden, logits = program(batch)
+    hidden, logits = results(program, batch)
     assert hidden.shape == (0, HIDDEN)
     assert logits.shape == (0, VOCABULARY)
     large, _ = make_batch([(0, 20)])
-    hidden, logits = (tensor(x).clone() for x in program(large))
+    hidden, logits = (tensor(x).clone() for x in results(program, large))
     assert same(hidden, net.forward(best, large, make_cache(64))[0])
 
 
 def test_a_batch_that_comes_again_is_read_again(best: CpuOperators) -> None:
     """Its numbers, not its addresses; also after another one, and one that is too large."""
     net = Net(best, ("Q5_0", "Q8_0", "Q6_K"), False, False)
-    program = best.compile(net, make_cache(64), StepLimits(16, 2, 512))
+    program = best.compile(plain(best, net, make_cache(64)), StepLimits(16, 2, 512))
     assert program is not None
     fixed, _ = make_batch([(0, 1)])
     fixed.fixed = True
@@ -167,12 +170,12 @@ def test_a_batch_that_comes_again_is_read_again(best: CpuOperators) -> None:
     large, _ = make_batch([(0, 20)])
     for step, between in enumerate([None, other, large, None]):
         fixed.tokens.fill_(step + 3)
-        hidden, logits = (tensor(x).clone() for x in program(fixed))
+        hidden, logits = (tensor(x).clone() for x in results(program, fixed))
         wanted = net.forward(best, fixed, make_cache(64))
         assert same(hidden, wanted[0])
         assert same(logits, wanted[1])
         if between is not None:
-            program(between)
+            results(program, between)
 
 
 def test_adapters_are_records_of_the_program(best: CpuOperators) -> None:
@@ -188,10 +191,10 @@ def test_adapters_are_records_of_the_program(best: CpuOperators) -> None:
             np.array([3, 0, 5], np.int32),
         )
     limits, plain_cache, cache = StepLimits(64, 8, 512), make_cache(64), make_cache(64)
-    plain = best.compile(net, plain_cache, limits)
-    adapted = best.compile_adapted(net, cache, limits, additions, plain)
-    assert adapted is not None
-    assert plain is not None
+    alone = best.compile(plain(best, net, plain_cache), limits)
+    program = best.compile(plain(best, net, cache, additions), limits)
+    assert program is not None
+    assert alone is not None
     batch, _ = make_batch([(0, 9), (3, 1), (0, 30), (4, 1), (2, 1)])
     of_entry = [2, -1, 0, 1, 0]
     of_token = torch.tensor(of_entry).repeat_interleave(torch.tensor([9, 1, 30, 1, 1])).int()
@@ -204,56 +207,62 @@ def test_adapters_are_records_of_the_program(best: CpuOperators) -> None:
     def adding(ref: WeightRef, x: torch.Tensor, y: torch.Tensor) -> None:
         add_lora(y, x, groups, additions[ref.names])
 
-    batch.every_hidden = True
-    batch.adapters = of_token
-    found = adapted(batch)
-    assert found is not None
-    hidden, logits = (tensor(x).clone() for x in found)
+    everything = want(logits=True, hidden="every")
+    batch.every_hidden, batch.adapters = True, of_token.numpy()
+    found = program.step(batch, everything)
+    hidden, logits = tensor(found.hidden).clone(), tensor(found.logits).clone()
     wanted = net.forward(best, batch, make_cache(64), adding)
     torch.testing.assert_close(hidden, wanted[0], atol=2e-3, rtol=2e-2)
     torch.testing.assert_close(logits, wanted[1], atol=2e-2, rtol=2e-2)
-    base_hidden, base_logits = (tensor(x).clone() for x in plain(batch))
+    batch.adapters = None
+    found = alone.step(batch, everything)
+    base_hidden, base_logits = tensor(found.hidden).clone(), tensor(found.logits).clone()
     for entry, (begin, end) in enumerate(zip((0, 9, 10, 40, 41), (9, 10, 40, 41, 42), strict=True)):
         equal = same(hidden[begin:end], base_hidden[begin:end])
         assert equal == (of_entry[entry] in (-1, 1)), "only who has an adapter differs"
         assert equal == same(logits[entry], base_logits[entry])
     large, _ = make_batch([(0, 70)])
-    assert adapted(large) is None
+    large.adapters = np.zeros(70, np.int32)
+    assert results(program, large)[0].shape == (70, HIDDEN)
+    assert program.variant_of(large, LOGITS) is program.variant_of(batch, LOGITS) is not program
 
 
 def test_two_programs_and_two_teams_in_turn() -> None:
     first, second = CpuOperators(2), CpuOperators(3)
     net = Net(first, ("Q4_0", "Q5_1", "Q4_K"), False, False)
-    programs = [ops.compile(net, make_cache(64), StepLimits(64, 4, 512)) for ops in (first, second)]
+    programs = [
+        ops.compile(plain(ops, net, make_cache(64)), StepLimits(64, 4, 512))
+        for ops in (first, second)
+    ]
     batch, _ = make_batch([(0, 7), (3, 1)])
-    results = [program(batch)[1].copy() for program in programs * 3 if program is not None]
-    assert len(results) == 6
-    assert all(same(result, results[0]) for result in results)
+    found = [results(program, batch)[1].copy() for program in programs * 3]
+    assert len(found) == 6
+    assert all(same(one, found[0]) for one in found)
 
 
 def test_after_a_fork() -> None:
     ops = CpuOperators(2)
     net = Net(ops, ("Q5_0", "Q8_0", "Q6_K"), False, False)
-    program = ops.compile(net, make_cache(64), StepLimits(64, 4, 512))
+    program = ops.compile(plain(ops, net, make_cache(64)), StepLimits(64, 4, 512))
     assert program is not None
     batch, _ = make_batch([(0, 7)])
-    want = program(batch)[1].copy()
+    want = results(program, batch)[1].copy()
     child = os.fork()
     if child == 0:
-        os._exit(0 if same(program(batch)[1], want) else 1)
+        os._exit(0 if same(results(program, batch)[1], want) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert same(program(batch)[1], want)
+    assert same(results(program, batch)[1], want)
 
 
 def test_jobs_of_different_lengths_in_quick_succession() -> None:
     """A thread that leaves a job late must not read the next one's list (it once did)."""
     ops = CpuOperators(4)
     net = Net(ops, ("Q5_0", "Q8_0", "Q6_K"), False, False)
-    program = ops.compile(net, make_cache(64), StepLimits(64, 4, 512))
+    program = ops.compile(plain(ops, net, make_cache(64)), StepLimits(64, 4, 512))
     assert program is not None
     batch, _ = make_batch([(0, 2)])
     x = torch.randn(1, 32)
-    want = program(batch)[1].copy()
+    want = results(program, batch)[1].copy()
     for _ in range(300):
         ops.add(x, x.clone())
-        assert same(program(batch)[1], want)
+        assert same(results(program, batch)[1], want)

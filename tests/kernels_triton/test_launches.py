@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from gpu_models import ARCHS, Step, decode, make_batch, make_cache, random_weights, thin, windows_of
 
+from headrace.kernels.adapted import adding
+from headrace.kernels.operators import HostStep
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import WeightSource
@@ -116,10 +118,14 @@ def launched(model: str) -> Iterator[tuple[str, list[str]]]:
             for variant in VARIANTS:
                 batch = make_batch(step, windows_of(arch), "meta")
                 batch.every_hidden = variant == "every_hidden"
-                adding = adapters.adding(slots, ends) if variant == "adapted" else None
+                step_adding = None
+                if variant == "adapted":
+                    batch.adapters = slots
+                    batch.host = HostStep(np.array(counts), np.array(counts), ends)
+                    step_adding = adding(adapters.additions, batch)
                 cache = make_cache(arch, 64, "meta", kv)
                 with Launches() as noted:
-                    built.forward(operators, batch, cache, adding)
+                    built.forward(operators, batch, cache, step_adding)
                 yield f"{variant} {step.name}", noted.found
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.base.sampling import SamplingParams
+from headrace.kernels.program import want
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from oracle import tiny
@@ -48,18 +49,17 @@ def pair(request, tiny_models):
 
 
 def logits_of(worker: Worker, tokens: list[int]) -> torch.Tensor:
-    """Of every position, through prefill in chunks: the runner's own, taken on their way out."""
+    """Of every position, through prefill in chunks: the program's own, taken on their way out."""
     driver = Driver(worker, step_tokens=300)
-    runner, seen = worker._runner, []
-    inner = runner.run
+    program, seen = worker._program, []
+    inner = program.step
 
-    def run(batch, operators=None):
-        batch.every_hidden = True
-        hidden, logits = inner(batch, operators)
-        seen.append(runner.logits(hidden, torch.arange(len(hidden))))
-        return hidden, logits
+    def step(batch, asked):
+        found = inner(batch, want(asked.tokens, logits=asked.logits, hidden="every"))
+        seen.append(program.head(found.hidden))
+        return found
 
-    runner.run = run
+    program.step = step
     answer = driver.ask(tokens, SamplingParams(temperature=0, max_tokens=1))
     assert answer.error is None, answer.error
     return torch.cat(seen)

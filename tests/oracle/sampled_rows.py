@@ -13,6 +13,7 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, StepPlan
 from headrace.kernels.arrays import tensor
 from headrace.kernels.operators import StepBatch
+from headrace.kernels.program import CallByCall, want
 from headrace.worker import Worker
 from headrace.worker.arrays import like
 
@@ -59,6 +60,12 @@ def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
         yield worker._batch(StepPlan(0, own, starts, counts, samples))
 
 
+def plain_of(worker: Worker) -> CallByCall:
+    """The steps of an allocated worker, operator by operator."""
+    operators = worker._operators
+    return CallByCall(worker._model, operators, worker._cache, operators.drawing)
+
+
 def allocate(worker: Worker) -> None:
     worker.allocate(pool_of(worker.arch, 40, BLOCK))
 
@@ -75,7 +82,7 @@ def check(worker: Worker) -> None:
     """The same bits for the rows that sample, by the model and by the backend's program; the same
     KV behind the step."""
     allocate(worker)
-    runner, last = worker._runner, worker._cache.layers[-1]
+    program, last = worker._program, worker._cache.layers[-1]
     with torch.inference_mode():
         for batch in batches(worker, STEPS):
             several = copy(batch)
@@ -87,19 +94,15 @@ def check(worker: Worker) -> None:
                 hidden, logits = of_every_token(worker, step)
                 assert hidden.shape == (len(step.tokens), worker.arch.hidden)
                 written = tensor(last.k).clone(), tensor(last.v).clone()
-                for step.every_hidden in (True, False, True):
-                    wanted = hidden if step.every_hidden else hidden[step.sample_rows]
-                    for run in (
-                        lambda one: worker._model.forward(worker._operators, one, worker._cache),
-                        runner.run,
-                    ):
-                        got_hidden, got_logits = map(tensor, run(step))
-                        assert torch.equal(got_hidden, wanted)
-                        assert torch.equal(got_logits, logits)
+                for every in ("every", "sampled", "every"):
+                    wanted = hidden if every == "every" else hidden[step.sample_rows]
+                    asked = want(logits=True, hidden=every)
+                    for run in (plain_of(worker), program):
+                        found = run.step(step, asked)
+                        assert torch.equal(tensor(found.hidden), wanted)
+                        assert torch.equal(tensor(found.logits), logits)
                         assert torch.equal(tensor(last.k), written[0])
                         assert torch.equal(tensor(last.v), written[1])
-                    chosen = runner.greedy(step)
-                    if chosen is not None:
-                        assert torch.equal(tensor(chosen[0]), wanted)
-                        assert torch.equal(tensor(chosen[1]), logits.argmax(-1))
-                step.every_hidden = False
+                    chosen = program.step(step, want("best", hidden=every))
+                    assert torch.equal(tensor(chosen.hidden), wanted)
+                    assert torch.equal(tensor(chosen.tokens), logits.argmax(-1))

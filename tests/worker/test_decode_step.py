@@ -121,14 +121,15 @@ def test_what_the_program_cannot_draw(cpu: Worker, monkeypatch: pytest.MonkeyPat
         driver = Driver(cpu)
         crowd(driver, 4, temperature=1.0, seed=9)
         if broken:
-            draw = cpu._runner.draw
+            step = cpu._program.step
 
-            def without_room(batch, rules, draw=draw):
-                hidden, logits, tokens = draw(batch, rules)
-                tokens[-1] = -1
-                return hidden, logits, tokens
+            def without_room(batch, want, step=step):
+                found = step(batch, want)
+                assert want.tokens == "rules"
+                found.tokens[-1] = -1
+                return found
 
-            monkeypatch.setattr(cpu._runner, "draw", without_room)
+            monkeypatch.setattr(cpu._program, "step", without_room)
         answers.append({name: answer.tokens for name, answer in driver.run().items()})
     assert answers[0] == answers[1]
 
@@ -142,7 +143,7 @@ def test_a_failure_in_such_a_step_is_its_result(cpu: Worker, monkeypatch) -> Non
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(cpu._runner, "_greedy", type("Broken", (), {"greedy": fail})())
+    monkeypatch.setattr(cpu._program, "step", fail)
     driver.step()
     assert [answer.error for answer in driver.answers.values()] == ["MemoryError: no room"] * 2
     monkeypatch.undo()

@@ -20,6 +20,7 @@ from headrace.worker.kv_tensors import allocate_kv, pool_bytes
 from headrace.worker.step_memory import SAMPLING_COPIES
 from oracle import tiny
 from oracle.driving import pool_of
+from oracle.steps import Forwards, plain
 
 GIB = 2**30
 
@@ -155,10 +156,8 @@ def test_a_few_graphs_tell_what_all_will_take() -> None:
 
     def program(recorder: Growing) -> GraphProgram:
         limits = StepLimits(tokens=600, entries=20, max_context=1500)
-        return GraphProgram(
-            ReferenceOperators(torch.float32), forward, KvCache([layer], [0], [None]), limits,
-            recorder,
-        )  # fmt: skip
+        ops, cache = ReferenceOperators(torch.float32), KvCache([layer], [0], [None])
+        return GraphProgram(plain(ops, Forwards(forward), cache), limits, recorder)
 
     few, all_of_them = program(Growing()), program(Growing())
     all_of_them.capture()

@@ -37,9 +37,9 @@ def test_results_may_be_taken_later(worker: Worker) -> None:
 
 def test_a_launch_that_fails_is_a_result(worker: Worker) -> None:
     first, second, *_ = plans(worker, 3)
-    inner, worker._runner.run = worker._runner.run, None  # type: ignore[assignment,method-assign]
+    inner, worker._program.step = worker._program.step, None
     failed = worker.launch(first)
-    worker._runner.run = inner  # type: ignore[method-assign]
+    worker._program.step = inner
     going = worker.launch(second)
     assert "TypeError" in (failed().error or "")
     assert failed().tokens == [[]]

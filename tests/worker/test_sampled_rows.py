@@ -15,9 +15,9 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, Output, StepPlan
 from headrace.kernels.arrays import host, tensor
 from headrace.kernels.cpu.program import CpuProgram
+from headrace.kernels.program import LOGITS, Hidden, want
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from headrace.worker.batch import sampled_places
 from oracle import lora, sampled_rows, tiny
 from oracle.driving import Driver, pool_of
 
@@ -40,7 +40,7 @@ def test_the_same_bits_for_the_rows_that_sample(folder: Path, family: str, kerne
     path = folder / family
     worker = worker_of(path if path.exists() else tiny.make(family, folder), kernels)
     sampled_rows.check(worker)
-    recorded = isinstance(worker._runner._program, CpuProgram)
+    recorded = isinstance(worker._program, CpuProgram)
     assert recorded == (kernels == "cpu" and "moe" not in family)
 
 
@@ -49,7 +49,7 @@ def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
     path = folder / "qwen2"
     worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), "cpu")
     sampled_rows.allocate(worker)
-    program = worker._runner._program
+    program = worker._program
     assert isinstance(program, CpuProgram)
     names = [name.split()[0] for name in program.names]
     assert names.count("select") == 1
@@ -57,9 +57,8 @@ def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
         (batch,) = sampled_rows.batches(worker, [([5, 9], [1, 1], [True, True])])
         x = np.ones((2, 4), np.float32)
         assert worker._operators.select(x, batch.sample_rows) is x
-        batch.every_hidden = True
-        program(batch)
-    assert program._every is None, "the hidden states of the rows that sample are all of them"
+        program.step(batch, want(hidden="every"))
+    assert len(program._variants) == 1, "the hidden states of the rows that sample are all of them"
 
 
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
@@ -71,31 +70,28 @@ def test_adapters_of_the_rows_that_sample(folder: Path, tmp_path: Path, kernels:
         made = lora.make(path, tmp_path / name, seed=seed, target_modules="all-linear", r=5)
         worker.load_adapter(name, str(made))
     sampled_rows.allocate(worker)
-    adapters, runner = worker._adapters, worker._runner
+    adapters, program = worker._adapters, worker._program
     assert adapters is not None
     with torch.inference_mode():
         for batch in sampled_rows.batches(worker, sampled_rows.STEPS):
             for row, name in ((0, "one"), (2, "two"), (3, "one")):
-                adapters.admit(row, name)
+                worker._rows.columns["adapter"][row] = adapters.admit(row, name)
             bounds = host(batch.query_starts)
-            counts = np.diff(bounds).tolist()
-            plan = StepPlan(0, list(range(len(counts))), [0] * len(counts), counts, [])
-            slots = adapters.slots_of(plan)
+            counts = np.diff(bounds)
+            slots = worker._rows.adapters(np.arange(len(counts)), counts)
             assert slots is not None
 
-            def run(every: bool, batch=batch, slots=slots) -> tuple[torch.Tensor, torch.Tensor]:
+            def run(hidden: Hidden, batch=batch, slots=slots) -> tuple[torch.Tensor, torch.Tensor]:
                 one = copy(batch)
-                one.every_hidden = every
-                found = runner.adapted(one, slots)
-                if found is None:
-                    found = runner.run(one, adapters.adding(slots, sampled_places(one)))
-                return tensor(found[0]).clone(), tensor(found[1]).clone()
+                one.adapters = slots
+                found = program.step(one, want(logits=True, hidden=hidden))
+                return tensor(found.hidden).clone(), tensor(found.logits).clone()
 
-            hidden, logits = run(True)
-            few, same = run(False)
+            hidden, logits = run("every")
+            few, same = run("sampled")
             assert torch.equal(few, hidden[batch.sample_rows])
             assert torch.equal(same, logits)
-            plain = tensor(runner.run(batch)[1])
+            plain = tensor(program.step(batch, LOGITS).logits)
             touched = [bool(x.any()) for x in (plain != logits)]
             owner = np.searchsorted(bounds, host(batch.sample_rows), side="right")
             assert touched == [row - 1 in (0, 2, 3) for row in owner.tolist()]

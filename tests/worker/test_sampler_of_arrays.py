@@ -97,7 +97,6 @@ def test_the_same_tokens_of_a_step(seed: int, bound: bool, on_host: bool) -> Non
     np.testing.assert_array_equal(array, tensor.numpy())
     assert (array != logits).any()
     assert tokens.tolist() == expected.tolist()
-    assert of_arrays.most_likely(array).tolist() == of_tensors.most_likely(tensor).tolist()
     assert (logprobs is None) == (expected_logprobs is None)
     for ours, theirs in zip(logprobs or [], expected_logprobs or [], strict=True):
         assert (ours is None) == (theirs is None)

@@ -67,15 +67,15 @@ def test_penalties_count_prompt_and_output_as_defined(worker: Worker) -> None:
         repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3, max_tokens=30
     )
     driver = Driver(worker)
-    runner, seen = worker._runner, []
-    inner = runner.run
+    program, seen = worker._program, []
+    inner = program.step
 
-    def run(batch, *rest):
-        hidden, logits = inner(batch, *rest)
-        seen.append(logits[-1].tolist())
-        return hidden, logits
+    def step(batch, want):
+        found = inner(batch, want)
+        seen.append(found.logits[-1].tolist())
+        return found
 
-    runner.run = run
+    program.step = step
     tokens = prompt(20)
     answer = driver.ask(tokens, wanted)
     assert len(seen) == 30

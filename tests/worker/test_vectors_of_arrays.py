@@ -106,9 +106,9 @@ def test_a_head_reads_the_first_vector(kind: str) -> None:
     weight = np.random.default_rng(1).standard_normal((WIDTH, 2)).astype(np.float32)
     states, given = hidden_states(), []
 
-    def head(hidden: Any, rows: Any) -> Any:
-        given.append(type(rows))
-        return hidden[rows] @ KINDS[kind](weight)
+    def head(hidden: Any) -> Any:
+        given.append(type(hidden))
+        return hidden @ KINDS[kind](weight)
 
     found = pooled(states, CHUNKS[1], kind, Pooling("mean"), head)
     assert set(given) == {np.ndarray if kind == "numpy" else torch.Tensor}
@@ -122,17 +122,16 @@ def scored(chunks: tuple[int, ...], kind: str) -> list[list[TokenLogprobs]]:
     head = KINDS[kind](weight.astype(np.float64))
     most = []
 
-    def logits(hidden: Any, rows: Any) -> Any:
-        most.append(len(rows))
-        both = hidden[rows]
+    def logits(hidden: Any) -> Any:
+        most.append(len(hidden))
         if kind == "numpy":
-            return (both.astype(np.float64) @ head).astype(np.float32)
-        return (both.double() @ head).float()
+            return (hidden.astype(np.float64) @ head).astype(np.float32)
+        return (hidden.double() @ head).float()
 
     scores = PromptScores(rows_of(pooling=False))
     found: list[list[TokenLogprobs]] = [[] for _ in LENGTHS]
     for plan, hidden in steps(hidden_states(), chunks, kind):
-        entries = scores.score(plan, scores.wanted(plan), SimpleNamespace(logits=logits), hidden)
+        entries = scores.score(plan, scores.wanted(plan), SimpleNamespace(head=logits), hidden)
         assert entries is not None
         hidden[:] = float("nan")
         for row, entry in zip(plan.rows, entries, strict=True):

@@ -93,15 +93,15 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
     driver.add("a", tokens, sampling(max_tokens=20))
     for _ in range(5):
         driver.step()
-    inner, calls = worker._runner.run, []
+    inner, calls = worker._program.step, []
 
-    def run(batch, *rest):
+    def step(batch, want):
         calls.append(batch)
         if len(calls) == 1:
             raise RuntimeError("no\nluck")
-        return inner(batch, *rest)
+        return inner(batch, want)
 
-    monkeypatch.setattr(worker._runner, "run", run)
+    monkeypatch.setattr(worker._program, "step", step)
     driver.step()
     assert driver.answers["a", 0].finish == "error"
     assert driver.answers["a", 0].error == "RuntimeError: no luck"

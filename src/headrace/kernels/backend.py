@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..base.config import Decision
-from .operators import Operators
+from .program import Provider
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -73,7 +73,7 @@ class Backend(Protocol):
         """None: yes. Otherwise the reason why not, as half a sentence."""
         ...
 
-    def build(self, question: Question) -> Operators:
+    def build(self, question: Question) -> Provider:
         """The operators it supports; others are never called."""
         ...
 

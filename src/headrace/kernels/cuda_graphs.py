@@ -23,10 +23,10 @@ Variants of the tail, captured apart, would double the graphs to save greedy ste
 microsecond. Filters are 8 or 16 kernels more; a step with one takes the logits, and what it needs
 is launched behind the graph (`triton.sampling`): in a graph rows without it would pay for it.
 
-What fits no bucket runs call by call, as without graphs. Results are padded too: their first rows
-are the step's, valid until the next step. All graphs share one memory pool, since only one of them
-runs at a time; logits are copied out of it into one buffer, so that they do not keep it from being
-shared.
+What fits no bucket, and what has adapters, runs call by call, as without graphs. Results are padded
+too: their first rows are the step's, valid until the next step. All graphs share one memory pool,
+since only one of them runs at a time; logits are copied out of it into one buffer, so that they do
+not keep it from being shared.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from .draws import Drawing, DrawParameters
-from .model import Model
-from .operators import GroupBatch, HostStep, KvCache, Operators, StepBatch, StepLimits
+from .draws import DrawParameters
+from .operators import GroupBatch, HostStep, KvCache, StepBatch, StepLimits
+from .program import CallByCall, Outputs, Want, want
 
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
@@ -163,31 +163,28 @@ class _Inputs:
             sample_rows=self.sample_rows[:entries],
             max_count=1 if bucket.decode else tokens,
             max_length=bucket.length,
-            every_hidden=True,
         )  # fmt: skip
 
 
-class GraphProgram:
-    """A model's step by the graph of its bucket, or call by call."""
+_EVERYTHING = want(logits=True, hidden="every")
+"""What every graph gives, beside its tokens."""
 
-    def __init__(
-        self,
-        operators: Operators,
-        model: Model,
-        cache: KvCache,
-        limits: StepLimits,
-        recorder: Recorder,
-    ) -> None:
+
+class GraphProgram:
+    """A model's step by the graph of its bucket, or call by call. See `Program`."""
+
+    host = False
+
+    def __init__(self, plain: CallByCall, limits: StepLimits, recorder: Recorder) -> None:
         """Captures nothing yet: see `capture`."""
-        self._operators, self._model, self._cache = operators, model, cache
-        self._limits, self._recorder = limits, recorder
+        self._plain, self._limits, self._recorder = plain, limits, recorder
+        cache = plain.cache
         self._block_size = cache.layers[0].block_size
         self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
         largest = min(limits.tokens, limits.max_context)
         self._mixed = [size for size in MIXED if size <= largest]
         self._lengths = _up_to(LENGTHS, limits.max_context)
         self._inputs = self._make_inputs(cache.windows, cache.layers[0].k.device)
-        self._drawing: Drawing | None = getattr(operators, "drawing", None)
         self._drawn = False
         """Do the inputs say that rows are drawn?"""
         self._replays: dict[Bucket, Replay] = {}
@@ -247,27 +244,30 @@ class GraphProgram:
             size = _next(self._mixed, size + 1)
         return None
 
-    def __call__(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, batch: StepBatch, want: Want) -> Outputs:
         bucket = self.find(batch)
         if bucket is None or bucket not in self._replays:
             self.facts.call_by_call += 1
-            return self._model.forward(self._operators, batch, self._cache)
-        self._replay(batch, bucket, None)
+            return self._plain.step(batch, want)
+        draws = batch.draws if want.tokens == "rules" else None
+        # What is drawn inside stands row by row as the logits do.
+        every = not bucket.decode or len(batch.sample_rows) == len(batch.tokens)
+        inside = want.tokens != "none" and (draws is None or (every and not draws.filtered))
+        self._replay(batch, bucket, draws if inside else None)
         assert self._logits is not None
-        return self._results(batch, bucket, self._logits)
+        assert self._tokens is not None
+        outputs = Outputs(hidden=self._hidden_of(batch, want))
+        if want.logits or not inside:
+            outputs.logits = self._sampled(batch, bucket, self._logits)
+        if inside:
+            outputs.tokens = self._sampled(batch, bucket, self._tokens)
+        elif want.tokens != "none":
+            outputs.tokens = self._plain.choose(batch, outputs.logits, want)
+        return outputs
 
-    def choose(self, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """See `ChoosingProgram`."""
-        bucket, draws = self.find(batch), batch.draws
-        if bucket is None or bucket not in self._replays or self._tokens is None:
-            return None
-        if draws is not None:
-            # What is drawn stands row by row as the logits do.
-            every = not bucket.decode or len(batch.sample_rows) == len(batch.tokens)
-            if draws.filtered or not every:
-                return None
-        self._replay(batch, bucket, draws)
-        return self._results(batch, bucket, self._tokens)
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._plain.head(hidden)
+        return found
 
     def _replay(self, batch: StepBatch, bucket: Bucket, draws: DrawParameters | None) -> None:
         self._fill(batch, bucket)
@@ -276,50 +276,57 @@ class GraphProgram:
         self.facts.replayed += 1
         self.facts.padded_tokens += bucket.tokens - len(batch.tokens)
 
-    def _results(
-        self, batch: StepBatch, bucket: Bucket, found: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states and `found` of a graph, for the rows of the step that want them."""
-        assert self._hidden is not None
+    def _sampled(self, batch: StepBatch, bucket: Bucket, found: torch.Tensor) -> torch.Tensor:
+        """The rows of `found` in a graph that the step samples: in a decode bucket all entries
+        have one."""
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
-        hidden, mine = self._hidden[:tokens], found[:samples]
-        if samples < tokens:
-            if bucket.decode:
-                mine = found[:tokens][batch.sample_rows]
-            if not batch.every_hidden:
-                hidden = hidden[batch.sample_rows]
-        return hidden, mine
+        if bucket.decode and samples < tokens:
+            return found[:tokens][batch.sample_rows]
+        return found[:samples]
+
+    def _hidden_of(self, batch: StepBatch, want: Want) -> torch.Tensor | None:
+        if want.hidden == "none":
+            return None
+        assert self._hidden is not None
+        hidden = self._hidden[: len(batch.tokens)]
+        if want.hidden == "every" or len(batch.sample_rows) == len(hidden):
+            return hidden
+        return hidden[batch.sample_rows]
 
     def _capture(self, bucket: Bucket) -> Replay:
         self._idle(bucket)
         batch = self._inputs.view(bucket, self._block_size)
 
         def run() -> None:
-            hidden, logits = self._model.forward(self._operators, batch, self._cache)
-            self._keep(hidden, logits)
+            found = self._plain.step(batch, _EVERYTHING)
+            assert found.hidden is not None
+            assert found.logits is not None
+            self._keep(found.hidden, found.logits)
 
         if self._hidden is None:
             # Once outside of any graph: the shapes of the results make their buffers.
-            hidden, logits = self._model.forward(self._operators, batch, self._cache)
+            found = self._plain.step(batch, _EVERYTHING)
+            hidden, logits = found.hidden, found.logits
+            assert hidden is not None
+            assert logits is not None
             tokens = max(b.tokens for b in self.buckets())
             entries = max(b.entries for b in self.buckets())
             self._hidden = hidden.new_zeros(tokens, hidden.shape[1])
             self._logits = logits.new_zeros(entries, logits.shape[1])
-            if self._drawing is not None:
-                self._tokens = hidden.new_zeros(entries, dtype=torch.int64)
+            self._tokens = hidden.new_zeros(entries, dtype=torch.int64)
         return self._recorder.capture(run)
 
     def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         assert self._hidden is not None
         assert self._logits is not None
+        assert self._tokens is not None
         self._hidden[: len(hidden)].copy_(hidden)
         self._logits[: len(logits)].copy_(logits)
-        if self._drawing is not None and self._tokens is not None:
-            rows, draws = len(logits), self._inputs.draws
-            given = DrawParameters(
-                draws.temperature[:rows], None, None, draws.min_p[:rows], draws.uniform[:rows]
-            )
-            self._tokens[:rows].copy_(self._drawing.draw(logits, given))
+        rows, draws = len(logits), self._inputs.draws
+        given = DrawParameters(
+            draws.temperature[:rows], None, None, draws.min_p[:rows], draws.uniform[:rows]
+        )
+        self._tokens[:rows].copy_(self._plain.drawing.draw(logits, given))
 
     def _fill_draws(self, draws: DrawParameters | None) -> None:
         """Say how tokens are drawn; nothing to do from one greedy step to the next."""

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import Array, tensor
+
 RULE = np.dtype(
     [
         ("temperature", np.float32),
@@ -23,8 +25,8 @@ RULE = np.dtype(
         ("stream", np.uint64),
     ]
 )
-"""How a program chooses a row's tokens, step after step (`DrawingProgram`). Temperature 0: the
-most likely; `stream` as `streams` gives it; else as in `DrawParameters`."""
+"""How a program chooses a row's tokens, step after step. Temperature 0: the most likely;
+`stream` as `streams` gives it; else as in `DrawParameters`."""
 
 
 @dataclass(slots=True)
@@ -80,9 +82,15 @@ def uniforms(
     seeds: npt.NDArray[np.uint64], choices: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per row, a function of its three values (SplitMix64, Steele 2014)."""
-    state = streams(seeds, choices)
+    return numbers(streams(seeds, choices), positions)
+
+
+def numbers(
+    streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """`uniforms` of rows whose `streams` are known."""
     with np.errstate(over="ignore"):
-        state = _mix(state ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
+        state = _mix(streams ^ (positions.astype(np.uint64) + np.uint64(0x8CB92BA72F3D8DD7)))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -93,6 +101,37 @@ def streams(
     with np.errstate(over="ignore"):
         state = _mix(seeds + np.uint64(0x9E3779B97F4A7C15))
         return _mix(state ^ (choices.astype(np.uint64) + np.uint64(0xD1B54A32D192ED03)))
+
+
+def by_rules(
+    drawing: Drawing,
+    logits: Array,
+    rules: npt.NDArray[np.void],
+    places: npt.NDArray[np.int64],
+) -> Array:
+    """Logits [R, V] in the host's memory, rules [R] of `RULE` → tokens [R] int64, which will stand
+    at `places` [R] of their sequences."""
+    drawn = np.flatnonzero(rules["temperature"] > 0)
+    if not len(drawn):
+        return drawing.argmax(logits)
+    kind = _same if isinstance(logits, np.ndarray) else tensor
+    some = rules[drawn]
+    parameters = DrawParameters(
+        temperature=kind(some["temperature"].copy()),
+        top_k=kind(some["top_k"].astype(np.int64)),
+        top_p=kind(some["top_p"].copy()),
+        min_p=kind(some["min_p"].copy()),
+        uniform=kind(numbers(some["stream"], places[drawn])),
+    )
+    if len(drawn) == len(rules):
+        return drawing.draw(logits, parameters)
+    tokens, index = drawing.argmax(logits), kind(drawn)
+    tokens[index] = drawing.draw(logits[index], parameters)
+    return tokens
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

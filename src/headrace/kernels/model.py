@@ -114,16 +114,3 @@ class Model:
             outputs = tuple(graph.outputs.values()) or graph.nodes[0].out
             self._interpreters[key] = Interpreter(nodes, self.weights, outputs)
         return self._interpreters[key].run(ops, batch, cache, {}, adding)
-
-
-class Bound(Model):
-    """A model that one program is made of, but whose operators several backends provide."""
-
-    def __init__(self, model: Model, operators: Operators) -> None:
-        super().__init__(model.graph, model.weights)
-        self._operators = operators
-
-    def forward(
-        self, ops: Operators, batch: StepBatch, cache: KvCache, adding: Adding | None = None
-    ) -> tuple[Array, Array]:
-        return super().forward(self._operators, batch, cache, adding)

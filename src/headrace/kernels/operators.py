@@ -13,23 +13,21 @@ KV of its own sequence) only: row invariance, DESIGN promise 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.graph import Role
-from .arrays import Array
+from .arrays import Array, host
 from .draws import DrawParameters
-from .weights import BlockWeight, DenseWeight, LoraWeight, PackedWeight, Weight
+from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
 if TYPE_CHECKING:
     import torch
 
     from .fuse import Way
-    from .model import Model
 
 
 class Dequantise(Protocol):
@@ -107,20 +105,34 @@ class StepBatch:
     max_length: int
     every_hidden: bool = False
     """Are hidden states wanted of every token, and not only of `sample_rows`? Then the last layer
-    is computed for all of them."""
+    is computed for all of them. Programs set it, by what is wanted."""
     types: Array | None = None
     """[N] int64: token type of each token, for encoders that have them."""
-    adapters: Array | None = None
-    """[N] int32: LoRA slot of each token, -1 for none. Read by `AdaptedProgram`s alone."""
+    adapters: npt.NDArray[np.int32] | None = None
+    """[N], on the host: LoRA slot of each token, -1 for none; None: no token has one."""
     fixed: bool = False
     """May this very object come again, with other numbers in the same memory?"""
     host: HostStep | None = None
     """Its numbers on the host, for who plans there; None where a graph is captured."""
+    rules: npt.NDArray[np.void] | None = None
+    """[R] of `draws.RULE`: how the tokens of `sample_rows` are drawn, where not all of them are the
+    most likely and the arrays are the host's."""
     draws: DrawParameters | None = None
-    """How the tokens of `sample_rows` are drawn, where not all of them are the most likely and the
-    arrays are a device's."""
+    """The same, where the arrays are a device's."""
     targets: Array | None = None
     """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
+    sample_bounds: npt.NDArray[np.int64] | None = None
+    """[B + 1], on the host: entry b owns `sample_rows` sample_bounds[b] : sample_bounds[b + 1];
+    None: those that sample have one each."""
+
+    def sampled_places(self) -> npt.NDArray[np.int64]:
+        """`sample_rows` on the host, without waiting for a device."""
+        return host(self.sample_rows) if self.host is None else self.host.sample_rows
+
+    def next_places(self) -> npt.NDArray[np.int64]:
+        """[R]: where each new token will stand in its sequence. Of arrays in the host's memory."""
+        found: npt.NDArray[np.int64] = host(self.positions)[host(self.sample_rows)] + 1
+        return found
 
 
 @dataclass(slots=True)
@@ -149,85 +161,15 @@ class StepLimits:
     tokens: int
     """N at most."""
     entries: int
-    """B at most; also R, but for prompt log-probabilities, which do not go through a program."""
+    """B at most."""
     max_context: int
+    drafts: int = 0
+    """Tokens that an entry may verify beside its own."""
 
-
-Program = Callable[[StepBatch], tuple[Array, Array]]
-"""A model bound to its operators and cache, as `Model.forward`. Results are valid until the next
-call."""
-
-
-@runtime_checkable
-class GreedyProgram(Protocol):
-    """A `Program` that can also choose the tokens itself, without writing logits."""
-
-    def __call__(self, batch: StepBatch) -> tuple[Array, Array]: ...
-
-    def greedy(self, batch: StepBatch) -> tuple[Array, Array] | None:
-        """→ hidden as of a call, the most likely token [R] int64 of each of `sample_rows`.
-
-        Of equal logits the smallest id, as `argmax` over the logits of a call gives; a row whose
-        logits are not numbers gets any token of the vocabulary. None, and nothing was computed,
-        where this batch cannot go that way.
-        """
-        ...
-
-
-@runtime_checkable
-class ChoosingProgram(Protocol):
-    """A `Program` of a device whose steps end with the tokens, most likely or drawn."""
-
-    def __call__(self, batch: StepBatch) -> tuple[Array, Array]: ...
-
-    def choose(self, batch: StepBatch) -> tuple[Array, Array] | None:
-        """→ hidden as of a call, the token [R] int64 of each of `sample_rows`, by `batch.draws`.
-
-        Valid until the next call. None, and nothing was computed, where this batch cannot go that
-        way: it fits no graph, or has filters that are not part of one.
-        """
-        ...
-
-
-@runtime_checkable
-class DrawingProgram(Protocol):
-    """A `Program` that can also draw the tokens itself, in the same call as the logits."""
-
-    def __call__(self, batch: StepBatch) -> tuple[Array, Array]: ...
-
-    def draw(
-        self, batch: StepBatch, rules: npt.NDArray[np.void]
-    ) -> tuple[Array, Array, Array] | None:
-        """rules [R] of `sampling.RULE` → hidden [N, D], logits [R, V], tokens [R] int64.
-
-        Each token is what `sampling.draw` gives with the number that `sampling.uniforms` has for
-        the token's place, or `argmax`; -1: it could not be drawn, and the caller draws it from the
-        logits. `rules` must live until the next call. None, and nothing was computed, where this
-        batch cannot go that way.
-        """
-        ...
-
-
-AdaptedProgram = Callable[[StepBatch], tuple[Array, Array] | None]
-"""A `Program` of steps with adapters; None, and nothing was computed, where a step is too large."""
-
-
-@runtime_checkable
-class AdaptingOperators(Protocol):
-    """A backend that makes programs which also compute what adapters add."""
-
-    def compile_adapted(
-        self,
-        model: Model,
-        cache: KvCache,
-        limits: StepLimits,
-        additions: Mapping[tuple[str, ...], LoraWeight],
-        beside: Program | None,
-    ) -> AdaptedProgram | None:
-        """As `compile`; products with a weight of `additions` (by the names of its tensors) get
-        what the slots of `StepBatch.adapters` add. `beside` is this engine's own program without
-        adapters: the results of either need only be valid until the next call of either."""
-        ...
+    @property
+    def samples(self) -> int:
+        """R at most."""
+        return self.entries * (1 + self.drafts)
 
 
 class Operators(Protocol):
@@ -243,14 +185,6 @@ class Operators(Protocol):
 
         Called once per use at load (a tied table: for `embed` and for `logits`); the result is
         what the operator is later called with. Which kinds come is what `supports` accepted.
-        """
-        ...
-
-    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
-        """A faster way to run whole steps (a recorded program, graphs), or None: call by call.
-
-        Asked only when one backend serves every operator. The program may refuse a batch at no cost
-        to others by calling `model.forward` itself.
         """
         ...
 

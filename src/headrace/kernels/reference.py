@@ -17,18 +17,16 @@ import torch
 from torch.nn import functional
 
 from ..base.graph import Role
-from . import reference_attention
+from . import reference_attention, sampling
 from .arrays import tensor
-from .model import Model
 from .operators import (
     Dequantise,
-    KvCache,
     KvLayer,
-    Program,
     RopeTable,
     StepBatch,
     StepLimits,
 )
+from .program import CallByCall, Program
 from .reference_encoder import encoder_attention
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 
@@ -42,6 +40,7 @@ class ReferenceOperators:
 
     name = "ref"
     host = False
+    drawing = sampling.REFERENCE
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -50,8 +49,11 @@ class ReferenceOperators:
         """Everything becomes one dense matrix in the model's dtype."""
         return DenseWeight(self._dense(weight, dequantise))
 
-    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
+    def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None
+
+    def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
+        return 0
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         rows = functional.embedding(tokens, _data(weight))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .backend import Question
-from .operators import Operators
+from .program import Provider
 
 ELEMENTWISE = ("embed", "add", "gated", "select", "activate")
 """Operators that sum over nothing."""
@@ -21,7 +21,7 @@ class ReferenceBackend:
             return f"does not quantise weights to {question.quantise}"
         return None
 
-    def build(self, question: Question) -> Operators:
+    def build(self, question: Question) -> Provider:
         # Deferred: importing torch is for those who use it.
         import torch
 

@@ -7,7 +7,7 @@ from the first backend that says yes, in the order of the list it is given, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -16,22 +16,12 @@ from ..base.errors import OptionError
 from ..base.graph import Role
 from .backend import Backend, Explaining, Question
 from .cpu.backend import CpuBackend
-from .draws import Drawing
 from .flashinfer.backend import FlashInferBackend
-from .model import Bound, Model
-from .operators import (
-    FUSED,
-    AdaptedProgram,
-    AdaptingOperators,
-    Dequantise,
-    KvCache,
-    Operators,
-    Program,
-    StepLimits,
-)
+from .operators import FUSED, Dequantise, StepLimits
+from .program import CallByCall, Program, Provider
 from .reference_backend import ReferenceBackend
 from .triton.backend import TritonBackend
-from .weights import LoraWeight, Weight
+from .weights import Weight
 
 OPERATORS = (
     "embed",
@@ -62,12 +52,13 @@ ENCODER_OPERATORS = (
 class ComposedOperators:
     """One `Operators` face over several backends: each call goes straight to its provider."""
 
-    def __init__(self, providers: dict[str, Operators]) -> None:
+    def __init__(self, providers: dict[str, Provider]) -> None:
         self.providers = providers
         distinct = {id(provider): provider for provider in providers.values()}
         self.name = "+".join(sorted(provider.name for provider in distinct.values()))
         self._single = self._host(list(distinct.values()))
-        self._alone = len(distinct) == 1
+        # An encoder has no logits, and nobody draws from it.
+        self.drawing = providers.get("logits", next(iter(providers.values()))).drawing
         self.host = all(provider.host for provider in distinct.values())
         for operator, provider in providers.items():
             setattr(self, operator, getattr(provider, operator))
@@ -79,7 +70,7 @@ class ComposedOperators:
                     setattr(self, name, getattr(providers["linear"], name))
 
     @staticmethod
-    def _host(distinct: list[Operators]) -> Operators | None:
+    def _host(distinct: list[Provider]) -> Provider | None:
         """Who makes whole steps into programs: the only provider, or the one within which all
         others say that they run."""
         hosts = [each for each in distinct if not hasattr(each, "within")]
@@ -88,40 +79,19 @@ class ComposedOperators:
         inside = all(getattr(each, "within", hosts[0].name) == hosts[0].name for each in distinct)
         return hosts[0] if inside else None
 
-    def _bound(self, model: Model) -> Model:
-        """`model` by all providers, whoever makes the program."""
-        return model if self._alone else Bound(model, cast(Operators, self))
-
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         return self.providers[role].prepare(weight, role, dequantise)
 
-    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
-        if self._single is None:
-            return None
-        return self._single.compile(self._bound(model), cache, limits)
+    def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
+        return None if self._single is None else self._single.compile(plain, limits)
 
-    def graph_bytes(self, model: Model, cache: KvCache, limits: StepLimits) -> int:
-        """What graphs made by `compile` will take of the device; 0 without graphs."""
-        estimate = getattr(self._single, "graph_bytes", None)
-        return 0 if estimate is None else int(estimate(self._bound(model), cache, limits))
-
-    def compile_adapted(
-        self,
-        model: Model,
-        cache: KvCache,
-        limits: StepLimits,
-        additions: Mapping[tuple[str, ...], LoraWeight],
-        beside: Program | None,
-    ) -> AdaptedProgram | None:
-        """See `AdaptingOperators`; None where the backend makes no such programs."""
-        if not isinstance(self._single, AdaptingOperators):
-            return None
-        return self._single.compile_adapted(model, cache, limits, additions, beside)
+    def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
+        return 0 if self._single is None else self._single.graph_bytes(plain, limits)
 
 
 def choose(
     question: Question, wish: str = "auto", backends: Sequence[Backend] | None = None
-) -> tuple[Operators, list[Decision]]:
+) -> tuple[Provider, list[Decision]]:
     """Compose the operators that answer `question`.
 
     `wish` is "auto", or the name of the backend that shall serve ("ref", "cpu", "triton" …):
@@ -141,8 +111,8 @@ def choose(
         candidates = [*wished, *(b for b in candidates if b.name in beside and b not in wished)]
         question = replace(question, asked=True)
     wanted = ENCODER_OPERATORS if question.encoder else OPERATORS
-    built: dict[str, Operators] = {}
-    providers: dict[str, Operators] = {}
+    built: dict[str, Provider] = {}
+    providers: dict[str, Provider] = {}
     decisions = []
     for operator in wanted:
         refusals = []
@@ -165,22 +135,7 @@ def choose(
         raise OptionError(
             f"kernels {wish!r} can serve nothing here: {decisions[0].reason}", param="kernels"
         )
-    return cast(Operators, ComposedOperators(providers)), decisions
-
-
-def drawing_of(operators: Operators) -> Drawing:
-    """Who draws tokens from the logits that `operators` make: the same backend, if it can."""
-    provider = operators
-    if isinstance(operators, ComposedOperators):
-        # An encoder has no logits, and nobody draws from it.
-        provider = operators.providers.get("logits", provider)
-    found = getattr(provider, "drawing", None)
-    if found is None:
-        from .sampling import REFERENCE  # Local: it computes on tensors.
-
-        return REFERENCE
-    assert isinstance(found, Drawing)
-    return found
+    return cast(Provider, ComposedOperators(providers)), decisions
 
 
 def known_backends() -> list[Backend]:

@@ -12,16 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import safe_open
 
 from ..base.errors import EngineFault, ModelFileError
 from ..base.graph import WeightRef
-from ..base.step import StepPlan
-from ..kernels.arrays import Array, tensor
-from ..kernels.interpret import Adding
-from ..kernels.lora import TokenGroups, add_lora
 from ..kernels.weights import LoraWeight
 from ..loader.adapters import AdapterFiles
 
@@ -106,41 +101,21 @@ class Adapters:
         if name in self._in_slot and name not in self._rows.values():
             self._empty_slot(self._in_slot.pop(name))
 
-    def admit(self, row: int, name: str) -> None:
-        """A row takes its adapter; raises `EngineFault` where it is not there."""
+    def admit(self, row: int, name: str) -> int:
+        """A row takes its adapter: → its slot. Raises `EngineFault` where it is not there."""
         if name not in self._in_slot:
             if name not in self._host:
                 raise EngineFault(f"no adapter {name!r} is loaded")
             self._fill(self._free_slot(), name)
         self._in_slot.move_to_end(name)
         self._rows[row] = name
+        return self._in_slot[name]
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             name = self._rows.pop(row, None)
             if name is not None and name not in self._host and name not in self._rows.values():
                 self._empty_slot(self._in_slot.pop(name))
-
-    def slots_of(self, plan: StepPlan) -> npt.NDArray[np.int32] | None:
-        """The slot of each token of a step, -1 for none; None where no row has an adapter."""
-        if not self._rows:
-            return None
-        slots = [self._in_slot.get(self._rows.get(row, ""), -1) for row in plan.rows]
-        if max(slots) < 0:
-            return None
-        return np.repeat(np.array(slots, np.int32), plan.counts)
-
-    def adding(self, slots: npt.NDArray[np.int32], sampled: npt.NDArray[np.int64]) -> Adding:
-        """What a step with these `slots_of` its tokens, of which the rows `sampled` sample, adds to
-        its products."""
-        device = self._weights[0].down.device
-        # Where the two are of one length they are the same.
-        groups = {len(each): _groups(each, device) for each in (slots[sampled], slots)}
-
-        def add(ref: WeightRef, x: Array, y: Array) -> None:
-            add_lora(tensor(y), tensor(x), groups[len(x)], self.additions[ref.names])
-
-        return add
 
     def _free_slot(self) -> int:
         used = set(self._in_slot.values())
@@ -175,10 +150,3 @@ class Adapters:
             torch.zeros(len(product.names) * self.rank, product.width),
             tuple(torch.zeros(self.rank, rows) for rows in product.rows),
         )
-
-
-def _groups(slots: npt.NDArray[np.int32], device: torch.device) -> TokenGroups:
-    return [
-        (int(slot), torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
-        for slot in np.unique(slots[slots >= 0])
-    ]

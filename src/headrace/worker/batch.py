@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..base.step import PoolShape, StepPlan
-from ..kernels.arrays import host, tensor
+from ..kernels.arrays import tensor
 from ..kernels.draws import DrawParameters
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
@@ -85,13 +85,9 @@ def make_batch(
         host=HostStep(counts, lengths, sampled),
         draws=_parameters(dict(zip(drawn, more, strict=True))) if drawn else None,
         targets=targets,
+        adapters=rows.adapters(plan.rows, plan.counts),
     )
 
 
 def _parameters(columns: dict[str, torch.Tensor]) -> DrawParameters:
     return DrawParameters(**{name: columns.get(name) for name in DrawParameters.__slots__})
-
-
-def sampled_places(batch: StepBatch) -> npt.NDArray[np.int64]:
-    """`sample_rows` of a step on the host, without waiting for a device."""
-    return host(batch.sample_rows) if batch.host is None else batch.host.sample_rows

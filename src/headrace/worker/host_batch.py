@@ -78,23 +78,30 @@ class HostBatches:
         self._decoding: StepBatch | None = None
         self._starts: list[int] = []
         self._of: list[int] = []
-        """The rows of the last step, and the same as an array."""
-        self.rows: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        """Of which state and width of their tables what was picked is; -1: of none."""
+        """The rows of the last step."""
+        self._rows_array: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        """The same as an array."""
+        self._rules: npt.NDArray[np.void] | None = None
+        """How they draw."""
+        self._rows_version = -1
+        """`Rows.version` that `_rules` is of."""
         self._picked_version = self._picked_width = -1
+        """`BlockTables.version` and width of what was picked; -1: nothing yet."""
 
     def make(self, plan: StepPlan) -> StepBatch:
         count = len(plan.rows)
         total = sum(plan.counts)
         if self._typed or total > self._limits.tokens or count > self._limits.entries:
             return make_batch(plan, self._rows, self._tables, self._pool, token_types=self._typed)
-        if total == count and not self._rows.pooling and all(plan.samples):
-            return self._decode(plan, count)
+        if total == count and all(plan.samples):
+            columns = self._rows.columns[plan.rows]
+            if not columns["pooling"].any() and (columns["adapter"] < 0).all():
+                return self._decode(plan, count)
         return self._mixed(plan, count, total)
 
     def decode(self, plan: StepPlan) -> StepBatch | None:
-        """As `make`, of a step in which every entry computes one token and gets one, and no row
-        pools; None of any other."""
+        """Like `make` for steps in which every entry computes one token and gets one, of rows that
+        neither pool nor have an adapter; None for any other."""
         count = len(plan.rows)
         if self._typed or sum(plan.counts) != count or count > self._limits.entries:
             return None
@@ -107,14 +114,16 @@ class HostBatches:
             for row, start, token in zip(self._of, self._starts, tokens, strict=True):
                 known[row, start + 1] = token
         else:
-            self._rows.host_tokens[self.rows, self._lengths[: len(tokens)]] = tokens
+            self._rows.host_tokens[self._rows_array, self._lengths[: len(tokens)]] = tokens
 
     def _array_of(self, rows: list[int]) -> npt.NDArray[np.int64]:
         """These rows, which are most often those of the step before."""
-        if self._of != rows:
-            self._of, self.rows = rows, np.array(rows)
+        if self._of != rows or self._rows_version != self._rows.version:
+            self._of, self._rows_array = rows, np.array(rows)
+            self._rules = self._rows.rules(self._rows_array)
+            self._rows_version = self._rows.version
             self._picked_version = -1
-        return self.rows
+        return self._rows_array
 
     def _decode(self, plan: StepPlan, count: int) -> StepBatch:
         """One token each, all of which sample."""
@@ -136,6 +145,7 @@ class HostBatches:
             )
             batch.fixed = True
         batch.max_length = max_length
+        batch.rules = self._rules
         return batch
 
     def _decode_few(self, plan: StepPlan) -> None:
@@ -162,9 +172,7 @@ class HostBatches:
         np.add(self._each[:total], np.repeat(starts - bounds[:-1], counts), out=positions)
         self._tokens[:total] = self._rows.host_tokens[row_of_token, positions]
         self._place(row_of_token, positions, total)
-        samples = np.array(plan.samples)
-        if self._rows.pooling:
-            samples &= ~self._rows.columns["pooling"][rows]
+        samples = np.array(plan.samples) & ~self._rows.columns["pooling"][rows]
         ends = bounds[1:][samples] - 1
         self._sampled[: len(ends)] = ends
         max_length = int(lengths.max())
@@ -177,6 +185,8 @@ class HostBatches:
             self._sampled[: len(ends)],
         )
         batch.max_count, batch.max_length = int(counts.max()), max_length
+        batch.rules = self._rows.rules(rows[samples])
+        batch.adapters = self._rows.adapters(rows, counts)
         return batch
 
     def _place(self, rows: np.ndarray, positions: np.ndarray, total: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ..base.arch import Pooling
 from ..base.step import Output, Scores, StepPlan, Vector
 from ..kernels.arrays import Array
-from .arrays import concatenate, copy, fp32, like, normalised, stack
+from .arrays import concatenate, copy, fp32, normalised, stack
 
 if TYPE_CHECKING:
     from .rows import Rows
@@ -19,8 +19,8 @@ TILE = 64
 """Tokens that are summed at once, counted from the input's start: how a prompt was cut into
 chunks does not change the order of its sum."""
 
-Head = Callable[[Array, Array], Array]
-"""hidden [N, D], rows [R] → what is returned in place of vectors [R, labels]."""
+Head = Callable[[Array], Array]
+"""Hidden states [R, D] → what is returned in place of vectors [R, labels]."""
 
 
 class _Mean:
@@ -97,7 +97,7 @@ class Pooler:
         kind: type[Vector | Scores] = Vector if self._head is None else Scores
         together = stack(vectors)
         if self._head is not None:
-            together = fp32(self._head(together, like(np.arange(len(done)), hidden)))
+            together = fp32(self._head(together))
         else:
             together = fp32(together)
             if self._pooling.normalise:

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..base.step import StepPlan, TokenLogprobs
 from ..kernels.arrays import Array, tensor
-from .arrays import concatenate, copy, int64, like
+from .arrays import concatenate, copy, int64
 from .sampler import log_probabilities
 
 if TYPE_CHECKING:
+    from ..kernels.program import Program
     from .rows import Rows
-    from .runner import Runner
 
 LOGIT_ROWS = 64
 """Rows of logits held at once: a long chunk times a large vocabulary would be gigabytes."""
@@ -44,7 +44,7 @@ class PromptScores:
         return found
 
     def score(
-        self, plan: StepPlan, wanted: Sequence[int], runner: Runner, hidden: Array
+        self, plan: StepPlan, wanted: Sequence[int], program: Program, hidden: Array
     ) -> list[list[TokenLogprobs]] | None:
         """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
 
@@ -68,7 +68,7 @@ class PromptScores:
                 continue
             end = min(start + len(vectors), int(columns[entry]["prompt_length"]))
             result[entry] = self._entry(
-                runner,
+                program,
                 concatenate([before, vectors]) if start else vectors,
                 int64(table[row, max(start, 1) : end]),
                 int(columns[entry]["prompt_logprobs"]),
@@ -76,13 +76,12 @@ class PromptScores:
         return result
 
     def _entry(
-        self, runner: Runner, vectors: Array, following: Array, top: int
+        self, program: Program, vectors: Array, following: Array, top: int
     ) -> list[TokenLogprobs]:
         """vectors[i] predicts following[i]."""
         scores: list[TokenLogprobs] = []
         for low in range(0, len(following), LOGIT_ROWS):
             tokens = following[low : low + LOGIT_ROWS]
-            rows = like(np.arange(low, low + len(tokens)), vectors)
-            logits = runner.logits(vectors, rows)
+            logits = program.head(vectors[low : low + len(tokens)])
             scores += log_probabilities(logits, tokens, np.full(len(tokens), top))
         return scores

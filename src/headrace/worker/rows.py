@@ -39,9 +39,11 @@ _ROW = np.dtype(
         ("prompt_logprobs", np.int64),
         ("pooling", np.bool_),
         ("second_at", np.int64),
+        ("adapter", np.int32),
     ]
 )
-"""One row's numbers. `logprobs` and `prompt_logprobs` are -1 where they are not asked for."""
+"""One row's numbers. `logprobs` and `prompt_logprobs` are -1 where they are not asked for, and so
+is `adapter`, its slot."""
 
 
 class Rows:
@@ -61,18 +63,19 @@ class Rows:
         self.host_tokens = _of_host(self.tokens)
         """`tokens` where they are the host's; else nothing."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
+        self.columns["adapter"] = -1
         self.stop_ids: list[tuple[int, ...]] = [()] * rows
         self.logit_bias: list[dict[int, float]] = [{} for _ in range(rows)]
         self.held = np.zeros(rows, np.bool_)
+        self.version = 0
+        """Changes with every admission."""
         self.choosing: set[int] = set()
-        """Held rows that ask for more than the most likely token."""
+        """Held rows whose logits are looked at or changed before their token is chosen."""
         self.scoring: set[int] = set()
         """Held rows that ask for log-probabilities of their prompt."""
         self.pooling: set[int] = set()
         self.asking: set[int] = set()
         """Held rows that ask for more than a token, the most likely or drawn."""
-        self.drawing: set[int] = set()
-        """Held rows of the others whose tokens are drawn."""
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
@@ -112,10 +115,12 @@ class Rows:
             -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
             not spec.generates,
             spec.second_at,
+            -1,
         )
         self.stop_ids[row] = spec.stop_ids
         self.logit_bias[row] = sampling.logit_bias
         self.held[row] = True
+        self.version += 1
         simple = (
             sampling.logprobs is None
             and not sampling.logit_bias
@@ -124,7 +129,7 @@ class Rows:
             and spec.grammar is None
             and spec.reasoning is None
         )
-        if not (simple and sampling.greedy):
+        if not simple:
             self.choosing.add(row)
         if sampling.prompt_logprobs is not None:
             self.scoring.add(row)
@@ -132,12 +137,22 @@ class Rows:
             self.pooling.add(row)
         if not simple or row in self.scoring or row in self.pooling or spec.adapter:
             self.asking.add(row)
-        elif not sampling.greedy:
-            self.drawing.add(row)
 
-    def rules(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
-        """What `DrawingProgram.draw` wants of rows [R] none of which is in `asking`."""
+    def adapters(
+        self, rows: npt.NDArray[np.int64] | list[int], counts: list[int] | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int32] | None:
+        """`StepBatch.adapters` of entries with these rows and counts."""
+        slots = self.columns["adapter"][rows]
+        if (slots < 0).all():
+            return None
+        found: npt.NDArray[np.int32] = np.repeat(slots, counts)
+        return found
+
+    def rules(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.void] | None:
+        """`StepBatch.rules` of rows [R]; None where all take their most likely token."""
         columns = self.columns[rows]
+        if columns["greedy"].all():
+            return None
         rules = np.zeros(len(rows), RULE)
         for name in ("temperature", "min_p", "top_p"):
             rules[name] = columns[name]
@@ -172,9 +187,7 @@ class Rows:
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
-            for some in (
-                self.choosing, self.scoring, self.pooling, self.asking, self.drawing,
-            ):  # fmt: skip
+            for some in (self.choosing, self.scoring, self.pooling, self.asking):
                 some.difference_update(rows)
 
     def append(

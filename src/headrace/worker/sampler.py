@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..base.step import TokenLogprobs
 from ..kernels import host_sampling
 from ..kernels.arrays import Array, tensor
-from ..kernels.draws import Drawing, DrawParameters, uniforms
+from ..kernels.draws import Drawing, DrawParameters, by_rules
 from .arrays import like
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ class Sampler:
         self._mask_stops(logits, rows, places, columns)
         self._bias(logits, rows)
         self._penalise(logits, rows, places, columns)
-        if draws is not None:
-            tokens = self._drawing.draw(logits, draws)
-        else:
-            tokens = self._choose(logits, places, columns)
+        tokens = self.choose(logits, rows, places, draws)
         if raw is None:
             return tokens, None
         top = columns["logprobs"][asked]
@@ -71,9 +68,20 @@ class Sampler:
             result[place] = logprobs
         return tokens, result
 
-    def most_likely(self, logits: Array) -> Array:
-        """As `sample`, of rows that ask for nothing else (none is in `Rows.choosing`)."""
-        return self._drawing.argmax(logits)
+    def choose(
+        self,
+        logits: Array,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        draws: DrawParameters | None = None,
+    ) -> Array:
+        """The tokens of `sample`, of logits that nothing is done to any more."""
+        if draws is not None:
+            return self._drawing.draw(logits, draws)
+        rules = self._rows.rules(rows)
+        if rules is None:
+            return self._drawing.argmax(logits)
+        return by_rules(self._drawing, logits, rules, places)
 
     def _mask_stops(
         self,
@@ -147,31 +155,6 @@ class Sampler:
             _column(chosen["frequency"], logits),
             _column(chosen["presence"], logits),
         )
-
-    def _choose(
-        self,
-        logits: Array,
-        places: npt.NDArray[np.int64],
-        columns: npt.NDArray[np.void],
-    ) -> Array:
-        some = np.flatnonzero(~columns["greedy"])
-        if not len(some):
-            return self._drawing.argmax(logits)
-        chosen = columns[some]
-        uniform = uniforms(chosen["seed"], chosen["choice"], places[some])
-        parameters = DrawParameters(
-            temperature=_column(chosen["temperature"], logits),
-            top_k=_column(chosen["top_k"], logits),
-            top_p=_column(chosen["top_p"], logits),
-            min_p=_column(chosen["min_p"], logits),
-            uniform=_column(uniform, logits),
-        )
-        if len(some) == len(columns):
-            return self._drawing.draw(logits, parameters)
-        tokens = self._drawing.argmax(logits)
-        index = like(some, logits)
-        tokens[index] = self._drawing.draw(logits[index], parameters)
-        return tokens
 
 
 def log_probabilities(

@@ -12,17 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.step import StepPlan, StepResult, TokenLogprobs
 from ..kernels.arrays import Array, host
-from ..kernels.draws import RULE
-from ..kernels.operators import KvCache, Operators, StepBatch
-from .batch import sampled_places
+from ..kernels.operators import KvCache, StepBatch
+from ..kernels.program import BEST, RULES, Hidden, Outputs, Program, Tokens, want
 from .grammar import GrammarMasks
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
@@ -30,7 +28,6 @@ from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
-from .runner import Runner
 from .sampler import Sampler
 from .transfer import Stopwatch, to_host
 
@@ -42,11 +39,10 @@ if TYPE_CHECKING:
 class Steps:
     """What all steps of an allocated worker share."""
 
-    operators: Operators
+    program: Program
     rows: Rows
     tables: BlockTables
     cache: KvCache
-    runner: Runner
     sampler: Sampler
     batch: Callable[[StepPlan], StepBatch]
     prompt_scores: PromptScores
@@ -58,15 +54,12 @@ class Steps:
     check: bool
     """Verify every plan."""
     host: HostBatches | None
-    """Where `batch` comes from, if the program chooses tokens there."""
+    """Where `batch` comes from, if no tensor is in a step of the program."""
     inference: Callable[[], AbstractContextManager[object]]
     """What a step of tensors is done in."""
     _tokens: Array | None = None
     _values: memoryview | None = None
     """The memory of `_tokens`, which is the same array step after step."""
-    _ruled: npt.NDArray[np.int64] | None = None
-    """The rows that `_rules` are of, by identity."""
-    _rules: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RULE))
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
         """Do or start a step that began at `begin`: its result, or a function that waits for it."""
@@ -83,7 +76,6 @@ class Steps:
         nothing was computed, where somebody comes or goes or asks for more: then the general way.
         """
         if plan.released or plan.admitted or plan.copies:
-            self._ruled = None  # Another sequence may have a row's number.
             return None
         if not self.rows.asking.isdisjoint(plan.rows):
             return None
@@ -91,18 +83,10 @@ class Steps:
         batch = host.decode(plan)
         if batch is None:
             return None
-        chosen = self.runner.greedy(batch) if self.rows.drawing.isdisjoint(plan.rows) else None
-        if chosen is not None:
-            values = self._values_of(chosen[1])
-        else:
-            if host.rows is not self._ruled:
-                self._ruled, self._rules = host.rows, self.rows.rules(host.rows)
-            drawn = self.runner.draw(batch, self._rules)
-            if drawn is None:
-                return None
-            values = self._values_of(drawn[2])
-            if min(values) < 0:
-                values = self._draw(plan, drawn[1])
+        outputs = self.program.step(batch, BEST if batch.rules is None else RULES)
+        values = self._values_of(outputs.tokens)
+        if min(values) < 0:
+            values = self._draw_again(plan, outputs)
         host.keep(values)
         return StepResult(
             plan.number, [[token] for token in values], seconds=time.perf_counter() - begin
@@ -114,51 +98,39 @@ class Steps:
         values: list[int] = self._values.tolist()
         return values
 
-    def _draw(self, plan: StepPlan, logits: Array) -> list[int]:
-        """All tokens of a decoding step once more, where the program could not draw one."""
+    def _draw_again(self, plan: StepPlan, outputs: Outputs) -> list[int]:
+        """All tokens of a decoding step, where the program could not draw one."""
         with self.inference():
-            places = np.array(plan.starts) + 1
-            values: list[int] = self.sampler.sample(logits, np.array(plan.rows), places)[0].tolist()
+            rows, places = np.array(plan.rows), np.array(plan.starts) + 1
+            values: list[int] = self.sampler.choose(outputs.logits, rows, places).tolist()
         return values
 
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         self._prepare(plan)
         batch = self.batch(plan)
         scored, pooled = self.prompt_scores.wanted(plan), self.pooler.wanted(plan)
-        batch.every_hidden = bool(scored or pooled)
-        slots = None if self.adapters is None else self.adapters.slots_of(plan)
         stop = None if self.stopwatch is None else self.stopwatch.start()
-        plain = self.rows.choosing.isdisjoint(plan.rows)
-        chosen: tuple[Array, Array] | None = None
-        if slots is None:
-            drawn = batch.draws is not None and self.rows.asking.isdisjoint(plan.rows)
-            if plain or drawn:
-                chosen = self.runner.choose(batch)
-            if plain and chosen is None:
-                chosen = self.runner.greedy(batch)
-        logits: Array | None = None
-        sampled: Array | None = None
-        if chosen is None:
-            hidden, logits = self._forward(batch, slots)
-        else:
-            hidden, sampled = chosen
-        prompt_logprobs = self.prompt_scores.score(plan, scored, self.runner, hidden)
-        outputs = self.pooler.collect(plan, pooled, hidden)
+        entries = self._sampling(plan)
+        masked = not self.rows.choosing.isdisjoint(plan.rows)
+        drawn = batch.rules is not None or batch.draws is not None
+        tokens: Tokens = "none" if masked or not entries else "rules" if drawn else "best"
+        hidden: Hidden = "every" if scored or pooled else "none"
+        given = self.program.step(batch, want(tokens, logits=masked, hidden=hidden))
+        prompt_logprobs = self.prompt_scores.score(plan, scored, self.program, given.hidden)
+        outputs = self.pooler.collect(plan, pooled, given.hidden)
 
         logprobs: list[list[TokenLogprobs]] | None = None
         failures: dict[int, str] = {}
         arrived: Callable[[], list[int]] | None = None
-        entries = self._sampling(plan)
-        if len(entries):
+        if entries:
             rows = np.array([plan.rows[entry] for entry in entries])
             places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
             found: list[TokenLogprobs | None] | None = None
+            sampled = given.tokens
             if sampled is None:
-                assert logits is not None
-                if plain:
-                    sampled = self.sampler.most_likely(logits)
-                else:
-                    sampled, found = self.sampler.sample(logits, rows, places, batch.draws)
+                sampled, found = self.sampler.sample(given.logits, rows, places, batch.draws)
+            elif isinstance(sampled, np.ndarray) and (sampled < 0).any():
+                sampled = self.sampler.choose(given.logits, rows, places)
             self.rows.append(rows, places, sampled, batch.targets)
             arrived = to_host(sampled)
             if found is not None:
@@ -195,17 +167,6 @@ class Steps:
 
         return finish
 
-    def _forward(
-        self, batch: StepBatch, slots: npt.NDArray[np.int32] | None
-    ) -> tuple[Array, Array]:
-        """As `Runner.run`, with the adapters of `slots` [N] where there are any."""
-        if slots is None or self.adapters is None:
-            return self.runner.run(batch)
-        found = self.runner.adapted(batch, slots)
-        if found is None:
-            found = self.runner.run(batch, self.adapters.adding(slots, sampled_places(batch)))
-        return found
-
     def _prepare(self, plan: StepPlan) -> None:
         """Bring the tables to what the plan takes for granted."""
         released = plan.released
@@ -227,7 +188,8 @@ class Steps:
             if self.masks is not None and spec.grammar is not None:
                 self.masks.admit(admission)
             if self.adapters is not None and spec.adapter is not None:
-                self.adapters.admit(admission.row, spec.adapter)
+                slot = self.adapters.admit(admission.row, spec.adapter)
+                self.rows.columns["adapter"][admission.row] = slot
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
 

@@ -8,7 +8,8 @@ from ..base.arch import ModelArch
 from ..base.step import GroupShape, PoolShape
 from ..kernels.cuda_graphs import null_step
 from ..kernels.model import Model
-from ..kernels.operators import KvCache, Operators, StepLimits
+from ..kernels.operators import StepLimits
+from ..kernels.program import CallByCall, Provider, want
 from .device_memory import DeviceMemory, StepMemory
 from .kv_tensors import allocate_kv
 
@@ -38,7 +39,7 @@ class CudaMemory:
 
 def measure_step(
     model: Model,
-    operators: Operators,
+    operators: Provider,
     arch: ModelArch,
     kv_dtype: str,
     device: str,
@@ -59,14 +60,10 @@ def measure_step(
     # As many rows want logits as ever can.
     rows = min(limits.entries, limits.tokens)
     batch.sample_rows = torch.arange(rows, device=device)
-    batch.every_hidden = True
-    model.forward(operators, batch, cache)  # Compiles; libraries make their workspaces.
+    plain = CallByCall(model, operators, cache, operators.drawing)
+    everything = want(logits=True, hidden="every")
+    plain.step(batch, everything)  # Compiles; libraries make their workspaces.
     memory.watch()
-    model.forward(operators, batch, cache)
+    plain.step(batch, everything)
     peak = memory.growth() + SAMPLING_COPIES * rows * arch.vocab_size * 4
-    return StepMemory(peak, _graphs(model, operators, cache, limits))
-
-
-def _graphs(model: Model, operators: Operators, cache: KvCache, limits: StepLimits) -> int:
-    estimate = getattr(operators, "graph_bytes", None)
-    return 0 if estimate is None else int(estimate(model, cache, limits))
+    return StepMemory(peak, operators.graph_bytes(plain, limits))

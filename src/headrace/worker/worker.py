@@ -18,10 +18,10 @@ from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..kernels.arrays import Array
 from ..kernels.backend import Question, Shelf
-from ..kernels.operators import Operators, StepBatch, StepLimits
-from ..kernels.select import choose, drawing_of
+from ..kernels.operators import StepBatch, StepLimits
+from ..kernels.program import BEST, LOGITS, CallByCall, Program, Provider
+from ..kernels.select import choose
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
 from ..loader.prepare import prepare
@@ -38,7 +38,6 @@ from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
-from .runner import Runner
 from .sampler import Sampler
 from .step import Steps
 from .transfer import Stopwatch
@@ -53,7 +52,7 @@ def choose_operators(
     resolved: Resolved,
     source: WeightSource,
     shelf: Shelf | None = None,
-) -> tuple[Operators, list[Decision]]:
+) -> tuple[Provider, list[Decision]]:
     """The kernels that serve this model here, operator by operator, with reasons."""
     question = Question(
         device=resolved.device,
@@ -222,21 +221,28 @@ class Worker:
                 )
             budgets = ReasoningBudgets()
             masks = (budgets,) if self._masks is None else (self._masks, budgets)
-            self._sampler = Sampler(self._rows, masks, drawing_of(self._operators))
+            self._sampler = Sampler(self._rows, masks, self._operators.drawing)
             encoder = self.arch.encoder
             self._cache = allocate_kv(
                 pool, self.arch, self._resolved.kv_dtype, device, host=self._operators.host
             )
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
-            additions = None if self._adapters is None else self._adapters.additions
-            self._runner = Runner(self._model, self._operators, self._cache, limits, additions)
+            plain = CallByCall(
+                self._model,
+                self._operators,
+                self._cache,
+                self._operators.drawing,
+                None if self._adapters is None else self._adapters.additions,
+            )
+            program: Program = self._operators.compile(plain, limits) or plain
+            self._program = program
             typed = encoder is not None
             host = None
             if device == "cpu":
                 host = HostBatches(
                     self._rows, self._tables, pool, limits,
-                    token_types=typed, tensors=not self._runner.whole,
+                    token_types=typed, tensors=not program.host,
                 )  # fmt: skip
             self._batch: Callable[[StepPlan], StepBatch] = (
                 host.make
@@ -250,33 +256,29 @@ class Worker:
                     draws=True,
                 )
             )
-            if device == "cpu" and self._runner.whole:
+            if program.host:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 _set_torch_threads(1)
             self._steps = Steps(
-                operators=self._operators,
+                program=program,
                 rows=self._rows,
                 tables=self._tables,
                 cache=self._cache,
-                runner=self._runner,
                 sampler=self._sampler,
                 batch=self._batch,
                 prompt_scores=PromptScores(self._rows),
                 pooler=Pooler(
-                    self._rows, self._pooling, self._head if encoder and encoder.labels else None
+                    self._rows, self._pooling, program.head if encoder and encoder.labels else None
                 ),
                 budgets=budgets,
                 masks=self._masks,
                 adapters=self._adapters,
                 stopwatch=Stopwatch() if device == "cuda" else None,
                 check=check_plans(),
-                host=host if self._runner.chooses else None,
+                host=host if program.host else None,
                 inference=self._inference,
             )
         self._phases["allocate"] = time.perf_counter() - begin
-
-    def _head(self, hidden: Array, rows: Array) -> Array:
-        return self._runner.logits(hidden, rows)
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""
@@ -285,9 +287,7 @@ class Worker:
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 batch = self._batch(plan)
-                # On a CPU both go through the same memory: once is enough.
-                if self._runner.greedy(batch) is None or self._memory is not None:
-                    self._runner.run(batch)
+                self._program.step(batch, LOGITS if self.arch.encoder is not None else BEST)
             clear_null_blocks(self._cache)
         if self._memory is not None:
             pool = pool_bytes(self._pool, self.arch, self._resolved.kv_dtype)
@@ -371,7 +371,7 @@ def _failed(plan: StepPlan, begin: float, error: Exception) -> StepResult:
     )
 
 
-def _inference_of(operators: Operators) -> Callable[[], AbstractContextManager[object]]:
+def _inference_of(operators: Provider) -> Callable[[], AbstractContextManager[object]]:
     """What their tensors are computed in; nothing where arrays are the host's."""
     if operators.host:
         return nullcontext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...base.config import Decision
 from ..backend import Question
-from ..operators import Operators
+from ..program import Provider
 from .library import LEVELS, LibraryAbsent, best_refused, level, load, sources
 from .operators import CpuOperators
 from .records import KINDS
@@ -49,7 +49,7 @@ class CpuBackend:
             return f"no kernel for weights of type {', '.join(unknown)}"
         return None
 
-    def build(self, question: Question) -> Operators:
+    def build(self, question: Question) -> Provider:
         return CpuOperators(question.threads, self._level, question.shelf)
 
     def decisions(self) -> list[Decision]:

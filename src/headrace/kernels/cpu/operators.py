@@ -7,28 +7,23 @@ is of the kind of what went in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...base.graph import Role
 from ..arrays import Array, address, floats_like, stride
 from ..backend import Shelf
-from ..model import Model
 from ..operators import (
-    AdaptedProgram,
     Dequantise,
-    KvCache,
     KvLayer,
-    Program,
     RopeTable,
     StepBatch,
     StepLimits,
 )
+from ..program import CallByCall, Program
 from ..weights import (
     BlockWeight,
     DenseWeight,
-    LoraWeight,
     PanelWeight,
     StackedWeight,
     Weight,
@@ -39,7 +34,7 @@ from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
 from .library import Team
 from .panels import Packer, in_order
-from .program import CpuProgram, compile_program
+from .program import compile_program
 from .records import ROWS_N, HrStep
 from .step import fill_step
 
@@ -82,20 +77,11 @@ class CpuOperators:
         assert isinstance(weight, DenseWeight | BlockWeight)
         return self._packer.pack(weight, planes=planes)
 
-    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
-        return compile_program(self, model, cache, limits)
+    def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
+        return compile_program(self, plain, limits)
 
-    def compile_adapted(
-        self,
-        model: Model,
-        cache: KvCache,
-        limits: StepLimits,
-        additions: Mapping[tuple[str, ...], LoraWeight],
-        beside: Program | None,
-    ) -> AdaptedProgram | None:
-        assert beside is None or isinstance(beside, CpuProgram)
-        made = compile_program(self, model, cache, limits, additions, beside)
-        return None if made is None else made.adapted
+    def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
+        return 0
 
     def embed(self, tokens: Array, weight: Weight, scale: float) -> Array:
         y = floats_like(tokens, len(tokens), weight.shape[1])

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ...base.graph import SAMPLED, Graph
+from ...base.graph import SAMPLED
 from ..arrays import Array, address
 from ..draws import RULE
-from ..model import Model
-from ..operators import KvCache, Operators, StepBatch, StepLimits
+from ..operators import Operators, StepBatch, StepLimits
+from ..program import CallByCall, Outputs, Want
 from . import emit
 from .arena import Arena
 from .emit import Emitted
 from .library import Team
-from .lowering import Additions, Lowering, Unrecordable, tables
+from .lowering import Lowering, Unrecordable, tables
 from .mapped import MappedRows
 from .records import ROWS_N, ROWS_R, HrStep
 from .step import fill_step
@@ -29,141 +30,138 @@ class HasTeam(Operators, Protocol):
 
 def compile_program(
     operators: HasTeam,
-    model: Model,
-    cache: KvCache,
+    plain: CallByCall,
     limits: StepLimits,
-    additions: Additions | None = None,
     beside: CpuProgram | None = None,
     *,
     every_hidden: bool = False,
+    adapted: bool = False,
 ) -> CpuProgram | None:
-    """The records of `model`'s step, or None where there is no record of something in it.
+    """The records of the step of `plain`'s model, or None where there is no record of something
+    in it.
 
-    With `additions` each product of one of these names is followed by what the adapters of
-    `StepBatch.adapters` add to it. The program may use the buffers of `beside`: then the results
-    of either are valid until the next call of either.
+    `adapted`: each product of one of the names in `plain.additions` is followed by what the
+    adapters of `StepBatch.adapters` add to it. The program may use the buffers of `beside`: then
+    the results of either are valid until the next call of either.
     """
-    graph = model.variant("every" if every_hidden else "sampled")
     try:
-        return CpuProgram(operators, model, graph, cache, limits, additions or {}, beside)
+        return CpuProgram(operators, plain, limits, (every_hidden, adapted), beside)
     except Unrecordable:
         return None
 
 
+Variant = tuple[bool, bool]
+"""Which records: (every hidden state, adapters)."""
+
+
 class CpuProgram:
-    """A model's step as one call of the library."""
+    """A model's step as one call of the library. See `Program`.
+
+    A step has one of three ends behind the same records: logits; the most likely tokens, without
+    logits, by the bounds of the head; or logits and tokens by rules.
+    """
+
+    host = True
 
     def __init__(
         self,
         operators: HasTeam,
-        model: Model,
-        graph: Graph,
-        cache: KvCache,
+        plain: CallByCall,
         limits: StepLimits,
-        additions: Additions,
+        variant: Variant,
         beside: CpuProgram | None,
     ) -> None:
-        self._operators, self._model, self._cache = operators, model, cache
-        self._limits, self._additions = limits, additions
-        self._every: CpuProgram | None = None
-        """The program of steps that want every hidden state, once there was one."""
-        rows = {ROWS_N: limits.tokens, ROWS_R: limits.entries}
+        self._operators, self._plain, self._limits = operators, plain, limits
+        self._variant = variant
+        self._variants: dict[Variant, CpuProgram | None] = (
+            {} if beside is None else beside._variants
+        )
+        """All of this step, made when they are first wanted; None: it cannot be recorded."""
+        self._variants[variant] = self
+        rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena)
-        lowering = Lowering(graph, model.weights, cache, self._arena, additions)
-        self._emitted = lowering.run()
-        self.names = lowering.names
+        graph = plain.model.variant("every" if variant[0] else "sampled")
         hidden, logits = graph.outputs["hidden"], graph.outputs["logits"]
         self._sampled = hidden.rows == SAMPLED
+        self._selects: bool = self._sampled if beside is None else beside._selects
+        additions = plain.additions if variant[1] else {}
+        weights = plain.model.weights
+        lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
+        self._emitted = lowering.run()
+        self.names = lowering.names
         self._hidden, self._logits = lowering.floats(hidden), lowering.floats(logits)
         self._records = emit.program(self._emitted)
+        first, count = ctypes.addressof(self._records), len(self._emitted)
+        self._logits_end = _End(first, count, None, self._logits)
         self._head: _GreedyHead | None = None
         if lowering.head is not None:
-            self._head = _GreedyHead(lowering, operators.team.threads, limits.entries)
-        self._end = _DrawingEnd(self._emitted, self._logits)
-        self._tables = [MappedRows(model.weights.weight(table)) for table in tables(graph)]
+            self._head = _GreedyHead(lowering, operators.team.threads, limits.samples)
+        self._drawing = _DrawingEnd(self._emitted, self._logits)
+        self._tables = [MappedRows(weights.weight(table)) for table in tables(graph)]
         self._step = HrStep()
-        self._at = ctypes.addressof(self._records), len(self._emitted), ctypes.addressof(self._step)
         self._filled: StepBatch | None = None
-        """The batch that `_step` and `_results` are of, where it may come again as it is."""
-        self._results = self._hidden, self._logits
-        self._chosen: tuple[Array, Array] | None = None
-        self._drawn: tuple[Array, Array, Array] | None = None
-        """What `greedy` and `draw` give for that batch, once asked: the very same arrays again."""
+        """The batch that `_step` and `_outputs` are of, where it may come again as it is."""
+        self._wanted: Want | None = None
+        """What `_at` and `_outputs` are of."""
+        self._at = first, count, ctypes.addressof(self._step)
+        self._outputs = Outputs()
 
-    def __call__(self, batch: StepBatch) -> tuple[Array, Array]:
-        found = self.adapted(batch)
-        return self._model.forward(self._operators, batch, self._cache) if found is None else found
-
-    def adapted(self, batch: StepBatch) -> tuple[Array, Array] | None:
-        """As a call; None, and nothing was computed, where the step is beyond the limits."""
-        program = self._program_of(batch)
-        if program is not self:
-            return program.adapted(batch)
-        if not self._fill(batch):
-            return None
+    def step(self, batch: StepBatch, want: Want) -> Outputs:
+        if batch is not self._filled or want is not self._wanted:
+            program = self.variant_of(batch, want)
+            if program is not self:
+                return (program or self._plain).step(batch, want)
+            if not self._fill(batch, want):
+                return self._plain.step(batch, want)
+        if want.tokens == "rules":
+            self._drawing.use(batch.rules)
+        for table in self._tables:
+            table.read(self._step.n)
         self._operators.team.run_at(*self._at)
-        return self._results
+        return self._outputs
 
-    def greedy(self, batch: StepBatch) -> tuple[Array, Array] | None:
-        """See `GreedyProgram`; None also where the head is capped or of several parts."""
-        program = self._program_of(batch)
-        if program is not self:
-            return program.greedy(batch)
-        head = self._head
-        if head is None or not self._fill(batch):
-            return None
-        self._operators.team.run_at(head.at, head.count, self._at[2])
-        if self._chosen is None:
-            self._chosen = self._results[0], head.tokens[: self._step.r]
-        return self._chosen
+    def head(self, hidden: Array) -> Array:
+        return self._plain.head(hidden)
 
-    def draw(
-        self, batch: StepBatch, rules: npt.NDArray[np.void]
-    ) -> tuple[Array, Array, Array] | None:
-        """See `DrawingProgram`."""
-        program = self._program_of(batch)
-        if program is not self:
-            return program.draw(batch, rules)
-        if not self._fill(batch):
-            return None
-        end = self._end
-        assert rules.dtype == RULE
-        assert len(rules) == self._step.r
-        end.use(rules)
-        self._operators.team.run_at(end.at, end.count, self._at[2])
-        if self._drawn is None:
-            self._drawn = *self._results, end.tokens[: self._step.r]
-        return self._drawn
+    def variant_of(self, batch: StepBatch, want: Want) -> CpuProgram | None:
+        """The program of what this step wants; None where there is none."""
+        every = (
+            want.hidden == "every"
+            and self._selects
+            and len(batch.sample_rows) != len(batch.tokens)
+        )  # fmt: skip
+        variant = every, batch.adapters is not None
+        if variant not in self._variants:
+            self._variants[variant] = compile_program(
+                self._operators, self._plain, self._limits, self,
+                every_hidden=every, adapted=variant[1],
+            )  # fmt: skip
+        return self._variants[variant]
 
-    def _fill(self, batch: StepBatch) -> bool:
-        """Point the step to `batch`. False: it is beyond the limits."""
+    def _fill(self, batch: StepBatch, want: Want) -> bool:
+        """Point the step to `batch`, and choose its end. False: it is beyond the limits."""
         if batch is not self._filled:
             self._filled = None
             step, limits = fill_step(self._step, batch), self._limits
-            if step.n > limits.tokens or max(step.r, step.b) > limits.entries:
+            if step.n > limits.tokens or step.b > limits.entries or step.r > limits.samples:
                 return False
             # Adapters come in new memory with every step.
             self._filled = batch if batch.fixed and batch.adapters is None else None
-            rows = step.r if self._sampled else step.n
-            self._results = self._hidden[:rows], self._logits[: step.r]
-            self._chosen = self._drawn = None
-        for table in self._tables:
-            table.read(self._step.n)
+        end, samples = self._end_of(want), self._step.r
+        self._wanted, self._at = want, (end.at, end.count, self._at[2])
+        self._outputs.tokens = None if end.tokens is None else end.tokens[:samples]
+        self._outputs.logits = None if end.logits is None else end.logits[:samples]
+        self._outputs.hidden = self._hidden[: samples if self._sampled else self._step.n]
         return True
 
-    def _program_of(self, batch: StepBatch) -> CpuProgram:
-        """The program that computes what this step wants: this one, but for hidden states of tokens
-        that do not sample, where it has none."""
-        all_sample = len(batch.sample_rows) == len(batch.tokens)
-        if not batch.every_hidden or all_sample or not self._sampled:
-            return self
-        if self._every is None:
-            self._every = compile_program(
-                self._operators, self._model, self._cache, self._limits, self._additions, self,
-                every_hidden=True,
-            )  # fmt: skip
-        assert self._every is not None, "what was recorded once can be recorded again"
-        return self._every
+    def _end_of(self, want: Want) -> _End:
+        if want.tokens == "none":
+            return self._logits_end
+        if want.tokens == "best" and self._head is not None and not want.logits:
+            return self._head
+        if want.tokens == "best":
+            self._drawing.use(None)
+        return self._drawing
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Run a step; → (name, seconds) of every record."""
@@ -174,31 +172,45 @@ class CpuProgram:
         return list(zip(self.names, seconds, strict=True))
 
 
-class _GreedyHead:
+@dataclass
+class _End:
+    """Records that give a step's results."""
+
+    at: int
+    count: int
+    tokens: npt.NDArray[np.int64] | None
+    logits: npt.NDArray[np.float32] | None
+
+
+class _GreedyHead(_End):
     """The same records but for the last: the most likely tokens in place of the logits."""
 
     def __init__(self, lowering: Lowering, threads: int, rows: int) -> None:
         assert lowering.head is not None
         self.head = emit.Head(lowering.head, threads, rows)
         emitted = [*lowering.emitted[:-1], *self.head.records()]
-        self.tokens = self.head.tokens
-        self._records, self.count = emit.program(emitted), len(emitted)
-        self.at = ctypes.addressof(self._records)
+        self._records = emit.program(emitted)
+        super().__init__(ctypes.addressof(self._records), len(emitted), self.head.tokens, None)
 
 
-class _DrawingEnd:
+class _DrawingEnd(_End):
     """The same records and one more: tokens from the logits, by rules."""
 
     def __init__(self, emitted: list[Emitted], logits: npt.NDArray[np.float32]) -> None:
-        self.tokens = np.zeros(len(logits), np.int64)
-        op = emit.sample(emit.matrix(logits), logits.shape[1], self.tokens)
-        self._op = op[1]
-        self._records, self.count = emit.program([*emitted, op]), len(emitted) + 1
-        self.at = ctypes.addressof(self._records)
+        tokens = np.zeros(len(logits), np.int64)
+        op = emit.sample(emit.matrix(logits), logits.shape[1], tokens)
+        self._op, self._records = op[1], emit.program([*emitted, op])
+        super().__init__(ctypes.addressof(self._records), len(emitted) + 1, tokens, logits)
+        self._most_likely = np.zeros(len(logits), RULE)
         self._rules: npt.NDArray[np.void] | None = None
 
-    def use(self, rules: npt.NDArray[np.void]) -> None:
+    def use(self, rules: npt.NDArray[np.void] | None) -> None:
+        """Draw the next steps by `rules` [R], which must live until others come; None: every row
+        its most likely token."""
+        if rules is None:
+            rules = self._most_likely
         if rules is not self._rules:
+            assert rules.dtype == RULE
             assert rules.flags.c_contiguous
             self._rules = rules
             self._op.rules = address(rules)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..backend import Question
-from ..operators import Operators
+from ..program import Provider
 
 MEASURED = Path(__file__).with_name("measured.json")
 """Architecture → head size → time of Triton's prefill attention over FlashInfer's; written by
@@ -61,7 +61,7 @@ class FlashInferBackend:
             return f"measured at {ratio:.2f} times the speed of triton"
         return None
 
-    def build(self, question: Question) -> Operators:
+    def build(self, question: Question) -> Provider:
         # Deferred: importing flashinfer is for those who use it.
         import torch
 

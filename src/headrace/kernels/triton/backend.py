@@ -6,7 +6,7 @@ import os
 from importlib.util import find_spec
 
 from ..backend import Question
-from ..operators import Operators
+from ..program import Provider
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -39,7 +39,7 @@ class TritonBackend:
             return f"head size {question.head_dim} is over 256"
         return None
 
-    def build(self, question: Question) -> Operators:
+    def build(self, question: Question) -> Provider:
         # Deferred: importing triton is for those who use it.
         import torch
 

@@ -14,18 +14,16 @@ from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Way
-from ..model import Model
 from ..operators import (
     Coded,
     Dequantise,
-    KvCache,
     KvLayer,
-    Program,
     RopeTable,
     StepBatch,
     StepLimits,
     Unnormed,
 )
+from ..program import LOGITS, CallByCall, Program
 from ..reference import unpack_rows
 from ..weights import (
     BlockWeight,
@@ -118,16 +116,17 @@ class TritonOperators:
             return DenseWeight(unpack_rows(weight).to(self.dtype))
         return weight
 
-    def compile(self, model: Model, cache: KvCache, limits: StepLimits) -> Program | None:
+    def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         """CUDA graphs; and every kernel that steps without a graph need is compiled here."""
+        cache = plain.cache
         if cache.layers[0].k.device.type != "cuda":
             return None
         for tokens in sorted({min(count, limits.tokens) for count in WARM_UP}):
-            _, logits = model.forward(self, null_step(tokens, cache, limits.max_context), cache)
+            found = plain.step(null_step(tokens, cache, limits.max_context), LOGITS)
             if tokens == 1:
-                self.warm_draws(logits)
-        recorder = CudaRecorder(cache.layers[0].k.device)
-        program = GraphProgram(self, model, cache, limits, recorder)
+                assert found.logits is not None
+                self.warm_draws(found.logits)
+        program = GraphProgram(plain, limits, CudaRecorder(cache.layers[0].k.device))
         program.capture()
         return program
 
@@ -139,12 +138,12 @@ class TritonOperators:
             for top_p in (None, one):
                 self._draw(logits, DrawParameters(one, top_k, top_p, one, one.double()))
 
-    def graph_bytes(self, model: Model, cache: KvCache, limits: StepLimits) -> int:
+    def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         """What the graphs of `compile` will take of the device, from a few of them."""
-        device = cache.layers[0].k.device
+        device = plain.cache.layers[0].k.device
         if device.type != "cuda":
             return 0
-        return GraphProgram(self, model, cache, limits, CudaRecorder(device)).estimate()
+        return GraphProgram(plain, limits, CudaRecorder(device)).estimate()
 
     def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
         rows = functional.embedding(tokens, _data(weight))

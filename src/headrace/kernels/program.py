@@ -1,0 +1,141 @@
+"""One call: a step's batch, and what is wanted of it → tokens, logits, hidden states.
+
+A `Program` is a model bound to its operators and its KV. `CallByCall` is the one that every
+backend has: operator after operator, which is also what the others do beyond their limits, so that
+no program ever refuses a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from .arrays import Array
+from .draws import Drawing, by_rules
+from .interpret import Adding
+from .model import Model
+from .operators import KvCache, Operators, StepBatch, StepLimits
+from .weights import LoraWeight
+
+Tokens = Literal["none", "best", "rules"]
+Hidden = Literal["none", "sampled", "every"]
+
+
+class Want(NamedTuple):
+    """What a whole step is asked for. One object per question, so that `is` compares: `want`."""
+
+    tokens: Tokens
+    """"best": the most likely of each row in `StepBatch.sample_rows`, of equals the smallest id;
+    "rules": by `StepBatch.rules` or `StepBatch.draws`."""
+    logits: bool
+    """Must they be readable afterwards? Whoever masks them chooses the tokens too."""
+    hidden: Hidden
+    """After the last norm: of `sample_rows`, or of every token."""
+
+
+_KNOWN: dict[Want, Want] = {}
+
+
+def want(tokens: Tokens = "none", *, logits: bool = False, hidden: Hidden = "none") -> Want:
+    """The one object of this question."""
+    made = Want(tokens, logits, hidden)
+    return _KNOWN.setdefault(made, made)
+
+
+BEST = want("best")
+RULES = want("rules")
+LOGITS = want(logits=True)
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What a step gave. Valid until the next call of its program: that may use the object again."""
+
+    tokens: Array | None = None
+    """[R] int64. -1: this one could not be drawn; then logits are there. A row whose logits are no
+    numbers gets any token of the vocabulary."""
+    logits: Array | None = None
+    """[R, V] fp32; there where wanted, and in every step without tokens."""
+    hidden: Array | None = None
+    """[R, D], or [N, D] where every one was wanted."""
+
+
+class Program(Protocol):
+    """A model's step."""
+
+    host: bool
+    """Are its arrays the host's (numpy), with no tensor in a step?"""
+
+    def step(self, batch: StepBatch, want: Want) -> Outputs:
+        """Compute a step: the KV of its tokens, and what is wanted. `batch.adapters` add to the
+        products of their tokens."""
+        ...
+
+    def head(self, hidden: Array) -> Array:
+        """hidden [R, D] of any rows → what the model's head says of them. The caller sees to it
+        that their logits have room."""
+        ...
+
+
+class Provider(Operators, Protocol):
+    """What a backend builds: operators, and whole steps of them."""
+
+    drawing: Drawing
+    """Makes tokens of the logits that these operators make."""
+
+    def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
+        """A faster way to run whole steps than `plain` (a recorded program, graphs), or None.
+
+        Asked only when one backend serves every operator. What is beyond its limits the program
+        hands to `plain`.
+        """
+        ...
+
+    def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
+        """What graphs that `compile` makes will take of the device, in bytes; 0 without graphs."""
+        ...
+
+
+class CallByCall:
+    """A step by the operators, one after the other."""
+
+    host = False
+
+    def __init__(
+        self,
+        model: Model,
+        operators: Operators,
+        cache: KvCache,
+        drawing: Drawing,
+        additions: Mapping[tuple[str, ...], LoraWeight] | None = None,
+    ) -> None:
+        """`drawing` makes tokens of the logits that `operators` make. `additions`: what adapters
+        may add to products, by the names of their tensors."""
+        self.model, self.operators, self.cache, self.drawing = model, operators, cache, drawing
+        self.additions: Mapping[tuple[str, ...], LoraWeight] = additions or {}
+
+    def step(self, batch: StepBatch, want: Want) -> Outputs:
+        batch.every_hidden = want.hidden == "every"
+        adding: Adding | None = None
+        if batch.adapters is not None:
+            from . import adapted  # Local: additions call by call are on tensors.
+
+            adding = adapted.adding(self.additions, batch)
+        hidden, logits = self.model.forward(self.operators, batch, self.cache, adding)
+        tokens: Array | None = None
+        if want.tokens != "none":
+            tokens = self.choose(batch, logits, want)
+        return Outputs(tokens, logits, hidden)
+
+    def choose(self, batch: StepBatch, logits: Array, want: Want) -> Array:
+        """Tokens [R] of logits [R, V], as the batch says that they are drawn."""
+        if want.tokens == "best":
+            return self.drawing.argmax(logits)
+        if batch.draws is not None:
+            return self.drawing.draw(logits, batch.draws)
+        assert batch.rules is not None, "tokens by rules, but no rules"
+        return by_rules(self.drawing, logits, batch.rules, batch.next_places())
+
+    def head(self, hidden: Array) -> Array:
+        return self.model.logits(self.operators, hidden)
