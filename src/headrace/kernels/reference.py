@@ -12,6 +12,7 @@ as invariant as torch is there.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -26,9 +27,11 @@ from .operators import (
     StepBatch,
     StepLimits,
 )
-from .program import CallByCall, Program
 from .reference_encoder import encoder_attention
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
+
+if TYPE_CHECKING:
+    from .program import CallByCall, Program
 
 ROWS = 4
 """A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
