@@ -137,20 +137,21 @@ class Roster:
 
     def drain(self, sequence: Sequence) -> None:
         """After a result of a sequence that does not run: was it the last that it waited for?"""
-        if sequence.in_flight == 0 and sequence.table is not None:
+        if sequence.in_flight == 0 and sequence.row != NO_ROW:
             self.leaving -= 1
             self._give_back(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
         """Row, blocks and resources return; who was preempted waits from now on."""
-        table = sequence.table
-        assert table is not None
+        assert sequence.row != NO_ROW
         assert sequence.in_flight == 0
-        # No step in flight: what is scheduled is computed, generated tokens included.
-        computed = min(sequence.scheduled, len(sequence.tokens))
-        self.kv.enter(table, sequence.tokens, computed, step=None)
-        self.kv.close(table)
-        sequence.table = None
+        table = sequence.table
+        if table is not None:
+            # No step in flight: what is scheduled is computed, generated tokens included.
+            computed = min(sequence.scheduled, len(sequence.tokens))
+            self.kv.enter(table, sequence.tokens, computed, step=None)
+            self.kv.close(table)
+            sequence.table = None
         if self.carried:
             self.carried = [write for write in self.carried if write.row != sequence.row]
         self.rows.give_back(sequence.row)
@@ -163,7 +164,7 @@ class Roster:
     def check_integrity(self, flying: list[Sequence]) -> None:
         """Assert the places and what is held; `flying`: the entries of all steps in flight."""
         running = list(self.all_running())
-        assert all(s.state is State.RUNNING and s.table is not None for s in running)
+        assert all(s.state is State.RUNNING and s.row != NO_ROW for s in running)
         assert len(running) <= self._most
         assert len({s.id for s in flying if s.state is not State.RUNNING}) == self.leaving
         held = {s.row for s in running} | {s.row for s in flying}

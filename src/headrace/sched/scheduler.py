@@ -41,7 +41,7 @@ from .answers import accept, end, score
 from .limits import Limits
 from .resource import Resource
 from .roster import Roster
-from .sequence import Sequence, State
+from .sequence import NO_ROW, Sequence, State
 
 LOOK_AHEAD = 32
 """Sequences without their resources that an admission looks past, to find one that has them."""
@@ -429,7 +429,7 @@ class Scheduler:
             assert (s.state is State.RUNNING) == (
                 s.id in roster.decoding or s.id in roster.prefilling
             )
-            waits = s.state is not State.RUNNING and s.table is None
+            waits = s.state is not State.RUNNING and s.row == NO_ROW
             assert waits == (s in roster.waiting)
             assert s.in_flight == sum(s is other for other in flying)
             assert len(s.tokens) < s.limit
