@@ -30,7 +30,8 @@ from headrace.base.step import (
     Vector,
 )
 from headrace.kv import KvManager
-from headrace.sched import Limits, Resource, Scheduler, State
+from headrace.sched import Limits, Resource, Scheduler, State, Work
+from headrace.sched.admission import work_of
 
 VOCAB = 50
 EOS = 7
@@ -75,6 +76,8 @@ class Stay:
     prompt_length: int
     choice: int
     spec: RequestSpec
+    work: Work
+    """What the scheduler planned from: its atom, its stage, whether it keeps anything."""
     root: tuple[str, str | None]
     tables: list[list[int]]
     identities: list[int] = field(default_factory=list)
@@ -101,6 +104,7 @@ class FakeWorker:
         self.rows: dict[int, Stay] = {}
         self.store: dict[tuple[int, int, int], int] = {}
         self.salts: dict[int, tuple[str, str | None]] = {}
+        self.works: dict[int, Work] = {}
 
     def execute(self, plan: StepPlan, *, fails: bool = False, tainted: bool = False) -> Flying:
         """`fails`: writes garbage and reports an error. `tainted`: a step before it failed."""
@@ -108,9 +112,10 @@ class FakeWorker:
             del self.rows[row]
         for admission in plan.admitted:
             assert admission.row not in self.rows, "the row is taken"
-            root = self.salts[admission.sequence_id]
+            root, known = self.salts[admission.sequence_id], self.works[admission.sequence_id]
             tables: list[list[int]] = [[] for _ in self.pool.groups]
-            stay = Stay([], admission.prompt_length, admission.choice, admission.spec, root, tables)
+            length, choice, spec = admission.prompt_length, admission.choice, admission.spec
+            stay = Stay([], length, choice, spec, known, root, tables)
             for token in admission.tokens:
                 stay.learn(token)
             self.rows[admission.row] = stay
@@ -121,6 +126,9 @@ class FakeWorker:
             table[write.first : write.first + len(write.blocks)] = write.blocks
         touched: set[tuple[int, int]] = set()
         work = []
+        stages = plan.stages or (0,) * len(plan.rows)
+        for entry, row in enumerate(plan.rows):
+            assert stages[entry] == self.rows[row].work.stage
         for row, start, count, samples in zip(
             plan.rows, plan.starts, plan.counts, plan.samples, strict=True
         ):
@@ -140,8 +148,14 @@ class FakeWorker:
                     stay.learn(next_token(stay.identities[-1], stay.choice))
             assert tainted or begin == stay.computed, "a gap, or work done twice"
             assert samples == (start + count >= len(stay.tokens) - accepted)
-            final = begin + count == len(stay.tokens) if not accepted else True
-            work.append((stay, begin, count, accepted, samples, final))
+            if not stay.work.keeps:
+                atom = stay.work.atom
+                assert begin % atom == 0, "begins inside an atom"
+                assert samples or count % atom == 0, "ends inside an atom"
+                assert not any(stay.tables), "blocks for what keeps nothing"
+                work.append((stay, begin, count, accepted, samples))
+                continue
+            work.append((stay, begin, count, accepted, samples))
             for at in range(begin, begin + count):
                 right = at < len(stay.tokens) and not fails and not tainted
                 for group, table in enumerate(stay.tables):
@@ -156,9 +170,10 @@ class FakeWorker:
         result_tokens: list[list[int]] = []
         logprobs, prompt_logprobs = [], []
         outputs: dict[int, Output] = {}
-        for stay, begin, count, accepted, samples, _ in work:
+        for stay, begin, count, accepted, samples in work:
             end = begin + (count if begin + count <= len(stay.tokens) else accepted + 1)
-            self._attend(stay, begin, end, touched, check=not fails and not tainted)
+            if stay.work.keeps:
+                self._attend(stay, begin, end, touched, check=not fails and not tainted)
             new: list[int] = []
             scores = []
             if stay.spec.sampling.prompt_logprobs is not None:
@@ -224,9 +239,24 @@ class Driver:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
+        self._added(request)
+
+    def add_once(self, request: Request, atom: int, stage: int) -> None:
+        """An input in atoms, of another stage, that keeps nothing: as an encoder's beside text."""
+        scheduler = self.scheduler
+        [work] = work_of(
+            request, order=scheduler._order, now=self.now, limits=scheduler.limits,
+            max_context=scheduler.max_context, kv=self.kv,
+        )  # fmt: skip
+        work.keeps, work.atom, work.stage = False, atom, stage
+        scheduler.enter([work])
+        self._added(request)
+
+    def _added(self, request: Request) -> None:
         self.requests[request.id] = request
-        for sequence in self.scheduler._requests[request.id]:
-            self.worker.salts[sequence.id] = (request.cache_salt, request.spec.adapter)
+        for work in self.scheduler._requests[request.id]:
+            self.worker.salts[work.id] = (request.cache_salt, request.spec.adapter)
+            self.worker.works[work.id] = work
 
     def read(self, deltas: list[SequenceDelta]) -> None:
         for delta in deltas:
@@ -256,7 +286,7 @@ class Driver:
         self.check()
         for request in self.requests.values():
             for sequence in self.scheduler._requests.get(request.id, ()):
-                if sequence.state is State.RUNNING and sequence.table is not None:
+                if sequence.table is not None and sequence.state is State.RUNNING:
                     tables = self.worker.rows[sequence.row].tables
                     assert tables == sequence.table.blocks, "the deltas do not add up"
         return True
@@ -329,9 +359,9 @@ def pool_of(*groups: tuple[int | None, int], block_size: int = 4) -> PoolShape:
 def driver(
     *groups: tuple[int | None, int], rows: int = 8, step_tokens: int = 64, max_context: int = 64,
     max_waiting: int = 100, policy: str = "fcfs", depth: int = 1, drafts: int = 0,
-    whole: bool = False, resources: tuple[Resource, ...] = (),
+    resources: tuple[Resource, ...] = (),
 ) -> Driver:  # fmt: skip
-    limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts, whole)  # type: ignore[arg-type]
+    limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts)  # type: ignore[arg-type]
     return Driver(limits, pool_of(*(groups or ((None, 64),))), resources=resources)
 
 

@@ -21,7 +21,7 @@ from control_plane_harness import EOS, VOCAB, Driver, driver, request_of
 from headrace.base.errors import ContextOverflow, Overloaded
 from headrace.base.request import Request
 from headrace.base.step import StepPlan
-from headrace.sched import Sequence
+from headrace.sched import Work
 
 RECORD = Path(__file__).parent / "frozen_plans.json"
 
@@ -108,20 +108,18 @@ class Gate:
 
     def verify(self, request: Request) -> None: ...
 
-    def prepare(self, sequence: Sequence) -> bool:
-        adapter = sequence.request.spec.adapter
+    def prepare(self, work: Work) -> bool:
+        adapter = work.request.spec.adapter
         if adapter == "b":
             return round(self.now() * 100) % 3 == 0
         if adapter == "a":
             if len(self.held) == 2:
                 return False
-            self.held.add(sequence.id)
+            self.held.add(work.id)
         return True
 
-    def update(self, sequence: Sequence, tokens: int) -> None: ...
-
-    def free(self, sequence: Sequence) -> None:
-        self.held.discard(sequence.id)
+    def free(self, work: Work) -> None:
+        self.held.discard(work.id)
 
 
 def gated() -> Driver:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import ContextOverflow, Overloaded
 from headrace.base.step import PoolShape
-from headrace.sched import Limits
+from headrace.sched import ALL, Limits
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "150"))
 
@@ -50,6 +50,7 @@ def test_every_request_gets_its_answer(
     roots = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(2)]
     failures = data.draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))
     aborts = data.draw(st.sampled_from([0.0, 0.2]))
+    encodes = data.draw(st.booleans())
     number = 0
     for _ in range(data.draw(st.integers(1, 60))):
         action = rng.random()
@@ -71,15 +72,21 @@ def test_every_request_gets_its_answer(
                 priority=rng.choice([0, 0, 1, 5]),
                 cache_salt=rng.choice(["", "", "other"]),
                 adapter=rng.choice([None, None, "a"]),
-                task="vector" if rng.random() < 0.1 else "tokens",
+                task="vector" if rng.random() < (0.5 if encodes else 0.1) else "tokens",
             )
             if not request.spec.generates:
                 sampling = replace(request.spec.sampling, n=1, prompt_logprobs=None)
                 request.spec = replace(request.spec, sampling=sampling)
             number += 1
             before = driver.scheduler.waiting
+            length, budget = len(request.prompt), bounds.step_tokens
+            atom = rng.choice([1, 3, rng.randint(1, 30), ALL])
+            once = encodes and not request.spec.generates and min(atom, length) <= budget
             try:
-                driver.add(request)
+                if once:
+                    driver.add_once(request, atom, stage=rng.randint(0, 2))
+                else:
+                    driver.add(request)
             except (Overloaded, ContextOverflow):
                 assert driver.scheduler.waiting == before
         elif action < 0.4 + aborts and driver.requests:

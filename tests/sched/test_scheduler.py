@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from control_plane_harness import driver, expected, pool_of, request_of, shared_blocks
+from control_plane_harness import Driver, driver, expected, pool_of, request_of, shared_blocks
 
 from headrace.base.errors import ContextOverflow, InvalidRequest, OptionError, Overloaded
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import StepPlan, StepResult, Vector
+from headrace.base.step import PoolShape, StepPlan, StepResult, Vector
 from headrace.kv import KvManager
-from headrace.sched import Limits, Scheduler, Sequence, State
+from headrace.sched import ALL, Limits, Scheduler, Sequence, State, Work
 
 
 def columns(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
@@ -409,16 +409,46 @@ def test_a_pooling_request_ends_with_its_vector() -> None:
     d.check_answers()
 
 
-def test_whole_inputs_are_never_split() -> None:
-    d = driver(step_tokens=16, whole=True)
-    assert d.scheduler.max_context == 16, "the budget bounds an input"
+def test_a_model_that_keeps_nothing_reads_its_input_whole() -> None:
+    d = Driver(Limits(8, 16, 64, 100), PoolShape(4, ()))
     for name, size in (("a", 9), ("b", 9), ("c", 7), ("d", 16), ("e", 1)):
         d.add(request_of(name, [1] * size, task="vector"))
-    with pytest.raises(ContextOverflow):
+    with pytest.raises(ContextOverflow, match="16"):
         d.add(request_of("f", [1] * 17, task="vector"))
     d.run()
     assert [plan.counts for plan in d.plans] == [[9], [9, 7], [16], [1]]
     assert all(plan.starts == [0] * len(plan.counts) for plan in d.plans)
+    d.check_answers()
+
+
+def test_an_atom_is_never_cut_and_waits_for_room() -> None:
+    d = driver(rows=4, step_tokens=16)
+    for i in range(3):
+        d.add(request_of(f"t{i}", [i + 1] * 4, max_tokens=6))
+    d.step()
+    d.add_once(request_of("image", [9] * 20, task="vector"), atom=8, stage=1)
+    d.run()
+    image = [(p.counts[p.stages.index(1)], len(p.rows)) for p in d.plans if 1 in p.stages]
+    assert image == [(8, 4), (12, 4)], "whole atoms, or all the rest"
+    assert all(not plan.stages for plan in d.plans if 1 not in plan.stages)
+    d.check_answers()
+
+
+@pytest.mark.parametrize("atom", [8, ALL])
+def test_an_atom_as_large_as_a_step_does_not_starve_beside_text(atom: int) -> None:
+    """Text comes as fast as it goes; what fills a step of its own is served all the same."""
+    d = driver(rows=4, step_tokens=8, max_context=40)
+    for turn in range(200):
+        if d.scheduler.waiting < 4:
+            d.add(request_of(f"t{turn}", [turn % 40 + 1] * 3, max_tokens=20))
+        if turn == 10:
+            d.add_once(request_of("image", [9] * 8, task="vector"), atom, stage=1)
+        d.step()
+        if ("image", 0) in d.finish:
+            break
+    assert ("image", 0) in d.finish
+    assert turn < 10 + 60, "those before it had to end, nobody else"
+    d.run()
     d.check_answers()
 
 
@@ -427,25 +457,21 @@ class Slots:
 
     def __init__(self) -> None:
         self.held: set[int] = set()
-        self.tokens = 0
 
     def verify(self, request: Request) -> None:
         if request.spec.adapter == "unknown":
             raise InvalidRequest("no such adapter", param="adapter")
 
-    def prepare(self, sequence: Sequence) -> bool:
-        if sequence.request.spec.adapter is None:
+    def prepare(self, work: Work) -> bool:
+        if work.request.spec.adapter is None:
             return True
         if len(self.held) == 2:
             return False
-        self.held.add(sequence.id)
+        self.held.add(work.id)
         return True
 
-    def update(self, sequence: Sequence, tokens: int) -> None:
-        self.tokens += tokens
-
-    def free(self, sequence: Sequence) -> None:
-        self.held.discard(sequence.id)
+    def free(self, work: Work) -> None:
+        self.held.discard(work.id)
 
 
 def test_a_resource_holds_up_only_those_who_want_it() -> None:
@@ -470,7 +496,6 @@ def test_a_resource_holds_up_only_those_who_want_it() -> None:
             break
     assert len(ends) == 5
     assert not slots.held
-    assert slots.tokens == 10
     scheduler.check_integrity()
 
 

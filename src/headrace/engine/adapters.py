@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..base.errors import InvalidRequest, NotFound
 from ..base.request import Request
-from ..sched.sequence import Sequence
+from ..sched.work import Work
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,127}", re.ASCII)
 
@@ -33,8 +33,8 @@ class AdapterSlots:
         if adapter is not None and adapter not in self.known:
             raise NotFound("the adapter was unloaded", param="model")
 
-    def prepare(self, sequence: Sequence) -> bool:
-        name = sequence.request.spec.adapter
+    def prepare(self, work: Work) -> bool:
+        name = work.request.spec.adapter
         if name is None:
             return True
         if name not in self._running and len(self._running) >= self.slots:
@@ -42,11 +42,8 @@ class AdapterSlots:
         self._running[name] += 1
         return True
 
-    def update(self, sequence: Sequence, tokens: int) -> None:
-        """Nothing grows."""
-
-    def free(self, sequence: Sequence) -> None:
-        name = sequence.request.spec.adapter
+    def free(self, work: Work) -> None:
+        name = work.request.spec.adapter
         if name is not None:
             self._running[name] -= 1
             if not self._running[name]:

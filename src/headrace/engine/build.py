@@ -161,7 +161,6 @@ def _core(
     files: ModelFiles,
 ) -> EngineCore:
     options = resolved.options
-    encoder = files.arch.encoder is not None
     predict = step_predictor(
         files, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype
     )
@@ -172,7 +171,6 @@ def _core(
         max_waiting=options.max_waiting,
         policy=cast(Policy, options.policy),
         depth=options.depth,
-        whole=encoder,
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0

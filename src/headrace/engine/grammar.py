@@ -14,7 +14,7 @@ from typing import Any
 from ..base.modelfiles import ModelFiles
 from ..base.request import Request
 from ..loader import open_model
-from ..sched.sequence import Sequence
+from ..sched.work import Work
 
 
 def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
@@ -47,14 +47,11 @@ class GrammarGate:
     def verify(self, request: Request) -> None:
         """Every grammar gets ready, or fails and ends its own request."""
 
-    def prepare(self, sequence: Sequence) -> bool:
-        request = sequence.request
+    def prepare(self, work: Work) -> bool:
+        request = work.request
         grammar = request.spec.grammar
         # Who shares no prefixes with others shares no place in the queue with them either.
         return grammar is None or self._prepare(grammar, request.cache_salt)
 
-    def update(self, sequence: Sequence, tokens: int) -> None:
-        """Nothing grows."""
-
-    def free(self, sequence: Sequence) -> None:
+    def free(self, work: Work) -> None:
         """Nothing is held."""

@@ -24,6 +24,7 @@ to a lower tier, `_longest` is where lower tiers and other machines can be asked
 
 from __future__ import annotations
 
+from headrace.base.request import Request
 from headrace.base.step import NULL_BLOCK, BlockWrite, GroupShape, PoolShape
 
 from .pool import BlockPool
@@ -103,6 +104,12 @@ class KvManager:
         return True
 
     # A table's life
+
+    def chain(self, request: Request) -> PrefixChain | None:
+        """Names for the prefixes of a request; None: there is no index."""
+        if not self.prefix_cache:
+            return None
+        return PrefixChain(self.block_size, request.cache_salt, request.spec.adapter)
 
     def open(self, tokens: list[int], chain: PrefixChain | None, *, read: bool) -> BlockTable:
         """A new table that starts with the longest prefix of `tokens` that all groups hold.

@@ -301,8 +301,7 @@ def fixed_bytes(wish: Wish) -> int:
 def layer_groups(wish: Wish) -> list[tuple[str, tuple[int, ...], int | None]]:
     """(name, layers, window) of each layer group; full attention first."""
     if wish.arch.encoder is not None:
-        # Nothing is kept between steps: blocks without content, so that rows have their tables.
-        return [("none", (), None)]
+        return []  # It reads an input whole and keeps nothing between two steps.
     members: dict[int | None, list[int]] = {}
     for layer in range(wish.arch.layers):
         members.setdefault(wish.arch.window(layer), []).append(layer)

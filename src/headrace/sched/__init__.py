@@ -1,4 +1,4 @@
-"""Owns: sequence states, queues, budgets, the scheduler, preemption.
+"""Owns: work and its states, queues, budgets, the scheduler, preemption.
 Takes → gives: requests and step results → step plans and sequence deltas.
 Does not know: tensors, text, models by name, clocks other than the one it is given.
 Invariant: every request ends exactly once; a plan never exceeds its budget.
@@ -8,8 +8,10 @@ Where does my change go: the order and the amount of work.
 from __future__ import annotations
 
 from .limits import Limits
+from .once import Once
 from .resource import Resource
 from .scheduler import Scheduler
-from .sequence import Sequence, State
+from .sequence import Sequence
+from .work import ALL, State, Work
 
-__all__ = ["Limits", "Resource", "Scheduler", "Sequence", "State"]
+__all__ = ["ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "Work"]

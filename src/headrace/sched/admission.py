@@ -1,4 +1,4 @@
-"""At the door: what a request must be, its n sequences, and when to come again if it is full."""
+"""At the door: what a request must be, the work it becomes, when to come again if it is full."""
 
 from __future__ import annotations
 
@@ -8,31 +8,18 @@ from collections import deque
 
 from headrace.base.errors import ContextOverflow, InvalidRequest
 from headrace.base.request import Request
-from headrace.kv import KvManager, PrefixChain
+from headrace.kv import KvManager
 
-from .limits import Policy
+from .limits import Limits
+from .once import Once
 from .queue import PATIENCE_SECONDS
 from .sequence import Sequence
+from .work import ALL, Work
 
 
-def sequences_of(
-    request: Request,
-    *,
-    taken: bool,
-    order: int,
-    now: float,
-    policy: Policy,
-    max_context: int,
-    kv: KvManager,
-) -> list[Sequence]:
-    """The n sequences of a request, or the error that says why there can be none.
-
-    `taken`: the id belongs to a live request. `order`: number of the first sequence.
-    """
-    prompt, spec = request.prompt, request.spec
-    sampling = spec.sampling
-    if taken:
-        raise InvalidRequest(f"a request with id {request.id!r} is running", param="request_id")
+def verify_request(request: Request) -> None:
+    """Raise `InvalidRequest` for what can be no request of any model."""
+    prompt, n = request.prompt, request.spec.sampling.n
     if not prompt:
         raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
     try:
@@ -41,38 +28,60 @@ def sequences_of(
         lowest = -1
     if lowest < 0:
         raise InvalidRequest("the prompt must be token ids from 0 to 2**31 - 1", param="prompt")
-    if sampling.n < 1:
-        raise InvalidRequest(f"n must be at least 1, not {sampling.n}", param="n")
-    limit = _limit(request, max_context)
-    chain = None
-    if kv.prefix_cache and spec.generates:
-        # A pooled vector needs every hidden state, and encoders see to both sides.
-        chain = PrefixChain(kv.block_size, request.cache_salt, spec.adapter)
-        if sampling.n > 1:
-            chain.extend(prompt, len(prompt) // kv.block_size)
-    urgency = now + request.priority * PATIENCE_SECONDS if policy == "priority" else 0.0
+    if n < 1:
+        raise InvalidRequest(f"n must be at least 1, not {n}", param="n")
+
+
+def work_of(
+    request: Request, *, order: int, now: float, limits: Limits, max_context: int, kv: KvManager
+) -> list[Work]:
+    """The work that a request is, or the error that says why there can be none. `order`: number of
+    the first."""
+    urgent = limits.policy == "priority"
+    urgency = now + request.priority * PATIENCE_SECONDS if urgent else 0.0
+    if request.spec.generates:
+        return list(_sequences(request, order, urgency, max_context, kv))
+    return [_once(request, order, urgency, limits, max_context, kv)]
+
+
+def _sequences(
+    request: Request, order: int, urgency: float, max_context: int, kv: KvManager
+) -> list[Sequence]:
+    """The n choices of a text. They share a prompt, and the names of its prefixes."""
+    length, n = _length(request, max_context), request.spec.sampling.n
+    chain = kv.chain(request)
+    if chain is not None and n > 1:
+        chain.extend(request.prompt, len(request.prompt) // kv.block_size)
     return [
         Sequence(
-            id=order + choice,
-            request=request,
-            choice=choice,
-            limit=limit,
-            rank=(urgency, order + choice),
-            chain=chain.fork() if chain is not None and choice else chain,
+            order + choice,
+            request,
+            choice,
+            length,
+            (urgency, order + choice),
+            chain.fork() if chain is not None and choice else chain,
         )
-        for choice in range(sampling.n if spec.generates else 1)
+        for choice in range(n)
     ]
 
 
-def _limit(request: Request, max_context: int) -> int:
+def _once(
+    request: Request, order: int, urgency: float, limits: Limits, max_context: int, kv: KvManager
+) -> Once:
+    """An input of which a vector or a score is wanted. It needs every position's hidden state, so
+    it takes up no prefix. A model that keeps nothing between two steps reads it whole."""
+    length = len(request.prompt)
+    keeps = bool(kv.groups)
+    most = max_context if keeps else min(max_context, limits.step_tokens)
+    if length > most:
+        raise ContextOverflow(f"the input has {length} tokens; at most {most} fit", param="prompt")
+    atom = 1 if keeps else ALL
+    return Once(order, request, 0, length, (urgency, order), keeps=keeps, atom=atom)
+
+
+def _length(request: Request, max_context: int) -> int:
     """Total length at which a sequence of the request ends."""
     length, wish = len(request.prompt), request.spec.sampling.max_tokens
-    if not request.spec.generates:
-        if length > max_context:
-            raise ContextOverflow(
-                f"the input has {length} tokens; at most {max_context} fit", param="prompt"
-            )
-        return length + 1
     if length >= max_context:
         raise ContextOverflow(
             f"the prompt has {length} tokens; with at least one of output, at most {max_context} "
@@ -93,7 +102,7 @@ def _limit(request: Request, max_context: int) -> int:
 
 
 class RetryEstimate:
-    """When a full queue may have room: from the pace at which sequences ended lately."""
+    """When a full queue may have room: from the pace at which work ended lately."""
 
     __slots__ = ("_ends",)
 

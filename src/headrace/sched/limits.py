@@ -17,18 +17,16 @@ class Limits:
     rows: int
     """Rows of the worker's tables: sequences that can run at the same time."""
     step_tokens: int
-    """Most tokens that one step computes."""
+    """Most units that one step computes: what its buffers hold."""
     max_context: int
-    """Most tokens of a sequence, prompt and output together."""
+    """Most units of one piece of work: of a text, prompt and output together."""
     max_waiting: int
-    """Sequences that may wait beyond those that have a free row, before requests are refused."""
+    """Work that may wait beyond that which has a free row, before requests are refused."""
     policy: Policy = "fcfs"
     depth: int = 1
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
     """Tokens that the worker may guess and verify on top of each decoded one."""
-    whole: bool = False
-    """An encoder sees to both sides: a prompt is computed in one step, or waits for one."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):

@@ -1,26 +1,29 @@
-"""The scheduler: which sequence computes how many tokens in the next step.
+"""The scheduler: which work computes how many of its units in the next step.
 
-There is no prefill phase and no decode phase. A sequence has tokens that are known and tokens
-that are scheduled; a step computes `(start, count)` of each entry, and whoever reaches its last
-known token gets a new one.
+There is no prefill phase and no decode phase. Work has units that are known and units that are
+scheduled; a step computes `(start, count)` of each entry, and whoever reaches its last known unit
+gets what comes next: a token, a vector, an end. What the units are only its kind knows.
 
 **Order of side effects in `schedule`** (nothing is undone later in the call):
 
-1. *yield*: under "priority", a waiting sequence may have preempted a less urgent one;
-2. *room*: whoever runs and lacks blocks for its next token asks for them in order of rank, and
+1. *yield*: under "priority", waiting work may have preempted less urgent work;
+2. *room*: whoever runs and lacks blocks for its next unit asks for them in order of rank, and
    preempts from the end of that order, so that nobody who has room by now loses it again;
-3. *place*: decodes first, one token each; then chunks of prompts, by rank, as the budget lasts;
-4. *admit*: waiting sequences by rank, while rows, budget and blocks last.
+3. *place*: decodes first, one unit each; then chunks of what was known, by rank, as the budget
+   lasts;
+4. *admit*: waiting work by rank, while rows, budget and blocks last.
 
-**Nobody starves.** At most `Limits.running` sequences run, so few that each can decode in every
-step and a prompt always gets a part of the budget. Who finds no blocks waits in place while
-those before it in rank may preempt it; the first in rank preempts all others if it must, and
-`add` refused whoever does not fit alone. A preempted sequence keeps its rank and its tokens.
+**Nobody starves.** At most `Limits.running` run, so few that each can decode in every step and a
+prompt always gets a part of the budget. Who finds no blocks waits in place while those before it
+in rank may preempt it; the first in rank preempts all others if it must, and `add` refused
+whoever does not fit alone. What is preempted keeps its rank and all that is known. An atom that
+the decodes of a step leave no budget for lets nothing of lower rank go before it: decodes end,
+and then it fits, since `add` refused what exceeds a whole step.
 
-**Steps in flight.** `update` takes results in the order of the plans. A sequence that finishes,
-is aborted or preempted while steps with it are in flight keeps its row and blocks until they
-are done (it is *leaving*). With `depth` 2 a plan may contain a sequence of which the result
-before it shows that it was finished: what it gets is dropped.
+**Steps in flight.** `update` takes results in the order of the plans. Work that finishes, is
+aborted or preempted while steps with it are in flight keeps its row and blocks until they are
+done (it is *leaving*). With `depth` 2 a plan may contain work of which the result before it shows
+that it was finished: what it gets is dropped.
 """
 
 from __future__ import annotations
@@ -36,15 +39,14 @@ from headrace.base.request import FinishReason, Request, SequenceDelta, StepStat
 from headrace.base.step import BlockWrite, StepPlan, StepResult
 from headrace.kv import KvManager
 
-from .admission import RetryEstimate, sequences_of
-from .answers import accept, end, score
+from .admission import RetryEstimate, verify_request, work_of
 from .limits import Limits
 from .resource import Resource
 from .roster import Roster
-from .sequence import NO_ROW, Sequence, State
+from .work import NO_ROW, State, Work
 
 LOOK_AHEAD = 32
-"""Sequences without their resources that an admission looks past, to find one that has them."""
+"""Work without its resources that an admission looks past, to find some that has them."""
 
 
 @dataclass(slots=True)
@@ -52,9 +54,9 @@ class Flight:
     """A plan whose result is not there, and who is in it."""
 
     plan: StepPlan
-    entries: list[Sequence]
+    entries: list[Work]
     decodes: int
-    """The first entries: one token, and drafts, each."""
+    """The first entries: one unit, and drafts, each."""
 
 
 class Scheduler:
@@ -69,19 +71,21 @@ class Scheduler:
         self.kv = kv
         self.resources = tuple(resources)
         self.max_context = min(limits.max_context, kv.capacity)
-        if limits.whole:
-            self.max_context = min(self.max_context, limits.step_tokens)
-        """Tokens of the longest sequence: the option's, or what the pool can hold."""
+        """Units of the longest work: the option's, or what the pool can hold."""
         self._clock = clock
-        self._requests: dict[str, list[Sequence]] = {}
-        """Live sequences of each request."""
+        self._requests: dict[str, list[Work]] = {}
+        """Live work of each request."""
         self._roster = Roster(limits, kv, self.resources)
         self._flights: deque[Flight] = deque()
         self._step = 0
         self._order = 0
         self._retry = RetryEstimate()
         self._last = 0, 0, 0, 0, 0
-        """Of the latest step: its number, entries, tokens, those of prompts, and new ones."""
+        """Of the latest step: its number, entries, units, those of prompts, and new tokens."""
+        self._held: tuple[float, int] | None = None
+        """Rank of the atom for which the decodes of this step left no budget."""
+        self._staged = 0
+        """Live work of other stages than the first."""
         self._check = check_plans()
 
     # What the engine asks
@@ -106,7 +110,7 @@ class Scheduler:
 
     def requests(self) -> Iterator[Request]:
         """All that have not ended."""
-        return (sequences[0].request for sequences in self._requests.values())
+        return (works[0].request for works in self._requests.values())
 
     def stats(self) -> StepStats:
         """Counts after the latest update; the engine's loop fills in the times."""
@@ -126,30 +130,39 @@ class Scheduler:
         `InvalidRequest`: it is wrong, or its id is in use. `ContextOverflow`: it can never fit.
         `Overloaded`: too many wait; `retry_after` says when to come again.
         """
-        now = self._clock()
-        n = request.spec.sampling.n
-        limits = self.limits
-        room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
-        sequences = sequences_of(
-            request,
-            taken=request.id in self._requests,
-            order=self._order,
-            now=now,
-            policy=limits.policy,
-            max_context=self.max_context,
-            kv=self.kv,
+        if request.id in self._requests:
+            raise InvalidRequest(f"a request with id {request.id!r} is running", param="request_id")
+        verify_request(request)
+        self.enter(
+            work_of(
+                request,
+                order=self._order,
+                now=self._clock(),
+                limits=self.limits,
+                max_context=self.max_context,
+                kv=self.kv,
+            )
         )
+
+    def enter(self, works: list[Work]) -> None:
+        """Take the work of one request. Raises as `add`."""
+        request, n = works[0].request, len(works)
         for resource in self.resources:
             resource.verify(request)
+        limits = self.limits
+        room = limits.max_waiting + max(0, limits.running - self.running) - self.waiting
         if n > room:
             raise Overloaded(
                 f"{self.waiting} sequences wait and {self.running} run; this request has {n}",
-                retry_after=self._retry.seconds(now, self.waiting + n),
+                retry_after=self._retry.seconds(self._clock(), self.waiting + n),
             )
+        for work in works:
+            assert min(work.atom, work.known) <= limits.step_tokens, "never fits into a step"
+            self._staged += work.stage > 0
         self._order += n
-        self._requests[request.id] = sequences
-        for sequence in sequences:
-            self._roster.waiting.push(sequence)
+        self._requests[request.id] = works
+        for work in works:
+            self._roster.waiting.push(work)
 
     def abort(self, request_id: str, *, finish: FinishReason = "abort") -> list[SequenceDelta]:
         """End all choices of a request, whatever their state; [] if it is not known."""
@@ -175,8 +188,8 @@ class Scheduler:
         chunks = self._find_room(plan.blocks)
         entries = self._place_decodes(plan)
         decodes = len(entries)
-        for sequence, count in chunks:
-            self._place(plan, entries, sequence, count)
+        for work, count in chunks:
+            self._place(plan, entries, work, count)
         if len(self._roster.waiting):
             self._admit(plan, entries)
         if not entries:
@@ -184,6 +197,8 @@ class Scheduler:
             self._roster.carried = plan.blocks
             return None
         plan.released.extend(self._roster.rows.take_released())
+        if self._staged:
+            plan.stages = tuple(work.stage for work in entries)
         if self._check:
             plan.verify(budget=self.limits.step_tokens, rows=self.limits.rows)
         self._flights.append(Flight(plan, entries, decodes))
@@ -191,82 +206,67 @@ class Scheduler:
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceDelta]:
-        """Book the result of the oldest plan in flight; the news of its sequences."""
+        """Book the result of the oldest plan in flight; the news of its entries."""
         if result.error is not None:
             return self.fail(plan, result.error)
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        number, counts, decodes = plan.number, plan.counts, flight.decodes
-        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
-        outputs = result.outputs
+        number, decodes, failures = plan.number, flight.decodes, result.failures
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
-        failures = result.failures
+        delta: SequenceDelta | None
         sampled = 0
-        for i, (sequence, new) in enumerate(zip(flight.entries, result.tokens, strict=True)):
-            sequence.in_flight -= 1
-            if number > sequence.void_until and sequence.state is not finished:
-                delta = None
+        for i, work in enumerate(flight.entries):
+            work.in_flight -= 1
+            if number > work.void_until and work.state is not finished:
                 if i in failures:
-                    delta = end(sequence, "error", failures[i])
-                    delta.error_status = InvalidRequest.status
-                elif i < decodes:
-                    # Drafts that were not accepted are not computed after all.
-                    sequence.scheduled -= counts[i] - len(new)
-                elif prompt_logprobs is not None and sequence.scores_prompt:
-                    delta = score(sequence, plan.starts[i], prompt_logprobs[i])
-                if new:
-                    scores = None if logprobs is None else logprobs[i]
-                    delta = accept(sequence, new, scores, delta)
-                    sampled += len(delta.tokens)
-                    for resource in self.resources:
-                        resource.update(sequence, len(delta.tokens))
-                elif outputs is not None and i in outputs:
-                    delta = end(sequence, "stop")
-                    delta.output = outputs[i]
+                    delta = work.fault(failures[i])
+                else:
+                    delta = work.take(plan, result, i, grows=i < decodes)
                 if delta is not None:
                     deltas.append(delta)
+                    sampled += len(delta.tokens)
                     if delta.finish is not None:
-                        self._leave(sequence)
-            if sequence.state is not running:
-                self._roster.drain(sequence)
+                        self._leave(work)
+            if work.state is not running:
+                self._roster.drain(work)
         self._note(flight, sampled)
         return deltas
 
     def fail(self, plan: StepPlan, message: str) -> list[SequenceDelta]:
-        """The oldest plan in flight failed: its sequences end with an error.
+        """The oldest plan in flight failed: its entries end with an error.
 
         Later plans in flight may have read what this one should have written, so their results
-        will be dropped; sequences that are only in those start again.
+        will be dropped; what is only in those starts again.
         """
         flight = self._land(plan)
         self.kv.forget(plan.number)
         for later in self._flights:
-            for sequence in later.entries:
-                if sequence.table is not None:
-                    self.kv.distrust(sequence.table)
-                sequence.void_until = later.plan.number
+            for work in later.entries:
+                if work.table is not None:
+                    self.kv.distrust(work.table)
+                work.void_until = later.plan.number
         deltas = []
-        for sequence in flight.entries:
-            sequence.in_flight -= 1
-            if sequence.table is not None:
-                self.kv.distrust(sequence.table)
-            if sequence.state is not State.FINISHED:
-                deltas.append(self._finish(sequence, "error", message))
+        for work in flight.entries:
+            work.in_flight -= 1
+            if work.table is not None:
+                self.kv.distrust(work.table)
+            if work.state is not State.FINISHED:
+                deltas.append(self._finish(work, "error", message))
         for later in self._flights:
-            for sequence in later.entries:
-                if sequence.state is State.RUNNING:
-                    self._roster.preempt(sequence)
-        for sequence in flight.entries:
-            self._roster.drain(sequence)
+            for work in later.entries:
+                if work.state is State.RUNNING:
+                    self._roster.preempt(work)
+        for work in flight.entries:
+            self._roster.drain(work)
         self._note(flight, 0)
         return deltas
 
     # The stages of `schedule`
 
     def _yield(self) -> None:
-        """Preempt one running sequence for a more urgent one that would have to wait."""
+        """Preempt one running work for a more urgent one that would have to wait."""
         roster = self._roster
         head = roster.waiting.peek()
         if head is None or roster.leaving or not roster.running:
@@ -276,51 +276,53 @@ class Scheduler:
             if head.rank < victim.rank and head.request.priority < victim.request.priority:
                 roster.preempt(victim)
 
-    def _find_room(self, writes: list[BlockWrite]) -> list[tuple[Sequence, int]]:
+    def _find_room(self, writes: list[BlockWrite]) -> list[tuple[Work, int]]:
         """Blocks for those who run and need some; the chunks of prompts that then have room."""
         most = 1 + self.limits.drafts
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
-        needy = [s for s in decoding.values() if s.scheduled + most > s.capacity < s.limit - 1]
+        needy = [s for s in decoding.values() if s.scheduled + most > s.capacity < s.limit]
         needy.extend(prefilling.values())
         budget = self.limits.step_tokens - len(decoding) * most
+        self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
         chunks = []
-        for sequence in needy:
-            if sequence.state is not State.RUNNING:
+        for work in needy:
+            if work.state is not State.RUNNING:
                 continue  # preempted by one before it
-            start = sequence.scheduled
-            if sequence.id in decoding:
-                if self._make_room(sequence, start + most, writes):
-                    assert sequence.table is not None
-                    known = min(start, len(sequence.tokens))
-                    self.kv.enter(sequence.table, sequence.tokens, known, latest)
+            start = work.scheduled
+            if work.id in decoding:
+                if self._make_room(work, start + most, writes):
+                    assert work.table is not None
+                    self.kv.enter(work.table, work.tokens, min(start, work.known), latest)
             elif budget > 0:
-                wish = start + min(len(sequence.tokens) - start, budget)
-                if self._make_room(sequence, wish, writes):
-                    count = min(wish, sequence.capacity) - start
-                    chunks.append((sequence, count))
+                count = work.chunk(start, budget)
+                if not count:
+                    self._held, budget = work.rank, 0
+                elif work.table is None or self._make_room(work, start + count, writes):
+                    count = min(count, work.capacity - start)
+                    chunks.append((work, count))
                     budget -= count
         return chunks
 
-    def _make_room(self, sequence: Sequence, end: int, writes: list[BlockWrite]) -> bool:
-        """Blocks up to `end` or as far as it goes; is there room for one token at least?"""
-        table = sequence.table
+    def _make_room(self, work: Work, end: int, writes: list[BlockWrite]) -> bool:
+        """Blocks up to `end` or as far as it goes; is there room for one unit at least?"""
+        table = work.table
         assert table is not None
-        end = min(end, sequence.limit - 1)
+        end = min(end, work.limit)
         while True:
-            room = self.kv.grow(table, sequence.row, sequence.oldest_query(), end, writes)
-            sequence.capacity = min(room, sequence.limit - 1)
-            if sequence.capacity > sequence.scheduled:
+            room = self.kv.grow(table, work.row, work.oldest_query(), end, writes)
+            work.capacity = min(room, work.limit)
+            if work.capacity > work.scheduled:
                 return True
             if self._roster.leaving:
                 return False  # blocks are on their way already
-            victim = self._roster.last_in_rank()
-            if victim is sequence:
+            victim = self._roster.last_in_rank(keeps=True)
+            if victim is work:
                 return False
             self._roster.preempt(victim)
 
-    def _place_decodes(self, plan: StepPlan) -> list[Sequence]:
+    def _place_decodes(self, plan: StepPlan) -> list[Work]:
         ready = [s for s in self._roster.decoding.values() if s.scheduled < s.capacity]
         plan.rows.extend([s.row for s in ready])
         plan.starts.extend([s.scheduled for s in ready])
@@ -338,55 +340,52 @@ class Scheduler:
         plan.samples.extend([True] * len(ready))
         return ready
 
-    def _place(
-        self, plan: StepPlan, entries: list[Sequence], sequence: Sequence, count: int
-    ) -> None:
-        """A chunk of known tokens; the last chunk makes the sequence decode from the next step."""
-        start, known = sequence.scheduled, len(sequence.tokens)
+    def _place(self, plan: StepPlan, entries: list[Work], work: Work, count: int) -> None:
+        """A chunk of known units; after the last one it decodes."""
+        start, known = work.scheduled, work.known
         end = start + count
-        plan.rows.append(sequence.row)
+        plan.rows.append(work.row)
         plan.starts.append(start)
         plan.counts.append(count)
         plan.samples.append(end == known)
-        entries.append(sequence)
-        sequence.chunk_start = start
-        sequence.scheduled = end
-        sequence.in_flight += 1
+        entries.append(work)
+        work.chunk_start = start
+        work.scheduled = end
+        work.in_flight += 1
         if end == known:
-            del self._roster.prefilling[sequence.id]
-            self._roster.decoding[sequence.id] = sequence
-        assert sequence.table is not None
-        self.kv.enter(sequence.table, sequence.tokens, end, plan.number)
+            del self._roster.prefilling[work.id]
+            self._roster.decoding[work.id] = work
+        if work.table is not None:
+            self.kv.enter(work.table, work.tokens, end, plan.number)
 
-    def _admit(self, plan: StepPlan, entries: list[Sequence]) -> None:
-        """Give rows to waiting sequences, in order of rank, and place their first chunks."""
+    def _admit(self, plan: StepPlan, entries: list[Work]) -> None:
+        """Give rows to waiting work, in order of rank, and place its first chunks."""
         roster = self._roster
         limits = self.limits
         budget = limits.step_tokens - plan.tokens
         now = self._clock()
-        unprepared: list[Sequence] = []
+        unprepared: list[Work] = []
         while budget > 0 and not roster.full and len(unprepared) < LOOK_AHEAD:
-            sequence = roster.waiting.peek()
-            if sequence is None or roster.still_blocked(sequence):
+            work = roster.waiting.peek()
+            if work is None or roster.still_blocked(work):
                 break
-            if not roster.prepare(sequence):
+            if min(work.atom, work.known) > budget or (self._held and work.rank > self._held):
+                break
+            if not roster.prepare(work):
                 unprepared.append(roster.waiting.pop())
                 continue
-            if limits.whole and len(sequence.tokens) > budget:
-                break
-            count = roster.enter(sequence, budget)
+            count = roster.enter(work, budget)
             if not count:
                 break
-            assert not limits.whole or count == len(sequence.tokens), "half an input"
-            if not sequence.preemptions:
-                sequence.scheduled_at = now
-            plan.admitted.append(sequence.admission())
-            assert sequence.table is not None
-            self.kv.writes(sequence.table, sequence.row, plan.blocks)
-            self._place(plan, entries, sequence, count)
+            if not work.preemptions:
+                work.scheduled_at = now
+            plan.admitted.append(work.admission())
+            if work.table is not None:
+                self.kv.writes(work.table, work.row, plan.blocks)
+            self._place(plan, entries, work, count)
             budget -= count
-        for sequence in unprepared:
-            roster.waiting.push(sequence)
+        for work in unprepared:
+            roster.waiting.push(work)
 
     # Books
 
@@ -402,20 +401,19 @@ class Scheduler:
         decoded = tokens if flight.decodes == entries else sum(plan.counts[: flight.decodes])
         self._last = plan.number, entries, tokens, tokens - decoded, sampled
 
-    def _finish(
-        self, sequence: Sequence, finish: FinishReason, error: str | None = None
-    ) -> SequenceDelta:
-        """End a sequence in any state from outside its own results."""
-        self._leave(sequence)
-        return end(sequence, finish, error)
+    def _finish(self, work: Work, finish: FinishReason, error: str | None = None) -> SequenceDelta:
+        """End work in any state from outside its own results."""
+        self._leave(work)
+        return work.end(finish, error)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """The sequence has its answer: it leaves the books of its request."""
-        self._roster.leave(sequence, State.FINISHED)
-        choices = self._requests[sequence.request.id]
-        choices.remove(sequence)
+    def _leave(self, work: Work) -> None:
+        """It has its answer: it leaves the books of its request."""
+        self._roster.leave(work, State.FINISHED)
+        choices = self._requests[work.request.id]
+        choices.remove(work)
+        self._staged -= work.stage > 0
         if not choices:
-            del self._requests[sequence.request.id]
+            del self._requests[work.request.id]
         self._retry.finished(self._clock())
 
     def check_integrity(self) -> None:
@@ -423,7 +421,7 @@ class Scheduler:
         roster = self._roster
         flying = [s for flight in self._flights for s in flight.entries]
         roster.check_integrity(flying)
-        live = [s for sequences in self._requests.values() for s in sequences]
+        live = [s for works in self._requests.values() for s in works]
         for s in live:
             assert s.state is not State.FINISHED
             assert (s.state is State.RUNNING) == (
@@ -432,7 +430,7 @@ class Scheduler:
             waits = s.state is not State.RUNNING and s.row == NO_ROW
             assert waits == (s in roster.waiting)
             assert s.in_flight == sum(s is other for other in flying)
-            assert len(s.tokens) < s.limit
+            assert s.known <= s.limit
         assert roster.running + len(roster.waiting) <= len(live), "someone runs without a request"
         if not self._flights:
             assert not self.kv.unsettled, "steps are settled or forgotten"

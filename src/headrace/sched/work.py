@@ -1,0 +1,194 @@
+"""Work: what the scheduler knows of anything that it plans.
+
+    WAITING ──► RUNNING ──► FINISHED        (WAITING and PREEMPTED can be aborted, too)
+                 ▲   │
+                 │   ▼
+               PREEMPTED
+
+Only RUNNING work holds a row, resources and, where it keeps something between steps, a block table;
+with one exception: whoever stops running while steps that contain it are in flight keeps all three
+until the last of them is done.
+
+Its units (tokens of a text or an input, steps of a loop) have these regions while it runs:
+
+    [0, scheduled)      computed, or in a step in flight (with drafts: an upper bound)
+    [scheduled, known)  to be computed, in atoms: `known` units are there
+    [.., capacity)      there are blocks for these
+    limit               units that are ever computed; `known` grows up to there
+
+`scheduled` may exceed `known` only with steps in flight, whose results are not back yet.
+
+A kind of work is a subclass: text that grows token by token (`sequence.Sequence`), an input that is
+computed once (`once.Once`). The scheduler knows none of them by name.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headrace.base.errors import InvalidRequest
+from headrace.base.request import FinishReason, Request, SequenceDelta
+from headrace.base.step import Admission, StepPlan, StepResult
+from headrace.kv import BlockTable, PrefixChain
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+LEGAL = {
+    State.WAITING: {State.RUNNING, State.FINISHED},
+    State.RUNNING: {State.PREEMPTED, State.FINISHED},
+    State.PREEMPTED: {State.RUNNING, State.FINISHED},
+    State.FINISHED: set(),
+}
+NO_ROW = -1
+ALL = 2**62
+"""The atom of work that cannot be cut."""
+
+
+class Work:
+    """The books of one piece of work. Changed by the scheduler only."""
+
+    __slots__ = (
+        "admitted",
+        "atom",
+        "cached",
+        "capacity",
+        "chain",
+        "choice",
+        "chunk_start",
+        "id",
+        "in_flight",
+        "keeps",
+        "limit",
+        "preemptions",
+        "prompt_length",
+        "rank",
+        "request",
+        "row",
+        "scheduled",
+        "scheduled_at",
+        "stage",
+        "state",
+        "table",
+        "tokens",
+        "void_until",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        request: Request,
+        choice: int,
+        limit: int,
+        rank: tuple[float, int],
+        *,
+        chain: PrefixChain | None = None,
+        keeps: bool = True,
+        atom: int = 1,
+        stage: int = 0,
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.choice = choice
+        self.tokens = request.prompt.copy()
+        """Prompt and what was generated."""
+        self.prompt_length = len(request.prompt)
+        self.limit = limit
+        self.atom = atom
+        """A step computes a multiple of so many units, counted from the first, or all the rest."""
+        self.stage = stage
+        """Which program of the model computes it."""
+        assert atom == 1 or not keeps, "what lies in blocks is cut anywhere"
+        self.keeps = keeps
+        """Does it keep anything between two steps, in blocks?"""
+        self.rank = rank
+        """Place in the order of service, for life: lower is served first, preempted last."""
+        self.chain = chain
+        """Names of its prefixes; None: it neither finds nor leaves any."""
+        self.state = State.WAITING
+        self.preemptions = 0
+        self.cached = 0
+        """Units that came from the prefix index when it first ran."""
+        self.scheduled_at = 0.0
+        # Of the present stay in a row:
+        self.row = NO_ROW
+        self.table: BlockTable | None = None
+        self.admitted = 0
+        """Units known at admission."""
+        self.chunk_start = 0
+        """Start of the latest chunk of these."""
+        self.scheduled = 0
+        self.capacity = 0
+        self.in_flight = 0
+        """Steps in flight that contain it."""
+        self.void_until = -1
+        """Results of steps up to this number are dropped: they rest on a step that failed."""
+
+    @property
+    def known(self) -> int:
+        """Units that can be computed now."""
+        return len(self.tokens)
+
+    @property
+    def reads(self) -> bool:
+        """May it take up what the prefix index has?"""
+        return self.chain is not None
+
+    def chunk(self, start: int, room: int) -> int:
+        """The most units from `start` that `room` holds and the atom allows; 0: none."""
+        left = self.known - start
+        if left <= room:
+            return left
+        return max(0, (start + room) // self.atom * self.atom - start)
+
+    def oldest_query(self) -> int:
+        """The first position from which a step in flight, or the next one, looks back."""
+        return self.chunk_start if self.in_flight else self.scheduled
+
+    def admission(self) -> Admission:
+        """What the worker is told when it takes a row."""
+        tokens = self.tokens.copy()
+        spec = self.request.spec
+        return Admission(self.row, self.id, tokens, self.prompt_length, self.choice, spec)
+
+    def take(
+        self, plan: StepPlan, result: StepResult, entry: int, *, grows: bool
+    ) -> SequenceDelta | None:
+        """Book what a step gave it, as entry number `entry`; the news for its reader, if any.
+
+        `grows`: the step computed units that were not known when it was planned.
+        """
+        raise NotImplementedError
+
+    def move(self, state: State) -> None:
+        """The one way to change the state."""
+        assert state in LEGAL[self.state], f"{self.state} → {state}"
+        self.state = state
+
+    def news(self) -> SequenceDelta:
+        """A delta without news. By position: this is made for every entry of every step."""
+        return SequenceDelta(
+            self.request.id, self.choice, [], None, None, None, None, None, 500,
+            self.cached, self.scheduled_at, self.preemptions,
+        )  # fmt: skip
+
+    def end(self, finish: FinishReason, error: str | None = None) -> SequenceDelta:
+        """The last news of work that ends otherwise than by a token."""
+        delta = self.news()
+        delta.finish, delta.error = finish, error
+        return delta
+
+    def fault(self, why: str) -> SequenceDelta:
+        """Its last news where it alone cannot go on, because of what it asked."""
+        delta = self.end("error", why)
+        delta.error_status = InvalidRequest.status
+        return delta
+
+    def __repr__(self) -> str:
+        progress = f"{self.scheduled}/{self.known}"
+        return f"<{self.request.id}/{self.choice} {self.state.value} {progress}>"
