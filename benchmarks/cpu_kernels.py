@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
+from headrace.base.groups import layer_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.emit import QuantisedRows, matrix
 from headrace.kernels.cpu.library import Team, allocate
@@ -126,8 +127,8 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
         kernels="cpu", threads=team_threads, rows=32, step_tokens=2048, max_context=4096
     )
     worker = Worker(files, options)
-    layers = tuple(range(arch.layers))
-    worker.allocate(PoolShape(16, (GroupShape("full", layers, None, 600),)))
+    kv_dtype = worker._resolved.kv_dtype
+    worker.allocate(PoolShape(16, layer_groups(arch, kv_dtype, 600)))
     team: Team = worker._operators.providers["linear"].team  # type: ignore[attr-defined]
     parameters = (
         arch.layers

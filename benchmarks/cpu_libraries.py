@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from headrace.base.config import DEFAULT_MODEL
+from headrace.base.groups import layer_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.library import Team
 from headrace.kernels.program import LOGITS
@@ -74,16 +75,7 @@ def main() -> None:
             max_context=arguments.context,
         ),
     )  # fmt: skip
-    windows = [files.arch.window(layer) for layer in range(files.arch.layers)]
-    groups = tuple(
-        GroupShape(
-            str(window),
-            tuple(i for i, each in enumerate(windows) if each == window),
-            window,
-            BLOCKS,
-        )
-        for window in dict.fromkeys(windows)
-    )
+    groups = layer_groups(files.arch, worker._resolved.kv_dtype, BLOCKS)
     worker.allocate(PoolShape(BLOCK, groups))
     program = worker._program
     for case in arguments.cases:

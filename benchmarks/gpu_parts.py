@@ -263,7 +263,7 @@ def model(record: Record, setup: Setup, plan: Plan, ceilings: Ceilings) -> int:
     record.put(weight_bytes=worker.facts.weight_bytes, load_seconds=loaded,
                kv_tokens=(blocks - 1) * BLOCK)  # fmt: skip
     begin = time.perf_counter()
-    worker.allocate(pool_of(setup.arch, int(blocks)))
+    worker.allocate(pool_of(worker, int(blocks)))
     worker.warm_up()
     record.put(
         facts=facts(setup.device), graph_and_compile_seconds=time.perf_counter() - begin,

@@ -180,7 +180,7 @@ def setup_of(device: str, dtype: torch.dtype, arch: ModelArch = SMALL, **more: o
 
 def answers(worker: Worker, depth: int) -> dict[str, list[int]]:
     """A load of requests through the real scheduler, `depth` steps in flight."""
-    pool = pool_of(worker.arch, 160)
+    pool = pool_of(worker, 160)
     worker.allocate(pool)
     kv = KvManager(pool, prefix_cache=True)
     limits = Limits(rows=8, step_tokens=64, max_context=256, max_waiting=64, depth=depth)
@@ -242,7 +242,7 @@ def memory(device: str, dtype: torch.dtype) -> float:
     """What the worker says of its memory is what the device says."""
     setup = setup_of(device, dtype)
     worker = make_worker(setup)
-    worker.allocate(pool_of(setup.arch, 64))
+    worker.allocate(pool_of(worker, 64))
     worker.warm_up()
     if device != "cuda":
         return 0.0

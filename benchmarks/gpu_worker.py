@@ -13,6 +13,7 @@ import torch
 from gpu_models import BLOCK, random_weights
 
 from headrace.base.arch import ModelArch
+from headrace.base.groups import layer_groups, pool_bytes
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
@@ -20,7 +21,6 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import (
     Admission,
     BlockWrite,
-    GroupShape,
     PoolShape,
     StepPlan,
     StepResult,
@@ -70,24 +70,14 @@ def make_worker(setup: Setup) -> Worker:
         )  # fmt: skip
 
 
-def pool_of(arch: ModelArch, blocks: int) -> PoolShape:
-    """One group per window among the layers, with `blocks` blocks each."""
-    layers: dict[int | None, list[int]] = {}
-    for layer in range(arch.layers):
-        layers.setdefault(arch.window(layer), []).append(layer)
-    return PoolShape(
-        BLOCK,
-        tuple(
-            GroupShape(str(window), tuple(own), window, blocks) for window, own in layers.items()
-        ),
-    )
+def pool_of(worker: Worker, blocks: int) -> PoolShape:
+    """`blocks` blocks of each of its groups."""
+    return PoolShape(BLOCK, layer_groups(worker.arch, worker._resolved.kv_dtype, blocks))
 
 
 def block_bytes(setup: Setup) -> int:
     """KV of one block in all layers."""
-    arch, width = setup.arch, {"bfloat16": 2, "float32": 4}.get(setup.kv, 1)
-    scales = 4 if width == 1 else 0
-    return 2 * arch.layers * arch.kv_heads * BLOCK * (arch.head_dim * width + scales)
+    return pool_bytes(PoolShape(BLOCK, layer_groups(setup.arch, setup.kv, 1)))
 
 
 class Filled:

@@ -245,14 +245,15 @@ def test_a_large_pool_costs_no_memory_until_it_is_used(tiny: Path) -> None:
     """Allocating it is quick, and what nobody wrote is not there."""
     psutil = pytest.importorskip("psutil")
     pytest.importorskip("torch")
-    from headrace.base.step import GroupShape, PoolShape
+    from headrace.base.groups import layer_groups, pool_bytes
+    from headrace.base.step import PoolShape
     from headrace.worker.kv_tensors import allocate_kv
 
     arch = open_model(str(tiny)).arch
-    token = 2 * arch.kv_heads * arch.head_dim * 4 * arch.layers
-    pool = PoolShape(16, (GroupShape("full", (0, 1), None, 2**31 // (16 * token)),))
+    block = pool_bytes(PoolShape(16, layer_groups(arch, "float32", 1)))
+    pool = PoolShape(16, layer_groups(arch, "float32", 2**31 // block))
     process = psutil.Process()
     before = process.memory_info().rss
-    cache = allocate_kv(pool, arch, "float32", "cpu")
+    cache = allocate_kv(pool, "cpu")
     assert process.memory_info().rss - before < 64 * 2**20
     assert float(cache.layers[1].v[-1].sum()) == 0.0

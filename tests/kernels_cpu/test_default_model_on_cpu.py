@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from headrace.base.config import DEFAULT_MODEL
+from headrace.base.groups import layer_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.library import LAYOUT
 from headrace.kernels.program import want
@@ -45,8 +46,8 @@ def start(kernels: str, panels: Path | None = None) -> Worker:
     options = WorkerOptions(kernels=kernels, rows=1, step_tokens=ROOM, max_context=ROOM)
     shelf = None if panels is None else PanelShelf(files, panels, LAYOUT)
     worker = Worker(files, options, shelf=shelf)
-    layers = tuple(range(files.arch.layers))
-    worker.allocate(PoolShape(16, (GroupShape("full", layers, None, ROOM // 16 + 1),)))
+    groups = layer_groups(files.arch, worker._resolved.kv_dtype, ROOM // 16 + 1)
+    worker.allocate(PoolShape(16, groups))
     return worker
 
 

@@ -5,28 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headrace.base.arch import ModelArch
+from headrace.base.groups import layer_groups
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import SEEDS, RequestSpec
-from headrace.base.step import GroupShape, PoolShape, StepPlan, StepResult, TokenLogprobs
+from headrace.base.step import PoolShape, StepPlan, StepResult, TokenLogprobs
 from headrace.kv import KvManager
 from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker
 
 
-def pool_of(arch: ModelArch, blocks: int, block_size: int = 16) -> PoolShape:
-    """One group per window among the layers, with `blocks` blocks each."""
-    layers: dict[int | None, list[int]] = {}
-    for layer in range(arch.layers):
-        layers.setdefault(arch.window(layer), []).append(layer)
-    return PoolShape(
-        block_size,
-        tuple(
-            GroupShape("full" if window is None else f"window {window}", tuple(own), window, blocks)
-            for window, own in layers.items()
-        ),
-    )
+def pool_of(worker: Worker, blocks: int, block_size: int = 16) -> PoolShape:
+    """`blocks` blocks of each of its groups."""
+    groups = layer_groups(worker.arch, worker._resolved.kv_dtype, blocks)
+    return PoolShape(block_size, groups)
 
 
 @dataclass
@@ -54,7 +46,7 @@ class Driver:
         prefix_cache: bool = True,
     ) -> None:
         self.worker = worker
-        pool = pool_of(worker.arch, blocks, block_size)
+        pool = pool_of(worker, blocks, block_size)
         worker.allocate(pool)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
         limits = Limits(

@@ -67,7 +67,7 @@ def plain_of(worker: Worker) -> CallByCall:
 
 
 def allocate(worker: Worker) -> None:
-    worker.allocate(pool_of(worker.arch, 40, BLOCK))
+    worker.allocate(pool_of(worker, 40, BLOCK))
 
 
 def of_every_token(worker: Worker, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from headrace.base.arch import Encoder, ModelArch, Moe
+from headrace.base.groups import layer_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels.operators import StepBatch
 from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.prepare import prepare
@@ -89,17 +90,7 @@ def run_step(
         describe(arch), WeightSource(weights.items()), operators, device="cpu",
         dtype="float32", max_context=arch.max_context,
     )  # fmt: skip
-    windows = {arch.window(layer): None for layer in range(arch.layers)}
-    pool = PoolShape(
-        4,
-        (GroupShape("none", (), None, 20),) if arch.encoder else tuple(
-            GroupShape(
-                str(window), tuple(i for i in range(arch.layers) if arch.window(i) == window),
-                window, 20,
-            )
-            for window in windows
-        ),
-    )  # fmt: skip
+    pool = PoolShape(4, layer_groups(arch, kv_dtype, 20))
     rows, tables = (
         Rows(4, arch.max_context, "cpu"),
         BlockTables(4, arch.max_context, pool, "cpu"),
@@ -116,7 +107,7 @@ def run_step(
         tables.write([BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)])
                       for row in range(3)])  # fmt: skip
     plan = StepPlan(0, [0, 1, 2], starts, counts, samples, admitted)
-    cache = allocate_kv(pool, arch, kv_dtype, "cpu")
+    cache = allocate_kv(pool, "cpu")
     batch = make_batch(plan, rows, tables, pool, token_types=arch.encoder is not None)
     with torch.inference_mode():
         hidden, _ = model.forward(operators, batch, cache)

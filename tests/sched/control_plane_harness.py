@@ -245,7 +245,7 @@ class Driver:
         """An input in atoms, of another stage, that keeps nothing: as an encoder's beside text."""
         scheduler = self.scheduler
         [work] = work_of(
-            request, order=scheduler._order, now=self.now, limits=scheduler.limits,
+            request, order=scheduler._order, now=self.now, policy=scheduler.limits.policy,
             max_context=scheduler.max_context, kv=self.kv,
         )  # fmt: skip
         work.keeps, work.atom, work.stage = False, atom, stage

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from headrace.base.errors import DoesNotFit
+from headrace.base.groups import layer_groups, pool_bytes
+from headrace.base.step import PoolShape
 from headrace.kernels.cuda_graphs import GraphProgram
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.reference import ReferenceOperators
@@ -16,7 +18,7 @@ from headrace.loader.open import open_model
 from headrace.roofline.memory import plan_memory
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.device_memory import check
-from headrace.worker.kv_tensors import allocate_kv, pool_bytes
+from headrace.worker.kv_tensors import allocate_kv
 from headrace.worker.step_memory import SAMPLING_COPIES
 from oracle import tiny
 from oracle.driving import pool_of
@@ -65,7 +67,7 @@ def test_the_largest_step_is_measured(files) -> None:
 
 def test_what_is_as_planned_starts_in_silence(files, caplog: pytest.LogCaptureFixture) -> None:
     worker = make_worker(files, FakeMemory(20 * GIB, 20 * GIB))
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     with caplog.at_level(logging.WARNING):
         worker.warm_up()
     assert not caplog.records
@@ -73,7 +75,7 @@ def test_what_is_as_planned_starts_in_silence(files, caplog: pytest.LogCaptureFi
 
 def test_a_difference_is_logged_with_its_numbers(files, caplog: pytest.LogCaptureFixture) -> None:
     worker = make_worker(files, FakeMemory(20 * GIB, 18 * GIB))
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     with caplog.at_level(logging.WARNING):
         worker.warm_up()
     (record,) = caplog.records
@@ -83,7 +85,7 @@ def test_a_difference_is_logged_with_its_numbers(files, caplog: pytest.LogCaptur
 
 def test_no_room_for_the_largest_step_is_refused(files) -> None:
     worker = make_worker(files, FakeMemory(20 * GIB, GIB, growth=2 * GIB))
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     with pytest.raises(DoesNotFit, match=r"largest step takes 2.00 GiB.*--kv-memory"):
         worker.warm_up()
 
@@ -96,7 +98,7 @@ def test_a_device_that_runs_out_while_it_starts(files, monkeypatch: pytest.Monke
 
     monkeypatch.setattr("headrace.worker.worker.allocate_kv", refuse)
     with pytest.raises(DoesNotFit, match=r"4.00 GiB were free before.*--kv-memory 3072MiB"):
-        worker.allocate(pool_of(worker.arch, 20))
+        worker.allocate(pool_of(worker, 20))
 
 
 def test_small_differences_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
@@ -107,14 +109,14 @@ def test_small_differences_are_no_news(caplog: pytest.LogCaptureFixture) -> None
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_pool_bytes_are_those_of_the_tensors(files, kv_dtype: str) -> None:
-    pool = pool_of(files.arch, 7)
-    cache = allocate_kv(pool, files.arch, kv_dtype, "cpu")
+    pool = PoolShape(16, layer_groups(files.arch, kv_dtype, 7))
+    cache = allocate_kv(pool, "cpu")
     held = 0
     for layer in cache.layers:
         held += layer.k.nbytes + layer.v.nbytes
         if layer.k_scale is not None and layer.v_scale is not None:
             held += layer.k_scale.nbytes + layer.v_scale.nbytes
-    assert pool_bytes(pool, files.arch, kv_dtype) == held
+    assert pool_bytes(pool) == held
 
 
 def test_the_plan_counts_what_was_measured(files) -> None:

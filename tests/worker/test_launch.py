@@ -16,7 +16,7 @@ PROMPT = [5, 6, 7, 8]
 
 
 def plans(worker: Worker, steps: int) -> list[StepPlan]:
-    worker.allocate(pool_of(worker.arch, 8))
+    worker.allocate(pool_of(worker, 8))
     groups = len(worker._pool.groups)
     params = SamplingParams(temperature=0, max_tokens=steps)
     first = StepPlan(

@@ -140,7 +140,7 @@ def test_a_vector_beside_rows_that_sample(folder: Path, kernels: str) -> None:
     specs = [RequestSpec(greedy, 0), RequestSpec(greedy, 0, task="vector")]
 
     def step(rows: list[int]) -> tuple[dict[int, list[int]], Output | None]:
-        worker.allocate(pool_of(worker.arch, 9))
+        worker.allocate(pool_of(worker, 9))
         result = worker.execute(
             StepPlan(
                 0, rows, [0] * len(rows), [len(tokens[row]) for row in rows], [True] * len(rows),

@@ -36,7 +36,7 @@ def decode(worker: Worker, row: int, start: int, count: int) -> list[int]:
 
 
 def test_a_step_by_hand(worker: Worker) -> None:
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     worker.warm_up()
     for layer in worker._cache.layers:
         assert not layer.k[0].any(), "the null block stays zero"
@@ -50,7 +50,7 @@ def test_a_step_by_hand(worker: Worker) -> None:
 
 
 def test_a_chunk_that_does_not_sample_gives_nothing(worker: Worker) -> None:
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     plan = StepPlan(
         1, [0], [0], [7], [False], [admit(0, prompt(20))], [BlockWrite(0, 0, 0, [1, 2])]
     )
@@ -60,7 +60,7 @@ def test_a_chunk_that_does_not_sample_gives_nothing(worker: Worker) -> None:
 
 
 def test_a_row_is_released_and_taken_again_in_one_plan(worker: Worker) -> None:
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     worker.execute(first_step(0, prompt(40), [1, 2, 3]))
     result = worker.execute(first_step(0, prompt(5), [4], released=[0]))
     assert result.error is None
@@ -69,7 +69,7 @@ def test_a_row_is_released_and_taken_again_in_one_plan(worker: Worker) -> None:
 
 
 def test_copies_run_before_the_step_and_in_order(worker: Worker) -> None:
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     tokens = prompt(20)
     expected = worker.execute(first_step(0, tokens, [1, 2])).tokens[0] + decode(worker, 0, 20, 4)
     # Row 1 gets private copies, the second through a third block, and decodes from them.
@@ -110,7 +110,7 @@ def test_an_error_stays_in_its_step(worker: Worker, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_it_cannot_do_is_an_error_by_name(worker: Worker) -> None:
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     spec = RequestSpec(sampling(), 0, grammar="root")
     plan = StepPlan(
         1, [0], [0], [3], [True], [Admission(0, 1, prompt(3), 3, 0, spec)],
@@ -174,7 +174,7 @@ def test_facts(make_worker) -> None:
     assert decided["kernels.attention"].value == "ref"
     assert decided["dtype"].value == "float32"
     assert decided["kv_dtype"].value == "float32"  # the reference stays exact
-    worker.allocate(pool_of(worker.arch, 10))
+    worker.allocate(pool_of(worker, 10))
     worker.warm_up()
     assert list(facts.phases) == [
         "open_weights", "load_weights", "keep_weights", "allocate", "warm_up",
@@ -200,7 +200,7 @@ def test_unknown_kernels(worker_files) -> None:
 
 def test_an_admitted_row_may_wait_for_its_data(worker: Worker) -> None:
     """A row is held, and its tables are written, before the step that first computes for it."""
-    worker.allocate(pool_of(worker.arch, 20))
+    worker.allocate(pool_of(worker, 20))
     tokens = prompt(20)
     expected = worker.execute(first_step(0, tokens, [1, 2])).tokens[0]
     waits = StepPlan(2, [], [], [], [], [admit(1, tokens)], [BlockWrite(1, 0, 0, [3, 4])])

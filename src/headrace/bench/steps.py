@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import sys
 
+from ..base.groups import layer_groups
 from ..base.hardware import cpu
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
-from ..base.step import Admission, BlockWrite, GroupShape, PoolShape, StepPlan
+from ..base.step import Admission, BlockWrite, PoolShape, StepPlan
 from ..engine.prediction import serving_types
 from ..loader import open_model
 from ..worker import Worker, WorkerOptions
@@ -68,18 +69,8 @@ def measure(model: str, kernels: str) -> None:
             rows=ROWS, step_tokens=STEP_TOKENS, max_context=context,
         ),
     )  # fmt: skip
-    windows = dict.fromkeys(arch.window(layer) for layer in range(arch.layers))
     per_row = -(-context // BLOCK)
-    pool = PoolShape(
-        BLOCK,
-        tuple(
-            GroupShape(
-                str(window), tuple(i for i in range(arch.layers) if arch.window(i) == window),
-                window, 1 + ROWS * per_row,
-            )
-            for window in windows
-        ),
-    )  # fmt: skip
+    pool = PoolShape(BLOCK, layer_groups(arch, kv_dtype, 1 + ROWS * per_row))
     worker.allocate(pool)
     worker.warm_up()
     spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=None), seed=0)

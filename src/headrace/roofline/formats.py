@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
-SCALED_KV = ("fp8", "int8")
-"""KV types that keep one fp32 scale per token, head and side (`kernels.operators.KvLayer`)."""
+from ..base.groups import ARRAY_BYTES, kept_arrays, kept_bytes
 
 WEIGHT_BITS = {
     "float32": 32.0,
@@ -32,11 +29,11 @@ offset per 64; nvfp4: an fp8 scale per 16; the ggml types from their block layou
 
 def dtype_bytes(dtype: str, param: str = "dtype") -> int:
     """Bytes of one number of an activation or KV type; `OptionError` for an unknown one."""
-    if dtype not in DTYPE_BYTES:
+    if dtype not in ARRAY_BYTES:
         raise OptionError(
-            f"{param} must be one of {', '.join(DTYPE_BYTES)}, not {dtype!r}", param=param
+            f"{param} must be one of {', '.join(ARRAY_BYTES)}, not {dtype!r}", param=param
         )
-    return DTYPE_BYTES[dtype]
+    return ARRAY_BYTES[dtype]
 
 
 def weight_bits(name: str) -> float:
@@ -49,13 +46,6 @@ def weight_bits(name: str) -> float:
 
 
 def kv_token_bytes(arch: ModelArch, kv_dtype: str) -> int:
-    """Bytes that one token adds to the KV of one layer.
-
-    Keys and values: 2 · G · E · b, and 2 · G · 4 for the scales of an int8 or fp8 cache.
-    Latent attention (MLA) keeps kv_rank + rope_dim numbers instead, with one scale.
-    """
-    width = dtype_bytes(kv_dtype, "kv_dtype")
-    scale = 4 if kv_dtype in SCALED_KV else 0
-    if arch.mla is not None:
-        return (arch.mla.kv_rank + arch.mla.rope_dim) * width + scale
-    return 2 * arch.kv_heads * (arch.head_dim * width + scale)
+    """Bytes that one token adds to the KV of one layer: see `base.groups.kept_arrays`."""
+    dtype_bytes(kv_dtype, "kv_dtype")
+    return kept_bytes(kept_arrays(arch, kv_dtype))

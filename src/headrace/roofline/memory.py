@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from ..base.arch import ModelArch
 from ..base.config import Decision
 from ..base.errors import DoesNotFit, OptionError
-from ..base.step import GroupShape, PoolShape
+from ..base.groups import layer_groups, pool_bytes
+from ..base.step import PoolShape
 from .formats import dtype_bytes, kv_token_bytes
 
 USABLE = {"cpu": 0.5, "cuda": 0.92}
@@ -88,7 +89,8 @@ class MemoryPlan:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the pool holds: of its largest group, the null block left out."""
-        return (max(group.blocks for group in self.pool.groups) - 1) * self.pool.block_size
+        most = max((group.blocks for group in self.pool.groups), default=1)
+        return (most - 1) * self.pool.block_size
 
     @property
     def full_sequences(self) -> float:
@@ -175,7 +177,7 @@ def plan_memory(
         return int(available * USABLE[device]) - fixed_bytes(candidate)
 
     def fits(candidate: Wish) -> bool:
-        return room(candidate) >= pool_bytes(candidate, smallest_pool(candidate))
+        return room(candidate) >= pool_bytes(smallest_pool(candidate))
 
     if kv_memory is not None and kv_memory > available - fixed_bytes(wish):
         left = available - fixed_bytes(wish)
@@ -195,7 +197,7 @@ def plan_memory(
                 "max_context",
                 str(fitted.max_context),
                 f"the model's {wish.max_context} would need "
-                f"{_size(pool_bytes(wish, smallest_pool(wish)))} of KV for one sequence, "
+                f"{_size(pool_bytes(smallest_pool(wish)))} of KV for one sequence, "
                 f"{_size(room(wish))} are there",
             )
         )
@@ -217,7 +219,7 @@ def plan_memory(
         else:
             per_row = None
     pool = largest_pool(fitted, allowed)
-    kv_bytes = pool_bytes(fitted, pool)
+    kv_bytes = pool_bytes(pool)
     decisions.append(_pool_decision(fitted, pool, kv_bytes, per_row))
     plan = MemoryPlan(
         pool=pool,
@@ -282,7 +284,8 @@ def table_bytes(wish: Wish) -> int:
     """
     arch = wish.arch
     tokens = wish.rows * wish.max_context * 8
-    tables = len(layer_groups(wish)) * wish.rows * _blocks(wish, wish.max_context) * 4
+    groups = len(layer_groups(wish.arch, wish.kv_dtype))
+    tables = groups * wish.rows * _blocks(wish, wish.max_context) * 4
     ropes = (1 if arch.local_rope is None else 2) * wish.max_context * arch.head_dim * 4
     return tokens + tables + ropes
 
@@ -296,24 +299,6 @@ def fixed_bytes(wish: Wish) -> int:
         + wish.graph_bytes
         + wish.workspace_bytes
     )
-
-
-def layer_groups(wish: Wish) -> list[tuple[str, tuple[int, ...], int | None]]:
-    """(name, layers, window) of each layer group; full attention first."""
-    if wish.arch.encoder is not None:
-        return []  # It reads an input whole and keeps nothing between two steps.
-    members: dict[int | None, list[int]] = {}
-    for layer in range(wish.arch.layers):
-        members.setdefault(wish.arch.window(layer), []).append(layer)
-    order = sorted(members, key=lambda window: (window is not None, window or 0))
-    return [
-        (
-            ("latent" if wish.arch.mla else "full") if window is None else f"window{window}",
-            tuple(members[window]),
-            window,
-        )
-        for window in order
-    ]
 
 
 def window_cap(wish: Wish, window: int | None, rows: int | None = None) -> int:
@@ -343,11 +328,11 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     then run out of full blocks before they run out of windowed ones.
     """
     low = max(_blocks(wish, wish.max_context), wish.rows)
-    high = max(window_cap(wish, window) for _, _, window in layer_groups(wish))
-    high = max(low, high)
+    groups = layer_groups(wish.arch, wish.kv_dtype)
+    high = max([low, *(window_cap(wish, group.window) for group in groups)])
     while low < high:
         middle = (low + high + 1) // 2
-        if pool_bytes(wish, _pool(wish, middle)) <= room:
+        if pool_bytes(_pool(wish, middle)) <= room:
             low = middle
         else:
             high = middle - 1
@@ -358,19 +343,13 @@ def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
     """Bytes of the pool that a host's engine takes unless it is told otherwise."""
     average = _pool(wish, wish.rows * _blocks(wish, per_row))
     share = int(available * HOST_POOL_SHARE)
-    return max(pool_bytes(wish, smallest_pool(wish)), min(share, pool_bytes(wish, average)))
-
-
-def pool_bytes(wish: Wish, pool: PoolShape) -> int:
-    """Σ over groups of blocks · S · layers · bytes per token and layer, / ranks that share it."""
-    token = kv_token_bytes(wish.arch, wish.kv_dtype)
-    return sum(group.blocks * pool.block_size * len(group.layers) * token for group in pool.groups)
+    return max(pool_bytes(smallest_pool(wish)), min(share, pool_bytes(average)))
 
 
 def _pool(wish: Wish, blocks: int) -> PoolShape:
     groups = tuple(
-        GroupShape(name, layers, window, 1 + min(blocks, window_cap(wish, window)))
-        for name, layers, window in layer_groups(wish)
+        group._replace(blocks=1 + min(blocks, window_cap(wish, group.window)))
+        for group in layer_groups(wish.arch, wish.kv_dtype)
     )
     return PoolShape(wish.block_size, groups)
 
@@ -432,14 +411,14 @@ def _refusal(
         help_.append(f"--step-tokens {smaller.step_tokens}")
     if wish.kv_dtype != "int8" and fits(replace(wish, kv_dtype="int8")):
         help_.append("--kv-dtype int8")
-    missing = max(1, pool_bytes(wish, smallest_pool(wish)) - room(wish))
+    missing = max(1, pool_bytes(smallest_pool(wish)) - room(wish))
     if not help_ and wish.weight_bytes > available:
         help_.append("a smaller model or a smaller weight format")
     advice = "any of " + ", ".join(help_) if len(help_) > 1 else "".join(help_)
     return DoesNotFit(
         f"{_size(wish.weight_bytes)} of weights, "
         f"{_size(fixed_bytes(wish) - wish.weight_bytes)} of activations and tables and "
-        f"{_size(pool_bytes(wish, smallest_pool(wish)))} of KV for one sequence of "
+        f"{_size(pool_bytes(smallest_pool(wish)))} of KV for one sequence of "
         f"{wish.max_context} tokens do not fit into {_size(available)} "
         f"({_size(missing)} are missing)"
         + (f"; what would help: {advice}" if advice else "; no single option would help"),
@@ -449,6 +428,8 @@ def _refusal(
 
 def _pool_decision(wish: Wish, pool: PoolShape, kv_bytes: int, per_row: int | None) -> Decision:
     """`per_row`: the tokens that bounded it on a host."""
+    if not pool.groups:
+        return Decision("kv_memory", _size(0), "this model keeps nothing between two steps")
     groups = ", ".join(f"{group.name} {group.blocks} blocks" for group in pool.groups)
     if all(g.blocks > window_cap(wish, g.window) for g in pool.groups):
         reason = "every row has its full context"

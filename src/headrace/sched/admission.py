@@ -10,7 +10,7 @@ from headrace.base.errors import ContextOverflow, InvalidRequest
 from headrace.base.request import Request
 from headrace.kv import KvManager
 
-from .limits import Limits
+from .limits import Policy
 from .once import Once
 from .queue import PATIENCE_SECONDS
 from .sequence import Sequence
@@ -33,15 +33,14 @@ def verify_request(request: Request) -> None:
 
 
 def work_of(
-    request: Request, *, order: int, now: float, limits: Limits, max_context: int, kv: KvManager
+    request: Request, *, order: int, now: float, policy: Policy, max_context: int, kv: KvManager
 ) -> list[Work]:
     """The work that a request is, or the error that says why there can be none. `order`: number of
     the first."""
-    urgent = limits.policy == "priority"
-    urgency = now + request.priority * PATIENCE_SECONDS if urgent else 0.0
+    urgency = now + request.priority * PATIENCE_SECONDS if policy == "priority" else 0.0
     if request.spec.generates:
         return list(_sequences(request, order, urgency, max_context, kv))
-    return [_once(request, order, urgency, limits, max_context, kv)]
+    return [_once(request, order, urgency, max_context, kv)]
 
 
 def _sequences(
@@ -65,16 +64,14 @@ def _sequences(
     ]
 
 
-def _once(
-    request: Request, order: int, urgency: float, limits: Limits, max_context: int, kv: KvManager
-) -> Once:
+def _once(request: Request, order: int, urgency: float, max_context: int, kv: KvManager) -> Once:
     """An input of which a vector or a score is wanted. It needs every position's hidden state, so
     it takes up no prefix. A model that keeps nothing between two steps reads it whole."""
-    length = len(request.prompt)
-    keeps = bool(kv.groups)
-    most = max_context if keeps else min(max_context, limits.step_tokens)
-    if length > most:
-        raise ContextOverflow(f"the input has {length} tokens; at most {most} fit", param="prompt")
+    length, keeps = len(request.prompt), bool(kv.groups)
+    if length > max_context:
+        raise ContextOverflow(
+            f"the input has {length} tokens; at most {max_context} fit", param="prompt"
+        )
     atom = 1 if keeps else ALL
     return Once(order, request, 0, length, (urgency, order), keeps=keeps, atom=atom)
 

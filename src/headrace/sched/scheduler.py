@@ -70,7 +70,9 @@ class Scheduler:
         self.limits = limits
         self.kv = kv
         self.resources = tuple(resources)
-        self.max_context = min(limits.max_context, kv.capacity)
+        # What keeps nothing between two steps is computed in one.
+        capacity = kv.capacity if kv.groups else limits.step_tokens
+        self.max_context = min(limits.max_context, capacity)
         """Units of the longest work: the option's, or what the pool can hold."""
         self._clock = clock
         self._requests: dict[str, list[Work]] = {}
@@ -138,7 +140,7 @@ class Scheduler:
                 request,
                 order=self._order,
                 now=self._clock(),
-                limits=self.limits,
+                policy=self.limits.policy,
                 max_context=self.max_context,
                 kv=self.kv,
             )

@@ -11,52 +11,41 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.arch import ModelArch
 from ..base.errors import EngineFault
 from ..base.step import NULL_BLOCK, BlockCopy, PoolShape
 from ..kernels.arrays import HOST_DTYPES, Array, tensor
 from ..kernels.operators import KvCache, KvLayer
-from .options import KV_DTYPES
 
 
-def allocate_kv(
-    pool: PoolShape, arch: ModelArch, kv_dtype: str, device: str, *, host: bool = False
-) -> KvCache:
-    """Zeroed K and V [blocks, G, S, E] of each layer, in the group that holds it; with `host` in
-    arrays of the host, else in tensors.
+def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
+    """Zeroed arrays of each layer, as its group states them, in pages [blocks, G, S, …]; with
+    `host` in arrays of the host, else in tensors.
 
     Zeros because table entries out of a window point to the null block, and a query multiplies
     what lies there by nought: it must be finite.
     """
-    count = arch.layers if arch.encoder is None else 0  # An encoder keeps nothing.
-    layers: list[KvLayer | None] = [None] * count
-    groups = [-1] * count
+    kept = [layer for group in pool.groups for layer in group.layers]
+    assert sorted(kept) == list(range(len(kept))), "each layer is in one group"
+    layers: dict[int, KvLayer] = {}
+    groups = [0] * len(kept)
     zeros = _zeros_of(device, host=host)
     for number, group in enumerate(pool.groups):
-        shape = (group.blocks, arch.kv_heads, pool.block_size, arch.head_dim)
+        pages = {
+            name: ((group.blocks, shape[0], pool.block_size, *shape[1:]), dtype)
+            for name, shape, dtype in group.arrays
+        }
         for layer in group.layers:
-            assert groups[layer] == -1, f"layer {layer} is in two groups"
-            assert group.window == arch.window(layer), f"layer {layer} is in the wrong group"
+            arrays = {name: zeros(shape, dtype) for name, (shape, dtype) in pages.items()}
+            layers[layer] = KvLayer(
+                arrays["k"], arrays["v"], arrays.get("k_scale"), arrays.get("v_scale")
+            )
             groups[layer] = number
-            k, v = (zeros(shape, kv_dtype) for _ in range(2))
-            scales: list[Array | None] = [None, None]
-            if kv_dtype in ("int8", "fp8"):
-                scales = [zeros(shape[:3], "float32") for _ in range(2)]
-            layers[layer] = KvLayer(k, v, scales[0], scales[1])
-    assert -1 not in groups, f"layer {groups.index(-1)} is in no group"
     windows = [group.window for group in pool.groups]
-    return KvCache([layer for layer in layers if layer is not None], groups, windows)
-
-
-def pool_bytes(pool: PoolShape, arch: ModelArch, kv_dtype: str) -> int:
-    """What `allocate_kv` takes."""
-    width = KV_DTYPES[kv_dtype]
-    token = 2 * arch.kv_heads * (arch.head_dim * width + (4 if kv_dtype in ("int8", "fp8") else 0))
-    return sum(group.blocks * len(group.layers) for group in pool.groups) * pool.block_size * token
+    return KvCache([layers[layer] for layer in range(len(kept))], groups, windows)
 
 
 def _zeros_of(device: str, *, host: bool) -> Callable[[tuple[int, ...], str], Array]:
-    """Who makes zeros of a shape and a type of `KV_DTYPES`."""
+    """Who makes zeros of a shape and a type."""
     if host:
         return _host_zeros_of
     import torch  # Local: arrays of the host do without.

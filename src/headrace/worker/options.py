@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from ..base.config import Decision, auto_kv_dtype
 from ..base.errors import OptionError
+from ..base.groups import ARRAY_BYTES
 from ..base.hardware import torch_build
 
-DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Name → bytes of a number, as in `KV_DTYPES`."""
-KV_DTYPES = {**DTYPES, "fp8": 1, "int8": 1}
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def resolve(options: WorkerOptions) -> Resolved:
     if kv_dtype == "auto":
         kv_dtype, reason = auto_kv_dtype(device, dtype, options.kernels)
         decisions.append(Decision("kv_dtype", kv_dtype, reason))
-    for param, value, allowed in (("dtype", dtype, DTYPES), ("kv_dtype", kv_dtype, KV_DTYPES)):
+    for param, value, allowed in (("dtype", dtype, DTYPES), ("kv_dtype", kv_dtype, ARRAY_BYTES)):
         if value not in allowed:
             raise OptionError(
                 f"{param} must be one of auto, {', '.join(allowed)}, not {value!r}", param=param

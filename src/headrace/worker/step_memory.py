@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..base.arch import ModelArch
-from ..base.step import GroupShape, PoolShape
+from ..base.groups import layer_groups
+from ..base.step import PoolShape
 from ..kernels.cuda_graphs import null_step
 from ..kernels.model import Model
 from ..kernels.operators import StepLimits
@@ -47,15 +48,7 @@ def measure_step(
     memory: DeviceMemory,
 ) -> StepMemory:
     """Run the largest step on null blocks, and capture the largest graphs."""
-    windows = {arch.window(layer): None for layer in range(arch.layers)}
-    groups = tuple(
-        GroupShape(
-            str(window), tuple(at for at in range(arch.layers) if arch.window(at) == window),
-            window, 2,
-        )
-        for window in windows
-    )  # fmt: skip
-    cache = allocate_kv(PoolShape(16, groups), arch, kv_dtype, device)
+    cache = allocate_kv(PoolShape(16, layer_groups(arch, kv_dtype)), device)
     batch = null_step(limits.tokens, cache, limits.max_context)
     # As many rows want logits as ever can.
     rows = min(limits.entries, limits.tokens)

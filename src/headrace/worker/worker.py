@@ -16,6 +16,7 @@ from ..base.config import Decision
 from ..base.environment import check_plans
 from ..base.errors import EngineFault
 from ..base.facts import WorkerFacts
+from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..kernels.backend import Question, Shelf
@@ -32,7 +33,7 @@ from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
-from .kv_tensors import allocate_kv, clear_null_blocks, pool_bytes
+from .kv_tensors import allocate_kv, clear_null_blocks
 from .options import Resolved, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
@@ -194,7 +195,7 @@ class Worker:
             # Torch's own class, which may not be imported here.
             if self._memory is None or type(error).__name__ != "OutOfMemoryError":
                 raise
-            wanted = pool_bytes(pool, self.arch, self._resolved.kv_dtype)
+            wanted = pool_bytes(pool)
             raise out_of_memory(self._memory, self.facts.device_memory, wanted) from None
         if again:
             # Captured graphs and their runner know each other; what a start made may be frozen.
@@ -208,6 +209,9 @@ class Worker:
     def _allocate(self, pool: PoolShape) -> None:
         begin = time.perf_counter()
         options, device = self.options, self._resolved.device
+        ours = layer_groups(self.arch, self._resolved.kv_dtype, 0)
+        planned = tuple(group._replace(blocks=0) for group in pool.groups)
+        assert planned == ours, f"the pool is of another model: {planned}, not {ours}"
         with self._inference():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
@@ -223,9 +227,7 @@ class Worker:
             masks = (budgets,) if self._masks is None else (self._masks, budgets)
             self._sampler = Sampler(self._rows, masks, self._operators.drawing)
             encoder = self.arch.encoder
-            self._cache = allocate_kv(
-                pool, self.arch, self._resolved.kv_dtype, device, host=self._operators.host
-            )
+            self._cache = allocate_kv(pool, device, host=self._operators.host)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
             plain = CallByCall(
@@ -290,7 +292,7 @@ class Worker:
                 self._program.step(batch, LOGITS if self.arch.encoder is not None else BEST)
             clear_null_blocks(self._cache)
         if self._memory is not None:
-            pool = pool_bytes(self._pool, self.arch, self._resolved.kv_dtype)
+            pool = pool_bytes(self._pool)
             planned = {"KV pool": pool, "graphs": self.facts.graph_bytes}
             check(self._memory, self.facts.device_memory, planned, self.facts.step_bytes)
         self._phases["warm_up"] = time.perf_counter() - begin

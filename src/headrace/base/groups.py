@@ -1,0 +1,71 @@
+"""Which layer groups a model has, and what a block of each holds: stated here, once.
+
+The pool and its bytes, copies between blocks, the memory plan and the prices of the roofline follow
+from it. It states the meaning of a block; how a backend lays its pages out is the backend's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from .arch import ModelArch
+from .step import ArrayShape, GroupShape, PoolShape
+
+ARRAY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
+"""Bytes of one number of a type that can be kept."""
+SCALED = ("int8", "fp8")
+"""Types that come with a scale per token and head."""
+
+
+def kept_arrays(arch: ModelArch, kv_dtype: str) -> tuple[ArrayShape, ...]:
+    """What one layer keeps of one token.
+
+    Keys and values of each KV head [G, E]; of latent attention (MLA) one vector of kv_rank +
+    rope_dim numbers. One float32 scale per head of each where the type needs one.
+    """
+    named: dict[str, tuple[int, ...]]
+    if arch.mla is not None:
+        named = {"latent": (arch.mla.kv_rank + arch.mla.rope_dim,)}
+    else:
+        named = dict.fromkeys(("k", "v"), (arch.kv_heads, arch.head_dim))
+    arrays = [ArrayShape(name, shape, kv_dtype) for name, shape in named.items()]
+    if kv_dtype in SCALED:
+        arrays += [ArrayShape(f"{one.name}_scale", one.shape[:-1], "float32") for one in arrays]
+    return tuple(arrays)
+
+
+def kept_bytes(arrays: Iterable[ArrayShape]) -> int:
+    """Bytes of one token in one layer."""
+    return sum(math.prod(array.shape) * ARRAY_BYTES[array.dtype] for array in arrays)
+
+
+def layer_groups(arch: ModelArch, kv_dtype: str, blocks: int = 2) -> tuple[GroupShape, ...]:
+    """The layer groups of a model with so many blocks each, full attention first.
+
+    None for an encoder: it reads an input whole and keeps nothing between two steps.
+    """
+    if arch.encoder is not None:
+        return ()
+    arrays = kept_arrays(arch, kv_dtype)
+    members: dict[int | None, list[int]] = {}
+    for layer in range(arch.layers):
+        members.setdefault(arch.window(layer), []).append(layer)
+    full = "latent" if arch.mla else "full"
+    return tuple(
+        GroupShape(
+            full if window is None else f"window{window}",
+            tuple(members[window]),
+            window,
+            blocks,
+            arrays,
+        )
+        for window in sorted(members, key=lambda window: (window is not None, window or 0))
+    )
+
+
+def pool_bytes(pool: PoolShape) -> int:
+    """Bytes of a whole pool: Σ over groups of blocks · block size · layers · bytes per token."""
+    return pool.block_size * sum(
+        group.blocks * len(group.layers) * kept_bytes(group.arrays) for group in pool.groups
+    )
