@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import InvalidRequest, ModelFileError, TooLarge
 from headrace.text import ChatTemplate, chat_template
+from headrace.text import sandbox as sandbox_module
 from headrace.text import template as template_module
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -373,3 +375,92 @@ def test_a_template_that_tells_a_tool_call_by_its_missing_content(content: dict[
     joined = DEEPSEEK.replace("message['content'] is none", "not message['content'] + ''")
     text = ChatTemplate(joined).render(messages, add_generation_prompt=False)
     assert text.endswith("<|tool_calls|>weather")
+
+
+# Small renderings, and the process for all others
+
+BIG = [
+    "15|round(-10**8, 'floor')", "15|round(10**7, 'ceil')", "1.5|round(10**9)",
+    "(range(100000)|list)|sort", "(range(100000)|list)|sum(start=[])",
+    "messages|map('wordcount')|list|sort|sum", "2 ** 90000", "(2 ** 90000) // 3",
+    "'a b ' * 4000000 | wordcount", "('x' * 16000000)|urlencode|length",
+    "('ab' * 8000000)|title|upper|reverse|length", "(['a' * 100000] * 100)|unique|list|length",
+    "(['a' * 100000] * 100)|groupby(0)|list|length", "messages|sort(attribute='content')|length",
+]  # fmt: skip
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.text.renderer.HARD_SECONDS", 1.5)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("expression", BIG)
+def test_what_c_does_is_killed_in_time(hurried: None, expression: str) -> None:
+    """Whatever it costs, it is over soon, and nothing of it is done in this process."""
+    template = ChatTemplate("{{ " + expression + " }}{{ messages[0].content }}")
+    assert template.render_small(HI) is None
+    with suppress(TooLarge, InvalidRequest):
+        assert template.render(HI).endswith("Hi")
+
+
+def test_after_a_kill_the_next_conversation_is_served(hurried: None) -> None:
+    template = ChatTemplate(
+        "{% if messages[0].content == 'bad' %}{{ 15|round(-10**8, 'floor') }}{% endif %}"
+        "{{ messages[0].content|wordcount }}"
+    )
+    for _ in range(2):
+        with pytest.raises(TooLarge, match="longer than"):
+            template.render([{"role": "user", "content": "bad"}])
+        assert template.render([{"role": "user", "content": "a b"}]) == "2"
+
+
+def test_a_constant_is_not_computed_while_it_compiles() -> None:
+    for source in ("{{ 15|round(-100000000, 'floor') }}", "{{ 'a'|center(10000000) }}"):
+        try:
+            ChatTemplate(source)
+        except ModelFileError as error:
+            assert "center" in error.message  # noqa: PT017
+    with pytest.raises(ModelFileError):
+        ChatTemplate("{{ 0x" + "f" * 300_000 + " // 0x3" + "1" * 150_000 + " }}")
+    with pytest.raises(ModelFileError):
+        ChatTemplate("{{ " + "9" * 5000 + " }}")
+
+
+ALLOWED = sorted(sandbox_module.ALLOWED_FILTERS | {"tojson", "replace", "join", "indent", "string"})
+LARGE = [
+    "'ab ' * 4000000", "range(80000)|list", "['ab ' * 80000] * 10", "1" + "0" * 300,
+    "[[messages] * 100] * 100",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ALLOWED)
+def test_every_filter_with_large_values(hurried: None, name: str) -> None:
+    """Whether in this process or in one of its own: a text, or a typed error, and soon."""
+    more = {"replace": "('a', 'bb')", "attr": "('x')", "groupby": "(0)"}.get(name, "")
+    for value in LARGE:
+        template = ChatTemplate(
+            f"{{% set v = {value} %}}{{% for i in range(300) %}}"
+            f"{{% set x = v|{name}{more} %}}{{% endfor %}}done"
+        )
+        with suppress(TooLarge, InvalidRequest):
+            assert template.render(HI) == "done"
+
+
+def test_small_and_large_give_the_same() -> None:
+    for source in (CHATML, LLAMA_LIKE, REASONING_LIKE):
+        template = ChatTemplate(source)
+        here = template.render_small(HI, add_generation_prompt=True)
+        assert here is not None, "what published templates use is small"
+        template._needs_process = True
+        assert template.render_small(HI) is None
+        assert template.render(HI, add_generation_prompt=True) == here
+
+
+def test_long_conversations_are_not_for_the_loop() -> None:
+    template = ChatTemplate(CHATML)
+    assert template.render_small(HI * 65) is None
+    assert template.render_small([{"role": "user", "content": "a" * 70_000}]) is None
+    assert template.render(HI * 65).count("<|im_start|>user") == 65
+    assert template.render_small(HI) is not None

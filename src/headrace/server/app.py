@@ -14,9 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
+from ..base import environment
 from ..base.config import ServerOptions
 from ..base.errors import HeadraceError, InvalidRequest, NotFound
 from ..base.version import VERSION
+from ..obs.loopwatch import LoopWatch
 from ..obs.tasks import TaskWatch
 from .accounts import Accounts
 from .batches.runner import BatchRunner
@@ -160,6 +162,7 @@ def create_app(
         accounts.failed = meter.failed
         accounts.restore(store.ledger())
     service.tasks = TaskWatch(lambda name: meter.failed("habit"))
+    service.loop = LoopWatch(dumps=environment.cache_root() / "flight", on_beat=meter.late)
     app.state.service = service
     app.state.meter = meter
     app.state.store = store

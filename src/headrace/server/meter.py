@@ -20,6 +20,8 @@ SECONDS = (
     0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0,
 )  # fmt: skip
 
+LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
 FAILURES = (
     "store_write", "store_read", "ledger_write", "keys_read", "certificate_read", "file_write",
     "file_read", "batch_write", "batch_failed", "reader_stalled", "habit", "bug",
@@ -121,6 +123,17 @@ class HttpMeter:
             "Requests that hold, or wait for, the engine.",
             registry=self.registry,
         )
+        self._lag = Histogram(
+            "headrace_event_loop_lag_seconds",
+            "How late the event loop was, looked at twenty times a second.",
+            buckets=LAGS,
+            registry=self.registry,
+        )
+        self.longest_hold = Gauge(
+            "headrace_event_loop_longest_hold_seconds",
+            "The longest time since the start that one thing held the event loop.",
+            registry=self.registry,
+        )
         self.draining = Gauge(
             "headrace_draining", "1 while the server finishes its work.", registry=self.registry
         )
@@ -129,6 +142,10 @@ class HttpMeter:
         known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"
         self._exchanges.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def late(self, seconds: float) -> None:
+        """The event loop came so late to its beat (`obs.loopwatch`)."""
+        self._lag.observe(seconds)
 
     def failed(self, kind: str) -> None:
         """One more failure; `kind` is one of `FAILURES`."""

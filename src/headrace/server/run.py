@@ -174,6 +174,7 @@ class ServerProcess:
             habits.append(keep("certificates", tls.watch))
         if app.state.accounts is not None:
             habits.append(keep("keys", app.state.accounts.watch))
+        service.loop.start()
         engine: ServingEngine | None = None
         try:
             engine = await self._engine(starting, http)
@@ -201,6 +202,8 @@ class ServerProcess:
                 habit.cancel()
             if app.state.batches is not None:
                 await app.state.batches.close()
+            service.loop.stop()
+            service.hands.close()
             await self._save_ledger(app)
             app.state.store.close()
             if app.state.files is not None:

@@ -12,6 +12,7 @@ from ..base.config import ServerOptions
 from ..base.errors import ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from ..base.sampling import SamplingParams
 from ..engine.input import default_sampling
+from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
 from ..obs.tasks import TaskWatch
 from .body import BodiesInFlight
@@ -46,6 +47,8 @@ class Service:
         """Seconds of silence after which a stream sends a comment."""
         self.tasks = TaskWatch()
         """What the server does beside its requests."""
+        self.loop = LoopWatch()
+        """Over the event loop of this server; `run` starts it."""
         self.hands = Hands()
         self.bodies = BodiesInFlight()
         self._long_text = asyncio.Semaphore(1)
@@ -156,7 +159,8 @@ class Service:
 
     def broken(self) -> str:
         """What of the server itself does not work at the moment, or nothing."""
-        return "; ".join(f"{name} does not run: {why}" for name, why in self.tasks.down.items())
+        down = [f"{name} does not run: {why}" for name, why in self.tasks.down.items()]
+        return "; ".join(down) or self.loop.problem
 
     def check_open(self, scope: MutableMapping[str, Any]) -> None:
         """Raise what `enter` would raise now; takes nothing.
@@ -216,8 +220,11 @@ class Service:
         """Wait until no request is in work."""
         await self._idle.wait()
 
-    async def encode(self, text: str, *, raw: bool, must_fit: bool = True) -> list[int]:
+    async def encode(
+        self, text: str, *, raw: bool, must_fit: bool = True, beside: bool = False
+    ) -> list[int]:
         """Token ids. `raw`: no template made the text, so the model's prefix goes before it.
+        `beside`: also a short one is done off the loop, being one of many.
 
         `must_fit`: raises `ContextOverflow` at once for a text that cannot fit, however it is
         encoded.
@@ -229,7 +236,7 @@ class Service:
                 "that fit in the context",
                 param="prompt",
             )
-        if len(text) <= INLINE_CHARACTERS:
+        if len(text) <= INLINE_CHARACTERS and not beside:
             ids: list[int] = encode(text, add_bos=raw)
             return ids
         if len(text) <= LONG_CHARACTERS:

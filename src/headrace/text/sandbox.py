@@ -11,6 +11,12 @@ process. Here every value that a template makes is weighed and every loop turn i
   replacing) is computed only after its size is known, and the rest of the string methods and
   filters of that kind are not there at all;
 - *output*: everything written, also inside macros, adds up to at most `MAX_WRITTEN`.
+
+That holds for what Python does between two steps, not for what C does in one of them. So a
+rendering is *small* or not (ADR 0173): a small one runs where it is asked for, within a time of
+milliseconds, small values, and the operations whose cost grows with their values and no faster;
+at the first sign of anything else it raises `Elsewhere`, and the whole is done in a process that
+can be killed (`text.renderer`).
 """
 
 from __future__ import annotations
@@ -18,12 +24,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
 from jinja2 import nodes
+from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Undefined
@@ -37,8 +44,13 @@ MAX_NODES = 1_000_000
 """Values inside one list or dict, at any depth."""
 MAX_STEPS = 150_000
 """Loop turns and macro calls of one rendering."""
-MAX_SECONDS = 10.0
+MAX_SECONDS = 5.0
 """A last resort: the bounds above are reached first but in templates made to be slow."""
+SMALL_SECONDS = 0.02
+SMALL_VALUE = 256 * 1024
+"""Characters or elements of what a small rendering makes, and parts of a list or dict."""
+MAX_BITS = 1024
+"""Of a number that a template's source holds."""
 
 
 class Raised(Exception):
@@ -49,24 +61,41 @@ class Exhausted(Exception):
     """A bound was reached; the message goes after "the chat template"."""
 
 
+class Elsewhere(BaseException):
+    """This rendering is not small. No template can catch it, nor a filter turn it into a value."""
+
+    def __init__(self, *, always: bool = False) -> None:
+        """`always`: by what the template does, not by what this conversation holds."""
+        self.always = always
+
+
 class Meter:
     """What one rendering has used."""
 
-    __slots__ = ("deadline", "steps", "written")
+    __slots__ = ("deadline", "parts", "small", "steps", "value", "written")
 
-    def __init__(self) -> None:
+    def __init__(self, *, small: bool = False) -> None:
+        self.small = small
         self.steps = 0
         self.written = 0
-        self.deadline = time.monotonic() + MAX_SECONDS
+        self.value = SMALL_VALUE if small else MAX_VALUE
+        self.parts = SMALL_VALUE // 4 if small else MAX_NODES
+        self.deadline = time.monotonic() + (SMALL_SECONDS if small else MAX_SECONDS)
 
     def step(self, constant: int) -> None:
         """One turn of a body that writes `constant` characters of its own."""
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise Exhausted(f"takes more than {MAX_STEPS} steps")
-        if self.steps % 256 == 0 and time.monotonic() > self.deadline:
-            raise Exhausted(f"takes longer than {MAX_SECONDS:g} seconds")
+        self.look()
         self.write(constant)
+
+    def look(self) -> None:
+        """At the clock."""
+        if time.monotonic() > self.deadline:
+            if self.small:
+                raise Elsewhere
+            raise Exhausted(f"takes longer than {MAX_SECONDS:g} seconds")
 
     def write(self, size: int) -> None:
         self.written += size
@@ -79,13 +108,16 @@ METER: ContextVar[Meter] = ContextVar("headrace_template_meter")
 
 
 def check(size: int) -> None:
-    if size > MAX_VALUE:
+    meter = METER.get()
+    if size > meter.value:
+        if meter.small:
+            raise Elsewhere
         raise Exhausted(f"makes a value larger than {MAX_VALUE}")
 
 
 def sized(value: Any) -> Any:
     """The value, if it is not too large by its own length."""
-    if isinstance(value, str | list | tuple | dict) and len(value) > MAX_VALUE:
+    if isinstance(value, str | list | tuple | dict):
         check(len(value))
     return value
 
@@ -95,11 +127,13 @@ def weighed(value: Any) -> Any:
     over, is small until something writes it out."""
     if isinstance(value, str):
         return sized(value)
-    total, count, pending = 0, 0, [value]
+    total, count, pending, most = 0, 0, [value], METER.get().parts
     while pending:
         item = pending.pop()
         count += 1
-        if count + len(pending) > MAX_NODES:
+        if count + len(pending) > most:
+            if METER.get().small:
+                raise Elsewhere
             raise Exhausted(f"makes a value of more than {MAX_NODES} parts")
         if isinstance(item, str):
             total += len(item)
@@ -137,19 +171,24 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             finalize=_written,
         )
         self.filters = {
-            name: _guarded(function)
+            name: _guarded(function, small=name in SMALL_FILTERS)
             for name, function in self.filters.items()
             if name in ALLOWED_FILTERS
         }
-        self.filters.update(
-            tojson=tojson, replace=_replace, join=_join, indent=_indent, string=_string
-        )
+        own = {
+            "tojson": tojson, "replace": _replace, "join": _join, "indent": _indent,
+            "string": _string,
+        }  # fmt: skip
+        self.filters.update((name, _guarded(own[name], small=True)) for name in own)
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _now
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
+        for constant in tree.find_all(nodes.Const):
+            if isinstance(constant.value, int) and constant.value.bit_length() > MAX_BITS:
+                raise TemplateSyntaxError("a number is too long", constant.lineno, name, filename)
         bodies: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
         for body in bodies:
             constant = sum(len(data.data) for data in body.find_all(nodes.TemplateData))
@@ -181,6 +220,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             name = function.__name__
             if name in _REFUSED_METHODS:
                 raise Exhausted(f"calls str.{name}, which templates may not")
+            METER.get().look()
             if name == "replace":
                 return _replace(owner, *args, **kwargs)
             if name == "join":
@@ -199,6 +239,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(left, int) and isinstance(right, int):
                 _check_bits(left.bit_length() + right.bit_length())
         elif operator == "**":
+            if METER.get().small:
+                raise Elsewhere(always=True)
             if isinstance(left, int) and isinstance(right, int):
                 _check_bits(left.bit_length() * max(right, 0))
         elif operator == "%" and isinstance(left, str):
@@ -249,10 +291,26 @@ ALLOWED_FILTERS = frozenset(
 )
 
 
-def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+SMALL_FILTERS = frozenset(
+    """
+    abs capitalize count d default e escape first float int items last length list lower map
+    reject rejectattr reverse safe select selectattr title trim upper
+    """.split()  # noqa: SIM905
+)
+"""Those that a small rendering may use: their time is at most in proportion to their values. Any
+other is allowed as well, in a process (`Elsewhere`)."""
+
+
+def _guarded(function: Callable[..., Any], *, small: bool) -> Callable[..., Any]:
     """A filter whose result is held against the bound; jinja's marks on it are kept."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        meter = METER.get(None)
+        if meter is None:  # jinja would compute what is constant while it compiles.
+            raise nodes.Impossible
+        if meter.small and not small:
+            raise Elsewhere(always=True)
+        meter.look()
         return sized(function(*args, **kwargs))
 
     guarded.__dict__.update(getattr(function, "__dict__", {}))
@@ -263,8 +321,13 @@ def _written(value: Any) -> Any:
     """Everything that is written passes here before it becomes text."""
     if isinstance(value, Undefined):
         return value
+    meter = METER.get(None)
+    if meter is None:  # jinja compiles, and would write what is constant.
+        if isinstance(value, str):
+            return value
+        raise nodes.Impossible
     text = value if isinstance(value, str) else str(weighed(value))
-    METER.get(Meter()).write(len(text))
+    meter.write(len(text))
     return text
 
 
@@ -340,6 +403,25 @@ def tojson(
         separators=(separators[0], separators[1]) if separators else None,
         sort_keys=sort_keys,
     )
+
+
+def rendered(template: Any, variables: Mapping[str, Any], *, small: bool = False) -> str:
+    """What a template of this environment writes.
+
+    Raises `Elsewhere` (where it is to be small), `Raised`, `Exhausted`, and whatever a template
+    that fails raises.
+    """
+    token = METER.set(Meter(small=small))
+    try:
+        parts: list[str] = []
+        length = 0
+        for part in template.generate(variables):
+            length += len(part)
+            check(length)
+            parts.append(part)
+        return "".join(parts)
+    finally:
+        METER.reset(token)
 
 
 def _raise(message: str) -> None:

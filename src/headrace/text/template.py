@@ -12,6 +12,10 @@ from .messages import clean_messages
 
 MAX_TEMPLATE = 512 * 1024
 """Characters of a template."""
+SMALL_MESSAGES = 64
+SMALL_CHARACTERS = 64 * 1024
+"""Messages, and the characters of their contents, up to which a conversation is written out where
+it is asked for; larger ones are in a process of their own (`text.renderer`)."""
 
 
 _NONE = re.compile(r"content['\"]?\]?\s+is\s+(not\s+)?none\b", re.IGNORECASE)
@@ -36,14 +40,23 @@ class ChatTemplate:
         # Local: 20 ms of imports, of no use to a start that renders no conversation.
         import jinja2
 
+        from .renderer import Renderers
         from .sandbox import TemplateEnvironment
 
+        self._renderers = Renderers(source)
+        self._needs_process = False
         self.source = source
         self._asks_for_none = _NONE.search(source) is not None
         self._special = {"bos_token": "", "eos_token": "", **(special or {})}
         try:
             self._template = TemplateEnvironment().from_string(source)
-        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+        except (
+            jinja2.TemplateError,
+            RecursionError,
+            SyntaxError,
+            ValueError,
+            MemoryError,
+        ) as error:
             raise ModelFileError(
                 f"the chat template does not compile: {error}", param="chat_template"
             ) from None
@@ -66,6 +79,46 @@ class ChatTemplate:
         Raises `InvalidRequest`, with the template's own words where it refuses, and `TooLarge`
         where it goes over a bound of the sandbox.
         """
+        given = self._given(
+            messages, tools, documents, add_generation_prompt, continue_final_message, variables
+        )
+        text = self._here(given)
+        if text is None:
+            kind, text = self._renderers.render(given)
+            if kind != "ok":
+                raise {"raised": _refused, "exhausted": _exhausted, "failed": _failed}[kind](text)
+        return _cut(text) if continue_final_message else text
+
+    def render_small(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str | None:
+        """What `render` gives, where that takes milliseconds, for an event loop; None: call
+        `render`, in a thread."""
+        if self._needs_process or not _is_small(messages):
+            return None
+        given = self._given(
+            messages, tools, documents, add_generation_prompt, continue_final_message, variables
+        )
+        text = self._here(given)
+        return _cut(text) if text is not None and continue_final_message else text
+
+    def _given(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """The template's variables."""
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message needs add_generation_prompt to be false",
@@ -75,52 +128,73 @@ class ChatTemplate:
         if continue_final_message:
             _open_end(clean)
             clean[-1]["content"] += _END_MARK
-        text = self._run(
-            {
-                **self._special,
-                **(variables or {}),
-                "messages": clean,
-                "tools": list(tools) if tools else None,
-                "documents": list(documents) if documents else None,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-        if continue_final_message:
-            text, mark, rest = text.rpartition(_END_MARK.rstrip())
-            if not mark:
-                raise InvalidRequest(
-                    "the chat template does not write the last message as it is, so it cannot be "
-                    "continued",
-                    param="continue_final_message",
-                )
-            # A template that strips content took the space behind the mark with it.
-            if not rest.startswith(" "):
-                text = text.rstrip()
-        return text
+        return {
+            **self._special,
+            **(variables or {}),
+            "messages": clean,
+            "tools": list(tools) if tools else None,
+            "documents": list(documents) if documents else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
-    def _run(self, variables: dict[str, Any]) -> str:
-        from .sandbox import METER, Exhausted, Meter, Raised, check
+    def _here(self, given: dict[str, Any]) -> str | None:
+        """The text of a small rendering; None where it is none."""
+        from .sandbox import Elsewhere, Exhausted, Raised, rendered
 
-        token = METER.set(Meter())
+        if self._needs_process or not _is_small(given["messages"]):
+            return None
         try:
-            parts: list[str] = []
-            length = 0
-            for part in self._template.generate(variables):
-                length += len(part)
-                check(length)
-                parts.append(part)
-            return "".join(parts)
+            return rendered(self._template, given, small=True)
+        except Elsewhere as cause:
+            # What it uses it will use again; what took long is this conversation's.
+            self._needs_process = cause.always
+            return None
         except Raised as error:
-            raise InvalidRequest(f"the chat template refuses: {error}", param="messages") from None
+            raise _refused(str(error)) from None
         except Exhausted as error:
-            raise TooLarge(f"the chat template {error}", param="messages") from None
+            raise _exhausted(str(error)) from None
         except Exception as error:  # noqa: BLE001 - the border to foreign code
-            raise InvalidRequest(
-                f"the chat template fails on this request: {type(error).__name__}: {error}"[:1000],
-                param="messages",
-            ) from None
-        finally:
-            METER.reset(token)
+            raise _failed(f"{type(error).__name__}: {error}") from None
+
+
+def _cut(text: str) -> str:
+    """The text up to the end of the message that is continued."""
+    text, mark, rest = text.rpartition(_END_MARK.rstrip())
+    if not mark:
+        raise InvalidRequest(
+            "the chat template does not write the last message as it is, so it cannot be continued",
+            param="continue_final_message",
+        )
+    # A template that strips content took the space behind the mark with it.
+    return text if rest.startswith(" ") else text.rstrip()
+
+
+def _refused(words: str) -> InvalidRequest:
+    return InvalidRequest(f"the chat template refuses: {words}", param="messages")
+
+
+def _exhausted(words: str) -> TooLarge:
+    return TooLarge(f"the chat template {words}", param="messages")
+
+
+def _failed(words: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the chat template fails on this request: {words}"[:1000], param="messages"
+    )
+
+
+def _is_small(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Is a conversation short enough to be written out where it is asked for?"""
+    if not isinstance(messages, list | tuple) or len(messages) > SMALL_MESSAGES:
+        return False
+    total = 0
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list):
+            total += 256 * len(content)
+        elif isinstance(content, str):
+            total += len(content)
+    return total <= SMALL_CHARACTERS
 
 
 def chat_template(source: str | None, special: Mapping[str, str] | None = None) -> ChatTemplate:

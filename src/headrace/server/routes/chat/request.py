@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from ....engine.face import OutputStream
     from ...service import Service
 
-INLINE_MESSAGES = 64
-"""Longer conversations are rendered in a thread."""
+SHORT = 256
+"""Messages and parts of messages up to which a conversation is gone through in the event loop."""
 
 
 class Chat:
@@ -100,14 +99,18 @@ class Chat:
             "documents": body.documents,
             "variables": variables,
         }
-        messages = [_plain(index, message) for index, message in enumerate(body.messages)]
-        if len(messages) <= INLINE_MESSAGES:
-            self.text = template.render(messages, **arguments)
-        else:
-            self.text = await asyncio.to_thread(template.render, messages, **arguments)
+        text = None
+        if _is_short(body.messages):
+            text = template.render_small(_plain_messages(body.messages), **arguments)
+        if text is None:
+            text = await self.service.hands.run(
+                lambda: template.render(_plain_messages(body.messages), **arguments)
+            )
+        self.text = text
         marks = self.service.speech.marks
         if marks is not None:
-            self.opened = marks.open_in(self.text, open_end(messages) if final else "")
+            last = _plain_messages(body.messages[-1:])
+            self.opened = marks.open_in(self.text, open_end(last) if final else "")
         self.prompt = await self.service.encode(
             self.text,
             raw=bool(body.add_special_tokens),
@@ -116,14 +119,14 @@ class Chat:
         limit = body.max_completion_tokens or body.max_tokens
         self.prompt = body.cut(self.prompt, self.service.engine.max_context - (limit or 1))
         if body.echo and final:
-            self.echoed = open_end(messages)
+            self.echoed = open_end(_plain_messages(body.messages[-1:]))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
         body = self.body
         if not (self.tools or body.form_wanted):
             return
-        self.grammar = await asyncio.to_thread(
+        self.grammar = await self.service.hands.run(
             grammar_of, body, self.service.speech, self.tools, self.choice, self.opened
         )
         self.service.check_grammar(self.grammar)
@@ -185,6 +188,15 @@ class Chat:
 _RESERVED = {
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
 }  # fmt: skip
+
+
+def _is_short(messages: list[Message]) -> bool:
+    parts = sum(len(each.content) for each in messages if isinstance(each.content, list))
+    return len(messages) + parts <= SHORT
+
+
+def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    return [_plain(index, message) for index, message in enumerate(messages)]
 
 
 def _plain(index: int, message: Message) -> dict[str, Any]:

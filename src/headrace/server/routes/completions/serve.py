@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....base.errors import InvalidRequest
+from ....base.errors import ContextOverflow, InvalidRequest
 from ....base.request import OutputDelta
 from ....base.sampling import SamplingParams
 from ...caller import CALLER, engine_id
@@ -82,19 +81,25 @@ class Completion:
         if self.body.suffix:
             await self._fill(items, self.body.suffix)
             return
+        beside = len(items) > 1
         for item in items:
             if isinstance(item, str):
                 whole = self.body.truncate_prompt_tokens is None
-                self.prompts.append(
-                    self._cut(await self.service.encode(item, raw=raw, must_fit=whole))
-                )
+                ids = await self.service.encode(item, raw=raw, must_fit=whole, beside=beside)
+                self.prompts.append(self._cut(ids))
                 self.texts.append(item)
                 continue
+            ids, most = self._cut(item), self.service.engine.max_context
+            if len(ids) > most:  # Before each of them is looked at.
+                raise ContextOverflow(
+                    f"the prompt has {len(ids)} tokens; at most {most} fit in the context",
+                    param="prompt",
+                )
             check_ids(self.service, item, "prompt")
-            self.prompts.append(self._cut(item))
+            self.prompts.append(ids)
             if self.echo:
                 decode = self.service.engine.tokenizer.decode
-                self.texts.append(decode(item, skip_special=False))
+                self.texts.append(await self.service.hands.run(decode, item, skip_special=False))
 
     async def _fill(self, items: list[Any], suffix: str) -> None:
         """The same for texts before a gap."""
@@ -116,7 +121,7 @@ class Completion:
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
         if self.body.form_wanted:
-            self.grammar = await asyncio.to_thread(self.body.form)
+            self.grammar = await self.service.hands.run(self.body.form)
             self.service.check_grammar(self.grammar)
 
     def submit(self, sampling: SamplingParams) -> list[OutputStream]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 import struct
@@ -30,7 +29,7 @@ async def serve(service: Service, request: Request, body: EmbeddingBody) -> Resp
     size = dimensions_of(service, body.dimensions)
     limit = cut_limit(body.truncate_prompt_tokens, service.engine.max_context)
     # In a thread: a long list would hold up the streams.
-    inputs = await asyncio.to_thread(_inputs, service, body, limit)
+    inputs = await service.hands.run(_inputs, service, body, limit)
     usage = Usage()
     request.scope["headrace.usage"] = usage
     request_id = f"embd-{body.request_id or request.scope['headrace.request_id']}"

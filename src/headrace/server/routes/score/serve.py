@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ async def scores_of(
     if most is not None:
         limit = min(most, service.engine.max_context if limit is None else limit)
     # In a thread: a long list would hold up the streams.
-    inputs = await asyncio.to_thread(
+    inputs = await service.hands.run(
         score_inputs, service.engine.tokenizer, pairs, cross=cross, limit=limit
     )
     found = await vectors(

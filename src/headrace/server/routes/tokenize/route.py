@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -63,5 +61,5 @@ async def detokenize(request: Request) -> Response:
     service.check_model(body.model)
     check_ids(service, body.tokens, "tokens")
     decode = service.engine.tokenizer.decode
-    text = await asyncio.to_thread(decode, body.tokens, skip_special=False)
+    text = await service.hands.run(decode, body.tokens, skip_special=False)
     return json_response({"prompt": text})

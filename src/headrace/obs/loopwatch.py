@@ -1,0 +1,112 @@
+"""A watch over an event loop: how late it is, and what held it.
+
+An event loop does one thing at a time; whatever takes long in it delays every stream and probe of
+the process. A beat in the loop measures by how much. A thread beside it sees when the beat stays
+away and takes the loop's stack while it is being held; where C holds the interpreter as well, at
+the first moment after, which is the line that called it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from .flight import write_dump
+
+log = logging.getLogger("headrace.loop")
+
+BEAT = 0.05
+"""Seconds between two beats; shorter holds are seen where they meet one."""
+NOTED = 0.25
+"""Seconds of a hold from which on it is logged, and kept with its stack as a flight record."""
+UNREADY = 1.0
+"""From which on it is a reason to send requests elsewhere, for `REMEMBERED` seconds."""
+REMEMBERED = 5.0
+DUMP_EVERY = 60.0
+
+
+class LoopWatch:
+    """Of the loop in which `start` is called."""
+
+    def __init__(
+        self, *, dumps: Path | None = None, on_beat: Callable[[float], None] = lambda late: None
+    ) -> None:
+        """`dumps`: the folder of flight records; `on_beat`: told by how many seconds each beat
+        was late."""
+        self.longest = 0.0
+        """Seconds of the longest hold since the start."""
+        self.stack = ""
+        """Of the latest hold that was noted."""
+        self._dumps = dumps
+        self._on_beat = on_beat
+        self._due = 0.0
+        self._long: tuple[float, float] = (-1e9, 0.0)
+        """(when, seconds) of the latest hold that makes unready"""
+        self._dumped = -1e9
+        self._seen = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._due = time.monotonic() + BEAT
+        self._timer = self._loop.call_later(BEAT, self._beat)
+        threading.Thread(target=self._watch, name="headrace-loop-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def problem(self) -> str:
+        """Why this loop should get no requests at the moment, or nothing."""
+        when, seconds = self._long
+        if time.monotonic() - when > REMEMBERED:
+            return ""
+        return f"the event loop was held for {seconds:.1f} s"
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        late = max(0.0, now - self._due)
+        self._on_beat(late)
+        self.longest = max(self.longest, late)
+        if late >= UNREADY:
+            self._long = now, late
+        if late >= NOTED:
+            self._note(now, late)
+        self._seen = ""
+        self._due = now + BEAT
+        self._timer = self._loop.call_later(BEAT, self._beat)
+
+    def _note(self, now: float, late: float) -> None:
+        self.stack = self._seen
+        lines = [line.strip() for line in self.stack.splitlines()]
+        at = next((line for line in reversed(lines) if line.startswith("File ")), "unknown")
+        log.warning("the event loop was held", extra={"seconds": round(late, 3), "at": at})
+        if self._dumps is not None and now - self._dumped >= DUMP_EVERY:
+            self._dumped = now
+            # In a thread of its own: a slow disk would be one more hold.
+            threading.Thread(
+                target=write_dump,
+                args=(self._dumps,),
+                kwargs={
+                    "kind": "loop", "reason": f"the event loop was held for {late:.3f} s",
+                    "stacks": self.stack, "steps": [], "details": {"seconds": late},
+                },
+                daemon=True,
+            ).start()  # fmt: skip
+
+    def _watch(self) -> None:
+        while not self._stop.wait(BEAT):
+            if not self._seen and time.monotonic() - self._due > NOTED / 2:
+                frame = sys._current_frames().get(self._thread)
+                # Code alone, no values: nothing of any request is in it.
+                self._seen = "".join(traceback.format_stack(frame)) if frame else ""

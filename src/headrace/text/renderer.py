@@ -1,0 +1,214 @@
+"""Renderings that are not small, each in a process that is killed when its time is over.
+
+jinja's filters do their work in C, where no step is counted and no clock is looked at: rounding to
+10^8 places takes minutes and holds the interpreter. A thread cannot be stopped in that; a process
+can. One is started when the first large conversation comes, keeps the compiled template, and takes
+one rendering after another over its standard streams (ADR 0173).
+
+    parent → child: length (4 bytes), MessagePack: first the source, then the variables of each
+    child → parent: length, MessagePack: [kind, text], kind being ok, raised, exhausted or failed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+import msgspec
+
+from headrace.base.errors import InvalidRequest, Overloaded
+
+HARD_SECONDS = 6.0
+"""Of one rendering, start of a process aside; `sandbox.MAX_SECONDS` is reached before, where
+Python still runs."""
+START_SECONDS = 30.0
+MOST = 2
+"""Processes of one template."""
+MEMORY = 2 * 2**30
+"""Bytes of address space of such a process."""
+_LENGTH = struct.Struct("<I")
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+
+
+class Renderers:
+    """The processes of one template. May be used from several threads."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._free: list[_Renderer] = []
+        self._places = threading.BoundedSemaphore(MOST)
+
+    def render(self, variables: dict[str, Any]) -> tuple[str, str]:
+        """(kind, text) as the child says. Raises `Overloaded` where no process can be had and
+        `InvalidRequest` for what is not JSON."""
+        try:
+            asked = _encode(variables)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(
+                f"the chat template cannot be given this: {error}"[:500], param="messages"
+            ) from None
+        with self._places:
+            try:
+                renderer = self._one()
+                kind, text = renderer.render(asked)
+            except OSError as error:
+                raise Overloaded(
+                    f"no process for the chat template: {error}", retry_after=2.0
+                ) from None
+            if renderer.alive:
+                self._free.append(renderer)
+        return kind, text
+
+    def _one(self) -> _Renderer:
+        while self._free:
+            renderer = self._free.pop()
+            if renderer.running:
+                return renderer
+        return _Renderer(self._source)
+
+
+class _Renderer:
+    """One process, as its parent sees it. Ends with its owner, which holds its standard input."""
+
+    def __init__(self, source: str) -> None:
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LC_ALL": "C.UTF-8"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        self.alive = True
+        if self._exchange(_encode(source), START_SECONDS) is None:
+            raise OSError("it did not start")
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def render(self, asked: bytes) -> tuple[str, str]:
+        answer = self._exchange(asked, HARD_SECONDS)
+        if answer is None:
+            return "exhausted", f"takes longer than {HARD_SECONDS:g} seconds, or too much memory"
+        kind, text = _decode(answer, type=tuple[str, str])
+        return kind, text
+
+    def _exchange(self, asked: bytes, seconds: float) -> bytes | None:
+        """The answer; None where there was none in time, and the process is killed."""
+        end = time.monotonic() + seconds
+        try:
+            self._send(memoryview(_LENGTH.pack(len(asked)) + asked), end)
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size, end))
+            return self._read(length, end)
+        except (OSError, EOFError):
+            self.kill()
+            return None
+
+    def _send(self, data: memoryview, end: float) -> None:
+        while data:
+            self._wait([], [self._into], end)
+            data = data[os.write(self._into, data[:65536]) :]
+
+    def _read(self, size: int, end: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            self._wait([self._out], [], end)
+            part = os.read(self._out, min(size - len(parts), 1 << 20))
+            if not part:
+                raise EOFError
+            parts += part
+        return bytes(parts)
+
+    def _wait(self, readable: list[int], writable: list[int], end: float) -> None:
+        poll = select.poll()
+        for handle in readable:
+            poll.register(handle, select.POLLIN)
+        for handle in writable:
+            poll.register(handle, select.POLLOUT)
+        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            raise TimeoutError
+
+    def kill(self) -> None:
+        self.alive = False
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "alive", False):
+            self.kill()
+
+
+def _main(into: BinaryIO, out: BinaryIO) -> None:
+    """The child: renders until its parent is gone."""
+    # Here: the parent does without.
+    from .sandbox import TemplateEnvironment
+
+    source = _decode(_message(into), type=str)
+    template = TemplateEnvironment().from_string(source)
+    _answer(out, "ok", "")
+    while True:
+        variables = _decode(_message(into))
+        _limit()
+        _answer(out, *_rendered(template, variables))
+
+
+def _rendered(template: Any, variables: dict[str, Any]) -> tuple[str, str]:
+    from .sandbox import Exhausted, Raised, rendered
+
+    try:
+        return "ok", rendered(template, variables)
+    except Raised as error:
+        return "raised", str(error)
+    except Exhausted as error:
+        return "exhausted", str(error)
+    except MemoryError:
+        return "exhausted", "takes too much memory"
+    except Exception as error:  # noqa: BLE001 - the border to foreign code
+        return "failed", f"{type(error).__name__}: {error}"[:1000]
+
+
+def _limit() -> None:
+    """Let the kernel end this process should its parent not live to do so."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        soft = int(used.ru_utime + used.ru_stime + HARD_SECONDS) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def _message(into: BinaryIO) -> bytes:
+    head = into.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        sys.exit(0)
+    return into.read(_LENGTH.unpack(head)[0])
+
+
+def _answer(out: BinaryIO, kind: str, text: str) -> None:
+    data = _encode((kind, text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")))
+    out.write(_LENGTH.pack(len(data)) + data)
+    out.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        _main(sys.stdin.buffer, sys.stdout.buffer)
