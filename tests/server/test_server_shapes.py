@@ -170,7 +170,7 @@ async def test_a_bug_shows_nothing_of_its_inside(
     def broken(*_: Any, **__: Any) -> str:
         raise RuntimeError("secret path")
 
-    engine.template.render = broken
+    engine.template.render_small = broken
     reply = await client.post(CHAT, json=HELLO)
     assert reply.status_code == 500
     assert "secret" not in reply.text

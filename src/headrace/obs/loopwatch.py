@@ -49,7 +49,8 @@ class LoopWatch:
         self._long: tuple[float, float] = (-1e9, 0.0)
         """(when, seconds) of the latest hold that makes unready"""
         self._dumped = -1e9
-        self._seen = ""
+        self._seen = (0.0, "")
+        """The stack that the thread saw while the beat of this time was due."""
         self._timer: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
 
@@ -82,12 +83,12 @@ class LoopWatch:
             self._long = now, late
         if late >= NOTED:
             self._note(now, late)
-        self._seen = ""
         self._due = now + BEAT
         self._timer = self._loop.call_later(BEAT, self._beat)
 
     def _note(self, now: float, late: float) -> None:
-        self.stack = self._seen
+        due, stack = self._seen
+        self.stack = stack if due == self._due else ""
         lines = [line.strip() for line in self.stack.splitlines()]
         at = next((line for line in reversed(lines) if line.startswith("File ")), "unknown")
         log.warning("the event loop was held", extra={"seconds": round(late, 3), "at": at})
@@ -106,7 +107,8 @@ class LoopWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(BEAT):
-            if not self._seen and time.monotonic() - self._due > NOTED / 2:
+            due = self._due
+            if self._seen[0] != due and time.monotonic() - due > NOTED / 2:
                 frame = sys._current_frames().get(self._thread)
                 # Code alone, no values: nothing of any request is in it.
-                self._seen = "".join(traceback.format_stack(frame)) if frame else ""
+                self._seen = due, "".join(traceback.format_stack(frame)) if frame else ""

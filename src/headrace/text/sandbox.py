@@ -175,7 +175,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             for name, function in self.filters.items()
             if name in ALLOWED_FILTERS
         }
-        own = {
+        own: dict[str, Callable[..., Any]] = {
             "tojson": tojson, "replace": _replace, "join": _join, "indent": _indent,
             "string": _string,
         }  # fmt: skip
@@ -186,9 +186,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for constant in tree.find_all(nodes.Const):
-            if isinstance(constant.value, int) and constant.value.bit_length() > MAX_BITS:
-                raise TemplateSyntaxError("a number is too long", constant.lineno, name, filename)
+        for found in tree.find_all(nodes.Const):
+            if isinstance(found.value, int) and found.value.bit_length() > MAX_BITS:
+                raise TemplateSyntaxError("a number is too long", found.lineno, name, filename)
         bodies: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
         for body in bodies:
             constant = sum(len(data.data) for data in body.find_all(nodes.TemplateData))

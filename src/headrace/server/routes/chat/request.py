@@ -99,14 +99,14 @@ class Chat:
             "documents": body.documents,
             "variables": variables,
         }
-        text = None
+        small = None
         if _is_short(body.messages):
-            text = template.render_small(_plain_messages(body.messages), **arguments)
-        if text is None:
-            text = await self.service.hands.run(
-                lambda: template.render(_plain_messages(body.messages), **arguments)
-            )
-        self.text = text
+            small = template.render_small(_plain_messages(body.messages), **arguments)
+
+        def whole() -> str:
+            return template.render(_plain_messages(body.messages), **arguments)
+
+        self.text = await self.service.hands.run(whole) if small is None else small
         marks = self.service.speech.marks
         if marks is not None:
             last = _plain_messages(body.messages[-1:])
