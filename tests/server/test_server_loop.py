@@ -14,6 +14,7 @@ import httpx
 import pytest
 from processes import fake_server, memory, running
 from server_fake import FakeEngine
+from starlette.requests import ClientDisconnect
 
 from headrace.base.config import ServerOptions
 from headrace.base.errors import Overloaded
@@ -21,7 +22,7 @@ from headrace.obs import loopwatch
 from headrace.obs.loopwatch import LoopWatch
 from headrace.server.app import create_app
 from headrace.server.body import BodiesInFlight
-from headrace.server.caller import CALLER, Caller
+from headrace.server.caller import CALLER, RECEIVE, Caller
 from headrace.server.hands import Hands
 from headrace.text import ChatTemplate
 
@@ -156,6 +157,33 @@ async def test_hands_take_turns_and_drop_what_nobody_waits_for() -> None:
     with pytest.raises(OSError, match="no"):
         await hands.run(fails)
     assert await hands.run(work, "again") == "again"
+    hands.close()
+
+
+async def test_what_a_client_waits_for_no_more_is_not_begun() -> None:
+    hands = Hands(1)
+    go, begun = threading.Event(), []
+    first = asyncio.create_task(hands.run(go.wait, 10))
+    await asyncio.sleep(0)
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def ask() -> None:
+        RECEIVE.set(receive)
+        await hands.run(begun.append, 1)
+
+    second = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    left.set()
+    with pytest.raises(ClientDisconnect):
+        await second
+    go.set()
+    assert await first
+    await hands.run(int)
+    assert begun == []
     hands.close()
 
 

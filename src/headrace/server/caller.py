@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from starlette.types import Receive
+
     from .accounts import Account
 
 
@@ -34,6 +36,9 @@ def caller_of(account: Account) -> Caller:
     # What keys share is apart from what is one key's own, whatever either is called.
     return Caller(key.name, f"shared {key.prefixes}" if key.prefixes else f"key {key.name}")
 
+
+RECEIVE: ContextVar[Receive | None] = ContextVar("headrace_receive", default=None)
+"""Tells that the client of this task's request has left; set once its body has been read."""
 
 _MARK = "~"
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from .body import parse, read_json
+from .caller import RECEIVE
 from .service import Service, of
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -32,4 +33,5 @@ async def entered_raw(request: Request) -> tuple[Service, bytearray]:
     service.check_open(request.scope)
     body = await read_json(request, service.options.max_body)
     service.enter(request.scope)
+    RECEIVE.set(request.receive)
     return service, body

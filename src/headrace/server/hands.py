@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..base.errors import Overloaded
-from .caller import CALLER
+from .caller import CALLER, RECEIVE
+from .connection import while_connected
 
 Result = TypeVar("Result")
 
@@ -41,7 +42,8 @@ class Hands:
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
         """`work(*arguments)` in a thread; raises what it raises, and `Overloaded` where too much
-        waits. Cancelled before it begins, it never does; after that its result is dropped."""
+        waits. Where the client leaves (`ClientDisconnect`), or the task is cancelled, it is not
+        begun any more; once begun its result is dropped."""
         owner = CALLER.get().owner
         mine = self._turns.get(owner)
         if self._waiting >= MOST_WAITING or (mine is not None and len(mine) >= MOST_OF_ONE):
@@ -63,7 +65,10 @@ class Hands:
                 mine = self._turns[owner] = deque()
             mine.append(begin)
             self._waiting += 1
-        return await done
+        receive = RECEIVE.get()
+        if receive is None:
+            return await done
+        return await while_connected(receive, _result(done))
 
     def _ended(self, job: Any, done: asyncio.Future[Any]) -> None:
         self._free += 1
@@ -88,3 +93,7 @@ class Hands:
     def close(self) -> None:
         """End the threads when they have done what they do."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _result(done: asyncio.Future[Result]) -> Result:
+    return await done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ async def infill_prompt(
     # Of the files, so many characters from the end as may fit.
     allowed = 16 * most
     files = [(name[:1000], text[-allowed:]) for name, text in extra][-64:]
-    ids = await asyncio.to_thread(
+    ids = await service.hands.run(
         marks.prompt, encode, prefix, suffix, start=engine.tokenizer.vocabulary.prefix_ids,
         extra=files, room=most - min(output or most // 4, most // 2), written=written,
     )  # fmt: skip

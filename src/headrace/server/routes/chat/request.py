@@ -104,13 +104,14 @@ class Chat:
             small = template.render_small(_plain_messages(body.messages), **arguments)
 
         def whole() -> str:
-            return template.render(_plain_messages(body.messages), **arguments)
+            text: str = template.render(_plain_messages(body.messages), **arguments)
+            return text
 
         self.text = await self.service.hands.run(whole) if small is None else small
         marks = self.service.speech.marks
         if marks is not None:
-            last = _plain_messages(body.messages[-1:])
-            self.opened = marks.open_in(self.text, open_end(last) if final else "")
+            end = open_end(_plain_messages(body.messages[-1:])) if final else ""
+            self.opened = marks.open_in(self.text, end)
         self.prompt = await self.service.encode(
             self.text,
             raw=bool(body.add_special_tokens),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -183,7 +182,7 @@ async def embed(
     request.scope["headrace.usage"] = usage
     encode = service.engine.tokenizer.encode_whole
     # In a thread: a long list would hold up the streams.
-    inputs = await asyncio.to_thread(lambda: [(encode(text, limit=limit), 0) for text in texts])
+    inputs = await service.hands.run(lambda: [(encode(text, limit=limit), 0) for text in texts])
     found = await while_connected(
         request.receive,
         vectors(
