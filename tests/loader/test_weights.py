@@ -16,6 +16,7 @@ from headrace.base.errors import ModelFileError, UnsupportedModel
 from headrace.kernels import arrays
 from headrace.kernels.weights import BlockWeight
 from headrace.loader import open_model
+from headrace.loader.safetensors_file import StoredTensor, read_header
 from headrace.loader.weights import load_weights
 from headrace.loader.weights_gguf import original_rows
 from headrace.quant import dequantise
@@ -61,9 +62,13 @@ def canonical(model: Any) -> dict[str, torch.Tensor]:
 
 def loaded(path: Path) -> dict[str, Any]:
     return {
-        name: weight if isinstance(weight, BlockWeight) else arrays.tensor(weight)
+        name: weight if isinstance(weight, BlockWeight) else tensor_of(weight)
         for name, weight in load_weights(open_model(str(path)))
     }
+
+
+def tensor_of(weight: Any) -> torch.Tensor:
+    return arrays.tensor(weight.read() if isinstance(weight, StoredTensor) else weight)
 
 
 def assert_equal(found: dict[str, Any], wanted: dict[str, torch.Tensor], exact: bool) -> None:
@@ -226,6 +231,11 @@ def header(entries: dict[str, Any], data: int = 64, length: int | None = None) -
     return struct.pack("<Q", len(text) if length is None else length) + text + b"\0" * data
 
 
+def plain(text: bytes) -> bytes:
+    """A file whose header is this, whatever it says."""
+    return struct.pack("<Q", len(text.rstrip(b"\0"))) + text
+
+
 F32 = {"dtype": "F32", "shape": [4]}
 
 
@@ -243,8 +253,22 @@ F32 = {"dtype": "F32", "shape": [4]}
         header({"a": {**F32, "data_offsets": [0, 16]}, "b": {**F32, "data_offsets": [8, 24]}}),
         header({"a": {**F32, "data_offsets": [0, 16]}}, data=8),
         header({"a": {**F32, "data_offsets": [0, 16]}}, data=1000),
-        header({"a": {"dtype": "F99", "shape": [4], "data_offsets": [0, 64]}}),
         header({"a": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}}),
+        header({"a": {**F32, "data_offsets": [16, 32]}}, data=32),
+        header({"a": {**F32, "data_offsets": [0, 16.0]}}, data=16),
+        header({"a": {**F32, "data_offsets": [0]}}, data=16),
+        header({"a": {"dtype": "F32", "shape": "4", "data_offsets": [0, 16]}}, data=16),
+        header({"a": {"dtype": "F32", "shape": [-2, -2], "data_offsets": [0, 16]}}, data=16),
+        header({"a": {"dtype": "F32", "shape": [1] * 40, "data_offsets": [0, 4]}}, data=4),
+        header({"a": [1]}, data=0),
+        plain(b"[]"),
+        plain(b"[" * 100_000),
+        plain(b'{"a": 1' + b"0" * 5_000 + b"}"),
+        plain(b'{"a": "\xff"}'),
+        plain(
+            b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},'
+            b' "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}' + b"\0" * 16
+        ),
     ],
 )
 def test_a_lying_safetensors_header(tmp_path: Path, content: bytes) -> None:
@@ -252,6 +276,34 @@ def test_a_lying_safetensors_header(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelFileError, match=r"model\.safetensors: not a sound safetensors file"):
         list(load_weights(open_model(str(tmp_path))))
+
+
+def test_a_type_that_is_not_read(tmp_path: Path) -> None:
+    save_folder(hf_model("Qwen2"), tmp_path)
+    said = {"a": {"dtype": "F64", "shape": [4], "data_offsets": [0, 32]}}
+    (tmp_path / "model.safetensors").write_bytes(header(said, data=32))
+    with pytest.raises(ModelFileError, match=r"tensor 'a' is 'F64'; read are F32, F16, BF16"):
+        list(load_weights(open_model(str(tmp_path))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_are_those_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
+    wanted = {"a": torch.randn(5, 7).to(dtype), "b": torch.randn(3).to(dtype),
+              "c": torch.zeros(0, 4).to(dtype)}  # fmt: skip
+    save_file(wanted, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    for name, stored in read_header(tmp_path / "x.safetensors").items():
+        assert stored.shape == tuple(wanted[name].shape)
+        assert torch.equal(arrays.tensor(stored.read()), wanted[name])
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"a": torch.zeros(100_000)}, file)
+    stored = read_header(file)["a"]
+    with file.open("r+b") as opened:
+        opened.truncate(50_000)
+    with pytest.raises(ModelFileError, match=r"x\.safetensors: ends \d+ bytes before .* truncated"):
+        stored.read()
 
 
 def test_a_truncated_shard(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from ..base.arch import ModelArch
 from ..base.errors import Forbidden, ModelFileError, UnsupportedModel
 from ..models.registry import describe
 from .jsonfile import read_json
-from .shards import PICKLES, StoredTensor, read_headers
+from .safetensors_file import StoredTensor
+from .shards import PICKLES, read_headers
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

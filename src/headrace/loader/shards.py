@@ -1,32 +1,16 @@
-"""Finds and checks the safetensors files of a folder: which, and what their headers say.
-
-The `safetensors` library maps each file and refuses a header that lies about ranges, overlaps,
-dtypes or shapes; its refusals become `ModelFileError` here. Pickled weights are never read.
-Torch-free.
-"""
+"""Finds the safetensors files of a folder and their tensors. Pickled weights are never read."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
-
-from safetensors import SafetensorError, safe_open
 
 from ..base.errors import ModelFileError
 from .jsonfile import read_json
+from .safetensors_file import StoredTensor, read_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-DTYPES = ("F32", "F16", "BF16", "F8_E4M3", "I8", "U8", "I32", "I64")
-
-
-class StoredTensor(NamedTuple):
-    """What a header says of one tensor."""
-
-    shard: Path
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def find_shards(folder: Path) -> tuple[Path, ...]:
@@ -62,25 +46,13 @@ def find_shards(folder: Path) -> tuple[Path, ...]:
 
 
 def read_headers(shards: tuple[Path, ...]) -> dict[str, StoredTensor]:
-    """Name → what its header says, over all shards."""
+    """Name → tensor, over all shards, in the order of their bytes. Raises `ModelFileError`."""
     tensors: dict[str, StoredTensor] = {}
     for shard in shards:
-        try:
-            with safe_open(shard, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    if name in tensors:
-                        raise ModelFileError(
-                            f"tensor {name!r:.100} is in {tensors[name].shard.name} and in "
-                            f"{shard.name}"
-                        )
-                    header = file.get_slice(name)
-                    shape, dtype = tuple(header.get_shape()), header.get_dtype()
-                    if dtype not in DTYPES:
-                        raise ModelFileError(
-                            f"{shard.name}: tensor {name!r:.100} is {dtype}; read are "
-                            f"{', '.join(DTYPES)}"
-                        )
-                    tensors[name] = StoredTensor(shard, dtype, shape)
-        except (SafetensorError, OSError) as error:
-            raise ModelFileError(f"{shard.name}: not a sound safetensors file: {error}") from None
+        for name, tensor in read_header(shard).items():
+            if name in tensors:
+                raise ModelFileError(
+                    f"tensor {name!r:.100} is in {tensors[name].shard.name} and in {shard.name}"
+                )
+            tensors[name] = tensor
     return tensors

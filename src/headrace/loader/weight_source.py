@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from ..base.errors import ModelFileError
 from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
+from .safetensors_file import StoredTensor
 
-Named = Array | BlockWeight | PackedWeight | Fp8Weight
+Named = Array | StoredTensor | BlockWeight | PackedWeight | Fp8Weight
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 
@@ -16,8 +17,8 @@ Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 class WeightSource:
     """The weights of one model under their canonical (Hugging Face) names.
 
-    Layers *take* what they know; `finish` raises if anything is left over. Tensors are mapped, so
-    holding them costs no memory until they are read.
+    What the graph names is *taken*; `finish` raises if anything is left over. Tensors are mapped,
+    or read when they are taken, so holding them costs no memory before.
     """
 
     def __init__(self, weights: Iterable[tuple[str, Named]]) -> None:
@@ -35,7 +36,7 @@ class WeightSource:
         return frozenset(
             _kind(weight)
             for weight in self._weights.values()
-            if isinstance(weight, _QUANTISED) or weight.ndim >= 2
+            if isinstance(weight, _QUANTISED) or len(weight.shape) >= 2
         )
 
     def take_vector(self, name: str, size: int) -> Array:
@@ -72,7 +73,7 @@ class WeightSource:
             raise ModelFileError(f"the model lacks the weight {name}")
         if tuple(weight.shape) != shape:
             raise ModelFileError(f"{name} has shape {tuple(weight.shape)}, expected {shape}")
-        return weight
+        return weight.read() if isinstance(weight, StoredTensor) else weight
 
 
 def _kind(weight: Named) -> str:
@@ -82,7 +83,7 @@ def _kind(weight: Named) -> str:
         return f"packed{weight.bits}"
     if isinstance(weight, Fp8Weight):
         return "fp8"
-    return dtype_name(weight)
+    return weight.host_dtype if isinstance(weight, StoredTensor) else dtype_name(weight)
 
 
 def _some(names: list[str]) -> str:

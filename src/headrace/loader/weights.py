@@ -1,7 +1,7 @@
 """Yields the weights of a model, one by one in file order, under their canonical names.
 
-Arrays are views of a mapping wherever the file's own order can be kept, so memory grows only as
-pages are read. Of a GGUF they are the host's; safetensors are read by that library, as tensors.
+Arrays of a GGUF are views of a mapping wherever the file's own order can be kept, so memory grows
+only as pages are read; dense tensors of safetensors are read when they are taken.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from ..base.modelfiles import ModelFiles
 from ..kernels.arrays import Array
 from ..kernels.weights import BlockWeight, Fp8Weight, PackedWeight
 from .gguf_model import gguf_of
+from .safetensors_file import StoredTensor
 from .weights_gguf import from_gguf
+from .weights_safetensors import from_safetensors
 
-Loaded = Array | BlockWeight | PackedWeight | Fp8Weight
+Loaded = Array | StoredTensor | BlockWeight | PackedWeight | Fp8Weight
 
 
 def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
@@ -25,6 +27,4 @@ def load_weights(files: ModelFiles) -> Iterator[tuple[str, Loaded]]:
     """
     if files.format == "gguf":
         return from_gguf(gguf_of(files), files.arch)
-    from .weights_safetensors import from_safetensors  # Local: it brings torch.
-
     return from_safetensors(files)

@@ -1,43 +1,36 @@
-"""The weights of a folder of safetensors, dense or quantised, as tensors."""
+"""The weights of a folder of safetensors: dense ones yet to be read, quantised ones as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path
-
-import torch
-from safetensors import safe_open
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..base.errors import ModelFileError, UnsupportedModel
 from ..base.modelfiles import ModelFiles
 from ..kernels.weights import Fp8Weight, PackedWeight
 from ..models.registry import describe
-from ..quant.checkpoint import LAYOUTS, load, shape_of
 from ..quant.ggml_types import DENSE
-from ..quant.schemes import Scheme, scheme_of
+from ..quant.schemes import scheme_of
 from .jsonfile import read_json
 from .names import Shapes, check, from_hf_name
-from .shards import StoredTensor, read_headers
+from .safetensors_file import StoredTensor
+from .shards import read_headers
 
-CODES = {
-    "awq": ("I32",),
-    "gptq": ("I32",),
-    "packed": ("I32",),
-    "int8": ("I8",),
-    "fp8": ("F8_E4M3",),
-}
-"""Layout → how safetensors names the type of its codes."""
+if TYPE_CHECKING:
+    from .quantised_safetensors import QuantisedMatrices
 
 
 def from_safetensors(
     files: ModelFiles,
-) -> Iterator[tuple[str, torch.Tensor | PackedWeight | Fp8Weight]]:
+) -> Iterator[tuple[str, StoredTensor | PackedWeight | Fp8Weight]]:
     """See `weights.load_weights`."""
     stored = read_headers(files.weights)
+    quantised: QuantisedMatrices | None = None
     scheme = scheme_of(read_json(files.path / "config.json"))
-    matrices = {} if scheme is None else quantised_matrices(scheme, stored)
-    inside = {member for parts in matrices.values() for member in parts.values()}
+    if scheme is not None:
+        from .quantised_safetensors import QuantisedMatrices  # Local: it brings torch.
+
+        quantised = QuantisedMatrices(scheme, stored)
     names: dict[str, str] = {}
     found: Shapes = {}
 
@@ -49,63 +42,33 @@ def from_safetensors(
             raise ModelFileError(f"{files.path.name}: {canonical} appears twice")
         names[source], found[canonical] = canonical, shape
 
-    for module, parts in matrices.items():
-        assert scheme is not None
-        shapes = {suffix: stored[member].shape for suffix, member in parts.items()}
-        claim(f"{module}.weight", main_of(scheme, parts), shape_of(scheme, shapes, module))
+    if quantised is not None:
+        for module, main, shape in quantised.shapes():
+            claim(f"{module}.weight", main, shape)
     wanted = describe(files.arch).tensors()
-    for name, header in stored.items():
-        if name.removesuffix(".bias") in matrices and from_hf_name(name, files.arch) not in wanted:
-            _check_zero(header.shard, name)
-        elif name not in inside:
-            claim(name, name, header.shape)
-            if name in names and header.dtype not in DENSE:
-                raise UnsupportedModel(
-                    f"{header.shard.name}: {name:.100} is {header.dtype}; supported: "
-                    f"{', '.join(DENSE)}"
+    for name, tensor in stored.items():
+        bias_of = name.removesuffix(".bias")
+        if quantised is not None and name in quantised.members:
+            continue
+        if (
+            quantised is not None
+            and bias_of in quantised
+            and from_hf_name(name, files.arch) not in wanted
+        ):
+            # GPTQ writers add biases of zeros where the model has none: only those may be left out.
+            if tensor.read().any():
+                raise ModelFileError(
+                    f"{tensor.shard.name}: {name:.100} is a bias that the model has not"
                 )
+            continue
+        claim(name, name, tensor.shape)
+        if name in names and tensor.dtype not in DENSE:
+            raise UnsupportedModel(
+                f"{tensor.shard.name}: {name:.100} is {tensor.dtype}; supported: {', '.join(DENSE)}"
+            )
     check(found, files.arch, files.path.name)
 
-    with ExitStack() as stack:
-        opened = {p: stack.enter_context(safe_open(p, framework="pt")) for p in files.weights}
-        packed = {main_of(scheme, parts): m for m, parts in matrices.items()} if scheme else {}
-        for shard in files.weights:
-            for name in opened[shard].offset_keys():
-                if name not in names:
-                    continue
-                if name not in packed:
-                    yield names[name], opened[shard].get_tensor(name)
-                    continue
-                assert scheme is not None
-                parts = matrices[packed[name]]
-                tensors = {
-                    suffix: opened[stored[member].shard].get_tensor(member)
-                    for suffix, member in parts.items()
-                }
-                yield names[name], load(scheme, tensors, packed[name])
-
-
-def quantised_matrices(
-    scheme: Scheme, stored: Mapping[str, StoredTensor]
-) -> dict[str, dict[str, str]]:
-    """Module → (suffix → stored name) of every quantised matrix of a checkpoint."""
-    layout = LAYOUTS[scheme.layout]
-    matrices = {}
-    for name, header in stored.items():
-        module, _, suffix = name.rpartition(".")
-        # In the plain layouts a dense weight has the same suffix but not the same type.
-        if suffix == layout.main and header.dtype in CODES[scheme.layout]:
-            members = {each: f"{module}.{each}" for each in (layout.main, *layout.others)}
-            matrices[module] = {each: full for each, full in members.items() if full in stored}
-    return matrices
-
-
-def _check_zero(shard: Path, name: str) -> None:
-    """GPTQ writers add biases of zeros where the model has none: only those may be left out."""
-    with safe_open(shard, framework="pt") as file:
-        if bool(file.get_tensor(name).any()):
-            raise ModelFileError(f"{shard.name}: {name:.100} is a bias that the model has not")
-
-
-def main_of(scheme: Scheme, parts: Mapping[str, str]) -> str:
-    return parts[LAYOUTS[scheme.layout].main]
+    for name, tensor in stored.items():
+        if name in names:
+            matrix = None if quantised is None else quantised.load(name)
+            yield names[name], tensor if matrix is None else matrix

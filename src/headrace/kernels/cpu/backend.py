@@ -12,13 +12,13 @@ from .records import KINDS
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 OPERATORS = frozenset(
     ("embed", "rms_norm", "add_rms_norm", "add", "linear", "rope_and_cache", "attention", "gated",
-     "moe", "select", "logits")
+     "moe", "select", "logits", "layer_norm", "activate", "encoder_attention")
 )  # fmt: skip
 DENSE = {"float32", "float16", "bfloat16"}
 
 
 class CpuBackend:
-    """Serves every operator of a decoder, or none: its KV pages have a layout of their own."""
+    """Serves every operator of a model, or none: its KV pages have a layout of their own."""
 
     name = "cpu"
 
@@ -30,8 +30,6 @@ class CpuBackend:
             return f"has no {operator}"
         if question.device != "cpu":
             return "the device is not the CPU"
-        if question.encoder:
-            return "no kernels for encoders"
         try:
             load()
         except LibraryAbsent as absent:
@@ -42,7 +40,7 @@ class CpuBackend:
             return "activations are float32 on the CPU"
         if question.kv_dtype not in KV_DTYPES:
             return f"no {question.kv_dtype} KV cache"
-        if question.head_dim % 16:
+        if question.head_dim % 16 and not question.encoder:
             return f"the head size {question.head_dim} is no multiple of 16"
         unknown = sorted(question.weights - DENSE - set(KINDS))
         if unknown:

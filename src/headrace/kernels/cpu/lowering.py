@@ -6,6 +6,7 @@ Fused here, by looking at who reads what:
   attention) leaves it as int8 with units;
 * the product with gate and up and the activation after it become one kernel;
 * a product whose result only goes to be added to a residual adds itself: y += x · wᵀ + b;
+* a product and the activation that alone reads it are one record;
 * a sum and the norm right behind it are one record;
 * an attention of which only the sampled rows are read computes no others.
 
@@ -68,6 +69,7 @@ class Lowering:
         """By value: other numbers in the same place have other codes."""
         self._summed = self._find_sums()
         self._gates = self._find_gates()
+        self._activated = self._find_activated()
         self._picked = self._find_picked()
         self._places = self._find_places()
         self._sharing: dict[Value, list[Value]] = {}
@@ -114,11 +116,30 @@ class Lowering:
                 found.add(index)
         return found
 
+    def _find_activated(self) -> dict[int, Node]:
+        """Products that end with an activation: node → the activation. Where that is wanted as
+        codes, it is a record of its own."""
+        found = {}
+        for index, node in enumerate(self._nodes):
+            readers = self._graph.readers(node.out[0])
+            if node.kind != "linear" or len(readers) != 1 or node.out[0] in self._results:
+                continue
+            after = self._nodes[readers[0]]
+            capped = isinstance(node.spec, LinearSpec) and node.spec.softcap is not None
+            if (
+                after.kind == "activate"
+                and not capped
+                and not self._is_added_to(node)
+                and not self._wants_codes(after.out[0])
+            ):
+                found[index] = after
+        return found
+
     def _find_picked(self) -> dict[int, int]:
         """Attentions whose result is only read where rows of it are selected: → by which node."""
         found = {}
         for index, node in enumerate(self._nodes):
-            if node.kind != "attend" or node.out[0] in self._results:
+            if node.kind != "attend" or node.out[0] in self._results or _both_ways(node):
                 continue
             readers = self._graph.readers(node.out[0])
             if len(readers) == 1 and self._nodes[readers[0]].kind == "select":
@@ -246,28 +267,23 @@ class Lowering:
     def _embed(self, index: int, node: Node) -> None:
         spec = node.spec
         assert isinstance(spec, EmbedSpec)
-        if spec.index != "tokens":
-            raise Unrecordable(f"there is no record of an embedding by {spec.index}")
-        self._emit(
-            "embed", emit.embed(self._weight(node), spec.scale, self._make_floats(node.out[0]))
-        )
+        y = self._make_floats(node.out[0])
+        self._emit("embed", emit.embed(self._weight(node), spec.scale, y, spec.index))
 
     def _norm(self, index: int, node: Node) -> None:
         (x,), spec, residual = node.reads, node.spec, None
         assert isinstance(spec, NormSpec)
-        if spec.kind != "rms":
-            raise Unrecordable(f"there is no record of a {spec.kind} norm")
         if index and self._norm_of(index - 1) is node and not self._is_summed(index - 1):
             residual, x = self._nodes[index - 1].reads
         (out,) = node.out
         y, q = self._outputs(out, grain=out.width)
-        self._emit(
-            "norm",
-            emit.norm(
-                self._matrix(x), None if residual is None else self._matrix(residual),
-                self._weights.vector(node.weights[0]), spec.eps, spec.offset, y, q, _rows(out),
-            ),
-        )  # fmt: skip
+        given = self._matrix(x), None if residual is None else self._matrix(residual)
+        gain, *shift = (self._weights.vector(ref) for ref in node.weights)
+        if spec.kind == "layer":
+            emitted = emit.layer_norm(*given, gain, shift[0], spec.eps, y, q, _rows(out))
+        else:
+            emitted = emit.norm(*given, gain, spec.eps, spec.offset, y, q, _rows(out))
+        self._emit("norm", emitted)
 
     def _is_summed(self, index: int) -> bool:
         """Did the product whose result the sum `index` reads add itself?"""
@@ -289,15 +305,16 @@ class Lowering:
         if index in self._gates:
             return
         codes = self._codes[x].struct if x in self._codes else NOT_QUANTISED
-        residual = self._summed.get(index)
-        y = self._make_floats(out) if residual is None else self._matrix(residual)
+        residual, after = self._summed.get(index), self._activated.get(index)
+        made = out if after is None else after.out[0]
+        y = self._make_floats(made) if residual is None else self._matrix(residual)
         self._emit(
             f"linear {weight.shape[0]}×{weight.shape[1]} "
             + "+".join(dict.fromkeys(part.kind for part in emit.parts_of(weight))),
             emit.linear(
                 codes, self._matrix(x) if self._places[x] in self._floats else None, weight,
                 self._weights.vector(node.weights[1]) if len(node.weights) > 1 else None,
-                y, _rows(x), accumulate=residual is not None,
+                y, _rows(x), accumulate=residual is not None, activation=_activation(after),
             ),
         )  # fmt: skip
         if self._is_added_to(node):
@@ -338,7 +355,14 @@ class Lowering:
         spec = node.spec
         assert isinstance(spec, AttentionSpec)
         if spec.bidirectional:
-            raise Unrecordable("there is no record of bidirectional attention")
+            self._emit(
+                "attention",
+                emit.bidirectional(
+                    self._matrix(node.reads[0]), spec.heads, spec.size, spec.scale,
+                    self._make_floats(node.out[0]),
+                ),
+            )  # fmt: skip
+            return
         (out,) = self._nodes[self._picked.get(index, index)].out
         y, q = self._outputs(out, grain=spec.size)
         self._emit(
@@ -366,6 +390,18 @@ class Lowering:
             emit.gated(self._matrix(node.reads[0]), out.width, spec.name, y, q, _rows(out)),
         )
 
+    def _activate(self, index: int, node: Node) -> None:
+        if node in self._activated.values():
+            return
+        (out,) = node.out
+        y, q = self._outputs(out, grain=out.width)
+        name = _activation(node)
+        assert name is not None
+        self._emit(
+            "activate",
+            emit.activate(self._matrix(node.reads[0]), out.width, name, y, q, _rows(out)),
+        )
+
     def _select(self, index: int, node: Node) -> None:
         if index in self._picked.values():
             return
@@ -376,6 +412,15 @@ class Lowering:
 
 def _rows(value: Value) -> int:
     return ROWS_N if value.rows == TOKENS else ROWS_R
+
+
+def _both_ways(node: Node) -> bool:
+    """Is this attention to both sides, which has no record for some rows alone?"""
+    return isinstance(node.spec, AttentionSpec) and node.spec.bidirectional
+
+
+def _activation(node: Node | None) -> str | None:
+    return node.spec.name if node is not None and isinstance(node.spec, ActivationSpec) else None
 
 
 def tables(graph: Graph) -> list[WeightRef]:

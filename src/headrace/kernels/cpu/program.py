@@ -80,8 +80,9 @@ class CpuProgram:
         self._variants[variant] = self
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena)
-        graph = plain.model.variant("every" if variant[0] else "sampled")
-        hidden, logits = graph.outputs["hidden"], graph.outputs["logits"]
+        every = variant[0] or "logits" not in plain.model.graph.outputs
+        graph = plain.model.variant("every" if every else "sampled")
+        hidden, logits = graph.outputs["hidden"], graph.outputs.get("logits")
         self._sampled = hidden.rows == SAMPLED
         self._selects: bool = self._sampled if beside is None else beside._selects
         additions = plain.additions if variant[1] else {}
@@ -89,7 +90,9 @@ class CpuProgram:
         lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
         self._emitted = lowering.run()
         self.names = lowering.names
-        self._hidden, self._logits = lowering.floats(hidden), lowering.floats(logits)
+        self._hidden = lowering.floats(hidden)
+        # [0, 0] of a model without a head over a vocabulary, which nobody asks for tokens.
+        self._logits = self._hidden[:0, :0] if logits is None else lowering.floats(logits)
         self._records = emit.program(self._emitted)
         first, count = ctypes.addressof(self._records), len(self._emitted)
         self._logits_end = _End(first, count, None, self._logits)

@@ -1,0 +1,181 @@
+"""Reads safetensors into arrays of the host: bounded, checked, without torch and without mapping.
+
+The format (github.com/huggingface/safetensors, "Format"): eight bytes with the length of a JSON
+header, the header, then the tensors' bytes. The header is believed only where it is as the format
+says: ranges that follow each other from the first byte to the file's last, sizes that are those of
+type and shape, no name twice. Tensors are read when they are asked for, into memory of their own: a
+mapping would end the process if somebody truncated the file, and a read says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from ..base.errors import ModelFileError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAX_HEADER = 100_000_000
+"""Bytes; the format's own limit."""
+_MAX_DIMENSIONS = 16
+SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
+"""Type, as the format names it → bytes of a number. Others are not read."""
+_HOST = {
+    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I8": "i1", "U8": "u1",
+    "I32": "<i4", "I64": "<i8",
+}  # fmt: skip
+"""How numpy reads them; BF16 and F8_E4M3, which it lacks, as their bits."""
+_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Types of dense weights → their names elsewhere (`kernels.arrays.dtype_name`)."""
+_AT_ONCE = 1 << 30
+"""Bytes of one read: the system gives no more than 2 GiB at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a header says of one tensor, and the tensor itself once it is read."""
+
+    shard: Path
+    dtype: str
+    """As the format names it."""
+    shape: tuple[int, ...]
+    begin: int
+    """Of its bytes in the file."""
+    file: FileIO
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * SIZES[self.dtype]
+
+    @property
+    def host_dtype(self) -> str:
+        """Its type as `kernels.arrays.dtype_name` names it; one that is not dense as it is."""
+        return _NAMES.get(self.dtype, self.dtype)
+
+    def read(self) -> npt.NDArray[Any]:
+        """The tensor [shape]; raises `ModelFileError` if its bytes are not there any more."""
+        # 90 ms to import: who reads only headers (the API process) does not pay for it.
+        import numpy as np
+
+        room = np.empty(self.shape, _HOST[self.dtype])
+        self._fill(room)
+        return room
+
+    def _fill(self, room: np.ndarray[Any, Any]) -> None:
+        bytes_of = memoryview(room.reshape(-1).view("u1").data)
+        done = 0
+        while done < self.nbytes:
+            part = bytes_of[done : done + _AT_ONCE]
+            try:
+                got = os.preadv(self.file.fileno(), [part], self.begin + done)
+            except OSError as error:
+                raise ModelFileError(
+                    f"{self.shard.name}: cannot be read: {error.strerror}"
+                ) from None
+            if not got:
+                raise ModelFileError(
+                    f"{self.shard.name}: ends {self.nbytes - done} bytes before the end of a "
+                    "tensor: it was truncated while it was read"
+                )
+            done += got
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Name → tensor, in the order of the file's bytes. Raises `ModelFileError`."""
+    try:
+        file = FileIO(path, "rb")
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(_exactly(file, 8, path), "little")
+        if not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise ModelFileError(
+                f"{path.name}: not a sound safetensors file: a header of {length} bytes in {size}"
+            )
+        text = _exactly(file, length, path)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        header = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(
+            f"{path.name}: not a sound safetensors file: its header: {error}"
+        ) from None
+    if not isinstance(header, dict):
+        raise ModelFileError(
+            f"{path.name}: not a sound safetensors file: its header is no JSON object"
+        )
+    header.pop("__metadata__", None)
+    begin = 8 + length
+    tensors = {name: _tensor(name, said, path, begin, file) for name, said in header.items()}
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].nbytes)))
+    end = begin
+    for name, tensor in ordered.items():
+        if tensor.begin != end:
+            raise _unsound(path, name, f"begins at byte {tensor.begin - begin}, not {end - begin}")
+        end += tensor.nbytes
+    if end != size:
+        raise ModelFileError(
+            f"{path.name}: not a sound safetensors file: its tensors end at byte {end} of {size}"
+        )
+    return ordered
+
+
+def _exactly(file: FileIO, length: int, path: Path) -> bytes:
+    found = bytearray()
+    while len(found) < length:
+        part = file.read(length - len(found))
+        if not part:
+            raise ModelFileError(
+                f"{path.name}: not a sound safetensors file: it ends in its header"
+            )
+        found += part
+    return bytes(found)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name appears twice")
+    return found
+
+
+def _unsound(path: Path, name: str, why: str) -> ModelFileError:
+    return ModelFileError(f"{path.name}: not a sound safetensors file: tensor {name!r:.100} {why}")
+
+
+def _tensor(name: str, said: object, path: Path, begin: int, file: FileIO) -> StoredTensor:
+    """One entry of the header. Raises `ModelFileError`."""
+    if not isinstance(said, Mapping):
+        raise _unsound(path, name, "is no JSON object")
+    dtype, shape, range_ = (said.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if dtype not in SIZES:
+        raise ModelFileError(
+            f"{path.name}: tensor {name!r:.100} is {dtype!r:.40}; read are {', '.join(SIZES)}"
+        )
+    if not _naturals(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise _unsound(path, name, f"has the shape {shape!r:.100}")
+    if not _naturals(range_) or len(range_) != 2:
+        raise _unsound(path, name, f"has the data_offsets {range_!r:.100}")
+    tensor = StoredTensor(path, str(dtype), tuple(shape), begin + range_[0], file)
+    if range_[1] - range_[0] != tensor.nbytes:
+        raise _unsound(
+            path, name,
+            f"has {range_[1] - range_[0]} bytes; {dtype} of shape {list(shape)!r:.100} has "
+            f"{tensor.nbytes}",
+        )  # fmt: skip
+    return tensor
+
+
+def _naturals(value: Any) -> TypeGuard[list[int]]:
+    """Is this a list of whole numbers that are not negative, and not absurd?"""
+    return isinstance(value, list) and all(
+        type(each) is int and 0 <= each < 1 << 48 for each in value
+    )
