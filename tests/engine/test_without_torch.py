@@ -1,7 +1,9 @@
-"""A GGUF model on the CPU is served without torch: all that a request can ask, but for adapters."""
+"""A CPU serves without torch: GGUF models (all that a request can ask, but for adapters), dense
+checkpoints in safetensors, encoders and cross-encoders."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from headrace.base.errors import PackageAbsent
 from headrace.kernels.cpu.library import LibraryAbsent, load
+from oracle.tiny_encoder import make_encoder
 
 try:
     load()
@@ -67,6 +70,42 @@ def test_everything_but_adapters() -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+SAME = """
+import json, sys
+if sys.argv[1] == "absent":
+    sys.modules["torch"] = None
+from headrace import LLM, SamplingParams
+
+kind, model = sys.argv[2:]
+with LLM(model, max_context=64, max_sequences=8, threads=2) as llm:
+    if kind == "tokens":
+        asked = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        said = [llm.generate([[5, 6, 7]], asked)[0].outputs[0].token_ids]
+    elif kind == "vectors":
+        said = [each.vector for each in llm.embed(["the water wheel turns", "a", "river " * 50])]
+    else:
+        said = [each.score for each in llm.score("where is the river", ["the mill", "a light"])]
+print(json.dumps(said))
+assert sys.modules.get("torch") is None, "nobody imported it"
+"""
+
+
+@pytest.mark.parametrize("kind", ["tokens", "vectors", "scores"])
+def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, tmp_path: Path, kind: str) -> None:
+    """Nor is torch imported where it is there: the same modules run."""
+    model = tiny
+    if kind != "tokens":
+        model = make_encoder(tmp_path, labels=int(kind == "scores"))
+    said = []
+    for torch in ("absent", "there"):
+        command = [sys.executable, "-c", SAME, torch, kind, str(model)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        said.append(json.loads(done.stdout))
+    assert said[0] == said[1]
+    assert len(said[0]) == {"tokens": 1, "vectors": 3, "scores": 2}[kind]
+
+
 REFUSED = """
 import sys
 from pathlib import Path
@@ -83,7 +122,7 @@ except PackageAbsent as absent:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "a checkpoint in safetensors"),
+        ({"quantise": "fp8"}, "--quantise fp8"),
         ({"kernels": "ref"}, "--kernels ref"),
     ],
 )

@@ -18,8 +18,10 @@ from ..base.config import Decision
 from ..base.extras import needing_torch
 from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
+from ..loader.jsonfile import read_json
 from ..loader.panels import PanelShelf
 from ..loader.progress import TerminalLine
+from ..quant.schemes import scheme_of
 from .executor import LoadedWorker
 from .grammar import tokenizer_for_grammars
 
@@ -64,7 +66,7 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
     folder = settings.get("panels")
     if folder is None or settings.get("device", "cpu") != "cpu":
         return None
-    if settings.get("kernels", "auto") not in ("auto", "cpu") or files.arch.encoder is not None:
+    if settings.get("kernels", "auto") not in ("auto", "cpu"):
         return None
     # Local: brings numpy, 60 ms of the process that only serves HTTP.
     from ..kernels.cpu.library import LAYOUT
@@ -91,12 +93,10 @@ def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
         return f"device {device}"
     if kernels not in ("auto", "cpu"):
         return f"--kernels {kernels}"
-    if files.arch.encoder is not None:
-        return f"{files.name}, an encoder,"
     if files.arch.moe is not None:
         return f"{files.name}, a mixture of experts,"
-    if files.format != "gguf":
-        return f"{files.name}, a checkpoint in {files.format} (a GGUF file on a CPU does not),"
+    if files.format != "gguf" and scheme_of(read_json(files.path / "config.json")) is not None:
+        return f"{files.name}, a quantised checkpoint in {files.format},"
     if settings.get("adapters"):
         return "serving adapters"
     try:

@@ -54,6 +54,7 @@ class HostBatches:
         """`token_types`: the model reads them; `tensors`: whoever computes wants those."""
         self._view: Callable[[Array], Array] = tensor if tensors else _same
         self._rows, self._tables, self._pool, self._limits = rows, tables, pool, limits
+        self._types = np.zeros(limits.tokens if token_types else 0, np.int64)
         self._typed = token_types
         self._tokens = np.zeros(limits.tokens, np.int64)
         self._positions = np.zeros(limits.tokens, np.int64)
@@ -91,9 +92,9 @@ class HostBatches:
     def make(self, plan: StepPlan) -> StepBatch:
         count = len(plan.rows)
         total = sum(plan.counts)
-        if self._typed or total > self._limits.tokens or count > self._limits.entries:
+        if total > self._limits.tokens or count > self._limits.entries:
             return make_batch(plan, self._rows, self._tables, self._pool, token_types=self._typed)
-        if total == count and all(plan.samples):
+        if total == count and not self._typed and all(plan.samples):
             columns = self._rows.columns[plan.rows]
             if not columns["pooling"].any() and (columns["adapter"] < 0).all():
                 return self._decode(plan, count)
@@ -187,6 +188,10 @@ class HostBatches:
         batch.max_count, batch.max_length = int(counts.max()), max_length
         batch.rules = self._rows.rules(rows[samples])
         batch.adapters = self._rows.adapters(rows, counts)
+        if self._typed:
+            second = np.repeat(self._rows.columns["second_at"][rows], counts)
+            self._types[:total] = (second > 0) & (positions >= second)
+            batch.types = self._view(self._types)[:total]
         return batch
 
     def _place(self, rows: np.ndarray, positions: np.ndarray, total: int) -> None:
