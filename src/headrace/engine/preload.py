@@ -1,6 +1,6 @@
 """Making a start shorter: what can be done beside the imports, and what can be left out of them.
 
-A GGUF file on the CPU is served without torch. Where torch is wanted its import holds the
+A dense model on the CPU is served without torch. Where torch is wanted its import holds the
 interpreter's lock for a second; a quarter of that is the system's loader, which relocates the
 largest library: it needs no interpreter, and another core does it meanwhile.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from ..base.config import EngineOptions
 from ..base.hardware import gpus, torch_build
-from ..loader.catalog import CATALOG
 
 LIBRARY = Path("lib", "libtorch_cpu.so")
 
@@ -31,19 +30,12 @@ def wants_torch(options: EngineOptions) -> bool:
         return True
     if options.device == "auto" and torch_build()[1] is not None and gpus():
         return True
-    plain = (
-        options.kernels in ("auto", "cpu")
-        and options.dtype in ("auto", "float32")
-        and options.quantise == "auto"
-        and not options.max_adapters
+    return (
+        options.kernels not in ("auto", "cpu")
+        or options.dtype not in ("auto", "float32")
+        or options.quantise != "auto"
+        or options.max_adapters > 0
     )
-    return not (plain and _names_gguf(options.model))
-
-
-def _names_gguf(model: str) -> bool:
-    if model in CATALOG:
-        return any(file.path.endswith(".gguf") for file in CATALOG[model].files)
-    return model.endswith(".gguf") or ":" in model  # A hub's `org/name:file.gguf`, or `:q4_k_m`.
 
 
 def preload_torch() -> threading.Thread | None:
