@@ -81,25 +81,25 @@ def prefix_match(tokens: int) -> dict[str, float]:
     """Per 1,000 tokens: hashing a new prompt, and finding a prompt whose keys are known."""
     kv = KvManager(pool((None,), 2 * tokens // BLOCK + 8))
     prompt = [(i * 7919) % 150_000 for i in range(tokens)]
-    chain = PrefixChain(BLOCK)
-    table = kv.open(prompt, chain, read=True)
+    chain = PrefixChain(b"", BLOCK, prompt)
+    table = kv.open(tokens, chain, read=True)
     kv.grow(table, 0, 0, tokens, [])
-    kv.enter(table, prompt, tokens, step=None)
+    kv.enter(table, tokens, step=None)
     kv.close(table)
     per = 1000 / tokens
 
     def cold() -> None:
-        PrefixChain(BLOCK).extend(prompt, tokens // BLOCK)
+        PrefixChain(b"", BLOCK, prompt).extend(tokens // BLOCK)
 
     def match() -> None:
         kv._longest(chain.keys, tokens // BLOCK)
 
     def hit() -> None:
-        found = kv.open(prompt, chain, read=True)
+        found = kv.open(tokens, chain, read=True)
         kv.close(found)
 
     def whole() -> None:
-        found = kv.open(prompt, PrefixChain(BLOCK), read=True)
+        found = kv.open(tokens, PrefixChain(b"", BLOCK, prompt), read=True)
         assert kv.cached(found) >= tokens - BLOCK
         kv.close(found)
 

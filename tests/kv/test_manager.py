@@ -16,17 +16,21 @@ def manager(*groups: tuple[int | None, int], prefix_cache: bool = True) -> KvMan
     return KvManager(PoolShape(SIZE, shapes), prefix_cache=prefix_cache)
 
 
+def chain(tokens: list[int], salt: str = "") -> PrefixChain:
+    return PrefixChain(b"root", SIZE, tokens, salt=salt)
+
+
 def fill(kv: KvManager, tokens: list[int], salt: str = "", *, read: bool = True) -> BlockTable:
     """A table in which all tokens are computed."""
-    table = kv.open(tokens, PrefixChain(SIZE, salt), read=read)
+    table = kv.open(len(tokens), chain(tokens, salt), read=read)
     room = kv.grow(table, 0, kv.cached(table), len(tokens), [])
     assert room >= len(tokens)
-    kv.enter(table, tokens, len(tokens), step=None)
+    kv.enter(table, len(tokens), step=None)
     return table
 
 
 def hit(kv: KvManager, tokens: list[int], salt: str = "") -> int:
-    table = kv.open(tokens, PrefixChain(SIZE, salt), read=True)
+    table = kv.open(len(tokens), chain(tokens, salt), read=True)
     cached = kv.cached(table)
     kv.close(table)
     kv.check_integrity()
@@ -35,7 +39,7 @@ def hit(kv: KvManager, tokens: list[int], salt: str = "") -> int:
 
 def test_growth_appends_blocks_and_says_so() -> None:
     kv = manager((None, 8))
-    table = kv.open([1] * 6, None, read=True)
+    table = kv.open(6, None, read=True)
     writes: list[BlockWrite] = []
     assert kv.grow(table, 3, 0, 6, writes) == 8
     assert kv.grow(table, 3, 6, 8, writes) == 8
@@ -46,7 +50,7 @@ def test_growth_appends_blocks_and_says_so() -> None:
 
 def test_growth_goes_as_far_as_blocks_are_there() -> None:
     kv = manager((None, 3), (100, 2))
-    table = kv.open([1] * 40, None, read=True)
+    table = kv.open(40, None, read=True)
     assert kv.grow(table, 0, 0, 40, []) == 8
     assert kv.grow(table, 0, 8, 40, []) == 8
     kv.check_integrity()
@@ -56,10 +60,10 @@ def test_a_prefix_is_shared_and_its_last_token_left() -> None:
     kv = manager((None, 8))
     tokens = list(range(12))
     first = fill(kv, tokens)
-    second = kv.open(tokens, PrefixChain(SIZE), read=True)
+    second = kv.open(len(tokens), chain(tokens), read=True)
     assert kv.cached(second) == 8, "the third block holds the last token: it is computed again"
     assert second.blocks[0] == first.blocks[0][:2]
-    third = kv.open([*tokens, 99], PrefixChain(SIZE), read=True)
+    third = kv.open(13, chain([*tokens, 99]), read=True)
     assert kv.cached(third) == 12
     for table in (first, second, third):
         kv.close(table)
@@ -101,9 +105,9 @@ def test_a_prefix_is_evicted_from_its_end() -> None:
 def test_blocks_behind_the_window_are_given_back() -> None:
     kv = manager((None, 10), (6, 10))
     tokens = list(range(20))
-    table = kv.open(tokens, PrefixChain(SIZE), read=True)
+    table = kv.open(len(tokens), chain(tokens), read=True)
     kv.grow(table, 0, 0, 16, [])
-    kv.enter(table, tokens, 16, step=1)
+    kv.enter(table, 16, step=1)
     writes: list[BlockWrite] = []
     kv.grow(table, 0, 16, 20, writes)
     # A query at 16 sees 11 … 16: blocks 0 and 1 are behind it.
@@ -119,13 +123,13 @@ def test_a_hit_is_what_all_groups_can_serve() -> None:
     tokens = list(range(20))
     kv.close(fill(kv, tokens))
     probe = [*tokens, 99]
-    table = kv.open(probe, PrefixChain(SIZE), read=True)
+    table = kv.open(len(probe), chain(probe), read=True)
     assert kv.cached(table) == 20
     # A query at 20 sees 15 … 20: block 3 and later.
     assert table.blocks[1][:3] == [0, 0, 0]
     assert all(table.blocks[1][3:])
     kv.close(table)
-    keys = PrefixChain(SIZE).extend(tokens, 5)
+    keys = chain(tokens).extend(5)
     sliding = kv.pools[1]
     sliding.forget(sliding.index[keys[4]])
     assert hit(kv, probe) == 16
@@ -139,7 +143,7 @@ def test_two_windows_agree() -> None:
     kv = manager((5, 10), (9, 10))
     tokens = list(range(24))
     kv.close(fill(kv, tokens))
-    keys = PrefixChain(SIZE).extend(tokens, 6)
+    keys = chain(tokens).extend(6)
     a, b = kv.pools
     a.forget(a.index[keys[5]])
     b.forget(b.index[keys[4]])
@@ -149,10 +153,10 @@ def test_two_windows_agree() -> None:
 def test_a_failed_step_leaves_nothing_in_the_index() -> None:
     kv = manager((None, 10))
     tokens = list(range(16))
-    table = kv.open(tokens, PrefixChain(SIZE), read=True)
+    table = kv.open(len(tokens), chain(tokens), read=True)
     kv.grow(table, 0, 0, 16, [])
     for step in range(1, 5):
-        kv.enter(table, tokens, step * SIZE, step)
+        kv.enter(table, step * SIZE, step)
     kv.settle(1)
     kv.forget(2)
     assert hit(kv, [*tokens, 99]) == 4
@@ -162,9 +166,9 @@ def test_a_failed_step_leaves_nothing_in_the_index() -> None:
 
 def test_forgetting_spares_a_block_that_was_taken_for_other_content() -> None:
     kv = manager((None, 1))
-    table = kv.open([1] * 5, PrefixChain(SIZE), read=True)
+    table = kv.open(5, chain([1] * 5), read=True)
     kv.grow(table, 0, 0, 4, [])
-    kv.enter(table, [1] * 5, 4, step=7)
+    kv.enter(table, 4, step=7)
     kv.close(table)
     kv.close(fill(kv, [2] * 4))
     kv.forget(7)
@@ -174,11 +178,11 @@ def test_forgetting_spares_a_block_that_was_taken_for_other_content() -> None:
 def test_reset_empties_the_index_also_of_what_runs() -> None:
     kv = manager((None, 10))
     tokens = list(range(16))
-    table = kv.open(tokens, PrefixChain(SIZE), read=True)
+    table = kv.open(len(tokens), chain(tokens), read=True)
     kv.grow(table, 0, 0, 16, [])
-    kv.enter(table, tokens, 8, step=1)
+    kv.enter(table, 8, step=1)
     kv.reset()
-    kv.enter(table, tokens, 16, step=2)
+    kv.enter(table, 16, step=2)
     kv.close(table)
     assert not kv.pools[0].index
     kv.check_integrity()

@@ -530,7 +530,7 @@ def test_the_head_of_the_queue_enters_as_soon_as_there_are_blocks() -> None:
 
 
 def test_only_legal_transitions() -> None:
-    sequence = Sequence(0, request_of("a", [1]), 0, 5, (0.0, 0), None)
+    sequence = Sequence(0, request_of("a", [1]), 0, 5, (0.0, 0))
     with pytest.raises(AssertionError):
         sequence.move(State.PREEMPTED)
     sequence.move(State.FINISHED)

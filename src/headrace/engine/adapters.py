@@ -24,9 +24,17 @@ class AdapterSlots:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.known: set[str] = set()
-        """Those that a new request may have."""
+        self.known: dict[str, str] = {}
+        """Those that a new request may have → digests of their contents."""
         self._running: Counter[str] = Counter()
+
+    def add(self, name: str, content: str) -> None:
+        """An adapter that was loaded; `content`: digest of its files."""
+        self.known[name] = content
+
+    def content(self, name: str) -> str:
+        """What names the content of a known adapter."""
+        return self.known.get(name, name)
 
     def verify(self, request: Request) -> None:
         adapter = request.spec.adapter

@@ -120,7 +120,11 @@ def build(
                 calibrate_quickly(cpu().cores)
         with phase("kv_pool"):
             executor.allocate(memory.pool)
-            core = _core(resolved, memory, executor, flight, facts, files)
+            decided = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
+            decisions = list({decision.name: decision for decision in decided}.values())
+            options = resolved.options
+            identity = Identity.of(content_digest(files), files.arch, options, decisions)
+            core = _core(resolved, memory, executor, flight, facts, files, identity)
         with phase("warm_up"):
             executor.warm_up()
         with phase("first_token"):
@@ -134,10 +138,7 @@ def build(
     except BaseException:
         executor.close()
         raise
-    decisions = [*resolved.decisions, *wish.decisions, *memory.decisions, *facts.kernels]
-    unique = list({decision.name: decision for decision in decisions}.values())
-    identity = Identity.of(content_digest(files), files.arch, resolved.options, unique)
-    return Built(core, memory, facts, unique, identity)
+    return Built(core, memory, facts, decisions, identity)
 
 
 def _executor(resolved: Resolved, wish: MemoryPlan, files: ModelFiles, worker: str) -> Executor:
@@ -159,6 +160,7 @@ def _core(
     flight: FlightRecorder | None,
     facts: WorkerFacts,
     files: ModelFiles,
+    identity: Identity,
 ) -> EngineCore:
     options = resolved.options
     predict = step_predictor(
@@ -174,13 +176,19 @@ def _core(
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0
-    kv = KvManager(memory.pool, prefix_cache=options.prefix_cache, keep=keep)
     resources: list[Resource] = []
     if "grammar" in facts.features:
         resources.append(GrammarGate(executor.prepare_grammar))
     adapters = AdapterSlots(options.max_adapters) if "adapter" in facts.features else None
     if adapters is not None:
         resources.append(adapters)
+    kv = KvManager(
+        memory.pool,
+        prefix_cache=options.prefix_cache,
+        keep=keep,
+        identity=identity.fingerprint,
+        adapter_content=str if adapters is None else adapters.content,
+    )
     return EngineCore(
         Scheduler(limits, kv, resources),
         executor,

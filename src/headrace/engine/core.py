@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
 from ..base.errors import EngineDead, InvalidRequest
 from ..base.request import FinishReason, Request, SequenceDelta, StepStats
 from ..base.step import StepPlan, StepResult
+from ..loader.content import adapter_digest
 from ..obs.flight import FlightRecorder
 from ..roofline.step import Estimate
 from .adapters import AdapterSlots
@@ -125,12 +127,12 @@ class EngineCore:
                 "this engine serves no adapters (option max_adapters)", param="lora_name"
             )
         self.executor.load_adapter(name, path)
-        self._adapters.known.add(name)
+        self._adapters.add(name, adapter_digest(Path(path)))
 
     def unload_adapter(self, name: str) -> None:
         """New requests cannot have it from now on; those that have it end as ever."""
         if self._adapters is not None and name in self._adapters.known:
-            self._adapters.known.discard(name)
+            self._adapters.known.pop(name, None)
             self._unloading.add(name)
             self._unload()
 
@@ -199,7 +201,8 @@ class EngineCore:
         did, that is hardly another number: it is asked again only every few steps."""
         assert self._predict is not None
         entries, before = len(plan.rows), self._last_estimate
-        decodes = sum(plan.counts) == entries
+        # Another stage's unit is another amount of work: one image is no decoded token.
+        decodes = not plan.stages and sum(plan.counts) == entries
         if decodes and before is not None:
             known, number, estimate = before
             if known == entries and 0 < plan.number - number < PREDICTED_FOR:

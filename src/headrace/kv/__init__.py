@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from .manager import BlockTable, KvManager
 from .pool import BlockPool
-from .prefix import PrefixChain
+from .prefix import PrefixChain, root_of
 
-__all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain"]
+__all__ = ["BlockPool", "BlockTable", "KvManager", "PrefixChain", "root_of"]

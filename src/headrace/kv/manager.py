@@ -24,11 +24,13 @@ to a lower tier, `_longest` is where lower tiers and other machines can be asked
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.base.request import Request
 from headrace.base.step import NULL_BLOCK, BlockWrite, GroupShape, PoolShape
 
 from .pool import BlockPool
-from .prefix import PrefixChain
+from .prefix import PrefixChain, root_of
 
 
 class BlockTable:
@@ -49,9 +51,23 @@ class BlockTable:
 class KvManager:
     """Owns every block of every group; `sched` asks it for room and it answers with deltas."""
 
-    def __init__(self, pool: PoolShape, *, prefix_cache: bool = True, keep: float = 1.0) -> None:
+    def __init__(
+        self,
+        pool: PoolShape,
+        *,
+        prefix_cache: bool = True,
+        keep: float = 1.0,
+        identity: str = "",
+        adapter_content: Callable[[str], str] = str,
+    ) -> None:
         """`keep`: the share of each pool that cached prefixes may fill before blocks without
-        memory are taken (see `pool`); 1 where all of the pool has its memory from the start."""
+        memory are taken (see `pool`); 1 where all of the pool has its memory from the start.
+
+        `identity`: what the KV of this engine follows from, see `prefix.root_of`.
+        `adapter_content`: an adapter's name → what names its content.
+        """
+        self._root = root_of(pool, identity)
+        self._adapter_content = adapter_content
         self.block_size = pool.block_size
         self.groups: tuple[GroupShape, ...] = pool.groups
         self.pools = [BlockPool(group.blocks, int(keep * group.blocks)) for group in pool.groups]
@@ -105,14 +121,22 @@ class KvManager:
 
     # A table's life
 
-    def chain(self, request: Request) -> PrefixChain | None:
-        """Names for the prefixes of a request; None: there is no index."""
+    def chain(self, request: Request, tokens: list[int]) -> PrefixChain | None:
+        """Names for the prefixes of a request's `tokens`, a list that grows; None: no index."""
         if not self.prefix_cache:
             return None
-        return PrefixChain(self.block_size, request.cache_salt, request.spec.adapter)
+        spec = request.spec
+        return PrefixChain(
+            self._root,
+            self.block_size,
+            tokens,
+            salt=request.cache_salt,
+            adapter=None if spec.adapter is None else self._adapter_content(spec.adapter),
+            inputs=spec.inputs,
+        )
 
-    def open(self, tokens: list[int], chain: PrefixChain | None, *, read: bool) -> BlockTable:
-        """A new table that starts with the longest prefix of `tokens` that all groups hold.
+    def open(self, known: int, chain: PrefixChain | None, *, read: bool) -> BlockTable:
+        """A new table that starts with the longest prefix of `known` tokens that all groups hold.
 
         At least the last token is left to compute: something must produce the next one. Without
         `read` nothing is looked up, but what is computed is still left for others.
@@ -121,8 +145,8 @@ class KvManager:
         self._tables[id(table)] = table
         if table.chain is None or not read:
             return table
-        limit = (len(tokens) - 1) // self.block_size
-        hit = self._longest(table.chain.extend(tokens, limit), limit)
+        limit = (known - 1) // self.block_size
+        hit = self._longest(table.chain.extend(limit), limit)
         keys = table.chain.keys
         for group, (window, pool) in enumerate(zip(self._windows, self.pools, strict=True)):
             first = self._first_visible(window, hit * self.block_size)
@@ -172,7 +196,7 @@ class KvManager:
                 out.append(BlockWrite(row, group, held, new))
         return len(table.blocks[0]) * size if table.blocks else end
 
-    def enter(self, table: BlockTable, tokens: list[int], upto: int, step: int | None) -> None:
+    def enter(self, table: BlockTable, upto: int, step: int | None) -> None:
         """Make the full blocks below token `upto` findable.
 
         `step` is the last that may write them, or None where all that wrote them succeeded.
@@ -180,7 +204,7 @@ class KvManager:
         blocks = upto // self.block_size
         if table.chain is None or blocks <= table.entered:
             return
-        keys = table.chain.extend(tokens, blocks)
+        keys = table.chain.extend(blocks)
         entries = [] if step is None else self.unsettled.setdefault(step, [])
         for group, pool in enumerate(self.pools):
             held = table.blocks[group]

@@ -1,9 +1,16 @@
-"""Names for prefixes: the key of block i stands for every token up to that block's end.
+"""Names for prefixes: the key of block i stands for all that blocks 0 … i follow from.
 
-The key is the running BLAKE2b digest (16 bytes) of a root and of the tokens as 32-bit integers,
-read at each block border; so each key contains its predecessor, and two sequences share key i if
-and only if they agree on the root and on the first (i + 1) * block_size tokens. The root holds
-what else decides over the content of KV: the tenant's salt, the adapter, the block size.
+A key is the running BLAKE2b digest (16 bytes) of a root and of links, read at each block border; so
+each key contains its predecessor, and two sequences share key i if and only if they agree on the
+root and on their first i + 1 links.
+
+* The **root** names what decides over the content of every block: the engine's identity (weights,
+  architecture with its rope, KV type, kernels, version), which arrays a block holds of which layers
+  (`GroupShape`), the block size, the format of the keys; and of the request the tenant's salt and
+  the adapter's content.
+* A **link** is the tokens of a block as 32-bit integers, and for each input that is not text (an
+  image) and reaches into the block a mark, which no token is, with the input's digest and where
+  the block lies in it. Equal placeholders in front of different images never share.
 
 Tokens come from strangers. A hash for which collisions can be made would hand one tenant the KV
 of another, so a cryptographic one is used; measured, it costs about a microsecond a block, and
@@ -14,39 +21,84 @@ can name blocks in another tier or on another machine.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from hashlib import blake2b
 
+from headrace.base.spec import InputSpan
+from headrace.base.step import PoolShape
+
 KEY_BYTES = 16
+FORMAT = 2
+"""Changes with what a key is made of."""
+_MARK = -1
+"""Begins what a link says of an input; token ids are never negative."""
+
+
+def root_of(pool: PoolShape, identity: str) -> bytes:
+    """What all keys of an engine begin with. `identity`: what its KV's bits follow from beside the
+    form of the pool, see `base.identity`."""
+    held = [(group.name, group.layers, group.window, group.arrays) for group in pool.groups]
+    return _digest(repr((FORMAT, identity, pool.block_size, held)))
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 class PrefixChain:
     """The keys of one sequence's full blocks, made as far as they were asked for."""
 
-    __slots__ = ("_block_size", "_hasher", "keys")
+    __slots__ = ("_block_size", "_hasher", "_inputs", "_tokens", "keys")
 
-    def __init__(self, block_size: int, salt: str = "", adapter: str | None = None) -> None:
-        root = repr((block_size, salt, adapter)).encode("utf-8", "surrogatepass")
+    def __init__(
+        self,
+        root: bytes,
+        block_size: int,
+        tokens: list[int],
+        *,
+        salt: str = "",
+        adapter: str | None = None,
+        inputs: Sequence[InputSpan] = (),
+    ) -> None:
+        """`tokens` is the sequence's own list, which only ever grows. `adapter`: its content."""
         self._block_size = block_size
-        self._hasher = blake2b(len(root).to_bytes(8, "little") + root, digest_size=KEY_BYTES)
+        self._tokens = tokens
+        self._inputs = inputs
+        self._hasher = blake2b(root + _digest(repr((salt, adapter))), digest_size=KEY_BYTES)
         self.keys: list[bytes] = []
 
-    def extend(self, tokens: list[int], blocks: int) -> list[bytes]:
-        """Keys of at least the first `blocks` full blocks; `tokens` only ever grows."""
+    def extend(self, blocks: int) -> list[bytes]:
+        """Keys of at least the first `blocks` full blocks."""
         keys, size = self.keys, self._block_size
         done = len(keys)
         if done < blocks:
-            assert blocks * size <= len(tokens)
-            packed = array("i", tokens[done * size : blocks * size]).tobytes()
+            assert blocks * size <= len(self._tokens)
+            packed = array("i", self._tokens[done * size : blocks * size]).tobytes()
             update, digest, step = self._hasher.update, self._hasher.digest, 4 * size
             for at in range(0, len(packed), step):
                 update(packed[at : at + step])
+                if self._inputs:
+                    update(self._links(len(keys) * size))
                 keys.append(digest())
         return keys
 
-    def fork(self) -> PrefixChain:
-        """A chain that goes on by itself from here: the n choices of a request share a prompt."""
+    def _links(self, begin: int) -> bytes:
+        """What the inputs that reach into the block at `begin` add to its link."""
+        end = begin + self._block_size
+        return b"".join(
+            array("q", (_MARK, one.first - begin, one.length)).tobytes()
+            + _digest(repr((one.kind, one.digest)))
+            for one in self._inputs
+            if one.first < end and begin < one.first + one.length
+        )
+
+    def fork(self, tokens: list[int]) -> PrefixChain:
+        """A chain that goes on by itself from here, with `tokens` that begin as these do: the n
+        choices of a request share a prompt."""
         twin = PrefixChain.__new__(PrefixChain)
         twin._block_size = self._block_size
+        twin._tokens = tokens
+        twin._inputs = self._inputs
         twin._hasher = self._hasher.copy()
         twin.keys = self.keys.copy()
         return twin

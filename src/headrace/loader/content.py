@@ -38,3 +38,15 @@ def content_digest(files: ModelFiles) -> str:
         size, _, samples = sampled(path)
         digest.update(f"{size}:{samples};".encode())
     return digest.hexdigest()[:16]
+
+
+def adapter_digest(folder: Path) -> str:
+    """16 hexadecimal digits of the files of a LoRA adapter: its configuration and its matrices.
+
+    Raises `OSError` where one cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("adapter_*")):
+        size, _, samples = sampled(path)
+        digest.update(f"{path.name}:{size}:{samples};".encode())
+    return digest.hexdigest()[:16]

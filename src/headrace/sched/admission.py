@@ -47,21 +47,17 @@ def _sequences(
     request: Request, order: int, urgency: float, max_context: int, kv: KvManager
 ) -> list[Sequence]:
     """The n choices of a text. They share a prompt, and the names of its prefixes."""
-    length, n = _length(request, max_context), request.spec.sampling.n
-    chain = kv.chain(request)
-    if chain is not None and n > 1:
-        chain.extend(request.prompt, len(request.prompt) // kv.block_size)
-    return [
-        Sequence(
-            order + choice,
-            request,
-            choice,
-            length,
-            (urgency, order + choice),
-            chain.fork() if chain is not None and choice else chain,
-        )
-        for choice in range(n)
+    length = _length(request, max_context)
+    made = [
+        Sequence(order + choice, request, choice, length, (urgency, order + choice))
+        for choice in range(request.spec.sampling.n)
     ]
+    first = made[0].chain = kv.chain(request, made[0].tokens)
+    if first is not None and len(made) > 1:
+        first.extend(len(request.prompt) // kv.block_size)
+        for other in made[1:]:
+            other.chain = first.fork(other.tokens)
+    return made
 
 
 def _once(request: Request, order: int, urgency: float, max_context: int, kv: KvManager) -> Once:

@@ -111,7 +111,7 @@ class Roster:
         """A table with what the index has and blocks for a first chunk: (start, count) of it.
         Count 0: there are not enough, and nothing is taken."""
         kv, read = self.kv, work.reads
-        table = kv.open(work.tokens, work.chain, read=read)
+        table = kv.open(known, work.chain, read=read)
         start = kv.cached(table)
         count = work.chunk(start, budget)
         alone = not self.running and not self.leaving
@@ -163,7 +163,7 @@ class Roster:
         if table is not None:
             # No step in flight: what is scheduled is computed.
             computed = min(work.scheduled, work.known)
-            self.kv.enter(table, work.tokens, computed, step=None)
+            self.kv.enter(table, computed, step=None)
             self.kv.close(table)
             work.table = None
         if self.carried:

@@ -296,7 +296,7 @@ class Scheduler:
             if work.id in decoding:
                 if self._make_room(work, start + most, writes):
                     assert work.table is not None
-                    self.kv.enter(work.table, work.tokens, min(start, work.known), latest)
+                    self.kv.enter(work.table, min(start, work.known), latest)
             elif budget > 0:
                 count = work.chunk(start, budget)
                 if not count:
@@ -358,7 +358,7 @@ class Scheduler:
             del self._roster.prefilling[work.id]
             self._roster.decoding[work.id] = work
         if work.table is not None:
-            self.kv.enter(work.table, work.tokens, end, plan.number)
+            self.kv.enter(work.table, end, plan.number)
 
     def _admit(self, plan: StepPlan, entries: list[Work]) -> None:
         """Give rows to waiting work, in order of rank, and place its first chunks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.step import StepPlan, StepResult, TokenLogprobs
-from headrace.kv import PrefixChain
 
 from .work import Work
 
@@ -21,9 +20,8 @@ class Sequence(Work):
         choice: int,
         length: int,
         rank: tuple[float, int],
-        chain: PrefixChain | None,
     ) -> None:
-        super().__init__(id, request, choice, length - 1, rank, chain=chain)
+        super().__init__(id, request, choice, length - 1, rank)
         spec = request.spec
         self.length = length
         """Total length, prompt and output, at which it finishes with "length"."""

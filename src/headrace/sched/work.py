@@ -87,7 +87,6 @@ class Work:
         limit: int,
         rank: tuple[float, int],
         *,
-        chain: PrefixChain | None = None,
         keeps: bool = True,
         atom: int = 1,
         stage: int = 0,
@@ -108,7 +107,7 @@ class Work:
         """Does it keep anything between two steps, in blocks?"""
         self.rank = rank
         """Place in the order of service, for life: lower is served first, preempted last."""
-        self.chain = chain
+        self.chain: PrefixChain | None = None
         """Names of its prefixes; None: it neither finds nor leaves any."""
         self.state = State.WAITING
         self.preemptions = 0
