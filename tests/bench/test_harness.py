@@ -242,7 +242,8 @@ def test_duration_ends_a_run() -> None:
 @pytest.mark.slow
 def test_without_streaming() -> None:
     outcome = bench(Behaviour(ttft=0.05, itl=0.004), stream=False, output="200")
-    assert p50(outcome, "ttft") == pytest.approx(p50(outcome, "e2e"), rel=0.01)
+    # Nobody saw when the first token came.
+    assert not {"ttft", "itl", "tpot"} & set(outcome.result["samples"])
     assert outcome.result["samples"]["output_tokens"]["mean"] == 200
 
 

@@ -27,6 +27,10 @@ TOGETHER = 0.1
 """Of the mean pause: a piece that comes sooner was sent together with the one before it."""
 BURSTS = 0.25
 """From so large a share of such pieces on the pauses say how the server sends, not computes."""
+MAX_FAILURES = 0.05
+"""Share of failed requests above which the headline speaks of another load than was meant."""
+FEW_FOR_P99 = 100
+"""Requests below which a 99th percentile is the largest value, or next to it."""
 STALL_FACTOR = 20
 STALL_FLOOR = 1.0
 
@@ -57,6 +61,13 @@ def examine(
         findings += _streams(good)
     if open_loop:
         findings += _saturation(records)
+    if 0 < len(good) < FEW_FOR_P99:
+        findings.append(
+            Finding(
+                "warning", "few_requests",
+                f"{len(good)} answers are too few for a 99th percentile: it is their largest value",
+            )
+        )  # fmt: skip
     order = {"invalid": 0, "server": 1, "warning": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
@@ -75,8 +86,15 @@ def _client(
     findings = []
     if not records:
         return [Finding("invalid", "nothing", "no request was sent")]
+    if any(audit.gave_up for audit in audits):
+        findings.append(
+            Finding(
+                "invalid", "server_gone",
+                "the server was not there any more, so the run was ended before its time",
+            )
+        )  # fmt: skip
     if not good:
-        return [Finding("invalid", "no_success", "no request succeeded")]
+        return [*findings, Finding("invalid", "no_success", "no request succeeded")]
     for audit in audits:
         share = audit.cpu_seconds / audit.wall_seconds if audit.wall_seconds else 0.0
         if share > MAX_CPU_SHARE:
@@ -99,7 +117,8 @@ def _client(
                 "invalid", "client_lag",
                 f"the client's event loop was {late * 1e3:.1f} ms late (p99; at most "
                 f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted; run "
-                "it on another machine, or at a higher priority (nice -n -10)",
+                "it on another machine, or at a higher priority (chrt -f 1; "
+                "where the system groups by session, nice does nothing between two of them)",
             )
         )  # fmt: skip
     delays = send_lags(records)
@@ -119,6 +138,15 @@ def _client(
 def _failures(records: Sequence[RequestRecord]) -> list[Finding]:
     kinds = Counter(record.error_kind or "" for record in records if record.error is not None)
     findings = []
+    failed = kinds.total()
+    if failed > MAX_FAILURES * len(records) and failed < len(records):
+        findings.append(
+            Finding(
+                "invalid", "failures",
+                f"{failed / len(records):.0%} of the requests failed (at most {MAX_FAILURES:.0%} "
+                "are sound): what is left is not the load that was meant",
+            )
+        )  # fmt: skip
     for kind, count in kinds.most_common():
         example = next(r.error for r in records if r.error_kind == kind and r.error is not None)
         findings.append(
@@ -149,19 +177,40 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
 
     told = [record for record in good if record.output_tokens is not None]
     if good and len(told) < len(good):
+        silent = [record for record in good if record.output_tokens is None]
+        blind = any(not record.chunk_ns for record in silent)
         share(
-            len(good) - len(told), "no usage; tokens are counted as pieces", "no_usage", "warning"
+            len(silent),
+            "no usage, and not streamed: nobody knows how many tokens they have"
+            if blind
+            else "no usage; tokens are counted as pieces",
+            "no_usage",
+            "invalid" if blind else "warning",
         )
     share(
         sum((r.output_tokens or 0) > r.asked_tokens for r in told),
-        "usage claims more tokens than were asked for", "claims_more",
+        "usage claims more tokens than were asked for", "claims_more", "invalid",
+    )  # fmt: skip
+    share(
+        sum(len(r.chunk_ns) > (r.output_tokens or 0) for r in told),
+        "more pieces than usage has tokens: pieces are sent twice, or usage leaves tokens out",
+        "claims_less", "invalid",
     )  # fmt: skip
     # A token is a byte at least, but for the end; past that come tokens without text.
-    plain = [] if ignore_eos else [r for r in told if r.text_bytes]
-    share(
-        sum((r.output_tokens or 0) > r.text_bytes + 1 for r in plain),
-        "usage claims more tokens than the answer has bytes", "claims_impossible",
-    )  # fmt: skip
+    plain = [r for r in told if r.text_bytes + r.call_bytes]
+    over = sum((r.output_tokens or 0) > r.text_bytes + r.call_bytes + 1 for r in plain)
+    if ignore_eos:
+        # Past its end a model may go on with tokens that have no text: then this proves nothing.
+        if over > len(told) / 2:
+            share(
+                over, "usage claims more tokens than the answer has bytes: they are tokens without "
+                "text, or not there; --eos tells", "claims_many", "warning",
+            )  # fmt: skip
+    else:
+        share(
+            over, "usage claims more tokens than the answer has bytes", "claims_impossible",
+            "invalid",
+        )  # fmt: skip
     # With ignore_eos special tokens are counted but have no text, so a recount proves nothing.
     counted = [] if ignore_eos else [r for r in told if r.recount_tokens is not None]
     differ = sum(
@@ -182,6 +231,12 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         ),
         "usage counts other prompt tokens than the ids that were sent (one begin-of-text is "
         "allowed)", "prompt_differs",
+    )  # fmt: skip
+    asked = [r for r in told if r.known_prompt_tokens and not r.exact_prompt]
+    share(
+        sum((r.prompt_tokens or 0) > 1.8 * r.known_prompt_tokens + 64 for r in asked),
+        "usage counts nearly twice the prompt's words and more: pass --tokenizer for prompts of "
+        "exact lengths", "prompt_longer", "warning",
     )  # fmt: skip
     if ignore_eos:
         share(

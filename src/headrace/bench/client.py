@@ -11,17 +11,20 @@ import asyncio
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .http import Connection, ConnectionLost, Pool, Reply, parse_url, request_bytes
-from .job import Job, Target
+from .job import Job, More, Target
 from .record import ClientAudit, RequestRecord
 from .sse import Lines, decode
 from .workload import EMBEDDING, ROLE_SYSTEM, Session, Turn
 
 LAG_PERIOD = 0.01
+GONE = 50
+"""Connections that fail in a row: there is no server any more, and nothing new is sent."""
 MAX_BODY = 16 * 2**20
 
 Recount = Callable[[str], int]
@@ -46,7 +49,22 @@ class Stream:
 
     def on_body(self, now: int, data: bytes) -> None:
         self.last_ns = now
-        for payload in self.lines.feed(data):
+        self._events(now, self.lines.feed(data))
+        if len(self.raw) < self.keep:
+            self.raw += data
+        if (
+            self.cancel_after is not None
+            and self.hang_up is not None
+            and len(self.record.chunk_ns) >= self.cancel_after
+        ):
+            self.hang_up.set()
+
+    def on_end(self) -> None:
+        """The body is whole: an event may have come without the empty line behind it."""
+        self._events(self.last_ns, self.lines.end())
+
+    def _events(self, now: int, payloads: list[bytes]) -> None:
+        for payload in payloads:
             if payload == b"[DONE]":
                 self.done = True
                 continue
@@ -61,6 +79,7 @@ class Stream:
             if event.carries():
                 record.chunk_ns.append(now)
                 self.text.append(event.text())
+                record.call_bytes += event.called()
             for choice in event.choices:
                 record.finish_reason = choice.finish_reason or record.finish_reason
             if event.usage is not None:
@@ -69,21 +88,26 @@ class Stream:
                 record.output_tokens = usage.completion_tokens
                 if usage.prompt_tokens_details is not None:
                     record.cached_tokens = usage.prompt_tokens_details.cached_tokens
-        if len(self.raw) < self.keep:
-            self.raw += data
-        if (
-            self.cancel_after is not None
-            and self.hang_up is not None
-            and len(self.record.chunk_ns) >= self.cancel_after
-        ):
-            self.hang_up.set()
 
 
 class Client:
     """Runs one job."""
 
-    def __init__(self, job: Job, emit: Emit, recount: Recount | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        emit: Emit,
+        recount: Recount | None = None,
+        ask: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`ask`: for more sessions, where the job is endless; they come by `add`."""
         self.job = job
+        self._ask = ask
+        self._asked = False
+        self._queue = deque(zip(job.sessions, job.numbers, strict=True))
+        self._more = asyncio.Event()
+        self._lost = 0
+        """Requests in a row that met no server."""
         self.audit = ClientAudit(job.process)
         self._emit = emit
         self._recount = recount
@@ -119,7 +143,7 @@ class Client:
         tasks = set()
         for session, number, offset in zip(job.sessions, job.numbers, job.offsets, strict=True):
             planned = start_ns + int(offset * 1e9)
-            if end_ns is not None and planned >= end_ns:
+            if self.audit.gave_up or (end_ns is not None and planned >= end_ns):
                 break
             await _sleep_until(planned)
             task = asyncio.create_task(self._session(session, number, planned, end_ns))
@@ -130,17 +154,43 @@ class Client:
     async def _closed_loop(self, start_ns: int, end_ns: int | None) -> None:
         job = self.job
         assert job.concurrency is not None
-        queue = iter(list(zip(job.sessions, job.numbers, strict=True)))
 
         async def user() -> None:
             ready = start_ns
-            for session, number in queue:
-                if end_ns is not None and ready >= end_ns:
+            while end_ns is None or ready < end_ns:
+                following = await self._next()
+                if following is None:
                     return
-                ready = await self._session(session, number, ready, end_ns)
+                ready = await self._session(*following, ready, end_ns)
 
         await _sleep_until(start_ns)
         await asyncio.gather(*(user() for _ in range(job.concurrency)))
+
+    async def _next(self) -> tuple[Session, int] | None:
+        """The next session of the closed loop; None: there is none, or no server any more."""
+        if self.audit.gave_up:
+            return None
+        while not self._queue and self.job.endless:
+            self._more.clear()
+            self._want_more()
+            await self._more.wait()
+        if not self._queue:
+            return None
+        following = self._queue.popleft()
+        if self.job.endless and len(self._queue) < 2 * (self.job.concurrency or 1):
+            self._want_more()
+        return following
+
+    def _want_more(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._ask()
+
+    def add(self, more: More) -> None:
+        """Sessions that were asked for."""
+        self._asked = False
+        self._queue.extend(zip(more.sessions, more.numbers, strict=True))
+        self._more.set()
 
     async def _session(self, session: Session, number: int, ready: int, end_ns: int | None) -> int:
         """All turns of a user; → when the user was done."""
@@ -160,6 +210,9 @@ class Client:
                 history.append({"role": turn.role, "content": turn.text})
             text = await self._request(record, turn, history)
             self._emit(record)
+            self._lost = self._lost + 1 if record.error_kind == "connection" else 0
+            if self._lost >= GONE:
+                self.audit.gave_up = True
             ready = record.end_ns
             if record.error is not None:
                 break  # A user whose question failed does not ask the next one.
@@ -316,29 +369,34 @@ def judge(target: Target, stream: Stream, reply: Reply) -> None:
         _vector(stream)
         return
     if not target.stream:
-        _whole_answer(stream, reply)
+        _whole_answer(stream)
         return
+    stream.on_end()
     if stream.broken is not None:
         record.error_kind, record.error = "protocol", stream.broken
-    elif not stream.done:
-        record.error_kind, record.error = "protocol", "the stream ended without [DONE]"
+    elif not stream.done and record.finish_reason is None:
+        record.error_kind = "protocol"
+        record.error = "the stream ended without [DONE] and without a finish reason"
     elif not record.chunk_ns and not record.output_tokens:
         record.error_kind, record.error = "protocol", "the answer is empty"
 
 
-def _whole_answer(stream: Stream, reply: Reply) -> None:
-    """An answer without streaming: its time to the first token is its end."""
+def _whole_answer(stream: Stream) -> None:
+    """An answer without streaming: of its tokens the client sees the end alone."""
     record = stream.record
     try:
         data = json.loads(stream.raw)
-        usage = data["usage"]
-        record.prompt_tokens = int(usage["prompt_tokens"])
-        record.output_tokens = int(usage["completion_tokens"])
+        usage = data.get("usage")
+        if usage is not None:
+            record.prompt_tokens = int(usage["prompt_tokens"])
+            record.output_tokens = int(usage["completion_tokens"])
         choice = data["choices"][0]
         record.finish_reason = choice["finish_reason"]
-        stream.text.append(choice.get("text") or choice.get("message", {}).get("content") or "")
-        record.chunk_ns = [reply.end_ns]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+        message = choice.get("message", {})
+        stream.text.append(choice.get("text") or message.get("content") or "")
+        for call in message.get("tool_calls") or []:
+            record.call_bytes += len(json.dumps(call["function"]))
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         record.error_kind, record.error = "protocol", f"the answer is not as expected: {error}"
 
 

@@ -7,6 +7,7 @@ wrong side; an interval that holds both says so and is no verdict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,11 +53,64 @@ METRICS: tuple[tuple[str, str, str | None, bool], ...] = (
     ("output throughput", "output_throughput", None, False),
     ("TTFT p50", "ttft", "p50", True),
     ("TTFT p99", "ttft", "p99", True),
+    ("TPOT p50", "tpot", "p50", True),
     ("ITL p50", "itl", "p50", True),
     ("ITL p99", "itl", "p99", True),
     ("end to end p50", "e2e", "p50", True),
+    ("goodput", "goodput", None, False),
 )
 """(name, figure or sample, percentile, lower is better)."""
+
+
+FAILED = "failed requests"
+"""The row beside `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never of nothing."""
+SAME = (
+    "endpoint", "workload", "trace", "trace_speed", "input", "output", "requests", "duration",
+    "arrivals", "concurrency", "prefix_tokens", "groups", "zipf", "turns", "think_seconds",
+    "ignore_eos", "stream", "temperature", "extra",
+)  # fmt: skip
+"""Options that two runs must share for their ratio to be of the servers."""
+
+
+def check_alike(results: Sequence[dict[str, Any]]) -> None:
+    """Raise `InvalidRequest` where two results are not of the same load, or one is invalid."""
+    for result in results:
+        if not result["valid"]:
+            why = next(f["text"] for f in result["findings"] if f["severity"] == "invalid")
+            raise InvalidRequest(f"no comparison: a run is invalid: {why}", param="result")
+    first, second = (result["options"] for result in results)
+    unlike = [
+        f"{name} ({first.get(name)!r}, {second.get(name)!r})"
+        for name in SAME
+        if first.get(name) != second.get(name)
+    ]
+    if unlike:
+        raise InvalidRequest(
+            f"no comparison: the runs differ in {', '.join(unlike)}", param="result"
+        )
+
+
+def compare_failures(counts: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> Compared | None:
+    """From (failed, requests) of both sides of each pair, pooled; None where nothing failed.
+
+    A 95 % interval of the ratio of two shares on a log scale, with half a failure added to each
+    (Katz et al. 1978): any significant growth is a regression, whatever the tolerance.
+    """
+    (a, n), (b, m) = (
+        tuple(map(sum, zip(*side, strict=True))) for side in zip(*counts, strict=True)
+    )
+    if not a and not b:
+        return None
+    p, q = (a + 0.5) / (n + 1), (b + 0.5) / (m + 1)
+    wide = 1.96 * math.sqrt(1 / (a + 0.5) - 1 / (n + 1) + 1 / (b + 0.5) - 1 / (m + 1))
+    ratio = q / p
+    return Compared(FAILED, True, ratio, ratio * math.exp(-wide), ratio * math.exp(wide), 0.0)
+
+
+def failures_of(result: dict[str, Any]) -> tuple[int, int]:
+    rate = result["figures"].get("failure_rate")
+    requests = int(result["requests"])
+    return (0 if rate is None else round(rate["value"] * requests)), requests
 
 
 def value_of(result: dict[str, Any], name: str, percentile: str | None) -> float | None:
@@ -77,12 +131,17 @@ def compare_pairs(
         usable = [(a, b) for a, b in values if a and b]
         if usable:
             compared.append(Compared(title, lower, *ratio_interval(usable), tolerance))
-    return compared
+    failed = compare_failures([(failures_of(a), failures_of(b)) for a, b in pairs])
+    return compared if failed is None else [*compared, failed]
 
 
 def compare_single(first: Path, second: Path, tolerance: float) -> list[Compared]:
-    """From one run each: bootstrap over the requests, which cannot see drift between the runs."""
+    """From one run each: bootstrap over the requests, which cannot see drift between the runs.
+
+    Raises `InvalidRequest` where the runs cannot be compared (`check_alike`).
+    """
     results = [read_result(first), read_result(second)]
+    check_alike(results)
     records = [_records(first), _records(second)]
     by_name = {metric.name: metric for metric in SAMPLES}
     compared = []
@@ -96,7 +155,8 @@ def compare_single(first: Path, second: Path, tolerance: float) -> list[Compared
         if all(values):
             interval = ratio_bootstrap(values[0], values[1], float(percentile[1:]))
             compared.append(Compared(title, lower, *interval, tolerance))
-    return compared
+    failed = compare_failures([(failures_of(results[0]), failures_of(results[1]))])
+    return compared if failed is None else [*compared, failed]
 
 
 def interleave(

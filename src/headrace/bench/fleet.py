@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError
-from .job import Job, Target
+from .job import Job, More, Target
 from .record import ClientAudit, RequestRecord
 from .workload import Session
 
@@ -31,8 +31,10 @@ def deal(
     offsets: Sequence[float] | None,
     duration: float | None,
     tokenizer: str | None = None,
+    endless: bool = False,
 ) -> list[Job]:
-    """One job per process: session i goes to process i mod P, concurrency is split evenly."""
+    """One job per process: session i goes to process i mod P, concurrency is split evenly.
+    `endless`: the duration ends the run, and a `Supply` makes sessions as long as it lasts."""
     processes = min(processes, len(sessions), concurrency or len(sessions))
     jobs = []
     for process in range(processes):
@@ -44,17 +46,45 @@ def deal(
                 process, target, list(sessions[process::processes]),
                 list(range(process, len(sessions), processes)), share,
                 None if offsets is None else list(offsets[process::processes]), duration,
-                tokenizer,
+                tokenizer, endless,
             )
         )  # fmt: skip
     return jobs
 
 
+class Supply:
+    """Sessions for as long as processes ask: those of one seed, whatever their number.
+
+    A workload of 2 n sessions begins with the sessions of one of n, so that prefixes and lengths
+    go on as they began.
+    """
+
+    def __init__(
+        self, make: Callable[[int], Sequence[Session]], given: int, processes: int
+    ) -> None:
+        """`make`: the first so many sessions of the workload, of which `given` are dealt out."""
+        self._make, self._given = make, given
+        self._pending: list[More] = [More([], []) for _ in range(processes)]
+
+    def more(self, process: int) -> More:
+        """The next sessions of a process; it gets those whose number leaves it mod P."""
+        if not self._pending[process].sessions:
+            processes, wanted = len(self._pending), 2 * self._given
+            for number, session in enumerate(self._make(wanted)):
+                if number >= self._given:
+                    self._pending[number % processes].sessions.append(session)
+                    self._pending[number % processes].numbers.append(number)
+            self._given = wanted
+        found, self._pending[process] = self._pending[process], More([], [])
+        return found
+
+
 class Fleet:
     """Runs jobs in processes of their own."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], supply: Supply | None = None) -> None:
         self.jobs = list(jobs)
+        self._supply = supply
         self.audits: list[ClientAudit] = []
         self.start_ns = 0
         self._events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
@@ -95,6 +125,9 @@ class Fleet:
             elif message["type"] == "record":
                 on_record(msgspec.convert(message["value"], RequestRecord))
                 on_tick()
+            elif message["type"] == "more":
+                assert self._supply is not None
+                self._tell(process, msgspec.json.encode(self._supply.more(process)))
             elif message["type"] == "audit":
                 self.audits.append(msgspec.convert(message["value"], ClientAudit))
             else:
@@ -121,10 +154,15 @@ class Fleet:
 
     def _go(self) -> None:
         self.start_ns = time.monotonic_ns() + int(START_MARGIN * 1e9)
-        for child in self._children:
-            assert child.stdin is not None
-            child.stdin.write(f"{self.start_ns}\n".encode())
-            child.stdin.flush()
+        for process in range(len(self._children)):
+            self._tell(process, str(self.start_ns).encode())
+
+    def _tell(self, process: int, line: bytes) -> None:
+        pipe = self._children[process].stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # It has ended: its own words say why.
+            pipe.write(line + b"\n")
+            pipe.flush()
 
     def _stop(self) -> None:
         for child in self._children:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .accuracy import Perplexity
@@ -55,6 +55,34 @@ def hold(
             share = score.score / known if known else 1.0
             made.append(Held("tasks", score.name, score.score, known, share))
     return made
+
+
+def not_held(
+    reference: Reference, held: Sequence[Held], deciding: Collection[str], *,
+    perplexity: Perplexity | None, scores: Sequence[TaskScore],
+) -> list[str]:  # fmt: skip
+    """Why gates that were to decide could not: a line for each. A gate compares or fails."""
+    done = {one.kind for one in held}
+    why = []
+    if "perplexity" in deciding and "perplexity" not in done and reference.perplexity is not None:
+        told = reference.perplexity
+        here = (
+            "none was measured here (--limit)"
+            if perplexity is None
+            else f"here it is over {perplexity.windows} windows of {perplexity.corpus}"
+        )
+        why.append(
+            f"perplexity: the reference's is over {told.windows} windows of {told.corpus}, {here}"
+        )
+    if "tasks" in deciding and reference.tasks:
+        known, here_too = set(reference.tasks), {task_key(s.name, s.items) for s in scores}
+        if missing := sorted(known - here_too):
+            why.append(f"tasks: not asked here: {', '.join(missing)} (--tasks, --items)")
+        if new := sorted(here_too - known):
+            why.append(f"tasks: not in the reference: {', '.join(new)}")
+    if not done & set(deciding) and not why:
+        why.append(f"the reference holds nothing of {', '.join(sorted(deciding))}")
+    return why
 
 
 def same_text(one: Perplexity, other: Perplexity) -> bool:

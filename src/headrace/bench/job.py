@@ -44,3 +44,12 @@ class Job(msgspec.Struct):
     """Seconds after which nothing new is started."""
     tokenizer: str | None = None
     """Model whose tokenizer recounts the answers."""
+    endless: bool = False
+    """Are there more sessions than these, to be asked for in time?"""
+
+
+class More(msgspec.Struct):
+    """Further sessions for a process that asked for them."""
+
+    sessions: list[Session]
+    numbers: list[int]

@@ -44,7 +44,11 @@ class LiveView:
         recent = [r for r in records[-200:] if r.ok and r.chunk_ns]
         failed = sum(record.error is not None for record in records)
         tokens = sum(record.tokens for record in records)
+        done, total = float(len(records)), float(max(1, progress.total))
         text = f"{progress.phase}: {len(records)} of {progress.total} requests, {seconds:.0f} s"
+        if progress.lasts is not None:
+            done, total = min(seconds, progress.lasts), progress.lasts
+            text = f"{progress.phase}: {len(records)} requests, {seconds:.0f} of {total:g} s"
         if recent:
             ttft = median((r.chunk_ns[0] - r.planned_ns) / 1e6 for r in recent)
             text += f" · {tokens / seconds:,.0f} tok/s · TTFT {ttft:,.0f} ms"
@@ -57,7 +61,7 @@ class LiveView:
                 text += f" · ITL {median(gaps):,.1f} ms"
         if failed:
             text += f" · {failed} failed"
-        bar = ProgressBar(total=max(1, progress.total), completed=len(records), width=60)
+        bar = ProgressBar(total=total, completed=done, width=60)
         return Group(Text(text), bar)
 
 

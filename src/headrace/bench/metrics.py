@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .record import RequestRecord
-from .slo import Slo
+from .slo import Slo, request_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Sample:
 
 
 class TimeToFirstToken(Sample):
-    """chunk_1 - planned."""
+    """chunk_1 - planned; none where the answer came whole."""
 
     name = "ttft"
 
@@ -86,15 +86,18 @@ class InterTokenLatency(Sample):
 
 
 class TimePerOutputToken(Sample):
-    """(chunk_last - chunk_1) / (tokens - 1)."""
+    """(chunk_last - chunk_1) / (tokens · (pieces - 1) / pieces).
+
+    The tokens of the first piece were there when the clock began. With one token a piece that is
+    the usual tokens - 1; with several, dividing by tokens - 1 would make it too small.
+    """
 
     name = "tpot"
 
     @staticmethod
     def values(record: RequestRecord) -> list[float]:
-        if record.tokens < 2 or len(record.chunk_ns) < 2:
-            return []
-        return [(record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / (record.tokens - 1)]
+        value = request_value("tpot", record)
+        return [] if value is None else [value]
 
 
 class EndToEnd(Sample):

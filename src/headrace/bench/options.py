@@ -14,6 +14,9 @@ from .slo import parse_slo
 from .traces import TRACES
 from .workload import CHAT_ONLY, EMBEDDING, WORKLOADS
 
+REQUESTS = 64
+"""Sessions of a run that neither a number, a duration nor a trace bounds."""
+
 
 @dataclass(slots=True)
 class RunOptions:
@@ -30,8 +33,9 @@ class RunOptions:
     trace_speed: float = 1.0
     input: str = "128"
     output: str = "128"
-    requests: int = 64
-    """Sessions of the workload."""
+    requests: int | None = None
+    """Sessions of the workload; none: as many as the duration takes, all of a trace, else
+    `REQUESTS`."""
     duration: float | None = None
     arrivals: str | None = None
     """Open loop; none: closed loop of `concurrency`."""
@@ -65,14 +69,13 @@ class RunOptions:
             ("requests", 1), ("concurrency", 1), ("groups", 1), ("turns", 1), ("warmup", 0),
             ("processes", 1), ("prefix_tokens", 1), ("devices", 1),
         ):  # fmt: skip
-            if getattr(self, name) < low:
-                raise InvalidRequest(
-                    f"{name} must be at least {low}, not {getattr(self, name)}", param=name
-                )
-        for name in ("duration", "timeout", "stall", "trace_speed", "price_per_hour"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise InvalidRequest(f"{name} must be above 0, not {value}", param=name)
+            if value is not None and value < low:
+                raise InvalidRequest(f"{name} must be at least {low}, not {value}", param=name)
+        for name in ("duration", "timeout", "stall", "trace_speed", "price_per_hour"):
+            given = getattr(self, name)
+            if given is not None and not (math.isfinite(given) and given > 0):
+                raise InvalidRequest(f"{name} must be above 0, not {given}", param=name)
         if self.endpoint not in (None, "completions", "chat", EMBEDDING):
             raise InvalidRequest(
                 f"endpoint must be completions, chat or embeddings, not {self.endpoint!r}",
@@ -113,6 +116,11 @@ class RunOptions:
                     raise InvalidRequest(
                         f"embeddings have no {limit.metric}: only e2e can be limited", param="slo"
                     )
+
+    @property
+    def endless(self) -> bool:
+        """Does the duration alone say when the load ends?"""
+        return self.duration is not None and self.requests is None and self.trace is None
 
     @property
     def resolved_endpoint(self) -> str:

@@ -36,6 +36,8 @@ class RequestRecord(msgspec.Struct):
     characters: int = 0
     text_bytes: int = 0
     """Of the answer in UTF-8: with the end token the most tokens that it can have."""
+    call_bytes: int = 0
+    """Of the names and arguments of its tool calls."""
     recount_tokens: int | None = None
     """Tokens of the answer's text, where the client has the tokenizer."""
     finish_reason: str | None = None
@@ -63,3 +65,5 @@ class ClientAudit(msgspec.Struct):
     wall_seconds: float = 0.0
     connections: int = 0
     requests: int = 0
+    gave_up: bool = False
+    """Nothing new was sent any more: too many connections in a row had failed."""

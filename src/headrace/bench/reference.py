@@ -63,6 +63,8 @@ class Reference:
     perplexity: Perplexity | None = None
     tasks: dict[str, float] | None = None
     """`gate.task_key` of a task set (name and size; the seed is always 0) → score."""
+    limit: int | None = None
+    """Tokens that each answer was asked for; None: it was not kept."""
 
 
 def answers_of(
@@ -122,8 +124,17 @@ def divergence(reference: Top, here: Top) -> float:
     return max(0.0, total)
 
 
-def agreement(answers: Sequence[Answer], reference: Sequence[Answer]) -> Agreement:
-    """Compare answer by answer."""
+def agreement(
+    answers: Sequence[Answer], reference: Sequence[Answer], *, limit: int | None = None,
+    reference_limit: int | None = None,
+) -> Agreement:  # fmt: skip
+    """Compare answer by answer, as far as both were allowed to go: `limit` and `reference_limit`
+    are the most tokens that each was asked for, None where nobody knows."""
+    common = min((each for each in (limit, reference_limit) if each is not None), default=None)
+    answers, reference = (
+        [Answer(one.tokens[:common], one.top[:common]) for one in side]
+        for side in (answers, reference)
+    )
     if len(answers) != len(reference):
         raise InvalidRequest(
             f"{len(answers)} answers cannot be held against {len(reference)}", param="reference"
@@ -167,6 +178,7 @@ def load_reference(path: Path) -> Reference:
             [Answer(list(one["tokens"]), list(one["top"])) for one in data["answers"]],
             None if told is None else Perplexity(**told),
             data["tasks"],
+            data.get("limit"),
         )
     except KeyError as error:
         raise InvalidRequest(

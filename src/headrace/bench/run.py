@@ -19,13 +19,13 @@ from .arrivals import Arrivals, Scheduled, parse_arrivals
 from .audit import Finding, examine
 from .crosscheck import cross_check, means, read_metrics
 from .energy import EnergyMeter
-from .fleet import Fleet, deal
+from .fleet import Fleet, Supply, deal
 from .http import ConnectionLost, fetch, parse_url
 from .job import Target
 from .lengths import parse_lengths
 from .material import Material
 from .metrics import PossibleHitRate, PrefixHitRate, Run
-from .options import RunOptions
+from .options import REQUESTS, RunOptions
 from .record import ClientAudit, RequestRecord
 from .result import document
 from .slo import parse_slo
@@ -42,6 +42,8 @@ class Progress:
 
     total: int
     records: list[RequestRecord] = field(default_factory=list)
+    lasts: float | None = None
+    """Seconds, where a duration alone ends the run; then `total` is only where it begins."""
     started: float = field(default_factory=time.monotonic)
     phase: str = "preparing"
 
@@ -78,13 +80,22 @@ def run_bench(
     offsets = None
     if arrivals is not None:
         stream = arrivals.offsets(random.Random(options.seed + 1))
-        offsets = list(itertools.islice(stream, len(sessions)))
+        if options.endless:
+            assert options.duration is not None
+            lasts = options.duration
+            offsets = list(itertools.takewhile(lambda offset: offset < lasts, stream))
+            sessions = make_sessions(replace(options, requests=max(1, len(offsets))), material)[0]
+        else:
+            offsets = list(itertools.islice(stream, len(sessions)))
         if options.duration is not None:
             sessions = sessions[: sum(offset < options.duration for offset in offsets)]
             offsets = offsets[: len(sessions)]
             if not sessions:
                 raise InvalidRequest("no request is due within the duration", param="duration")
+    endless = options.endless and offsets is None
     progress = Progress(sum(len(session.turns) for session in sessions))
+    if endless:
+        progress.lasts = options.duration
     store = Store(folder)
     try:
         started = {"schema": STARTED, "options": options.public(), "server": server}
@@ -93,18 +104,23 @@ def run_bench(
         watch(progress)
         _warm_up(options, target, material)
         progress.phase, progress.started = "running", time.monotonic()
-        fleet = Fleet(
-            deal(
-                sessions,
-                target,
-                options.processes,
-                concurrency=None if offsets is not None else options.concurrency,
-                offsets=offsets,
-                duration=options.duration,
-                # Past the end an answer's text proves no count, so nothing is recounted.
-                tokenizer=None if options.ignores_eos else options.tokenizer,
-            )
+        jobs = deal(
+            sessions,
+            target,
+            options.processes,
+            concurrency=None if offsets is not None else options.concurrency,
+            offsets=offsets,
+            duration=options.duration,
+            # Past the end an answer's text proves no count, so nothing is recounted.
+            tokenizer=None if options.ignores_eos else options.tokenizer,
+            endless=endless,
         )
+        supply = Supply(
+            lambda count: make_sessions(replace(options, requests=count), material)[0],
+            len(sessions),
+            len(jobs),
+        )
+        fleet = Fleet(jobs, supply if endless else None)
 
         def keep(record: RequestRecord) -> None:
             progress.records.append(record)
@@ -244,7 +260,7 @@ def make_sessions(options: RunOptions, material: Material) -> tuple[list[Session
 
 def make_wish(options: RunOptions, material: Material) -> Wish:
     return Wish(
-        sessions=options.requests,
+        sessions=options.requests or max(REQUESTS, 4 * options.concurrency),
         seed=options.seed,
         input=parse_lengths(options.input, "input"),
         output=parse_lengths(options.output, "output"),

@@ -76,8 +76,12 @@ def request_value(metric: str, record: RequestRecord) -> float | None:
         return (record.end_ns - record.planned_ns) / 1e9
     if len(times) < 2:
         return None
-    gaps = len(times) - 1 if metric == "itl" else max(1, record.tokens - 1)
-    return (times[-1] - times[0]) / 1e9 / gaps
+    pieces = len(times)
+    if metric == "itl":
+        return (times[-1] - times[0]) / 1e9 / (pieces - 1)
+    if record.tokens < 2:
+        return None
+    return (times[-1] - times[0]) / 1e9 / (record.tokens * (pieces - 1) / pieces)
 
 
 def parse_slo(text: str) -> Slo:

@@ -51,6 +51,17 @@ class Event(msgspec.Struct):
                 ]  # fmt: skip
         return "".join(parts)
 
+    def called(self) -> int:
+        """Bytes of the names and arguments of tool calls that it adds."""
+        return sum(
+            len(str(call.get("function", {}).get(part) or "").encode(errors="replace"))
+            for choice in self.choices
+            if choice.delta is not None and choice.delta.tool_calls
+            for call in choice.delta.tool_calls
+            if isinstance(call, dict) and isinstance(call.get("function", {}), dict)
+            for part in ("name", "arguments")
+        )
+
     def carries(self) -> bool:
         """Does it carry any of the answer: text, or a tool call?"""
         return any(
@@ -67,17 +78,40 @@ _decoder = msgspec.json.Decoder(Event)
 
 
 class Lines:
-    """Bytes of a body → the payloads of its `data:` lines."""
+    """Bytes of a body → the data of its events (WHATWG HTML, 9.2.6).
+
+    A line ends with LF, CR or CR LF; an event ends with an empty line, and its `data:` lines are
+    joined; other fields and comments say nothing here.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
+        self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        lines = (self._rest + data).split(b"\n")
+        """The events that have ended."""
+        data = self._rest + data
+        if b"\r" in data:
+            # A CR at the end may be half of a CR LF.
+            whole = len(data) - data.endswith(b"\r")
+            data = data[:whole].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + data[whole:]
+        lines = data.split(b"\n")
         self._rest = lines.pop()
-        return [
-            line[5:].strip() for line in lines if line.startswith(b"data:")
-        ]  # fmt: skip
+        return [event for line in lines if (event := self._line(line)) is not None]
+
+    def end(self) -> list[bytes]:
+        """The stream is over: what its last event has, ended or not."""
+        line, self._rest = self._rest.rstrip(b"\r"), b""
+        return [event for last in (line, b"") if (event := self._line(last)) is not None]
+
+    def _line(self, line: bytes) -> bytes | None:
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].strip())
+        elif not line and self._data:
+            event = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+            self._data = []
+            return event
+        return None
 
 
 def decode(payload: bytes) -> Event:

@@ -66,8 +66,7 @@ def options_at(base: RunOptions, by: str, value: float, seconds: float) -> RunOp
         return replace(base, arrivals=f"poisson:{value:g}", requests=count, duration=None)
     users = max(1, round(value))
     return replace(
-        base, arrivals=None, concurrency=users, requests=max(base.requests, 4 * users),
-        duration=seconds,
+        base, arrivals=None, concurrency=users, requests=base.requests, duration=seconds,
     )  # fmt: skip
 
 

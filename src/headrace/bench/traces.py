@@ -7,6 +7,7 @@ LLM inference trace (CSV) and BurstGPT (CSV). Formats as their publishers docume
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -45,7 +46,8 @@ def load_trace(
 def _sharegpt(
     path: Path, material: Material, rng: random.Random, limit: int | None
 ) -> list[Session]:
-    """[{"conversations": [{"from": "human" | "gpt", "value": …}, …]}, …]: first exchange."""
+    """[{"conversations": [{"from": "human" | "gpt", "value": …}, …]}, …]: questions with the
+    answer behind each; a system prompt, or an answer that nobody asked for, is left out."""
     try:
         data = json.loads(path.read_text())
     except ValueError as error:
@@ -70,7 +72,7 @@ def _sharegpt(
                 question, max(1, material.count(answer)), prompt_tokens=material.count(question),
                 answer=answer,
             )
-            for (asker, question), (answerer, answer) in zip(said[::2], said[1::2], strict=False)
+            for (asker, question), (answerer, answer) in itertools.pairwise(said)
             if asker in ("human", "user") and answerer in ("gpt", "assistant") and question
         ]  # fmt: skip
         if turns:

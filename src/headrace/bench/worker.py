@@ -1,21 +1,24 @@
 """A client process: `python -m headrace.bench.worker`, told its job on stdin.
 
-Lines in: a job, then the start time on the monotonic clock. Lines out: "ready", a record per
-request as it ends, and the audit at the end, each a JSON object with its type first.
+Lines in: a job, then the start time on the monotonic clock, then further sessions where it asked
+for them. Lines out: "ready", a record per request as it ends, "more" where sessions run out before
+the time does, and the audit at the end, each a JSON object with its type first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
+import threading
 from collections.abc import Callable
 
 import msgspec
 
 from ..base.errors import HeadraceError
 from .client import Client, Recount
-from .job import Job
+from .job import Job, More
 from .record import RequestRecord
 
 _encode = msgspec.json.Encoder().encode
@@ -56,7 +59,20 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
     def emit(record: RequestRecord) -> None:
         say("record", record)
 
-    client = Client(job, emit, recount)
+    client = Client(job, emit, recount, ask=lambda: say("more"))
+    loop = asyncio.get_running_loop()
+
+    def listen() -> None:
+        # Not by `sys.stdin`: at the end of the process nobody may hold its lock.
+        rest = b""
+        while data := os.read(0, 1 << 20):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                more = msgspec.json.decode(line, type=More)
+                loop.call_soon_threadsafe(client.add, more)
+
+    if job.endless:
+        threading.Thread(target=listen, name="more", daemon=True).start()
     # Collections in the middle of a run would be lag of our own making.
     gc.collect()
     gc.freeze()

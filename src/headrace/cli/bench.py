@@ -89,7 +89,7 @@ def run_command(
     trace_speed: TraceSpeed = 1.0,
     input: Input = "128",
     output: Output = "128",
-    requests: Requests = 64,
+    requests: Requests = None,
     duration: Duration = None,
     arrivals: Arrive = None,
     concurrency: Users = 8,
@@ -253,7 +253,7 @@ def compare_command(
     workload: Workload = "fixed",
     input: Input = "128",
     output: Output = "128",
-    requests: Requests = 64,
+    requests: Requests = None,
     concurrency: Users = 8,
     tokenizer: TokenizerOf = None,
     model: Model = None,
@@ -320,6 +320,10 @@ def report_command(
         show_result(Console(), found)
         return
     place = out or folder
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{place}: {error.strerror or error}", param="out") from None
     if format == "png":
         write_png(result_charts(found), place / "report.png")
         return

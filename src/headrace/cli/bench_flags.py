@@ -24,7 +24,13 @@ Input = Annotated[
     str, typer.Option(help="Prompt tokens: N, uniform:LOW:HIGH, normal:MEAN:SD, lognormal:…")
 ]
 Output = Annotated[str, typer.Option(help="Output tokens, likewise.")]
-Requests = Annotated[int, typer.Option(help="Requests (sessions, where a workload has turns).")]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        help="Requests (sessions, where a workload has turns); none: what --duration takes, all "
+        "of a trace, else 64."
+    ),
+]
 Duration = Annotated[float | None, typer.Option(help="Seconds after which nothing new starts.")]
 Arrive = Annotated[
     str | None,

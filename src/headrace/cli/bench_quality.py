@@ -15,7 +15,7 @@ from rich.table import Table
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import accuracy
 from ..bench import compare as comparing
-from ..bench.gate import GATED, GATES, Held, hold, task_key
+from ..bench.gate import GATED, GATES, Held, hold, not_held, task_key
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
 from ..bench.mlperf import SCENARIOS, SUBMISSION_SECONDS, SUMMARY, MlperfOptions, run_mlperf
@@ -175,13 +175,13 @@ def accuracy_command(
         answers = answers_of(target, asked, tokens, alternatives=alternatives, concurrency=users)
     held: list[Held] = []
     if expected is not None:
-        agreed = agreement(answers, expected.answers)
+        agreed = agreement(answers, expected.answers, limit=tokens, reference_limit=expected.limit)
         console.print(_said(agreed), highlight=False, soft_wrap=True)
         held = hold(expected, agreed=agreed, perplexity=found, scores=scores)
         console.print(_gates(held))
     if save is not None:
         kept = {task_key(score.name, score.items): score.score for score in scores}
-        save_reference(save, Reference(target.model, asked, answers, found, kept))
+        save_reference(save, Reference(target.model, asked, answers, found, kept, tokens))
         console.print(f"kept {len(asked)} answers in {save}", highlight=False, soft_wrap=True)
     if as_json:
         document = {
@@ -193,11 +193,17 @@ def accuracy_command(
             "held": [asdict(one) for one in held],
         }
         print(json.dumps(document))
+    undecided = (
+        not_held(expected, held, deciding, perplexity=found, scores=scores) if expected else []
+    )
+    for line in undecided:
+        console.print(f"not compared: {line}", style="bold red", highlight=False, soft_wrap=True)
     below = [one.name for one in held if one.kind in deciding and not one.passes(at_least)]
     if below:
         console.print(
             f"below {at_least:.1%} of the reference: {', '.join(below)}", style="bold red"
         )
+    if below or undecided:
         raise typer.Exit(comparing.REGRESSED)
 
 
