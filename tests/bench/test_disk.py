@@ -83,8 +83,16 @@ def test_files_are_whole_or_absent(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     with MockServer(QUICK) as server:
         run_bench(RunOptions(url=server.url, requests=2, output="4"), tmp_path)
+    (tmp_path / "file").touch()
     written = CliRunner().invoke(
-        command, ["report", str(tmp_path), "--format", "csv", "-o", str(tmp_path / "none")]
+        command, ["report", str(tmp_path), "--format", "csv", "-o", str(tmp_path / "file" / "in")]
+    )
+    assert isinstance(written.exception, HeadraceError)
+    assert "file/in: Not a directory" in written.exception.message
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / ".requests.csv.partial").symlink_to("/dev/full")
+    written = CliRunner().invoke(
+        command, ["report", str(tmp_path), "--format", "csv", "-o", str(tmp_path / "place")]
     )
     assert isinstance(written.exception, HeadraceError)
     assert "was not written" in written.exception.message
