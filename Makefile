@@ -13,13 +13,16 @@ TORCH ?= torch==2.13.0
 # The default model needs torch on a GPU only.
 EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 
-.PHONY: help run test check explore sanitize lint bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check explore faults lowest lock sanitize lint bench-cpu gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
 	@echo "make check      format, lint, types, ranks, unit and property tests (about two minutes)"
 	@echo "make explore    the property tests with examples that were never tried"
+	@echo "make faults     the whole fault table and mutations of every input: an hour"
+	@echo "make lowest     the lower bounds of the dependencies, installed and tried"
+	@echo "make lock       resolve deploy/requirements.lock again"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
@@ -55,6 +58,21 @@ check: $(VENV)/.tested
 explore: $(VENV)/.tested
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile \
 	    -m "not model and not gpu" -k "$(K)"
+
+# CI tries the quick rows (tests/faults); this one writes the table of docs/reliability.md.
+FUZZ ?= 100000
+faults: $(VENV)/.tested
+	$(BIN)/python benchmarks/faults.py --fuzz $(FUZZ) --json benchmarks/results/faults.json \
+	    --table docs/reliability.md
+
+lowest:
+	.ci/lowest
+
+# One file for every platform and Python that is served, with the hashes of all its wheels.
+lock: $(VENV)/.installed
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --no-header --upgrade pyproject.toml --output-file deploy/requirements.lock
 
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
 gpu-dry: $(VENV)/.tested

@@ -25,9 +25,9 @@ MAX_DEPTH = 64
 """Nesting of a schema."""
 MAX_NODES = 20_000
 """Values inside a schema."""
-MAX_OBJECT = 1_000
+MAX_OBJECT = 500
 """Properties of one object in a schema: llguidance takes a time that grows with their square."""
-MAX_PROPERTIES = 3_000
+MAX_PROPERTIES = 2_000
 """Properties of all objects in a schema together, which `allOf` can make one."""
 MAX_NUMBER = 2**53 - 1
 """Numbers that a schema may demand: llguidance holds each as a double, in which larger whole

@@ -1,0 +1,386 @@
+"""The rows of the fault table: each breaks one thing of a real server and counts what came back.
+
+The server runs a random model of two layers: the service is tried here, not a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from fault_client import ANSWERED, HUNG, LIMIT, LOST, REFUSED, Others, Row, all_of, http, percentile
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+
+from processes import Running, api_pid, headrace, running
+from served_model import make_tiny_model
+
+
+@dataclass
+class Place:
+    """A server and where it lives."""
+
+    server: Running
+    model: str
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return self.server.url + "/v1/completions"
+
+    @property
+    def engine(self) -> int:
+        return psutil.Process(api_pid(self.server)).children()[0].pid
+
+    def ask(self, tokens: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any]:
+        return {
+            "model": self.model, "prompt": "The headrace", "max_tokens": tokens,
+            "temperature": 0, "ignore_eos": True, "stream": stream, **more,
+        }  # fmt: skip
+
+    def ready(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(self.server.url + "/v1/health/ready", timeout=5.0).status_code == 200
+        return False
+
+    async def until_ready(self, wanted: bool = True, seconds: float = LIMIT) -> float:
+        """Seconds that it took."""
+        begin = time.monotonic()
+        while await asyncio.to_thread(self.ready) is not wanted:
+            if time.monotonic() - begin > seconds:
+                return seconds
+            await asyncio.sleep(0.02)
+        return time.monotonic() - begin
+
+    async def until_in_work(self, count: int) -> None:
+        """So many requests have reached the API process's engine face."""
+        end = time.monotonic() + 20
+        async with http() as client:
+            while time.monotonic() < end:
+                text = (await client.get(self.server.url + "/metrics")).text
+                line = next(x for x in text.splitlines()
+                            if x.startswith("headrace_http_requests_in_work"))  # fmt: skip
+                if float(line.split()[-1]) >= count:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def serves(self, row: Row) -> Row:
+        """Held against the row: afterwards it is ready, answers, and holds nothing."""
+        row.facts["ready_again_seconds"] = round(await self.until_ready(), 2)
+        after = await all_of(self.url, [self.ask(4, stream=False)])
+        row.facts["after"] = after[0]
+        if after[0] != ANSWERED:
+            row.lost += 1
+        return row
+
+
+@contextmanager
+def place(folder: Path, *flags: str, wrap: tuple[str, ...] = ()) -> Iterator[Place]:
+    model = folder / "model"
+    if not model.exists():
+        make_tiny_model(model)
+    command = headrace(
+        "serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref",
+        "--max-sequences", "16", "--max-waiting", "600", *flags,
+    )  # fmt: skip
+    with running([*wrap, *command]) as server:
+        yield Place(server, model.name, folder)
+
+
+Fault = Callable[[Place], Awaitable[Row]]
+
+
+async def killed_before_the_first_byte(place: Place) -> Row:
+    engine = place.engine
+    os.kill(engine, signal.SIGSTOP)  # So nothing can have been sent.
+
+    async def kill() -> None:
+        await place.until_in_work(24)
+        os.kill(engine, signal.SIGKILL)
+
+    row = Row("kill", "engine, before the first byte of 24 streams")
+    row.count(await all_of(place.url, [place.ask()] * 24, then=kill))
+    row.facts["not_answered"] = row.sent - row.answered
+    row.limits["not_answered"] = 0
+    return await place.serves(row)
+
+
+async def killed_in_the_middle(place: Place) -> Row:
+    row = Row("kill", "engine, in the middle of 16 streams")
+    begun = asyncio.Semaphore(0)
+
+    async def one(client: httpx.AsyncClient) -> str:
+        from fault_client import outcome
+
+        return await outcome(client, place.url, place.ask(450), on_begin=begun.release)
+
+    async with http() as client:
+        tasks = [asyncio.create_task(one(client)) for _ in range(16)]
+        for _ in range(16):
+            await asyncio.wait_for(begun.acquire(), LIMIT)
+        os.kill(place.engine, signal.SIGKILL)
+        row.count(await asyncio.gather(*tasks))
+    return await place.serves(row)
+
+
+async def api_killed(place: Place) -> Row:
+    row = Row("kill", "API process, under 8 streams", may_lose=True)
+
+    async def kill() -> None:
+        await place.until_in_work(8)
+        os.kill(api_pid(place.server), signal.SIGKILL)
+        begin = time.monotonic()
+        async with http() as client:
+            reply = await client.get(place.server.url + "/v1/health/live")
+        row.facts["port_answers_seconds"] = round(time.monotonic() - begin, 2)
+        row.facts["status"] = str(reply.status_code)
+
+    row.count(await all_of(place.url, [place.ask(450)] * 8, then=kill))
+    return await place.serves(row)
+
+
+async def stopped_for_a_while(place: Place) -> Row:
+    row = Row("stop", "engine for 6 s, under 8 streams")
+    row.limits["unready_after_seconds"] = 3.5  # The bound of a step of this model is nothing.
+
+    async def stop() -> None:
+        await place.until_in_work(8)
+        engine = place.engine
+        os.kill(engine, signal.SIGSTOP)
+        row.facts["unready_after_seconds"] = round(await place.until_ready(False, 20), 2)
+        await asyncio.sleep(max(0.0, 6 - float(row.facts["unready_after_seconds"])))
+        os.kill(engine, signal.SIGCONT)
+
+    row.count(await all_of(place.url, [place.ask(450)] * 8, then=stop))
+    return await place.serves(row)
+
+
+async def folder_gone(place: Place) -> Row:
+    row = Row("fill", "the folder of the sockets is removed, the engine killed")
+    engine = psutil.Process(place.engine)
+    folder = Path(engine.cmdline()[4])
+    assert folder.name.startswith("headrace-"), folder
+    shutil.rmtree(folder)
+    engine.kill()
+    await place.until_ready(False, 5)
+    return (await place.serves(row)).count([str(row.facts["after"])])
+
+
+async def no_processes(place: Place) -> Row | None:
+    """None where no control group can be made."""
+    row = Row("fill", "process table full for 5 s, the engine killed")
+    group = Path("/sys/fs/cgroup/pids") / f"headrace-faults-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        return None
+    api = api_pid(place.server)
+    try:
+        (group / "cgroup.procs").write_text(str(api))
+        (group / "pids.max").write_text((group / "pids.current").read_text())
+        os.kill(place.engine, signal.SIGKILL)
+        await asyncio.sleep(5)
+        row.count(await all_of(place.url, [place.ask(4)] * 4, limit=10))
+        (group / "pids.max").write_text("max")
+        await place.serves(row)
+    finally:
+        (group / "pids.max").write_text("max")
+        Path("/sys/fs/cgroup/pids/cgroup.procs").write_text(str(api))
+        with suppress(OSError, psutil.Error):
+            for child in psutil.Process(api).children():
+                Path("/sys/fs/cgroup/pids/cgroup.procs").write_text(str(child.pid))
+        with suppress(OSError):
+            group.rmdir()
+    return row
+
+
+async def burst(place: Place, count: int = 2000) -> Row:
+    row = Row("flood", f"{count:,} requests at once")
+    bodies = [place.ask(2, stream=bool(place_ % 2)) for place_ in range(count)]
+    row.count(await all_of(place.url, bodies, limit=120))
+    return await place.serves(row)
+
+
+async def beside(
+    place: Place, row: Row, attack: Callable[[], Awaitable[None]], quiet: float = 3.0
+) -> Row:
+    """Others' answers without and with an attack."""
+    before, during = (Others(place.url, place.ask(4, stream=False)) for _ in range(2))
+    async with before.asking():
+        await asyncio.sleep(quiet)
+    async with during.asking():
+        await attack()
+    row.count(during.outcomes)
+    base, worst = percentile(before.seconds, 0.99), percentile(during.seconds, 0.99)
+    row.facts["p99_before_seconds"] = round(base, 3)
+    row.facts["p99_seconds"] = round(worst, 3)
+    row.facts["p99_ratio"] = round(worst / max(base, 1e-9), 2)
+    return await place.serves(row)
+
+
+async def idle_connections(place: Place) -> Row:
+    host, port = place.server.url.removeprefix("http://").split(":")
+
+    async def attack() -> None:
+        pairs = await asyncio.gather(*(asyncio.open_connection(host, int(port))
+                                       for _ in range(700)))  # fmt: skip
+        for number, (_, writer) in enumerate(pairs):
+            if number % 3 == 0:
+                writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        for _ in range(20):
+            for number, (_, writer) in enumerate(pairs):
+                if number % 3 == 0 and not writer.is_closing():
+                    writer.write(b"a")
+            await asyncio.sleep(0.2)
+        for _, writer in pairs:
+            writer.close()
+
+    return await beside(
+        place, Row("flood", "700 connections, silent or a byte at a time: others"), attack
+    )
+
+
+def huge_schema(number: int) -> dict[str, Any]:
+    names = [f"p{number}_{place}" for place in range(2000)]
+    objects = [names[first : first + 500] for first in range(0, 2000, 500)]
+    return {
+        "type": "array",
+        "prefixItems": [
+            {"type": "object", "properties": {name: {"type": "string"} for name in each}}
+            for each in objects
+        ],
+    }
+
+
+def formed(place: Place, schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    return place.ask(40, stream=False, response_format=form, ignore_eos=False)
+
+
+async def abandoned_schemas(place: Place) -> Row:
+    row = Row("forge", "a small new schema beside eight abandoned huge ones")
+    row.limits["small_seconds"] = 1.0
+    await all_of(place.url, [formed(place, {"type": "boolean"})])  # The tokenizer's tables.
+    async with http() as client:
+        tasks = [
+            asyncio.create_task(client.post(place.url, json=formed(place, huge_schema(number))))
+            for number in range(8)
+        ]
+        await asyncio.sleep(0.6)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    begin = time.monotonic()
+    new = {"enum": ["yes", f"no {random.random()}"]}
+    row.count(await all_of(place.url, [formed(place, new)]))
+    row.facts["small_seconds"] = round(time.monotonic() - begin, 2)
+    return await place.serves(row)
+
+
+def hostile_bodies(place: Place) -> list[bytes]:
+    """Bodies that ask for much with little."""
+    head = b'{"model":"%s","prompt":"a","max_tokens":2,' % place.model.encode()
+    deep = 100_000
+    return [
+        head + b'"metadata":' + b"[" * deep + b"]" * deep + b"}",
+        head + b'"metadata":[' + b"[]," * 900_000 + b"[]]}",
+        head + b'"chat_template_kwargs":{"a":[' + b"[]," * 900_000 + b"[]]}}",
+        head + b'"seed":' + b"9" * 100_000 + b"}",
+        head + b'"temperature":1e999}',
+        head + b'"temperature":NaN}',
+        head + b'"stop":["\\ud800"]}',
+        head + b'"stop_token_ids":[' + b"1," * 500_000 + b"1]}",
+        head + b'"logit_bias":{' + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}}",
+        head + b'"stop":[' + b'"a",' * 500_000 + b'"a"]}',
+        head[:-1] + b"\xff\xfe}",
+        b"[" * deep,
+        b'{"a":' * deep,
+        b'"' + b"a" * 3_000_000,
+        b"",
+        b"null",
+    ]
+
+
+async def forged_bodies(place: Place) -> Row:
+    row = Row("forge", "hostile bodies, four at once: others")
+    outcomes: list[str] = []
+
+    async def attack() -> None:
+        bodies = hostile_bodies(place)
+        for first in range(0, len(bodies), 4):
+            outcomes.extend(await all_of(place.url, bodies[first : first + 4]))
+
+    await beside(place, row, attack)
+    return row.count(outcomes)
+
+
+async def memory_of_a_body(place: Place) -> Row:
+    """How much the API process grows for a body, in bodies."""
+    row = Row("forge", "one body of 2.7 MB of empty lists")
+    body = hostile_bodies(place)[1]
+    process = psutil.Process(api_pid(place.server))
+    before = peak = process.memory_info().rss
+
+    async def watch() -> None:
+        nonlocal peak
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            peak = max(peak, process.memory_info().rss)
+            await asyncio.sleep(0.002)
+
+    row.count(await all_of(place.url, [body], then=watch))
+    row.facts["bodies_of_memory"] = round((peak - before) / len(body), 1)
+    row.limits["bodies_of_memory"] = 4.0
+    return await place.serves(row)
+
+
+QUICK: dict[str, Fault] = {
+    "killed_before_the_first_byte": killed_before_the_first_byte,
+    "killed_in_the_middle": killed_in_the_middle,
+    "api_killed": api_killed,
+    "stopped_for_a_while": stopped_for_a_while,
+    "folder_gone": folder_gone,
+    "no_processes": no_processes,  # type: ignore[dict-item]
+    "abandoned_schemas": abandoned_schemas,
+    "forged_bodies": forged_bodies,
+}
+"""Those that CI tries too."""
+SLOW: dict[str, Fault] = {
+    "burst": burst,
+    "idle_connections": idle_connections,
+    "memory_of_a_body": memory_of_a_body,
+}
+
+
+async def full_temporary_folder(folder: Path) -> Row | None:
+    """A server whose TMPDIR has no room: a file system of its own. None where none can be had."""
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        return None
+    room = folder / "room"
+    room.mkdir(exist_ok=True)
+    row = Row("fill", "temporary folder full, the engine killed")
+    script = (
+        f"mount -t tmpfs -o size=1m tmpfs {room} && "
+        f'(head -c 900k /dev/zero > {room}/filler; true) && export TMPDIR={room} && exec "$@"'
+    )
+    wrap = ("unshare", "--mount", "sh", "-c", script, "sh")
+    with place(folder, wrap=wrap) as full:
+        row.count(await all_of(full.url, [full.ask(4)] * 4))
+        os.kill(full.engine, signal.SIGKILL)
+        await full.until_ready(False, 5)
+        return await full.serves(row)
+
+
+__all__ = ["ANSWERED", "HUNG", "LOST", "QUICK", "REFUSED", "SLOW", "Place", "Row", "place"]

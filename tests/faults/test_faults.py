@@ -1,0 +1,48 @@
+"""The fault table, its quick rows: nothing hangs, nothing is lost that the documentation promises.
+
+`make faults` tries the others too and writes the table of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import fault_rows
+import pytest
+from fault_client import Row
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fault_rows.Place]:
+    with fault_rows.place(tmp_path_factory.mktemp("faults")) as place:
+        yield place
+
+
+@pytest.mark.parametrize("name", fault_rows.QUICK)
+def test_a_fault(server: fault_rows.Place, name: str) -> None:
+    row = asyncio.run(fault_rows.QUICK[name](server))
+    if row is None:
+        pytest.skip("what this fault needs of the system is not to be had here")
+    assert not row.broken(), row
+    assert row.facts["after"] == "answered"
+
+
+def test_a_full_temporary_folder(tmp_path: Path) -> None:
+    row = asyncio.run(fault_rows.full_temporary_folder(tmp_path))
+    if row is None:
+        pytest.skip("no file system can be mounted here")
+    assert not row.broken(), row
+
+
+def test_a_broken_promise_is_told() -> None:
+    row = Row("kill", "x", limits={"seconds": 1.0}).count(["answered", "hung", "lost"])
+    row.facts["seconds"] = 2.0
+    assert (row.sent, row.answered) == (3, 1)
+    assert row.broken() == ["1 hung", "1 lost", "seconds is 2.0, at most 1"]
+    row.may_lose = True
+    assert "1 lost" not in row.broken()
+    assert Row("kill", "y", limits={"seconds": 1.0}).broken() == ["seconds is None, at most 1"]
