@@ -97,11 +97,9 @@ def as_table(done: list[Row], fuzzed: list[dict[str, Any]]) -> str:
         cells = (f"{row.kind}: {row.fault}", *(f"{count:,}" for count in counts), "; ".join(facts))
         lines.append(f"| {' | '.join(cells)} |")
     for one in fuzzed:
-        untyped = one.get("untyped", 0)
-        read, refused = one.get("read", 0), one.get("refused", 0)
-        lines.append(
-            f"| mutate: {one['kind']} | {one['sent']:,} | {read:,} | {refused:,} | 0 | {untyped} | |"
-        )
+        counts = (one["sent"], one.get("read", 0), one.get("refused", 0), 0, one.get("untyped", 0))
+        cells = (f"mutate: {one['kind']}", *(f"{count:,}" for count in counts), "")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
