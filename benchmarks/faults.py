@@ -116,7 +116,11 @@ def main() -> None:
         done = asyncio.run(rows(given.rows, Path(folder)))
     fuzzed = fuzz(given.fuzz, given.processes) if given.fuzz else []
     record = {
-        "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "system": platform.platform(),
+            "load": [round(load, 1) for load in os.getloadavg()],
+        },
         "seconds": round(time.monotonic() - begin),
         "rows": [{**asdict(row), "broken": row.broken()} for row in done],
         "mutations": fuzzed,
