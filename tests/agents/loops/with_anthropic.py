@@ -17,8 +17,9 @@ def get_weather(city: str) -> str:
 url, model = arguments()
 client = Anthropic(base_url=url, api_key="x")
 runner = client.beta.messages.tool_runner(
-    model=model, max_tokens=160, temperature=0.0, tools=[get_weather], max_iterations=4,
+    model=model, max_tokens=64, tools=[get_weather], max_iterations=2,
     messages=[{"role": "user", "content": QUESTION}],
 )  # fmt: skip
-last = runner.until_done()
-report("".join(block.text for block in last.content if block.type == "text"))
+turns = list(runner)  # The second is asked with the first one's blocks and the tool's result.
+results = runner.generate_tool_call_response()
+report(results["content"][0]["content"] if results else turns[-1].content)

@@ -6,7 +6,7 @@ from langgraph.prebuilt import create_react_agent
 from task import QUESTION, SAMPLING, arguments, report, weather
 
 
-@tool
+@tool(return_direct=True)
 def get_weather(city: str) -> str:
     """Get the weather of a city."""
     return weather(city)

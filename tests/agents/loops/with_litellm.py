@@ -22,9 +22,10 @@ url, model = arguments()
 kind = sys.argv[3]
 base = url if kind in ("anthropic", "ollama_chat") else f"{url}/v1"
 messages = [{"role": "user", "content": QUESTION}]
-for _ in range(4):
+for choice in ("auto", "none"):
     reply = litellm.completion(
         model=f"{kind}/{model}", api_base=base, api_key="x", messages=messages, tools=[TOOL],
+        tool_choice=choice,
         **SAMPLING,
     )  # fmt: skip
     said = reply.choices[0].message

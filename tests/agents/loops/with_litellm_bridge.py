@@ -19,10 +19,10 @@ TOOL = {
 async def main() -> None:
     url, model = arguments()
     messages = [{"role": "user", "content": QUESTION}]
-    for _ in range(4):
+    for choice in ("auto", "none"):
         reply = await litellm.anthropic.messages.acreate(
             model=f"hosted_vllm/{model}", api_base=f"{url}/v1", api_key="x", messages=messages,
-            tools=[TOOL], max_tokens=160, temperature=0.0,
+            tools=[TOOL], max_tokens=64, temperature=0.0, tool_choice={"type": choice},
         )  # fmt: skip
         messages.append({"role": "assistant", "content": reply["content"]})
         used = [block for block in reply["content"] if block["type"] == "tool_use"]

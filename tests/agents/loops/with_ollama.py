@@ -16,9 +16,9 @@ def get_weather(city: str) -> str:
 url, model = arguments()
 client = ollama.Client(host=url)
 messages = [{"role": "user", "content": QUESTION}]
-for _ in range(4):
+for tools in ([get_weather], None):
     reply = client.chat(
-        model, messages, tools=[get_weather], options={"temperature": 0, "num_predict": 160}
+        model, messages, tools=tools, options={"temperature": 0, "num_predict": 64}
     )
     messages.append(reply.message)
     if not reply.message.tool_calls:

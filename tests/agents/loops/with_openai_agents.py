@@ -35,5 +35,6 @@ agent = Agent(
     model=kind(model=model, openai_client=client),
     model_settings=ModelSettings(**SAMPLING),
     tools=[get_weather],
+    tool_use_behavior="stop_on_first_tool",
 )
 report(Runner.run_sync(agent, QUESTION, max_turns=4).final_output)

@@ -16,5 +16,5 @@ def get_weather(city: str) -> str:
 
 url, model = arguments()
 chat = OpenAIServerModel(model_id=model, api_base=f"{url}/v1", api_key="x", **SAMPLING)
-agent = ToolCallingAgent(tools=[get_weather], model=chat, max_steps=4, verbosity_level=0)
+agent = ToolCallingAgent(tools=[get_weather], model=chat, max_steps=2, verbosity_level=0)
 report(agent.run(QUESTION))

@@ -38,7 +38,8 @@ export async function call(path, { body, signal, quietly = false } = {}) {
 async function refusal(response) {
   let message = `${response.status} ${response.statusText}`;
   try {
-    message = (await response.json()).error.message;
+    // A sentence, unless it begins with the name of a field.
+    message = (await response.json()).error.message.replace(/^[a-z](?=[a-z]* )/, (letter) => letter.toUpperCase());
   } catch {
     // Not ours: a proxy's page, say. The status has to do.
   }

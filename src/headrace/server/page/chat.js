@@ -4,6 +4,8 @@ import { Refused, call, events } from "./api.js";
 import { announce, byId, figures, make, seconds } from "./dom.js";
 import { codeBlock, render } from "./markdown.js";
 import * as settings from "./settings.js";
+import * as shelf from "./shelf.js";
+import * as talks from "./talks.js";
 import { TokenView } from "./tokens.js";
 
 const turns = byId("turns");
@@ -14,6 +16,7 @@ const send = byId("send");
 const history = []; // {message, turn}: what is sent again, and where it is seen.
 let running = null; // AbortController of the answer that comes.
 let model = "";
+let id = talks.fresh(); // Of the conversation, under which this browser keeps it.
 
 export function setModel(name) {
   model = name;
@@ -42,7 +45,14 @@ function addTurn(role, label) {
 function say(role, content, more = {}) {
   const { turn, body } = addTurn("user", role === "tool" ? "Tool" : "You");
   body.textContent = content;
-  history.push({ message: { role, content, ...more }, turn });
+  const entry = { message: { role, content, ...more }, turn };
+  history.push(entry);
+  if (role === "user") {
+    const edit = make("button", { type: "button", class: "quiet", "aria-label": `Edit: ${content.slice(0, 80)}` }, "Edit");
+    edit.onclick = () => branch(entry);
+    turn.append(edit);
+  }
+  kept();
   scroller.scrollTop = scroller.scrollHeight;
 }
 
@@ -169,12 +179,13 @@ class Answer {
     // A frame that was asked for earlier draws the foot once more: the problem is kept for it.
     this.problem = problem ?? this.problem;
     if (this.problem) nodes.push(make("span", { class: this.problem === "stopped" ? "" : "failed" }, this.problem));
-    if (!running) nodes.push(this.acts());
+    // The row is there while another answer comes, unseen: nothing above that one may move.
+    if (!running || !this.turn.classList.contains("busy")) nodes.push(this.acts());
     this.foot.replaceChildren(...nodes);
   }
 
   acts() {
-    const acts = make("span", { class: "acts" });
+    const acts = make("span", { class: running ? "acts waits" : "acts" });
     const button = (label, act, attributes = {}) => {
       const made = make("button", { type: "button", class: "quiet", ...attributes }, label);
       made.onclick = () => act(made);
@@ -205,11 +216,57 @@ class Answer {
     if (this.calls.length) made.tool_calls = this.calls;
     if (this.text || this.calls.length) history.push({ message: made, turn: this.turn, answer: this });
     if (this.view && !this.structured && !this.calls.length) this.shown = "tokens";
+    kept();
     this.draw();
     this.drawFoot(problem);
     const spoken = problem ?? "Answer complete";
     announce(`${spoken}. ${this.usage?.completion_tokens ?? this.count} tokens. ${this.text.slice(0, 400)}`);
   }
+}
+
+function kept() {
+  if (!history.length) return;
+  talks.keep(id, history.map((entry) => entry.message));
+  talks.remember(id);
+}
+
+function clear() {
+  running?.abort();
+  history.length = 0;
+  turns.replaceChildren();
+  byId("empty").hidden = false;
+  id = talks.fresh();
+  talks.remember(id);
+}
+
+/** Show one that is kept. */
+function open(talk) {
+  clear();
+  id = talk.id;
+  for (const message of talk.messages) {
+    if (message.role === "assistant") {
+      const shown = new Answer(false);
+      shown.text = message.content ?? "";
+      shown.calls = message.tool_calls ?? [];
+      shown.turn.classList.remove("busy");
+      history.push({ message, turn: shown.turn, answer: shown });
+    } else if (message.role === "user" || message.role === "tool") {
+      const { role, content, ...more } = message;
+      say(role, String(content ?? ""), more);
+    }
+  }
+  for (const { answer: shown } of history) shown?.draw();
+  kept();
+  scroller.scrollTop = scroller.scrollHeight;
+}
+
+/** The conversation as far as before this message, as one of its own; the old one stays kept. */
+function branch(entry) {
+  const before = history.slice(0, history.indexOf(entry)).map((other) => other.message);
+  open({ id: talks.fresh(), messages: before });
+  message.value = entry.message.content;
+  grow();
+  message.focus();
 }
 
 function setRunning(controller) {
@@ -296,12 +353,12 @@ export function start() {
     button.onclick = () => submit(button.textContent);
   }
   byId("clear").onclick = () => {
-    running?.abort();
-    history.length = 0;
-    turns.replaceChildren();
-    byId("empty").hidden = false;
+    clear();
     message.focus();
   };
+  shelf.start({ open, here: () => id, gone: (gone) => gone === id && clear() });
+  const last = talks.find(talks.lastOpen());
+  if (last?.messages?.length) open(last);
   let language = "curl";
   const show = () => {
     const request = body();

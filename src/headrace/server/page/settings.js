@@ -1,6 +1,7 @@
 // The settings form: what it says becomes a request, and the request becomes code to copy.
 
 import { byId } from "./dom.js";
+import * as talks from "./talks.js";
 
 const form = byId("form");
 const field = (name) => form.elements[name];
@@ -59,7 +60,10 @@ export function options() {
   for (const name of ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_completion_tokens"]) {
     const input = field(name);
     if (!input.checkValidity()) {
-      if (!input.reportValidity()) return null;
+      // A field that is not seen (the closed panel of a phone) could not say what is wrong.
+      reveal(name);
+      input.reportValidity();
+      return null;
     }
     if (input.value !== "") body[name] = Number(input.value);
   }
@@ -115,7 +119,26 @@ function showSchema() {
   else if (!field("schema").value) field("schema").value = pretty(SCHEMA);
 }
 
+/** What the form held when the page was left. */
+function restore() {
+  for (const [name, value] of Object.entries(talks.settings())) {
+    const input = field(name);
+    if (input?.type === "checkbox") input.checked = value === true;
+    else if (input) input.value = String(value);
+  }
+}
+
+function keepAll() {
+  const values = {};
+  for (const input of form.elements) {
+    if (input.name) values[input.name] = input.type === "checkbox" ? input.checked : input.value;
+  }
+  talks.keepSettings(values);
+}
+
 export function start() {
+  restore();
+  form.addEventListener("input", keepAll);
   form.onsubmit = (event) => event.preventDefault();
   field("format").onchange = showSchema;
   field("schema").onchange = schemaValue;
@@ -123,6 +146,7 @@ export function start() {
   byId("tools-example").onclick = () => {
     field("tools").value = pretty(TOOLS);
     toolsValue();
+    keepAll();
   };
   byId("open-settings").onclick = () => {
     const open = !byId("settings").classList.contains("open");
