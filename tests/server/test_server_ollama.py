@@ -117,6 +117,21 @@ async def test_other_mistakes(client: httpx.AsyncClient) -> None:
     assert (await client.get("/api/version")).json()["version"][0].isdigit()
 
 
+async def test_clients_that_name_no_type_are_understood_and_foreign_pages_are_not(
+    client: httpx.AsyncClient,
+) -> None:
+    data = json.dumps(CHAT).encode()
+    for headers in ({}, {"content-type": "application/x-www-form-urlencoded"}):
+        request = client.build_request("POST", "/api/chat", content=data, headers=headers)
+        assert (await client.send(request)).status_code == 200
+        request.headers["origin"] = "https://evil.example"
+        refused = await client.post("/api/chat", content=data, headers=dict(request.headers))
+        assert refused.status_code == 403
+    # Elsewhere they are asked for it.
+    reply = await client.post("/v1/chat/completions", content=data)
+    assert reply.status_code == 415
+
+
 async def test_options_become_sampling(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     options = {
         "num_predict": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.4, "min_p": 0.1, "seed": 9,

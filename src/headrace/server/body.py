@@ -90,7 +90,8 @@ async def read_json(request: Request, limit: int) -> bytearray:
     """The body of a JSON request, unparsed, not too heavy to be; raises `TooLarge` or
     `UnsupportedMediaType`, and what `read_body` raises."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json" and not content_type.endswith("+json"):
+    typed = content_type == "application/json" or content_type.endswith("+json")
+    if not typed and content_type not in request.scope.get("headrace.untyped", ()):
         raise UnsupportedMediaType(
             f"the content type must be application/json, not {content_type[:100] or 'absent'}"
         )

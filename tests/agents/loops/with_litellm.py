@@ -23,9 +23,12 @@ kind = sys.argv[3]
 base = url if kind in ("anthropic", "ollama_chat") else f"{url}/v1"
 messages = [{"role": "user", "content": QUESTION}]
 for choice in ("auto", "none"):
+    offered = {"tools": [TOOL], "tool_choice": choice}
+    if kind == "ollama_chat" and choice == "none":
+        offered = {}  # Its interface has no choice: LiteLLM would offer them all the same.
     reply = litellm.completion(
-        model=f"{kind}/{model}", api_base=base, api_key="x", messages=messages, tools=[TOOL],
-        tool_choice=choice,
+        model=f"{kind}/{model}", api_base=base, api_key="x", messages=messages,
+        **offered,
         **SAMPLING,
     )  # fmt: skip
     said = reply.choices[0].message

@@ -19,17 +19,21 @@ TOOL = {
 async def main() -> None:
     url, model = arguments()
     messages = [{"role": "user", "content": QUESTION}]
-    for choice in ("auto", "none"):
+    for tools in ([TOOL], None):
         reply = await litellm.anthropic.messages.acreate(
             model=f"hosted_vllm/{model}", api_base=f"{url}/v1", api_key="x", messages=messages,
-            tools=[TOOL], max_tokens=64, temperature=0.0, tool_choice={"type": choice},
+            tools=tools, max_tokens=64, temperature=0.0,
         )  # fmt: skip
         messages.append({"role": "assistant", "content": reply["content"]})
         used = [block for block in reply["content"] if block["type"] == "tool_use"]
         if not used:
             break
         results = [
-            {"type": "tool_result", "tool_use_id": block["id"], "content": weather(**block["input"])}
+            {
+                "type": "tool_result",
+                "tool_use_id": block["id"],
+                "content": weather(**block["input"]),
+            }
             for block in used
         ]
         messages.append({"role": "user", "content": results})

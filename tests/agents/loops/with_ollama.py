@@ -17,9 +17,7 @@ url, model = arguments()
 client = ollama.Client(host=url)
 messages = [{"role": "user", "content": QUESTION}]
 for tools in ([get_weather], None):
-    reply = client.chat(
-        model, messages, tools=tools, options={"temperature": 0, "num_predict": 64}
-    )
+    reply = client.chat(model, messages, tools=tools, options={"temperature": 0, "num_predict": 64})
     messages.append(reply.message)
     if not reply.message.tool_calls:
         break

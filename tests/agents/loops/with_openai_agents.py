@@ -2,6 +2,9 @@
 
 import sys
 
+from openai import AsyncOpenAI
+from task import QUESTION, SAMPLING, arguments, report, weather
+
 from agents import (
     Agent,
     ModelSettings,
@@ -11,8 +14,6 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from openai import AsyncOpenAI
-from task import QUESTION, SAMPLING, arguments, report, weather
 
 
 @function_tool
@@ -33,7 +34,7 @@ agent = Agent(
     name="helper",
     instructions="You help with the weather.",
     model=kind(model=model, openai_client=client),
-    model_settings=ModelSettings(**SAMPLING),
+    model_settings=ModelSettings(**SAMPLING, parallel_tool_calls=False),
     tools=[get_weather],
     tool_use_behavior="stop_on_first_tool",
 )

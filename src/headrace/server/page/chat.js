@@ -206,7 +206,9 @@ class Answer {
         setTimeout(() => (made.textContent = "Copy"), 1500);
       }, { "aria-label": "Copy the answer" });
     }
-    if (turns.lastElementChild === this.turn) button("Again", () => again());
+    // Unseen where it would not do, but there: a row that wraps must not become a shorter one.
+    const last = turns.lastElementChild === this.turn;
+    button("Again", () => again(), last ? {} : { class: "quiet waits" });
     return acts;
   }
 

@@ -37,6 +37,10 @@ router = APIRouter(tags=["Ollama"])
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+UNTYPED = ("", "application/x-www-form-urlencoded")
+"""What LiteLLM and plain curl send as the type of their JSON. Pages of other sites are kept off
+by `origin`, whatever type they send."""
+
 
 def _answers(model: Any, *, lines: bool = False, body: bool = True) -> dict[int | str, Any]:
     found = replies(model, body=body, error=OllamaError)
@@ -52,6 +56,7 @@ def _own_errors(endpoint: Endpoint) -> Endpoint:
     @wraps(endpoint)
     async def wrapper(request: Request) -> Response:
         request.scope["headrace.error_reply"] = error_reply
+        request.scope["headrace.untyped"] = UNTYPED
         return await endpoint(request)
 
     return wrapper

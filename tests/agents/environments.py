@@ -1,0 +1,40 @@
+"""Environments of their own for client libraries, kept in the cache folder.
+
+Libraries that agree share one. They are made by `venv` and `pip`, so a clean checkout needs the
+package index once; what they are made of is in the folder's name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+from headrace.base.environment import cache_root
+
+MOST = (
+    "openai-agents>=0.24,<0.25", "pydantic-ai-slim[openai]>=2.68,<3", "langgraph>=1.2,<2",
+    "langchain-openai>=1.7,<2", "anthropic>=2.12,<3", "litellm>=1.83,<2", "ollama>=0.6,<1",
+    "smolagents>=1.26,<2",
+)  # fmt: skip
+LLAMA_INDEX = ("llama-index-core>=0.14,<1", "llama-index-llms-openai-like>=0.5,<1")
+"""It wants other versions of what the others share."""
+
+
+def python_of(packages: tuple[str, ...]) -> Path:
+    """The interpreter of an environment with these packages. Raises `CalledProcessError`."""
+    text = f"{sys.version_info[:2]} {sorted(packages)}"
+    folder = cache_root() / "agents" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    python, done = folder / "bin" / "python", folder / "complete"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another test process may be making it.
+        if not done.exists():
+            venv.create(folder, with_pip=True, clear=False)
+            pip = [str(python), "-m", "pip", "install", "--quiet"]
+            subprocess.run([*pip, *packages], check=True, timeout=500)
+            done.touch()
+    return python
