@@ -22,6 +22,8 @@ MOST = (
 )  # fmt: skip
 LLAMA_INDEX = ("llama-index-core>=0.14,<1", "llama-index-llms-openai-like>=0.5,<1")
 """It wants other versions of what the others share."""
+LLAMA_CPP = ("xllamacpp>=2026.10",)
+"""llama.cpp's own HTTP server, in a wheel."""
 
 
 def python_of(packages: tuple[str, ...]) -> Path:

@@ -198,11 +198,14 @@ def requests() -> Iterator[Callable[[], object]]:
                 model, method=method
             ).invoke(messages)
     provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="x")
-    for kind, shape in itertools.product(
-        (OpenAIChatModel, OpenAIResponsesModel), (str, Person, Account, pydantic_ai.NativeOutput(Person), pydantic_ai.PromptedOutput(Person))
-    ):  # fmt: skip
+    shapes = (
+        str, Person, Account, pydantic_ai.NativeOutput(Person), pydantic_ai.PromptedOutput(Person),
+    )  # fmt: skip
+    for kind, shape in itertools.product((OpenAIChatModel, OpenAIResponsesModel), shapes):
         for tools in ((), (get_weather.func,)):
-            agent = pydantic_ai.Agent(kind(MODEL, provider=provider), output_type=shape, tools=tools, retries=0)  # type: ignore[call-overload]  # fmt: skip
+            agent: Any = pydantic_ai.Agent(
+                kind(MODEL, provider=provider), output_type=shape, tools=tools, retries=0
+            )  # type: ignore[call-overload]
             yield lambda agent=agent: agent.run_sync("Hello")
     local = ollama.Client(host=URL)
     for options in ({}, {"temperature": 0, "num_predict": 4, "num_ctx": 512}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,11 @@ def test_an_embedding_model_reranks_by_the_cosine(
     assert len(reply["results"]) == 2
     scores = post(server, "/v1/score", text_1=TEXTS[0], text_2=TEXTS).json()["data"]
     assert [each["score"] for each in scores] == pytest.approx(cosines, abs=1e-5)
+    ranked = post(server, "/v1/ranking", query={"text": TEXTS[0]},
+                  passages=[{"text": text} for text in TEXTS], truncate="END").json()  # fmt: skip
+    order = sorted(range(len(TEXTS)), key=lambda place: -cosines[place])
+    assert [each["index"] for each in ranked["rankings"]] == order
+    assert ranked["rankings"][0]["logit"] == pytest.approx(1.0, abs=1e-5)
     wrong = error(post(server, "/score", text_1=TEXTS[:2], text_2=TEXTS))
     assert wrong["param"] == "text_1"
     error(post(server, "/score", text_1="", text_2="a"))
@@ -141,6 +147,10 @@ def test_a_model_of_pairs(tmp_path: Path) -> None:
             for each in reply["results"]:
                 assert each["relevance_score"] == pytest.approx(wanted[each["index"]], abs=1e-5)
                 assert ("document" in each) == (path != "/v2/rerank")
+        passages = [{"text": text} for text in TEXTS]
+        ranked = post(server, "/v1/ranking", query={"text": "what runs"}, passages=passages).json()
+        shares = {each["index"]: 1 / (1 + math.exp(-each["logit"])) for each in ranked["rankings"]}
+        assert [shares[place] for place in range(3)] == pytest.approx(wanted, abs=1e-5)
         assert "scores pairs" in error(post(server, "/v1/embeddings", input="a"))["message"]
         long = post(server, "/rerank", query="what", documents=["river " * 400])
         assert error(long)["code"] == "context_length_exceeded"

@@ -88,3 +88,11 @@ async def test_kserve_and_ping(client: httpx.AsyncClient, engine: FakeEngine) ->
     assert (await client.get("/v2/models/other/ready")).status_code == 404
     engine.state = Health(ready=False, alive=True, reason="restarting")
     assert [(await client.get(path)).status_code for path in paths] == [200, 503, 503, 503]
+
+
+async def test_vllms_questions(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/load")).json() == {"server_load": 0}
+    info = (await client.get("/server_info")).json()
+    assert info["profile"]["decisions"]["kernels"]["value"] == "fake"
+    tokenizer = (await client.get("/tokenizer_info")).json()
+    assert (tokenizer["vocab_size"], tokenizer["model_max_length"]) == (1000, 512)

@@ -51,6 +51,7 @@ from .routes.models.route import router as models
 from .routes.nim.route import router as nim
 from .routes.ollama.route import router as ollama
 from .routes.operate.route import router as operate
+from .routes.ranking.route import router as ranking
 from .routes.rerank.route import router as rerank
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
@@ -58,6 +59,7 @@ from .routes.score.route import router as score
 from .routes.stats.route import router as stats
 from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
+from .routes.vllm.route import router as vllm
 from .service import Service
 from .store import ResponseStore
 from .traced import traced
@@ -70,7 +72,8 @@ if TYPE_CHECKING:
 ROUTERS = (
     chat, completions, embeddings, responses, messages, models, tokenize, rerank, score, files,
     batches,
-    health, metrics, version, nim, kserve, invocations, ollama, llamacpp, stats, adapters, page,
+    health, metrics, version, nim, kserve, invocations, ollama, llamacpp, vllm, ranking,
+    stats, adapters, page,
 )  # fmt: skip
 OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats)
 

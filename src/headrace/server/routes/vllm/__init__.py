@@ -1,0 +1,1 @@
+"""What vLLM's clients and balancers ask beside OpenAI's routes."""
