@@ -37,6 +37,6 @@ def python_of(packages: tuple[str, ...]) -> Path:
         if not done.exists():
             venv.create(folder, with_pip=True, clear=False)
             pip = [str(python), "-m", "pip", "install", "--quiet"]
-            subprocess.run([*pip, *packages], check=True, timeout=500)
+            subprocess.run([*pip, *packages], check=True, timeout=800)
             done.touch()
     return python
