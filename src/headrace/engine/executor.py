@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from ..base.facts import WorkerFacts
 from ..base.step import PoolShape, StepPlan, StepResult
+from ..dist.wake import Wake
 
 
 class StepFuture(Protocol):
@@ -25,6 +26,10 @@ class StepFuture(Protocol):
 
 class Executor(Protocol):
     """One worker, wherever it runs. Calls come in the order load, allocate, warm_up, submit*."""
+
+    @property
+    def wake(self) -> Wake | None:
+        """Rings when a grammar that was not ready is; None: who waits for one asks again."""
 
     def load(self) -> WorkerFacts:
         """Load the weights."""
@@ -53,8 +58,11 @@ class LoadedWorker(Protocol):
     def allocate(self, pool: PoolShape) -> None: ...
     def warm_up(self) -> None: ...
     def execute(self, plan: StepPlan) -> StepResult: ...
-    def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """May be called from any thread; only where "grammar" is among the features."""
+    def prepare_grammar(
+        self, source: str, owner: str = "", done: Callable[[], None] | None = None
+    ) -> bool:
+        """May be called from any thread; only where "grammar" is among the features. Where it
+        says no, `done` is called from any thread once asking again is worth it."""
 
     def load_adapter(self, name: str, path: str) -> None:
         """Only where "adapter" is among the features, as the next."""
@@ -81,6 +89,7 @@ class InlineExecutor:
     def __init__(self, load_worker: LoadWorker, *, threaded: bool = False) -> None:
         self._load_worker = load_worker
         self._worker: LoadedWorker | None = None
+        self._wake = Wake()
         # One thread for everything that the worker does: its libraries keep state per thread.
         self._thread = ThreadPoolExecutor(1, "headrace-worker") if threaded else None
 
@@ -103,7 +112,7 @@ class InlineExecutor:
         return _Done(execute(self._loaded, plan))
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        return self._loaded.prepare_grammar(source, owner)
+        return self._loaded.prepare_grammar(source, owner, self._wake.ring)
 
     def load_adapter(self, name: str, path: str) -> None:
         self._call(lambda: self._loaded.load_adapter(name, path))
@@ -117,6 +126,11 @@ class InlineExecutor:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        self._wake.close()
+
+    @property
+    def wake(self) -> Wake:
+        return self._wake
 
     @property
     def _loaded(self) -> LoadedWorker:

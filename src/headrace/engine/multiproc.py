@@ -31,6 +31,8 @@ _POLL = 0.25
 class MultiprocExecutor:
     """Speaks to `engine.worker_process`."""
 
+    wake = None
+
     def __init__(self, files: ModelFiles, settings: dict[str, Any], worker: str) -> None:
         """`worker`: `module:function` that loads one, as in `engine.real`."""
         self._files = files

@@ -38,7 +38,7 @@ log = logging.getLogger("headrace.engine")
 BEAT_SECONDS = 0.5
 """Time between two signs of life when there is nothing to do."""
 _STALLED_SECONDS = 0.005
-"""Pause when there is work but nothing of it can run now."""
+"""Pause when there is work but nothing of it can run now, where nobody wakes us when it can."""
 
 
 class _Terminated(BaseException):
@@ -147,12 +147,16 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
 
 def serve(channel: Channel, core: EngineCore, operator: Operator) -> None:
     """accept → turn → emit, until `Stop` comes."""
-    stalled = False
+    stalled, wake = False, core.executor.wake
+    if wake is not None:
+        channel.watch(wake.fileno())
     while True:
         timeout = 0.0 if core.has_work and not stalled else BEAT_SECONDS
-        if stalled:
+        if stalled and wake is None:
             timeout = _STALLED_SECONDS
         arrived = channel.receive(timeout)
+        if timeout and wake is not None:
+            wake.clear()
         for message in arrived:
             if isinstance(message, messages.Stop):
                 return

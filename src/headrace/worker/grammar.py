@@ -69,17 +69,28 @@ class GrammarCompiler:
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
         self._since: dict[str, float] = {}
         """When those that are not done were first asked for."""
+        self._told: set[str] = set()
+        """Of these, those whose end somebody is told."""
         self._queue = CompileQueue(self._compile)
 
-    def prepare(self, source: str, owner: str = "") -> bool:
+    def prepare(self, source: str, owner: str = "", done: Callable[[], None] | None = None) -> bool:
         """Begin to compile, unless that was begun; is it done (or has it failed)?
 
-        Who waits asks again: what nobody asks for is not begun.
+        Who waits asks again: what nobody asks for is not begun. `done` is called, from any thread,
+        when it is done or has failed.
         """
-        if self._future(source, owner).done():
+        coming = self._future(source, owner)
+        if coming.done():
             return True
+        if done is not None and source not in self._told:
+            self._told.add(source)
+            coming.add_done_callback(lambda _: self._tell(source, done))
         self._queue.ask(source)
         return self._late(source)
+
+    def _tell(self, source: str, done: Callable[[], None]) -> None:
+        self._told.discard(source)
+        done()
 
     def matcher(self, source: str) -> Any:
         """A matcher at the beginning; waits for the grammar. Raises `GrammarFault`."""

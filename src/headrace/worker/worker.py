@@ -333,10 +333,13 @@ class Worker:
 
         return wait
 
-    def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """Begin to compile a grammar that will come; is it done? May be called from any thread."""
+    def prepare_grammar(
+        self, source: str, owner: str = "", done: Callable[[], None] | None = None
+    ) -> bool:
+        """Begin to compile a grammar that will come; is it done? If not, `done` is called when it
+        is. May be called from any thread."""
         assert self._grammars is not None, "this worker has no support for grammar"
-        return self._grammars.prepare(source, owner)
+        return self._grammars.prepare(source, owner, done)
 
     def load_adapter(self, name: str, path: str) -> None:
         """Read the adapter in the folder `path`; sequences may then have it by its name.
