@@ -91,6 +91,10 @@ def test_errors_name_the_input(server: Running) -> None:
     assert (wrong["code"], wrong["param"]) == ("context_length_exceeded", "input.1")
     cut = post(server, "/v1/embeddings", input=long, truncate_prompt_tokens=-1)
     assert cut.json()["usage"]["prompt_tokens"] == 160
+    # As NIM's clients ask.
+    for truncate, status in (("END", 200), ("NONE", 400)):
+        asked = post(server, "/v1/embeddings", input=long, truncate=truncate, input_type="query")
+        assert asked.status_code == status
     assert error(post(server, "/v1/embeddings", input=["a", ""]))["param"] == "input.1"
     assert error(post(server, "/v1/embeddings", input=[]))["param"] == "input"
     assert error(post(server, "/v1/embeddings", input=[10**6]))["param"] == "input"

@@ -276,6 +276,10 @@ def test_the_beginning_of_a_call_is_not_shown_where_a_limit_cut_it() -> None:
         message = Message()
         message.take([*router.feed("So: " + text), *router.finish()])
         assert message.content == "So: " + text
+    router = StreamRouter(DIALECTS["hermes"], tools=NAMES)
+    events = router.feed('{"name": "add", "arguments": {}}\n{"name": "a')
+    events += router.finish(cut=True)
+    assert not [event for event in events if isinstance(event, ContentDelta)]
 
 
 def test_generic_tool_calls_wrapper() -> None:

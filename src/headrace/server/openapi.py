@@ -137,7 +137,8 @@ def document(
     schema = get_openapi(
         title="Headrace",
         version=VERSION,
-        description="OpenAI-compatible inference. Unknown and unsupported fields are errors.",
+        description="OpenAI-compatible inference. Unknown fields of a request are errors; hints "
+        "that cannot be seen in the answer are accepted (docs/fields.md).",
         routes=app.routes,
     )
     definitions = schema.setdefault("components", {}).setdefault("schemas", {})

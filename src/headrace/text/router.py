@@ -218,6 +218,11 @@ class StreamRouter:
             self.calls.committed = False
             self._pending, self._opener = [], ""
 
+    @property
+    def _certain(self) -> bool:
+        """Is what is being read a call, or nothing?"""
+        return not self._bare or self.calls.count > self._calls_before
+
     def _leave_section(self) -> None:
         self._reader, self._pending, self._opener = None, [], ""
         self._held, self._seek = "", 0
@@ -236,8 +241,8 @@ class StreamRouter:
                 pending = ""
             calls.end(complete=False)
             self._commit(events)
-        elif cut and not self._bare and (calls.begun or not pending.strip(SPACES)):
-            # The beginning of a call, behind its marker: nothing that anybody should read.
+        elif cut and self._certain and (calls.begun or not pending.strip(SPACES)):
+            # The beginning of a call, as a marker or another says: nothing for anybody to read.
             opener = pending = ""
         elif ended and calls.count > self._calls_before and not calls.begun:
             # Only the closing marker is missing, or a part of it.

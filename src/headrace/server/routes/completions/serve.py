@@ -82,29 +82,37 @@ class Completion:
             await self._fill(items, self.body.suffix)
             return
         beside = len(items) > 1
+        whole = self.body.truncate_prompt_tokens is None
+        decode = self.service.engine.tokenizer.decode
         for item in items:
             if isinstance(item, str):
-                whole = self.body.truncate_prompt_tokens is None
                 ids = await self.service.encode(item, raw=raw, must_fit=whole, beside=beside)
                 self.prompts.append(self._cut(ids))
-                self.texts.append(item)
-                continue
-            ids, most = self._cut(item), self.service.engine.max_context
-            if len(ids) > most:  # Before each of them is looked at.
-                raise ContextOverflow(
-                    f"the prompt has {len(ids)} tokens; at most {most} fit in the context",
-                    param="prompt",
-                )
-            check_ids(self.service, item, "prompt")
-            self.prompts.append(ids)
+                if whole:
+                    self.texts.append(item)
+                    continue
+            else:
+                ids, most = self._cut(item), self.service.engine.max_context
+                if len(ids) > most:  # Before each of them is looked at.
+                    raise ContextOverflow(
+                        f"the prompt has {len(ids)} tokens; at most {most} fit in the context",
+                        param="prompt",
+                    )
+                check_ids(self.service, item, "prompt")
+                self.prompts.append(ids)
             if self.echo:
-                decode = self.service.engine.tokenizer.decode
-                self.texts.append(await self.service.hands.run(decode, item, skip_special=False))
+                cut = self.prompts[-1]
+                self.texts.append(await self.service.hands.run(decode, cut, skip_special=False))
 
     async def _fill(self, items: list[Any], suffix: str) -> None:
         """The same for texts before a gap."""
         if self.only_prompt or self.body.prompt_logprobs is not None:
             raise InvalidRequest("a gap's prompt has no scores", param="suffix")
+        if self.body.truncate_prompt_tokens is not None:
+            raise InvalidRequest(
+                "truncate_prompt_tokens and suffix cannot be set together",
+                param="truncate_prompt_tokens",
+            )
         for item in items:
             if not isinstance(item, str):
                 raise InvalidRequest("with suffix the prompt must be text", param="prompt")

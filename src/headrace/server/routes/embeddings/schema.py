@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert, unsupported
+from ...fields import Body, Integer, inert
 
 
 class VectorFields(Body):
@@ -23,7 +23,18 @@ class VectorFields(Body):
         None, ge=-(2**31), lt=2**31, description="Lower runs first (policy priority)."
     )
     request_id: str | None = Field(None, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    truncate: Literal["NONE", "END"] | None = Field(
+        None, description="NIM's word: END cuts what does not fit, NONE is an error."
+    )
+    input_type: Any = inert("no model served here has a prefix for the kinds of input")
     user: Any = inert("nothing is kept about users")
+
+    @property
+    def cut(self) -> int | None:
+        """`truncate_prompt_tokens`, or what `truncate` says of it."""
+        if self.truncate == "END" and self.truncate_prompt_tokens is None:
+            return -1
+        return self.truncate_prompt_tokens
 
 
 class EmbeddingBody(VectorFields):
@@ -36,7 +47,6 @@ class EmbeddingBody(VectorFields):
     dimensions: Integer | None = Field(
         None, description="Length of the vectors; shorter only where the model was made for it."
     )
-    input_type: Any = unsupported()
 
 
 class EmbeddingData(TypedDict):

@@ -27,7 +27,7 @@ async def serve(service: Service, request: Request, body: EmbeddingBody) -> Resp
     service.check_model(body.model)
     check_vectors(service, pairs=False)
     size = dimensions_of(service, body.dimensions)
-    limit = cut_limit(body.truncate_prompt_tokens, service.engine.max_context)
+    limit = cut_limit(body.cut, service.engine.max_context)
     # In a thread: a long list would hold up the streams.
     inputs = await service.hands.run(_inputs, service, body, limit)
     usage = Usage()

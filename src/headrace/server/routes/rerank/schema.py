@@ -7,11 +7,11 @@ from typing import NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer
+from ...fields import Integer, Loose
 from ..embeddings.schema import VectorFields, VectorUsage
 
 
-class Document(Body):
+class Document(Loose):
     text: str
 
 

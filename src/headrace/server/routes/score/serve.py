@@ -32,7 +32,7 @@ async def scores_of(
 ) -> list[float]:
     """The score of each pair; `most` bounds the tokens of one further."""
     cross = check_vectors(service, pairs=True)
-    limit = cut_limit(body.truncate_prompt_tokens, service.engine.max_context)
+    limit = cut_limit(body.cut, service.engine.max_context)
     if most is not None:
         limit = min(most, service.engine.max_context if limit is None else limit)
     # In a thread: a long list would hold up the streams.
