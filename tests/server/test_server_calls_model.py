@@ -94,7 +94,11 @@ def test_messages_call_ten_times_of_ten(server: Running) -> None:
                  "input_schema": CITY}  # fmt: skip
     replies = each(
         lambda city: client.messages.create(
-            model=MODEL, messages=ask(city), max_tokens=60, temperature=0, tools=[tool]
+            model=MODEL,
+            messages=ask(city),
+            max_tokens=60,
+            tools=[tool],
+            extra_body={"temperature": 0},
         )
     )
     for city, reply in zip(CITIES, replies, strict=True):
