@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,6 +49,10 @@ class Server:
             max_retries=0,
             http_client=httpx2.AsyncClient(transport=httpx2.ASGITransport(app=self.app)),
         )
+
+    def render(self, render: Callable[..., str]) -> None:
+        """Put this in place of the template."""
+        self.engine.template.render = self.engine.template.render_small = render
 
     async def chat(self, **more: Any) -> Any:
         given: Any = {"model": "fake", "messages": ASK, "max_tokens": 200} | more
@@ -174,7 +178,7 @@ async def test_a_number_that_a_limit_cut_stays_in_the_arguments() -> None:
 
 async def test_allowed_tools_are_the_only_ones(server: Server) -> None:
     offered: list[Any] = []
-    server.engine.template.render = lambda messages, tools, **_: offered.append(tools) or "prompt"
+    server.render(lambda messages, tools, **_: offered.append(tools) or "prompt")
     other = {"type": "function", "function": {"name": "other"}}
     allowed = {"type": "function", "function": {"name": "other"}}
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [allowed]}}
@@ -230,7 +234,7 @@ async def test_the_end_of_a_prompt_that_is_too_long(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_in_chat(server: Server, stream: bool) -> None:
-    server.engine.template.render = lambda *_, **__: "prompt"
+    server.render(lambda *_, **__: "prompt")
     more: Any = {
         "messages": [*ASK, {"role": "assistant", "content": "So:"}],
         "extra_body": {
@@ -287,7 +291,7 @@ async def test_a_form_of_anthropics_needs_an_engine_that_holds_one(server: Serve
 
 async def test_plain_documents_are_text(server: Server) -> None:
     seen: list[Any] = []
-    server.engine.template.render = lambda messages, **_: seen.append(messages) or "prompt"
+    server.render(lambda messages, **_: seen.append(messages) or "prompt")
     await server.message(messages=EXTRAS[3]["messages"])
     assert seen[0][0]["content"] == "T\nplain\n\nS\nu\nfound\n\nhi"
 
