@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ....base.errors import UnsupportedModel
 from ....roofline.weights import parameters
 from ...infill import infill_of
 from .convert import TAG
@@ -13,6 +15,7 @@ from .reply import YEAR, stamp
 from .schema import Details, Listed, Loaded, ShowReply
 
 if TYPE_CHECKING:
+    from ....base.arch import ModelArch
     from ...service import Service
 
 INTERFACE = "0.13.0"
@@ -35,12 +38,21 @@ def details(service: Service) -> Details:
         "format": files.format,
         "family": family,
         "families": [family],
-        "parameter_size": _size(sum(parameters(files.arch).values())),
+        "parameter_size": _size(_count(files.arch)),
         "quantization_level": level[0].upper() if level else "unknown",
     }
 
 
-def _size(count: float) -> str:
+@lru_cache(maxsize=4)
+def _count(arch: ModelArch) -> int:
+    """Numbers in the weights; 0 where nobody has described the family."""
+    try:
+        return int(sum(parameters(arch).values()))
+    except UnsupportedModel:
+        return 0
+
+
+def _size(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
@@ -93,7 +105,7 @@ def show(service: Service) -> ShowReply:
     info: dict[str, Any] = {
         "general.architecture": family,
         "general.basename": service.name,
-        "general.parameter_count": int(sum(parameters(arch).values())),
+        "general.parameter_count": _count(arch),
         f"{family}.context_length": engine.max_context,
         f"{family}.embedding_length": arch.hidden,
         f"{family}.block_count": arch.layers,
