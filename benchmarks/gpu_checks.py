@@ -23,9 +23,10 @@ if "--tiny" in sys.argv:  # Read by triton when it is imported.
 
 import torch
 from gpu_kernels import error
-from gpu_models import BLOCK, Step, make_batch
+from gpu_models import BLOCK, Step, attend, make_batch, mixture
 from gpu_paths import PATHS
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.operators import KvLayer, RopeTable, StepBatch, Unnormed
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
@@ -73,7 +74,7 @@ def attention(case: int, kind: str, *, deterministic: bool = False) -> Check:
             values = [kv.k.float(), kv.v.float()]
         q = torch.randn(step.tokens, heads, width, device=device).to(dtype)
         ops = TritonOperators(dtype, deterministic=deterministic)
-        actual = ops.attention(q, kv, batch, 0, width**-0.5, softcap)
+        actual = attend(ops, q, kv, batch, width**-0.5, softcap)
         expected = reference_attention.attention(
             q.float(), KvLayer(*values), batch, 0, width**-0.5, softcap
         )
@@ -147,15 +148,15 @@ def rotation(kind: str, normed: bool) -> Check:
             )
 
         qkv = torch.randn(len(batch.tokens), (heads + 2 * groups) * width, device=device).to(dtype)
-        gains = [torch.rand(width, device=device).to(dtype) if normed else None for _ in range(2)]
+        of_q, of_k = torch.rand(2, width, device=device).to(dtype)
+        gains = (of_q, of_k) if normed else None
+        spec = AttentionSpec(0, heads, groups, width, 1.0, eps=1e-6)
         angles = torch.randn(64, width // 2, device=device)
         rope = RopeTable(angles.cos(), angles.sin())
         mine, theirs = empty(), empty()
         ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
         first, second = (
-            which.rope_and_cache(
-                qkv, heads, groups, gains[0], gains[1], 1e-6, 0.0, rope, cache, batch, 0
-            )
+            which.write(qkv, spec, gains, rope, cache, batch, 0)
             for which, cache in ((ops, mine), (ref, theirs))
         )
         worst = error(first, second, 0.01)
@@ -271,8 +272,8 @@ def experts(kind: str, tokens: int) -> Check:
             for shape in ((2 * inner, width), (width, inner))
         ]
         plain: list[list[Weight]] = [[DenseWeight(values(w, dtype)) for w in part] for part in made]
-        expected = ref.moe(x.float(), router.float(), *plain, active, True, "silu")
-        actual = TritonOperators(dtype).moe(x, router, *made, active, True, "silu")
+        expected = mixture(ref, x.float(), router.float(), plain[0], plain[1], active)
+        actual = mixture(TritonOperators(dtype), x, router, made[0], made[1], active)
         return error(actual, expected, 0.08 if kind in ("rows", "blocks") else 0.03)
 
     return check
@@ -342,7 +343,7 @@ def _attend(
     start, count = entries[0]
     q = torch.zeros(len(batch.tokens), 8, 64, device=device, dtype=dtype)
     q[:count] = first[start : start + count]
-    return ops.attention(q, KvLayer(k, v), batch, 0, 0.125, None)[:count]
+    return attend(ops, q, KvLayer(k, v), batch, 0.125)[:count]
 
 
 def all_checks() -> dict[str, Check]:

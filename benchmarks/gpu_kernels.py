@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from gpu_models import BLOCK, Step, decode, make_batch, prefill
+from gpu_models import BLOCK, Step, attend, decode, make_batch, mixture, prefill
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.cuda_graphs import CudaRecorder
 from headrace.kernels.operators import KvLayer, RopeTable, Unnormed
@@ -110,12 +111,12 @@ def attention(
         expected = reference_attention.attention(
             q.float(), wide, batch, 0, width**-0.5, None
         )[rows]  # fmt: skip
-        actual = ops.attention(q, cache, batch, 0, width**-0.5, None)[rows]
+        actual = attend(ops, q, cache, batch, width**-0.5)[rows]
         return error(actual, expected, 0.02)
 
     return Kernel(
         f"attention {step.name}, {str(kv).removeprefix('torch.')} KV",
-        lambda: ops.attention(q, cache, batch, 0, width**-0.5, None),
+        lambda: attend(ops, q, cache, batch, width**-0.5),
         cached * token + 2 * q.nbytes, 4.0 * pairs * heads * width, check,
     )  # fmt: skip
 
@@ -223,13 +224,14 @@ def experts(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype)
     ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
     hit = min(1.0, 1 - (1 - sizes.active / count) ** rows)
     stored = sum(weight.nbytes for weight in (*gate_up, *down))
-    rest = (sizes.active, True, "silu")
     return Kernel(
-        f"experts {form}, {rows} rows", lambda: ops.moe(x, router, gate_up, down, *rest),
+        f"experts {form}, {rows} rows",
+        lambda: mixture(ops, x, router, gate_up, down, sizes.active),
         hit * stored, 6.0 * rows * sizes.active * width * inner,
         lambda: error(
-            ops.moe(x, router, gate_up, down, *rest),
-            ref.moe(x, router, wide_gate_up, wide_down, *rest), 0.08 if form == "fp8" else 0.03,
+            mixture(ops, x, router, gate_up, down, sizes.active),
+            mixture(ref, x, router, wide_gate_up, wide_down, sizes.active),
+            0.08 if form == "fp8" else 0.03,
         ),
     )  # fmt: skip
 
@@ -285,9 +287,8 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
     ]  # fmt: skip
 
     def rotate(which: TritonOperators | ReferenceOperators, cache: KvLayer) -> torch.Tensor:
-        return which.rope_and_cache(
-            qkv, heads, groups, None, None, 1e-5, 0.0, rope, cache, batch, 0
-        )  # fmt: skip
+        spec = AttentionSpec(0, heads, groups, width, 1.0, eps=1e-5)
+        return which.write(qkv, spec, None, rope, cache, batch, 0)
 
     def check() -> float:
         q = error(rotate(ops, caches[0]), rotate(ref, caches[1]), 0.01)

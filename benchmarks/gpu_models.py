@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.base.arch import ModelArch, Rope
+from headrace.base.graph import AttentionSpec, RouteSpec
 from headrace.kernels.model import Model
 from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.triton.early import OFF
 from headrace.kernels.triton.table import Table
-from headrace.kernels.weights import Fp8Weight, PackedWeight
+from headrace.kernels.weights import Fp8Weight, PackedWeight, Weight
 from headrace.loader.prepare import prepare
 from headrace.loader.weight_source import Named, WeightSource
 from headrace.models.registry import describe
@@ -50,6 +51,27 @@ ARCHS = {
     "qwen3-30b-a3b": KNOWN["qwen3-30b-a3b"],
     "gemma-3-1b": GEMMA_3_1B,
 }
+
+
+def attend(
+    ops: Operators, q: torch.Tensor, kv: KvLayer, batch: StepBatch, scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`Operators.attend` of q [N, H, E] in the step's first group."""
+    _, heads, size = q.shape
+    spec = AttentionSpec(0, heads, kv.k.shape[1], size, scale, softcap=softcap)
+    found: torch.Tensor = ops.attend(q.flatten(1), spec, kv, batch, 0)
+    return found
+
+
+def mixture(
+    ops: Operators, x: torch.Tensor, router: torch.Tensor, gate_up: list[Weight],
+    down: list[Weight], active: int,
+) -> torch.Tensor:  # fmt: skip
+    """`Operators.route`, and the experts that it chose, their shares scaled to one."""
+    chosen, shares = ops.route(router, RouteSpec(active))
+    found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, "silu")
+    return found
 
 
 def thin(arch: ModelArch) -> ModelArch:

@@ -34,7 +34,7 @@ from gpu_kernels import (
     measure_ceilings,
     measure_kernel,
 )
-from gpu_models import ARCHS, BLOCK, make_batch, prefill
+from gpu_models import ARCHS, BLOCK, attend, make_batch, prefill
 from gpu_paths import SMALL, SMALL_MOE
 from gpu_worker import Filled, Setup, block_bytes, make_worker, pool_of, run_load
 
@@ -238,7 +238,7 @@ def flashinfer(record: Record) -> None:
         q = torch.randn(step.tokens, 32, width, device="cuda").to(torch.bfloat16)
 
         def run(ops: TritonOperators, q: Any = q, made: Any = made, batch: Any = batch) -> Any:
-            return ops.attention(q, KvLayer(made[0], made[1]), batch, 0, 0.1, None)
+            return attend(ops, q, KvLayer(made[0], made[1]), batch, 0.1)
 
         wrong[width] = error(run(theirs), run(ours), 0.02)
         times = [measure(lambda o=ops: run(o), "cuda") for ops in (ours, theirs)]  # type: ignore[misc]

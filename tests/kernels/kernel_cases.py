@@ -7,7 +7,9 @@ import math
 import numpy as np
 import torch
 
-from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
+from headrace.base.graph import AttentionSpec, RouteSpec
+from headrace.kernels.operators import GroupBatch, KvLayer, Operators, StepBatch
+from headrace.kernels.weights import Weight
 
 
 def make_batch(
@@ -108,3 +110,35 @@ def attention_by_definition(
                 assert math.isfinite(float(weights.sum()))
                 out[token, head] = weights @ values / weights.sum()
     return out.reshape(len(q), -1)
+
+
+def attend(
+    ops: Operators,
+    q: torch.Tensor,
+    kv: KvLayer,
+    batch: StepBatch,
+    group: int,
+    scale: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """`Operators.attend` of q [N, H, E]."""
+    _, heads, size = q.shape
+    spec = AttentionSpec(0, heads, kv.k.shape[1], size, scale, softcap=softcap)
+    found: torch.Tensor = ops.attend(q.flatten(1), spec, kv, batch, group)
+    return found
+
+
+def mixture(
+    ops: Operators,
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: list[Weight],
+    down: list[Weight],
+    active: int,
+    normalise: bool,
+    activation: str,
+) -> torch.Tensor:
+    """`Operators.route`, and the experts that it chose."""
+    chosen, shares = ops.route(router, RouteSpec(active, normalise))
+    found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, activation)
+    return found

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from headrace.base.errors import OptionError
+from headrace.base.graph import AttentionSpec
 from headrace.kernels.backend import Question
 from headrace.kernels.operators import StepBatch
 from headrace.kernels.reference import ReferenceOperators
@@ -16,6 +17,7 @@ from headrace.kernels.select import ENCODER_OPERATORS, choose
 
 OPS = ReferenceOperators(torch.float32)
 HEADS, WIDTH = 3, 16
+SPEC = AttentionSpec(0, HEADS, HEADS, WIDTH, WIDTH**-0.5, bidirectional=True)
 
 
 @pytest.fixture(params=[1, 2, 3], ids=["one thread", "two threads", "three"])
@@ -37,7 +39,7 @@ def batch_of(lengths: list[int]) -> StepBatch:
 
 
 def attention(qkv: torch.Tensor, lengths: list[int], dtype: torch.dtype = torch.float32):
-    return ReferenceOperators(dtype).encoder_attention(qkv, HEADS, batch_of(lengths), WIDTH**-0.5)
+    return ReferenceOperators(dtype).attend_both_sides(qkv, SPEC, batch_of(lengths))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernel_cases import attend
 
 from headrace.base.errors import OptionError
 from headrace.kernels import reference_attention
@@ -175,11 +176,11 @@ def test_what_is_planned_is_the_step(
     q = torch.randn(len(batch.tokens), heads, 64)
     ops = FlashInferOperators(torch.float32, CPU, Library)
     expected = reference_attention.attention(q, kv, batch, 0, 0.1, softcap)
-    torch.testing.assert_close(ops.attention(q, kv, batch, 0, 0.1, softcap), expected)
+    torch.testing.assert_close(attend(ops, q, kv, batch, 0, 0.1, softcap), expected)
     # The next layer of the step finds the plan made; another step makes its own.
-    ops.attention(q, kv, batch, 0, 0.1, softcap)
+    attend(ops, q, kv, batch, 0, 0.1, softcap)
     assert ops._prefill.plans + ops._decode.plans == 1
-    ops.attention(q, kv, make_step(entries, window), 0, 0.1, softcap)
+    attend(ops, q, kv, make_step(entries, window), 0, 0.1, softcap)
     assert ops._prefill.plans + ops._decode.plans == 2
 
 
@@ -189,10 +190,10 @@ def test_a_step_that_is_captured_is_not_planned(monkeypatch: pytest.MonkeyPatch)
     ops = FlashInferOperators(torch.float32, CPU, Library)
     called = []
     monkeypatch.setattr(
-        "headrace.kernels.triton.operators.TritonOperators.attention",
+        "headrace.kernels.triton.operators.TritonOperators.attend",
         lambda *arguments: called.append(arguments),
     )
-    ops.attention(torch.randn(20, 6, 64), KvLayer(*torch.randn(2, 4, 2, BLOCK, 64)), batch, 0, 1.0,
+    attend(ops, torch.randn(20, 6, 64), KvLayer(*torch.randn(2, 4, 2, BLOCK, 64)), batch, 0, 1.0,
                   None)  # fmt: skip
     assert len(called) == 1
     assert ops._prefill.plans == 0
@@ -218,11 +219,11 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_it_serves_where_it_was_measured_to_be_better(installed: Path) -> None:
     backend = FlashInferBackend()
-    assert "not measured" in (backend.supports("attention", QUESTION) or "")
+    assert "not measured" in (backend.supports("attend", QUESTION) or "")
     installed.write_text(json.dumps({"sm_90": {"128": 0.9, "64": 1.4}}))
-    assert "0.90 times" in (backend.supports("attention", QUESTION) or "")
+    assert "0.90 times" in (backend.supports("attend", QUESTION) or "")
     installed.write_text(json.dumps({"sm_90": {"128": 1.2}}))
-    assert backend.supports("attention", QUESTION) is None
+    assert backend.supports("attend", QUESTION) is None
 
 
 @pytest.mark.parametrize(
@@ -238,12 +239,12 @@ def test_it_serves_where_it_was_measured_to_be_better(installed: Path) -> None:
 def test_what_it_cannot_do_it_says(installed: Path, change: dict[str, Any], says: str) -> None:
     values = {name: getattr(QUESTION, name) for name in QUESTION.__slots__}
     question = Question(**{**values, "asked": True, **change})
-    assert says in (FlashInferBackend().supports("attention", question) or "")
+    assert says in (FlashInferBackend().supports("attend", question) or "")
     assert FlashInferBackend().supports("linear", question) is not None
 
 
 def test_without_the_library_it_says_so() -> None:
-    assert "not installed" in (FlashInferBackend().supports("attention", QUESTION) or "")
+    assert "not installed" in (FlashInferBackend().supports("attend", QUESTION) or "")
     with pytest.raises(OptionError, match="can serve nothing"):
         choose(QUESTION, "flashinfer", backends=[FlashInferBackend(), ReferenceBackend()])
     assert [b.name for b in known_backends()].index("flashinfer") < [
@@ -279,11 +280,11 @@ class Serves:
 def test_asked_for_by_name_it_runs_within_the_programs_of_those_beside_it() -> None:
     question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}))
     backends = [
-        Serves("guest", Within, "attention"), Serves("host", Host, *OPERATORS), ReferenceBackend()
+        Serves("guest", Within, "attend"), Serves("host", Host, *OPERATORS), ReferenceBackend()
     ]  # fmt: skip
     operators, decisions = choose(question, "guest", backends=backends)
     served = {decision.name: decision.value for decision in decisions}
-    assert served.pop("kernels.attention") == "guest"
+    assert served.pop("kernels.attend") == "guest"
     assert set(served.values()) == {"host"}
     seen = []
 

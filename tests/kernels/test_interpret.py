@@ -45,10 +45,10 @@ class Noting(ReferenceOperators):
         if name not in (
             "linear",
             "gated",
-            "attention",
+            "attend",
             "rms_norm",
             "add_rms_norm",
-            "rope_and_cache",
+            "write",
         ):
             return found
 
@@ -102,8 +102,8 @@ def test_where_nobody_samples_only_the_kv_is_made() -> None:
     assert hidden.shape == (0, ARCH.hidden)
     assert logits.shape == (0, ARCH.vocab_size)
     assert logits.dtype == torch.float32
-    assert ops.calls[-1] == "rope_and_cache"
-    assert ops.calls.count("attention") == ARCH.layers - 1
+    assert ops.calls[-1] == "write"
+    assert ops.calls.count("attend") == ARCH.layers - 1
 
 
 def test_a_residual_that_is_read_again_is_kept() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import attention_by_definition, make_batch, make_kv
+from kernel_cases import attend, attention_by_definition, make_batch, make_kv
 
 from headrace.kernels.operators import KvLayer
 from headrace.kernels.reference import ReferenceOperators
@@ -33,7 +33,7 @@ def test_attention(name: str, window: int | None) -> None:
         batch, blocks = make_batch(BATCHES[name], block_size=size, window=window)
         kv = make_kv(blocks, kv_heads, size, width)
         q = torch.randn(len(batch.tokens), heads, width)
-        ours = OPS.attention(q, kv, batch, 0, 0.3, softcap)
+        ours = attend(OPS, q, kv, batch, 0, 0.3, softcap)
         theirs = attention_by_definition(q, kv, batch, 0.3, softcap)
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=1e-5)
 
@@ -43,9 +43,9 @@ def test_long_prompt_is_cut_by_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, blocks = make_batch([(70, 90), (0, 50)])
     kv = make_kv(blocks, 2, 16, 16)
     q = torch.randn(140, 4, 16)
-    whole = OPS.attention(q, kv, batch, 0, 0.25, None)
+    whole = attend(OPS, q, kv, batch, 0, 0.25, None)
     monkeypatch.setattr("headrace.kernels.reference_attention.SCORES", 4 * 256 * 13)
-    assert torch.equal(OPS.attention(q, kv, batch, 0, 0.25, None), whole)
+    assert torch.equal(attend(OPS, q, kv, batch, 0, 0.25, None), whole)
 
 
 def test_decode_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +53,9 @@ def test_decode_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, blocks = make_batch([(length, 1) for length in (3, 500, 7, 130, 260, 20, 1)])
     kv = make_kv(blocks, 2, 16, 16)
     q = torch.randn(7, 4, 16)
-    whole = OPS.attention(q, kv, batch, 0, 0.25, None)
+    whole = attend(OPS, q, kv, batch, 0, 0.25, None)
     monkeypatch.setattr("headrace.kernels.reference_attention.GATHERED", 1)
-    assert torch.equal(OPS.attention(q, kv, batch, 0, 0.25, None), whole)
+    assert torch.equal(attend(OPS, q, kv, batch, 0, 0.25, None), whole)
 
 
 def test_what_lies_behind_a_sequence_does_not_matter() -> None:
@@ -69,8 +69,8 @@ def test_what_lies_behind_a_sequence_does_not_matter() -> None:
             dirty.k[block, :, tail:] = float("nan")
             dirty.v[block, :, tail:] = float("inf")
     q = torch.randn(22, 4, 16)
-    expected = OPS.attention(q, clean, batch, 0, 0.25, None)
-    assert torch.equal(OPS.attention(q, dirty, batch, 0, 0.25, None), expected)
+    expected = attend(OPS, q, clean, batch, 0, 0.25, None)
+    assert torch.equal(attend(OPS, q, dirty, batch, 0, 0.25, None), expected)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_smaller_kv_types(dtype: torch.dtype, tolerance: float) -> None:
     store(exact, k, v, batch.groups[0].slots)
     store(small, k, v, batch.groups[0].slots)
     q = torch.randn(40, 4, 32)
-    ours = OPS.attention(q, small, batch, 0, 0.1, None)
-    theirs = OPS.attention(q, exact, batch, 0, 0.1, None)
+    ours = attend(OPS, q, small, batch, 0, 0.1, None)
+    theirs = attend(OPS, q, exact, batch, 0, 0.1, None)
     assert (ours - theirs).abs().max() < tolerance
     assert not torch.equal(ours, theirs)
 

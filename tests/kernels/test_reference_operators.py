@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from kernel_cases import make_batch, make_kv
+from kernel_cases import make_batch, make_kv, mixture
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels.operators import RopeTable
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.weights import BlockWeight, DenseWeight, PackedWeight, StackedWeight
@@ -98,10 +99,9 @@ def test_rope_and_cache(norms: bool) -> None:
     q_norm, k_norm = torch.randn(width), torch.randn(width)
     angles = torch.arange(32).double().unsqueeze(1) * torch.tensor([1.0, 0.3, 0.01]).double()
     rope = RopeTable(angles.cos().float(), angles.sin().float())
-    q = OPS.rope_and_cache(
-        qkv, heads, kv_heads, q_norm if norms else None, k_norm if norms else None,
-        1e-6, 0.0, rope, kv, batch, 0,
-    )  # fmt: skip
+    spec = AttentionSpec(0, heads, kv_heads, width, 1.0, eps=1e-6)
+    both = (q_norm, k_norm) if norms else None
+    q = OPS.write(qkv, spec, both, rope, kv, batch, 0).view(6, heads, width)
 
     def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x = norm(x, weight, 1e-6, 0.0) if norms else x.double()
@@ -135,7 +135,7 @@ def test_moe(rows: int, normalise: bool) -> None:
             gate, up = (x[row].double() @ gate_up[expert].double().T).chunk(2)
             hidden = gate * torch.sigmoid(gate) * up
             expected[row] += share / total * (hidden @ down[expert].double().T)
-    got = OPS.moe(
+    got = mixture(OPS,
         x, router, [DenseWeight(w) for w in gate_up], [DenseWeight(w) for w in down],
         active, normalise, "silu",
     )  # fmt: skip

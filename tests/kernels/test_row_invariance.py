@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_cases import make_batch, make_kv
+from kernel_cases import attend, make_batch, make_kv, mixture
 
 from headrace.kernels.operators import GroupBatch, StepBatch
 from headrace.kernels.reference import ReferenceOperators
@@ -55,9 +55,9 @@ def test_moe() -> None:
     x, router = torch.randn(64, 64), torch.randn(64, 8)
     gate_up = [DenseWeight(torch.randn(192, 64)) for _ in range(8)]
     down = [DenseWeight(torch.randn(64, 96)) for _ in range(8)]
-    whole = OPS.moe(x, router, gate_up, down, 2, True, "silu")
+    whole = mixture(OPS, x, router, gate_up, down, 2, True, "silu")
     for rows in (1, 2, 3, 5, 8, 31, 64):
-        part = OPS.moe(x[:rows], router[:rows], gate_up, down, 2, True, "silu")
+        part = mixture(OPS, x[:rows], router[:rows], gate_up, down, 2, True, "silu")
         assert torch.equal(part, whole[:rows])
 
 
@@ -93,11 +93,11 @@ def test_attention(heads: int, kv_heads: int, width: int, window: int | None) ->
     batch.groups[0].window = window
     kv = make_kv(blocks, kv_heads, 16, width)
     q = torch.randn(len(batch.tokens), heads, width)
-    whole = OPS.attention(q, kv, batch, 0, width**-0.5, None)
+    whole = attend(OPS, q, kv, batch, 0, width**-0.5, None)
     for entry, (_, count) in enumerate(entries):
         cuts = {0, 1, 2, 5, count // 2, count - 1, count}
         bounds = sorted(cut for cut in cuts if 0 <= cut <= count)
         for low, high in pairwise(bounds):
             alone, rows = entry_of(batch, entry, low, high)
-            part = OPS.attention(q[rows], kv, alone, 0, width**-0.5, None)
+            part = attend(OPS, q[rows], kv, alone, 0, width**-0.5, None)
             assert torch.equal(part, whole[rows]), (entry, low, high)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import attention_by_definition, make_batch, make_kv, quantised
+from kernel_cases import attend, attention_by_definition, make_batch, make_kv, quantised
 from kv_pages import as_pages, from_pages
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.operators import GroupBatch, KvLayer, RopeTable, StepBatch
@@ -51,8 +52,8 @@ def test_against_the_reference(
     kv = make_kv(blocks, kv_heads, 16, size)
     torch.manual_seed(0)
     q = torch.randn(len(batch.tokens), heads, size)
-    want = REFERENCE.attention(q, kv, batch, 0, size**-0.5, None)
-    got = ops.attention(q, as_pages(kv), batch, 0, size**-0.5, None)
+    want = attend(REFERENCE, q, kv, batch, 0, size**-0.5, None)
+    got = attend(ops, q, as_pages(kv), batch, 0, size**-0.5, None)
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
@@ -62,8 +63,8 @@ def test_block_sizes_and_softcap(ops: CpuOperators, block_size: int, softcap: fl
     batch, blocks = make_batch([(0, 33), (200, 3), (17, 1)], block_size=block_size)
     kv = make_kv(blocks, 2, block_size, 32)
     q = 3 * torch.randn(len(batch.tokens), 4, 32)
-    want = REFERENCE.attention(q, kv, batch, 0, 0.3, softcap)
-    got = ops.attention(q, as_pages(kv), batch, 0, 0.3, softcap)
+    want = attend(REFERENCE, q, kv, batch, 0, 0.3, softcap)
+    got = attend(ops, q, as_pages(kv), batch, 0, 0.3, softcap)
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
@@ -93,7 +94,7 @@ def against_float64(
     q = torch.randn(len(batch.tokens), heads, size)
     want = attention_by_definition(q, kv, batch, 1.5 * size**-0.5, softcap)
     for ops in teams:
-        got = ops.attention(q, as_pages(kv), batch, 0, 1.5 * size**-0.5, softcap)
+        got = attend(ops, q, as_pages(kv), batch, 0, 1.5 * size**-0.5, softcap)
         assert error(got, want) < ERRORS[dtype]
 
 
@@ -138,7 +139,7 @@ def test_all_levels_give_the_same_bits(dtype: torch.dtype, window: int | None) -
     kv = as_pages(quantised(make_kv(blocks, 2, 16, 64), dtype))
     q = 3 * torch.randn(len(batch.tokens), 14, 64)
     results = [
-        CpuOperators(1, name).attention(q, kv, batch, 0, 0.125, None)
+        attend(CpuOperators(1, name), q, kv, batch, 0, 0.125, None)
         for name in library.LEVELS
         if library.level(name) is not None
     ]
@@ -153,9 +154,9 @@ def test_a_row_does_not_know_its_chunk_or_its_batch(
     batch, blocks = make_batch([(0, 1), (0, 150), (90, 1)], window=window)
     kv = as_pages(quantised(make_kv(blocks, 2, 16, 64), dtype))
     q = torch.randn(len(batch.tokens), 14, 64)
-    whole = ops.attention(q, kv, batch, 0, 0.125, None)
+    whole = attend(ops, q, kv, batch, 0, 0.125, None)
     for first, last in ((1, 2), (1, 14), (64, 65), (60, 70), (100, 151), (150, 151)):
-        part = ops.attention(q[first:last], kv, one_of(batch, first, last, 1), 0, 0.125, None)
+        part = attend(ops, q[first:last], kv, one_of(batch, first, last, 1), 0, 0.125, None)
         assert torch.equal(part, whole[first:last]), (first, last)
 
 
@@ -181,10 +182,10 @@ def test_row_invariance(
     kv = as_pages(quantised(make_kv(blocks, heads[1], 16, 32), dtype))
     torch.manual_seed(0)
     q = torch.randn(len(batch.tokens), heads[0], 32)
-    whole = ops.attention(q, kv, batch, 0, 0.2, None)
+    whole = attend(ops, q, kv, batch, 0, 0.2, None)
     first = cut % length
     last = min(length, first + count)
-    part = ops.attention(q[first:last], kv, one_of(batch, first, last, 0), 0, 0.2, None)
+    part = attend(ops, q[first:last], kv, one_of(batch, first, last, 0), 0, 0.2, None)
     assert torch.equal(part, whole[first:last])
 
 
@@ -225,10 +226,10 @@ def test_entries_that_share_blocks_compute_what_each_does_alone(
     torch.manual_seed(0)
     q = 3 * torch.randn(len(batch.tokens), heads[0], 32)
     ops = CpuOperators(threads)
-    whole = ops.attention(q, kv, batch, 0, 0.2, softcap)
+    whole = attend(ops, q, kv, batch, 0, 0.2, softcap)
     bounds = batch.query_starts.tolist()
     for row, (first, last) in enumerate(itertools.pairwise(bounds)):
-        alone = ops.attention(q[first:last], kv, one_of(batch, first, last, row), 0, 0.2, softcap)
+        alone = attend(ops, q[first:last], kv, one_of(batch, first, last, row), 0, 0.2, softcap)
         assert torch.equal(alone, whole[first:last]), row
 
 
@@ -240,7 +241,7 @@ def test_what_lies_behind_a_sequence_does_not_matter(
     batch, blocks = make_batch([(0, 21), (40, 1)], block_size=block_size)
     kv = quantised(make_kv(blocks, 2, block_size, 32), dtype)
     q = torch.randn(len(batch.tokens), 4, 32)
-    want = ops.attention(q, as_pages(kv), batch, 0, 0.2, None)
+    want = attend(ops, q, as_pages(kv), batch, 0, 0.2, None)
     used = {int(b) for row in batch.groups[0].tables for b in row}
     unwritten = torch.zeros(blocks, block_size, dtype=torch.bool)
     unwritten[list(set(range(blocks)) - used)] = True
@@ -251,7 +252,7 @@ def test_what_lies_behind_a_sequence_does_not_matter(
     for name in ("k_scale", "v_scale") if dtype == torch.int8 else ("k", "v"):
         tensor = getattr(kv, name)
         tensor[where] = float("nan") if name.startswith("k") else float("inf")
-    assert torch.equal(ops.attention(q, as_pages(kv), batch, 0, 0.2, None), want)
+    assert torch.equal(attend(ops, q, as_pages(kv), batch, 0, 0.2, None), want)
 
 
 def test_what_other_caches_left_in_the_work_space_does_not_matter(ops: CpuOperators) -> None:
@@ -260,10 +261,10 @@ def test_what_other_caches_left_in_the_work_space_does_not_matter(ops: CpuOperat
     kv = make_kv(blocks, 2, 8, 32)
     coded = as_pages(quantised(kv, torch.int8))
     q = torch.randn(1, 4, 32)
-    want = ops.attention(q, coded, batch, 0, 0.2, None)
+    want = attend(ops, q, coded, batch, 0, 0.2, None)
     nan = torch.full_like(kv.k, float("nan"))
-    assert ops.attention(q, KvLayer(nan, nan.clone()), batch, 0, 0.2, None).isnan().all()
-    assert torch.equal(ops.attention(q, coded, batch, 0, 0.2, None), want)
+    assert attend(ops, q, KvLayer(nan, nan.clone()), batch, 0, 0.2, None).isnan().all()
+    assert torch.equal(attend(ops, q, coded, batch, 0, 0.2, None), want)
     assert want.isfinite().all()
 
 
@@ -273,9 +274,9 @@ def test_a_nan_stays_in_its_row(ops: CpuOperators, dtype: torch.dtype, bad: floa
     batch, blocks = make_batch([(0, 30), (40, 1)])
     kv = as_pages(quantised(make_kv(blocks, 2, 16, 32), dtype))
     q = torch.randn(len(batch.tokens), 4, 32)
-    want = ops.attention(q, kv, batch, 0, 0.2, None).view(-1, 4, 32)
+    want = attend(ops, q, kv, batch, 0, 0.2, None).view(-1, 4, 32)
     q[7, 1, 3] = bad
-    got = ops.attention(q, kv, batch, 0, 0.2, None).view(-1, 4, 32)
+    got = attend(ops, q, kv, batch, 0, 0.2, None).view(-1, 4, 32)
     assert got[7, 1].isnan().all()
     got[7, 1] = want[7, 1]
     assert torch.equal(got, want)
@@ -299,14 +300,14 @@ def test_rope_and_cache(
     angle = torch.outer(torch.arange(64.0), torch.rand(size // 2))
     rope = RopeTable(angle.cos(), angle.sin())
     qkv = torch.randn(count, (heads + 2 * kv_heads) * size)
-    weights = (torch.randn(size), torch.randn(size)) if norms else (None, None)
+    weights = (torch.randn(size), torch.randn(size)) if norms else None
     shape = (blocks, kv_heads, block_size, size)
     want_kv, got_kv = (
         quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), dtype) for _ in range(2)
     )
-    arguments = (heads, kv_heads, *weights, 1e-6, 1.0, rope)
-    want = REFERENCE.rope_and_cache(qkv.clone(), *arguments, want_kv, batch, 0)
-    got = ops.rope_and_cache(qkv.clone(), *arguments, got_kv, batch, 0)
+    spec = AttentionSpec(0, heads, kv_heads, size, 1.0, eps=1e-6, norm_offset=1.0)
+    want = REFERENCE.write(qkv.clone(), spec, weights, rope, want_kv, batch, 0)
+    got = ops.write(qkv.clone(), spec, weights, rope, got_kv, batch, 0)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     got_kv = from_pages(got_kv)
     # int8: a code may round the other way, where the value before it differs in its last bit.
@@ -336,8 +337,8 @@ def test_codes_of_what_is_no_number_are_the_same_at_every_level() -> None:
             continue
         shape = (blocks, 1, 16, 32)
         kv = quantised(KvLayer(torch.zeros(shape), torch.zeros(shape)), torch.int8)
-        arguments = (2, 1, None, None, 1e-6, 0.0, rope, kv, batch, 0)
-        CpuOperators(1, name).rope_and_cache(qkv.clone(), *arguments)
+        spec = AttentionSpec(0, 2, 1, 32, 1.0)
+        CpuOperators(1, name).write(qkv.clone(), spec, None, rope, kv, batch, 0)
         assert kv.k_scale is not None
         assert kv.k_scale.isnan().sum() == 1
         results.append(kv.k)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import attention_by_definition, make_batch, make_kv, quantised
+from kernel_cases import attend, attention_by_definition, make_batch, make_kv, quantised
 from kv_pages import as_pages
 from test_attention import DTYPES, against_float64, one_of, share
 
@@ -61,7 +61,7 @@ def rows_alone(
     for entry, (first, last) in enumerate(itertools.pairwise(bounds)):
         for row in range(first, last):
             alone = one_of(batch, row, row + 1, entry)
-            results.append(ops.attention(q[row : row + 1], kv, alone, 0, 0.2, softcap))  # type: ignore[arg-type]
+            results.append(attend(ops, q[row : row + 1], kv, alone, 0, 0.2, softcap))  # type: ignore[arg-type]
     return torch.cat(results)
 
 
@@ -99,9 +99,9 @@ def test_a_row_knows_neither_threads_nor_batch(
     kv = as_pages(quantised(make_kv(blocks, heads[1], block_size, 16), dtype))
     torch.manual_seed(0)
     q = 3 * torch.randn(len(batch.tokens), heads[0], 16)
-    want = teams[few].attention(q, kv, batch, 0, 0.2, softcap)
+    want = attend(teams[few], q, kv, batch, 0, 0.2, softcap)
     assert want.isfinite().all()
-    assert torch.equal(teams[many].attention(q, kv, batch, 0, 0.2, softcap), want)
+    assert torch.equal(attend(teams[many], q, kv, batch, 0, 0.2, softcap), want)
     assert torch.equal(rows_alone(teams[many], q, kv, batch, softcap), want)
 
 
@@ -112,7 +112,7 @@ def test_levels_and_threads_give_the_same_bits(dtype: torch.dtype) -> None:
     kv = as_pages(quantised(make_kv(blocks, 1, 16, 32), dtype))
     q = 3 * torch.randn(len(batch.tokens), 4, 32)
     results = [
-        CpuOperators(threads, name).attention(q, kv, batch, 0, 0.2, None)
+        attend(CpuOperators(threads, name), q, kv, batch, 0, 0.2, None)
         for name in library.LEVELS
         if library.level(name) is not None
         for threads in (1, 5)
@@ -124,10 +124,10 @@ def test_a_nan_stays_in_its_row(teams: dict[int, CpuOperators]) -> None:
     batch, blocks = make_batch([(1_700, 1), (1_300, 1)])
     kv = as_pages(make_kv(blocks, 1, 16, 16))
     q = torch.randn(2, 4, 16)
-    want = teams[1].attention(q, kv, batch, 0, 0.2, None).view(2, 4, 16)
+    want = attend(teams[1], q, kv, batch, 0, 0.2, None).view(2, 4, 16)
     q[0, 1, 3] = float("nan")
     for ops in teams.values():
-        got = ops.attention(q, kv, batch, 0, 0.2, None).view(2, 4, 16)
+        got = attend(ops, q, kv, batch, 0, 0.2, None).view(2, 4, 16)
         assert got[0, 1].isnan().all()
         got[0, 1] = want[0, 1]
         assert torch.equal(got, want)
@@ -142,7 +142,7 @@ def test_values_far_apart_from_span_to_span(teams: dict[int, CpuOperators], thre
     for span, value in enumerate((-300.0, 300.0, -300.0, 0.0)):
         kv.k[table[32 * span : 32 * span + 32]] = value
     q = torch.full((1, 1, 16), 1.0)
-    got = teams[threads].attention(q, as_pages(kv), batch, 0, 1.0, None)
+    got = attend(teams[threads], q, as_pages(kv), batch, 0, 1.0, None)
     want = attention_by_definition(q, kv, batch, 1.0, None)
     torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-6)
 
@@ -152,7 +152,7 @@ def test_more_parts_than_threads(teams: dict[int, CpuOperators]) -> None:
     batch, blocks = make_batch([(3_000, 1), (700, 2), (90, 1), (1_025, 1), (511, 3), (40, 1)])
     kv = as_pages(make_kv(blocks, 2, 16, 16))
     q = torch.randn(len(batch.tokens), 6, 16)
-    want = teams[1].attention(q, kv, batch, 0, 0.2, None)
+    want = attend(teams[1], q, kv, batch, 0, 0.2, None)
     for ops in teams.values():
         for _ in range(5):
-            assert torch.equal(ops.attention(q, kv, batch, 0, 0.2, None), want)
+            assert torch.equal(attend(ops, q, kv, batch, 0, 0.2, None), want)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import attend, mixture
 
 from headrace.base.errors import OptionError
 from headrace.kernels.backend import Question
@@ -24,7 +25,7 @@ few = settings(max_examples=6, deadline=None, derandomize=True)
 BLOCK, HEADS, KV_HEADS, WIDTH = 16, 4, 2, 32
 
 
-def attend(entries: list[tuple[int, int]], streams: list[int]) -> list[torch.Tensor]:
+def attended(entries: list[tuple[int, int]], streams: list[int]) -> list[torch.Tensor]:
     """Attention of sequences whose q, k and v are functions of (stream, place) alone."""
     batch = make_batch(entries, BLOCK, None)
     view = batch.groups[0]
@@ -39,7 +40,7 @@ def attend(entries: list[tuple[int, int]], streams: list[int]) -> list[torch.Ten
             block = int(view.tables[entry, place // BLOCK])
             k[block, :, place % BLOCK] = whole[place, HEADS : HEADS + KV_HEADS]
             v[block, :, place % BLOCK] = whole[place, HEADS + KV_HEADS :]
-    out = OPS.attention(torch.cat(q), KvLayer(k, v), batch, 0, WIDTH**-0.5, None)
+    out = attend(OPS, torch.cat(q), KvLayer(k, v), batch, 0, WIDTH**-0.5, None)
     return list(out.split([count for _, count in entries]))
 
 
@@ -51,11 +52,11 @@ def attend(entries: list[tuple[int, int]], streams: list[int]) -> list[torch.Ten
 )
 def test_attention(length: int, cut: float, others: list[tuple[int, int]]) -> None:
     first = max(1, min(length - 1, int(length * cut)))
-    (whole,) = attend([(0, length)], [1])
+    (whole,) = attended([(0, length)], [1])
     streams = [1, *range(2, 2 + len(others))]
-    begin = attend([(0, first), *others], streams)[0]
-    rest = attend([(first, length - first), *others], streams)[0]
-    last = attend([*others, (length - 1, 1)], [*streams[1:], 1])[-1]
+    begin = attended([(0, first), *others], streams)[0]
+    rest = attended([(first, length - first), *others], streams)[0]
+    last = attended([*others, (length - 1, 1)], [*streams[1:], 1])[-1]
     assert torch.equal(torch.cat([begin, rest]), whole)
     assert torch.equal(last, whole[-1:])
 
@@ -85,8 +86,8 @@ def test_experts(rows: int, place: float) -> None:
     down: list[Weight] = [DenseWeight(w) for w in torch.randn(6, 32, 16)]
     ops = TritonOperators(torch.float32, deterministic=True)
     row = int(place * (rows - 1))
-    together = ops.moe(x, router, gate_up, down, 2, True, "silu")[row]
-    alone = ops.moe(x[row : row + 1], router[row : row + 1], gate_up, down, 2, True, "silu")[0]
+    together = mixture(ops, x, router, gate_up, down, 2, True, "silu")[row]
+    alone = mixture(ops, x[row : row + 1], router[row : row + 1], gate_up, down, 2, True, "silu")[0]
     assert torch.equal(alone, together)
 
 

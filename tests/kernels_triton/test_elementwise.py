@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels.operators import KvLayer, RopeTable
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.gated import gated, gated_codes
@@ -101,13 +102,15 @@ def test_rope_and_cache(kind: str, norms: bool) -> None:
         return KvLayer(k, v)
 
     qkv = torch.randn(len(batch.tokens), (heads + 2 * kv_heads) * width).to(dtype)
-    q_norm, k_norm = torch.randn(2, width).to(dtype) if norms else (None, None)
+    of_q, of_k = torch.randn(2, width).to(dtype)
+    both = (of_q, of_k) if norms else None
     angles = torch.randn(64, width // 2)
     rope = RopeTable(angles.cos(), angles.sin())
     mine, theirs = empty(), empty()
-    arguments = (qkv, heads, kv_heads, q_norm, k_norm, 1e-6, 0.0, rope)
+    spec = AttentionSpec(0, heads, kv_heads, width, 1.0, eps=1e-6)
+    arguments = (qkv, spec, both, rope)
     q = rope_and_cache(*arguments, mine, batch, 0)
-    expected = ReferenceOperators(dtype).rope_and_cache(*arguments, theirs, batch, 0)
+    expected = ReferenceOperators(dtype).write(*arguments, theirs, batch, 0)
     close(q, expected, dtype)
     for a, b in ((mine.k, theirs.k), (mine.v, theirs.v)):
         if kind in ("int8", "fp8"):

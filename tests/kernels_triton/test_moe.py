@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from kernel_cases import mixture
 
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import gated as gated_module
 from headrace.kernels.triton import moe as moe_module
 from headrace.kernels.triton import moe_packed, moe_products
-from headrace.kernels.triton.moe import moe, place, route
+from headrace.kernels.triton.moe import experts, place, route
 from headrace.kernels.triton.moe_products import MoeConfig
 from headrace.kernels.triton.moe_tiles import expert_table
 from headrace.kernels.triton.operators import TritonOperators
@@ -33,12 +34,13 @@ def test_equals_reference(tokens: int, experts: int, active: int) -> None:
     down = list(torch.randn(experts, width, intermediate) * 0.1)
     for normalise in (False, True):
         wrapped: list[list[Weight]] = [[DenseWeight(w) for w in part] for part in (gate_up, down)]
-        expected = ReferenceOperators(torch.float32).moe(
-            x, router, *wrapped, active, normalise, "silu"
+        expected = mixture(
+            ReferenceOperators(torch.float32), x, router, *wrapped, active, normalise, "silu"
         )
-        actual = moe(
-            x, router, *(expert_table(part, x.dtype) for part in wrapped), active, normalise,
-            "silu", MoeConfig(16, 32, 32),
+        tables = (expert_table(part, x.dtype) for part in wrapped)
+        actual = experts(
+            x, *route(router, active, normalise), *tables, len(wrapped[0]), "silu",
+            MoeConfig(16, 32, 32),
         )  # fmt: skip
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
 
@@ -77,14 +79,16 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
         for shape in ((2 * inner, width), (width, inner))
     ]
     wrapped: list[list[Weight]] = [[DenseWeight(values) for _, values in part] for part in parts]
-    expected = ReferenceOperators(torch.float32).moe(x, router, *wrapped, active, True, "silu")
+    expected = mixture(ReferenceOperators(torch.float32), x, router, *wrapped, active, True, "silu")
     ops = TritonOperators(torch.float32)
-    actual = ops.moe(x, router, *([w for w, _ in part] for part in parts), active, True, "silu")
+    actual = mixture(
+        ops, x, router, *([w for w, _ in part] for part in parts), active, True, "silu"
+    )
     error = (actual - expected).norm() / expected.norm()
     # Activations in e4m3 are wrong by a few percent; packed weights are exact.
     assert error < (0.06 if kind in ("fp8", "blocks") else 2e-5)
-    alone = ops.moe(
-        x[-1:], router[-1:], *([w for w, _ in part] for part in parts), active, True, "silu"
+    alone = mixture(
+        ops, x[-1:], router[-1:], *([w for w, _ in part] for part in parts), active, True, "silu"
     )
     torch.testing.assert_close(alone[0], actual[-1], atol=1e-4, rtol=1e-4)
 
@@ -105,7 +109,7 @@ def test_tiles_of_one_assignment_give_the_same_bits(
     for most in (4, 0):
         monkeypatch.setattr(moe_module, "SINGLE_TOKENS", most)
         ops = TritonOperators(torch.float32, deterministic=True)
-        found.append(ops.moe(x, router, *parts, active, True, "silu"))
+        found.append(mixture(ops, x, router, *parts, active, True, "silu"))
     assert torch.equal(*found)
 
 
@@ -123,7 +127,7 @@ def test_a_layer_of_one_token_is_four_kernels(monkeypatch: pytest.MonkeyPatch) -
             for made in (dense_experts(5, 384, 160), dense_experts(5, 160, 192))
         ]
         launched.clear()
-        TritonOperators(torch.float32).moe(x, router, *parts, 2, True, "silu")
+        mixture(TritonOperators(torch.float32), x, router, *parts, 2, True, "silu")
         own = "_dense_kernel" if kind == "dense" else "_few_kernel"
         assert launched == ["_route_kernel", own, own, "_gather_kernel"]
 

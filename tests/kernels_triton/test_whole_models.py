@@ -114,7 +114,7 @@ def test_backend_refuses_where_it_cannot_serve() -> None:
     question = Question("cpu", "float64", "float32", 64, frozenset({"float32"}), asked=True)
     assert "float64" in (TritonBackend().supports("linear", question) or "")
     wide = Question("cpu", "bfloat16", "bfloat16", 512, frozenset({"bfloat16"}), asked=True)
-    assert "512" in (TritonBackend().supports("attention", wide) or "")
+    assert "512" in (TritonBackend().supports("attend", wide) or "")
 
 
 def test_on_a_cpu_only_who_asks_gets_the_interpreter() -> None:

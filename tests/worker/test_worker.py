@@ -171,7 +171,7 @@ def test_facts(make_worker) -> None:
     assert facts.weight_bytes > tiny.VOCAB * 192 * 4 * 2
     assert facts.device_memory > 0
     decided = {decision.name: decision for decision in facts.kernels}
-    assert decided["kernels.attention"].value == "ref"
+    assert decided["kernels.attend"].value == "ref"
     assert decided["dtype"].value == "float32"
     assert decided["kv_dtype"].value == "float32"  # the reference stays exact
     worker.allocate(pool_of(worker, 10))

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Literal
 
 from ..base.graph import (
     ActivationSpec,
-    ExpertsSpec,
     Graph,
     Node,
     NormSpec,
-    RouteSpec,
     Value,
     WeightRef,
 )
@@ -52,14 +50,6 @@ class CodesSpec:
     consumer: WeightRef
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureSpec:
-    """Routing and the experts as one operator: reads x and the router's logits."""
-
-    route: RouteSpec
-    activation: str
-
-
 def fused(
     graph: Graph, weights: Prepared, plan: Plan | None, rows: Mapping[str, int]
 ) -> Sequence[Node]:
@@ -87,7 +77,6 @@ class _Fusing:
             self._add_inside(index)
         for index in range(len(nodes) - 1):
             self._join_sum(index)
-            self._join_routing(index)
         for index in around:
             self._norm_inside(index)
         for index, way in enumerate(ways):
@@ -98,20 +87,6 @@ class _Fusing:
             for index, node in enumerate(nodes)
             if index not in self._gone
         ]
-
-    def _join_routing(self, index: int) -> None:
-        nodes = self._graph.nodes
-        node = nodes[index]
-        if node.kind != "experts":
-            return
-        x, chosen, _ = node.reads
-        before = self._graph.maker(chosen)
-        route, experts = nodes[before].spec, node.spec
-        assert isinstance(route, RouteSpec)
-        assert isinstance(experts, ExpertsSpec)
-        spec = MixtureSpec(route, experts.activation)
-        self._made[index] = Node("moe", (x, *nodes[before].reads), node.out, node.weights, spec)
-        self._gone.add(before)
 
     def _way(self, node: Node) -> Way:
         if self._plan is None or node.kind != "linear" or node.weights[0].role != "linear":

@@ -13,20 +13,23 @@ from ..base.graph import (
     ActivationSpec,
     AttentionSpec,
     EmbedSpec,
+    ExpertsSpec,
     LinearSpec,
     Node,
     NormSpec,
     PartSpec,
+    RouteSpec,
     Value,
     WeightRef,
 )
 from .arrays import Array
-from .fuse import AroundSpec, CodesSpec, MixtureSpec
+from .fuse import AroundSpec, CodesSpec
 from .operators import (
     CodedOperators,
     EncoderOperators,
     FusedOperators,
     KvCache,
+    KvLayer,
     Operators,
     StepBatch,
     Unnormed,
@@ -151,27 +154,26 @@ class _Run:
         self.values[node.out[0]] = y
 
     def _write(self, node: Node) -> None:
-        spec = cast(AttentionSpec, node.spec)
+        spec, qkv = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
         assert spec.rope is not None
-        norms = [self.weights.vector(ref) for ref in node.weights] or [None, None]
-        qkv = self.values[node.reads[0]]
-        self.values[node.out[0]] = self.ops.rope_and_cache(
-            qkv, spec.heads, spec.kv_heads, norms[0], norms[1], spec.eps, spec.norm_offset,
-            self.weights.ropes[spec.rope, spec.size], self.cache.layers[spec.layer], self.batch,
-            self.cache.groups[spec.layer],
-        )  # fmt: skip
+        norms: tuple[Array, Array] | None = None
+        if node.weights:
+            of_q, of_k = map(self.weights.vector, node.weights)
+            norms = of_q, of_k
+        rope = self.weights.ropes[spec.rope, spec.size]
+        self.values[node.out[0]] = self.ops.write(qkv, spec, norms, rope, *self._kv(spec))
 
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
         if spec.bidirectional:
             ops = cast(EncoderOperators, self.ops)
-            mixed = ops.encoder_attention(x, spec.heads, self.batch, spec.scale)
+            self.values[node.out[0]] = ops.attend_both_sides(x, spec, self.batch)
         else:
-            mixed = self.ops.attention(
-                x, self.cache.layers[spec.layer], self.batch, self.cache.groups[spec.layer],
-                spec.scale, spec.softcap,
-            )  # fmt: skip
-        self.values[node.out[0]] = mixed
+            self.values[node.out[0]] = self.ops.attend(x, spec, *self._kv(spec))
+
+    def _kv(self, spec: AttentionSpec) -> tuple[KvLayer, StepBatch, int]:
+        """The layer's KV, the step, the layer's group in it."""
+        return self.cache.layers[spec.layer], self.batch, self.cache.groups[spec.layer]
 
     def _gated(self, node: Node) -> None:
         name = cast(ActivationSpec, node.spec).name
@@ -182,13 +184,15 @@ class _Run:
         ops = cast(EncoderOperators, self.ops)
         self.values[node.out[0]] = ops.activate(self.values[node.reads[0]], name)
 
-    def _moe(self, node: Node) -> None:
-        spec = cast(MixtureSpec, node.spec)
-        x, logits = (self.values[value] for value in node.reads)
+    def _route(self, node: Node) -> None:
+        found = self.ops.route(self.values[node.reads[0]], cast(RouteSpec, node.spec))
+        self.values.update(zip(node.out, found, strict=True))
+
+    def _experts(self, node: Node) -> None:
+        name = cast(ExpertsSpec, node.spec).activation
+        x, chosen, shares = (self.values[value] for value in node.reads)
         gate_up, down = map(self.weights.copies, node.weights)
-        self.values[node.out[0]] = self.ops.moe(
-            x, logits, gate_up, down, spec.route.active, spec.route.normalise, spec.activation
-        )
+        self.values[node.out[0]] = self.ops.experts(x, chosen, shares, gate_up, down, name)
 
     def _part(self, node: Node) -> None:
         first, (out,) = cast(PartSpec, node.spec).first, node.out

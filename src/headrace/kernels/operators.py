@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..base.graph import Role
+from ..base.graph import AttentionSpec, Role, RouteSpec
 from .arrays import Array, host
 from .draws import DrawParameters
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
@@ -215,36 +215,27 @@ class Operators(Protocol):
         """x [N, in] → x · weightᵀ + bias [N, out]."""
         ...
 
-    def rope_and_cache(
+    def write(
         self,
         qkv: Array,
-        heads: int,
-        kv_heads: int,
-        q_norm: Array | None,
-        k_norm: Array | None,
-        eps: float,
-        norm_offset: float,
+        spec: AttentionSpec,
+        norms: tuple[Array, Array] | None,
         rope: RopeTable,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> Array:
-        """qkv [N, (H + 2G) · E] → q [N, H, E], normed and rotated; K and V are written to `kv`.
+        """qkv [N, (H + 2G) · E] → q [N, H · E], normed and rotated; K and V are written to `kv`.
 
-        q_norm and k_norm [E], where given, are RMS norms per head, before the rotation.
+        `norms` [E] of q and of k, where given, are RMS norms per head, before the rotation. q may
+        lie where it lay in qkv.
         """
         ...
 
-    def attention(
-        self,
-        q: Array,
-        kv: KvLayer,
-        batch: StepBatch,
-        group: int,
-        scale: float,
-        softcap: float | None,
+    def attend(
+        self, q: Array, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
     ) -> Array:
-        """Causal paged attention: q [N, H, E] → [N, H · E].
+        """Causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
         sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32;
@@ -256,17 +247,21 @@ class Operators(Protocol):
         """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
         ...
 
-    def moe(
+    def route(self, logits: Array, spec: RouteSpec) -> tuple[Array, Array]:
+        """Router logits [N, experts] → experts [N, active], of the highest logits; their shares
+        [N, active] fp32, a softmax over all, perhaps scaled to sum to one."""
+        ...
+
+    def experts(
         self,
         x: Array,
-        router: Array,
+        chosen: Array,
+        shares: Array,
         gate_up: list[Weight],
         down: list[Weight],
-        active: int,
-        normalise: bool,
         activation: str,
     ) -> Array:
-        """Routed feed-forward: x [N, D], router logits [N, experts] → [N, D]."""
+        """Routed feed-forward: x [N, D], what `route` gave → [N, D]."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:
@@ -380,8 +375,8 @@ class EncoderOperators(Operators, Protocol):
         """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
         ...
 
-    def encoder_attention(
-        self, qkv: torch.Tensor, heads: int, batch: StepBatch, scale: float
+    def attend_both_sides(
+        self, qkv: torch.Tensor, spec: AttentionSpec, batch: StepBatch
     ) -> torch.Tensor:
         """Bidirectional attention: qkv [N, 3 · H · E] (q, k, v) → [N, H · E].
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from ..base.graph import Role
+from ..base.graph import AttentionSpec, Role, RouteSpec
 from . import reference_attention, sampling
 from .arrays import tensor
 from .operators import (
@@ -90,59 +90,51 @@ class ReferenceOperators:
         # Added apart: a fused bias changes the order of summation for some row counts.
         return product if bias is None else product + bias
 
-    def rope_and_cache(
+    def write(
         self,
         qkv: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
-        norm_offset: float,
+        spec: AttentionSpec,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
         rope: RopeTable,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
-        width = kv.k.shape[-1]
-        q, k, v = torch.split(qkv.view(len(qkv), -1, width), [heads, kv_heads, kv_heads], 1)
-        if q_norm is not None:
-            q = self.rms_norm(q, q_norm, eps, norm_offset)
-        if k_norm is not None:
-            k = self.rms_norm(k, k_norm, eps, norm_offset)
+        heads, kv_heads = spec.heads, spec.kv_heads
+        q, k, v = torch.split(qkv.view(len(qkv), -1, spec.size), [heads, kv_heads, kv_heads], 1)
+        if norms is not None:
+            q = self.rms_norm(q, norms[0], spec.eps, spec.norm_offset)
+            k = self.rms_norm(k, norms[1], spec.eps, spec.norm_offset)
         cos = rope.cos[batch.positions].unsqueeze(1)
         sin = rope.sin[batch.positions].unsqueeze(1)
         reference_attention.store(kv, _rotate(k, cos, sin), v, batch.groups[group].slots)
-        return _rotate(q, cos, sin)
+        return _rotate(q, cos, sin).flatten(1)
 
-    def attention(
-        self,
-        q: torch.Tensor,
-        kv: KvLayer,
-        batch: StepBatch,
-        group: int,
-        scale: float,
-        softcap: float | None,
+    def attend(
+        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
     ) -> torch.Tensor:
-        return reference_attention.attention(q, kv, batch, group, scale, softcap)
+        heads = q.view(len(q), spec.heads, spec.size)
+        return reference_attention.attention(heads, kv, batch, group, spec.scale, spec.softcap)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, -1)
         return _ACTIVATIONS[activation](gate).mul_(up)
 
-    def moe(
+    def route(self, logits: torch.Tensor, spec: RouteSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        shares, chosen = torch.softmax(logits.float(), -1).topk(spec.active, -1)
+        if spec.normalise:
+            shares = shares / shares.sum(-1, keepdim=True)
+        return chosen, shares
+
+    def experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
+        chosen: torch.Tensor,
+        shares: torch.Tensor,
         gate_up: list[Weight],
         down: list[Weight],
-        active: int,
-        normalise: bool,
         activation: str,
     ) -> torch.Tensor:
-        shares, chosen = torch.softmax(router.float(), -1).topk(active, -1)
-        if normalise:
-            shares = shares / shares.sum(-1, keepdim=True)
         shares = shares.to(x.dtype)
         out = torch.zeros_like(x)
         # Experts in ascending order: a token's sum is taken in the same order in any batch.
@@ -170,10 +162,10 @@ class ReferenceOperators:
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return torch.tanh(x) if activation == "tanh" else _ACTIVATIONS[activation](x)
 
-    def encoder_attention(
-        self, qkv: torch.Tensor, heads: int, batch: StepBatch, scale: float
+    def attend_both_sides(
+        self, qkv: torch.Tensor, spec: AttentionSpec, batch: StepBatch
     ) -> torch.Tensor:
-        return encoder_attention(qkv, heads, batch.query_starts.tolist(), scale)
+        return encoder_attention(qkv, spec.heads, batch.query_starts.tolist(), spec.scale)
 
     def _dense(self, weight: Weight, dequantise: Dequantise) -> torch.Tensor:
         if isinstance(weight, DenseWeight):

@@ -29,10 +29,11 @@ OPERATORS = (
     "add_rms_norm",
     "add",
     "linear",
-    "rope_and_cache",
-    "attention",
+    "write",
+    "attend",
     "gated",
-    "moe",
+    "route",
+    "experts",
     "select",
     "logits",
 )
@@ -44,7 +45,7 @@ ENCODER_OPERATORS = (
     "select",
     "layer_norm",
     "activate",
-    "encoder_attention",
+    "attend_both_sides",
 )
 """What has to be served for an encoder."""
 
@@ -80,7 +81,9 @@ class ComposedOperators:
         return hosts[0] if inside else None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        return self.providers[role].prepare(weight, role, dequantise)
+        return self.providers["experts" if role == "moe" else role].prepare(
+            weight, role, dequantise
+        )
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None if self._single is None else self._single.compile(plain, limits)

@@ -11,8 +11,8 @@ from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
 OPERATORS = frozenset(
-    ("embed", "rms_norm", "add_rms_norm", "add", "linear", "rope_and_cache", "attention", "gated",
-     "moe", "select", "logits", "layer_norm", "activate", "encoder_attention")
+    ("embed", "rms_norm", "add_rms_norm", "add", "linear", "write", "attend", "gated", "route",
+     "experts", "select", "logits", "layer_norm", "activate", "attend_both_sides")
 )  # fmt: skip
 DENSE = {"float32", "float16", "bfloat16"}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ...base.graph import Role
+from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import Array, address, floats_like, stride
 from ..backend import Shelf
 from ..operators import (
@@ -31,7 +31,7 @@ from ..weights import (
 )
 from . import emit
 from .drawing import drawing
-from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
+from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .library import Team
 from .panels import Packer, in_order
 from .program import compile_program
@@ -129,43 +129,32 @@ class CpuOperators:
         self._run(ops, HrStep(n=rows))
         return y
 
-    def rope_and_cache(
+    def write(
         self,
         qkv: Array,
-        heads: int,
-        kv_heads: int,
-        q_norm: Array | None,
-        k_norm: Array | None,
-        eps: float,
-        norm_offset: float,
+        spec: AttentionSpec,
+        norms: tuple[Array, Array] | None,
         rope: RopeTable,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> Array:
-        cache = emit.kv(kv, heads, kv_heads, group)
-        op = emit.rope(cache, matrix(qkv), q_norm, k_norm, eps, norm_offset, rope.cos, rope.sin)
+        cache = emit.kv(kv, spec.heads, spec.kv_heads, group)
+        q_norm, k_norm = norms or (None, None)
+        op = emit.rope(
+            cache, matrix(qkv), q_norm, k_norm, spec.eps, spec.norm_offset, rope.cos, rope.sin
+        )
         self._run([op], fill_step(HrStep(), batch))
-        width = cache.head_dim
-        q = qkv[:, : heads * width]
-        return q.reshape(len(qkv), heads, width)
+        return qkv[:, : spec.queries]
 
-    def attention(
-        self,
-        q: Array,
-        kv: KvLayer,
-        batch: StepBatch,
-        group: int,
-        scale: float,
-        softcap: float | None,
+    def attend(
+        self, q: Array, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
     ) -> Array:
-        rows, heads, width = q.shape
-        if stride(q, 2) != 1 or stride(q, 1) != width:
-            q = in_order(q)
-        y = floats_like(q, rows, heads * width)
+        q = q if stride(q, 1) == 1 else in_order(q)
+        y = floats_like(q, len(q), spec.queries)
         op = emit.attention(
-            emit.kv(kv, heads, kv.k.shape[1], group), Matrix(address(q), stride(q, 0)),
-            matrix(y), NOT_QUANTISED, scale, softcap, ROWS_N,
+            emit.kv(kv, spec.heads, spec.kv_heads, group), matrix(q), matrix(y), NOT_QUANTISED,
+            spec.scale, spec.softcap, ROWS_N,
         )  # fmt: skip
         self._run([op], fill_step(HrStep(), batch))
         return y
@@ -179,17 +168,19 @@ class CpuOperators:
         )
         return y
 
-    def moe(
+    def route(self, logits: Array, spec: RouteSpec) -> tuple[Array, Array]:
+        return self._reference.route(logits, spec)
+
+    def experts(
         self,
         x: Array,
-        router: Array,
+        chosen: Array,
+        shares: Array,
         gate_up: list[Weight],
         down: list[Weight],
-        active: int,
-        normalise: bool,
         activation: str,
     ) -> Array:
-        return self._reference.moe(x, router, gate_up, down, active, normalise, activation)
+        return self._reference.experts(x, chosen, shares, gate_up, down, activation)
 
     def select(self, x: Array, rows: Array) -> Array:
         return x if len(rows) == len(x) else x[rows]

@@ -1,4 +1,4 @@
-"""The operator `attention` by FlashInfer's paged wrappers.
+"""The operator `attend` by FlashInfer's paged wrappers.
 
 A wrapper is *planned* once per step and layer group, on the host, and *run* once per layer. Its
 pages are ours as they lie: K and V [blocks, G, S, E] are its layout "HND". A window of W tokens
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...base.graph import AttentionSpec
 from ..operators import KvLayer, StepBatch
 from ..triton.operators import TritonOperators
 
@@ -40,19 +41,15 @@ class FlashInferOperators(TritonOperators):
         )
         self._planned: tuple[StepBatch, tuple[object, ...]] | None = None
 
-    def attention(
-        self,
-        q: torch.Tensor,
-        kv: KvLayer,
-        batch: StepBatch,
-        group: int,
-        scale: float,
-        softcap: float | None,
+    def attend(
+        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
     ) -> torch.Tensor:
         if batch.host is None or kv.k_scale is not None:
             # A graph is captured: nothing may be planned in it.
-            return super().attention(q, kv, batch, group, scale, softcap)
-        tokens, heads, width = q.shape
+            return super().attend(q, spec, kv, batch, group)
+        heads, width, scale, softcap = spec.heads, spec.size, spec.scale, spec.softcap
+        flat = q
+        q = flat.view(len(flat), heads, width)
         wrapper = self._decode if batch.max_count == 1 else self._prefill
         wanted = (group, heads, kv.k.shape[1], width, scale, softcap, q.dtype, kv.k.dtype)
         # Layers of a group follow each other but for models with windows, which plan anew.
@@ -61,7 +58,7 @@ class FlashInferOperators(TritonOperators):
             self._planned = (batch, wanted)
         out = torch.empty_like(q)
         wrapper.run(q, (kv.k, kv.v), out=out)
-        return out.view(tokens, heads * width)
+        return out.view_as(flat)
 
     def _plan(
         self,

@@ -33,7 +33,7 @@ class FlashInferBackend:
     """Who serves the other operators where this backend is asked for by name."""
 
     def supports(self, operator: str, question: Question) -> str | None:
-        if operator != "attention" or question.encoder:
+        if operator != "attend" or question.encoder:
             return "has attention of decoders only"
         if find_spec("flashinfer") is None:
             return "flashinfer is not installed"

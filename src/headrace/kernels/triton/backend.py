@@ -31,11 +31,11 @@ class TritonBackend:
                 return "needs an NVIDIA GPU"
         elif _capability() < (8, 0):
             return "needs compute capability 8.0 or later"
-        elif operator in ("linear", "rope_and_cache", "attention") and not _has_fp8(question):
+        elif operator in ("linear", "write", "attend") and not _has_fp8(question):
             return "needs compute capability 8.9 for fp8"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
-        if operator in ("attention", "rope_and_cache") and question.head_dim > 256:
+        if operator in ("attend", "write") and question.head_dim > 256:
             return f"head size {question.head_dim} is over 256"
         return None
 

@@ -175,13 +175,13 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
     return Tiles(listed, tile_expert, assignments, rows, experts, single=False)
 
 
-def moe(
+def experts(
     x: torch.Tensor,
-    router: torch.Tensor,
+    chosen: torch.Tensor,
+    shares: torch.Tensor,
     gate_up: ExpertTable,
     down: ExpertTable,
-    active: int,
-    normalise: bool,
+    count: int,
     activation: str,
     config: MoeConfig,
     packed: PackedSkinnyConfig | None = None,
@@ -189,16 +189,16 @@ def moe(
     *,
     early: bool = False,
 ) -> torch.Tensor:
-    """x [N, D], router logits [N, experts], tables of [2I, D] and [D, I] → [N, D].
+    """x [N, D], what `route` gave, tables of [2I, D] and [D, I] of `count` experts → [N, D].
 
     `packed`: packed experts take the products of few rows, cut so; with `tickets` their input may
     be split.
     """
     tokens, width = x.shape
-    chosen, shares = route(router, active, normalise, early=early)
+    active = chosen.shape[1]
     few = packed if gate_up.bits and down.bits else None
     rows = config.rows if few is None else few.rows
-    tiles = place(chosen, router.shape[1], rows, early=early)
+    tiles = place(chosen, count, rows, early=early)
     if few is not None:
         acted: torch.Tensor | Coded = grouped_packed(
             x, gate_up, tiles, active, few, tickets, activation, early=early

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ...base.graph import Role
+from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
@@ -242,36 +242,25 @@ class TritonOperators:
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         return self._product(x, weight, bias, x.dtype)
 
-    def rope_and_cache(
+    def write(
         self,
         qkv: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        q_norm: torch.Tensor | None,
-        k_norm: torch.Tensor | None,
-        eps: float,
-        norm_offset: float,
+        spec: AttentionSpec,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
         rope: RopeTable,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
-        return rope_cache.rope_and_cache(
-            qkv, heads, kv_heads, q_norm, k_norm, eps, norm_offset, rope, kv, batch, group,
-            early=self._early(qkv).early,
-        )  # fmt: skip
+        early = self._early(qkv).early
+        return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group, early=early)
 
-    def attention(
-        self,
-        q: torch.Tensor,
-        kv: KvLayer,
-        batch: StepBatch,
-        group: int,
-        scale: float,
-        softcap: float | None,
+    def attend(
+        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
     ) -> torch.Tensor:
         """Entries of one token are split along the KV, the others along their queries."""
-        tokens, heads, width = q.shape
+        flat, width, scale, softcap = q, spec.size, spec.scale, spec.softcap
+        q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)
         table, view = self._table(q.device), batch.groups[group]
         coded = kv.k_scale is not None
@@ -294,28 +283,31 @@ class TritonOperators:
                 q, kv, batch, view, out, scale, softcap, table.decode(width, coded=coded),
                 self._ticket(q.device), early=self._early(q).early,
             )  # fmt: skip
-        return out.view(tokens, heads * width)
+        return out.view_as(flat)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated.gated(gate_up, activation, early=self._early(gate_up).early)
 
-    def moe(
+    def route(self, logits: torch.Tensor, spec: RouteSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        early = self._early(logits).early
+        return moe.route(logits, spec.active, spec.normalise, early=early)
+
+    def experts(
         self,
         x: torch.Tensor,
-        router: torch.Tensor,
+        chosen: torch.Tensor,
+        shares: torch.Tensor,
         gate_up: list[Weight],
         down: list[Weight],
-        active: int,
-        normalise: bool,
         activation: str,
     ) -> torch.Tensor:
         experts, table = len(gate_up), self._table(x.device)
-        rows = 1 if self.deterministic else -(-len(x) * active // experts)
+        rows = 1 if self.deterministic else -(-chosen.numel() // experts)
         # Tiles of 8 rows as long as hardly an expert has more of them.
         short = rows <= EXPERT_ROWS and not self.deterministic
         packed = table.packed_skinny(8 if short else max(16, rows))
-        return moe.moe(
-            x, router, self._expert_table(gate_up), self._expert_table(down), active, normalise,
+        return moe.experts(
+            x, chosen, shares, self._expert_table(gate_up), self._expert_table(down), experts,
             activation, table.moe(rows), packed if packed.serves else None,
             None if self.deterministic else self._ticket(x.device), early=self._early(x).early,
         )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ...base.graph import AttentionSpec
 from ..operators import KvLayer, RopeTable, StepBatch
 from .early import launch_options, wait_for_inputs
 from .quantise import to_codes
@@ -105,12 +106,8 @@ def _rope_kernel(
 
 def rope_and_cache(
     qkv: torch.Tensor,
-    heads: int,
-    kv_heads: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    norm_offset: float,
+    spec: AttentionSpec,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
     rope: RopeTable,
     kv: KvLayer,
     batch: StepBatch,
@@ -118,22 +115,21 @@ def rope_and_cache(
     *,
     early: bool = False,
 ) -> torch.Tensor:
-    """See `Operators.rope_and_cache`: qkv [N, (H + 2G) · E] → q [N, H, E]."""
-    width = kv.k.shape[-1]
-    tokens = len(qkv)
-    out = torch.empty(tokens, heads, width, dtype=qkv.dtype, device=qkv.device)
+    """See `Operators.write`: qkv [N, (H + 2G) · E] → q [N, H · E]."""
+    heads, kv_heads, width, tokens = spec.heads, spec.kv_heads, spec.size, len(qkv)
+    out = torch.empty(tokens, spec.queries, dtype=qkv.dtype, device=qkv.device)
     coded = kv.k_scale is not None
     top = (127.0 if kv.k.dtype == torch.int8 else 448.0) if coded else 0.0
     k_scale, v_scale = (qkv, qkv) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
+    q_norm, k_norm = norms or (qkv, qkv)
     assert kv.k.stride() == kv.v.stride()
     assert qkv.is_contiguous()
     _rope_kernel[(tokens, heads + 2 * kv_heads)](
-        qkv, out, kv.k, kv.v, k_scale, v_scale,
-        qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
-        rope.cos, rope.sin, batch.positions, batch.groups[group].slots,
-        heads, kv_heads, kv.k.stride(0), kv.k.stride(1), k_scale.stride(0), eps, norm_offset,
+        qkv, out, kv.k, kv.v, k_scale, v_scale, q_norm, k_norm, rope.cos, rope.sin,
+        batch.positions, batch.groups[group].slots, heads, kv_heads, kv.k.stride(0),
+        kv.k.stride(1), k_scale.stride(0), spec.eps, spec.norm_offset,
         HALF=width // 2, HALF_PADDED=triton.next_power_of_2(width // 2), BLOCK=kv.block_size,
-        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, TOP=top,
+        Q_NORM=norms is not None, K_NORM=norms is not None, TOP=top,
         INTERPRET=INTERPRETED, num_warps=1, **launch_options(early),
     )  # fmt: skip
     return out
