@@ -289,7 +289,7 @@ def test_asked_for_by_name_it_runs_within_the_programs_of_those_beside_it() -> N
     seen = []
 
     def forward(ops, batch, cache):
-        seen.append((ops.attention.__self__.name, ops.linear.__self__.name))
+        seen.append((ops.attend.__self__.name, ops.linear.__self__.name))
         return torch.zeros(0), torch.zeros(0)
 
     alone = plain(operators, Forwards(forward), KvCache([], []))

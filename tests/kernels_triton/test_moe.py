@@ -24,14 +24,14 @@ from headrace.kernels.weights import DenseWeight, Fp8Weight, StackedWeight, Tile
 from .test_product_packed import random_weight
 
 
-@pytest.mark.parametrize(("tokens", "experts", "active"), [(1, 4, 2), (37, 6, 3), (5, 40, 8)])
-def test_equals_reference(tokens: int, experts: int, active: int) -> None:
+@pytest.mark.parametrize(("tokens", "count", "active"), [(1, 4, 2), (37, 6, 3), (5, 40, 8)])
+def test_equals_reference(tokens: int, count: int, active: int) -> None:
     torch.manual_seed(tokens)
     width, intermediate = 48, 40
     x = torch.randn(tokens, width)
-    router = torch.randn(tokens, experts)
-    gate_up = list(torch.randn(experts, 2 * intermediate, width) * 0.1)
-    down = list(torch.randn(experts, width, intermediate) * 0.1)
+    router = torch.randn(tokens, count)
+    gate_up = list(torch.randn(count, 2 * intermediate, width) * 0.1)
+    down = list(torch.randn(count, width, intermediate) * 0.1)
     for normalise in (False, True):
         wrapped: list[list[Weight]] = [[DenseWeight(w) for w in part] for part in (gate_up, down)]
         expected = mixture(
@@ -39,7 +39,7 @@ def test_equals_reference(tokens: int, experts: int, active: int) -> None:
         )
         tables = (expert_table(part, x.dtype) for part in wrapped)
         actual = experts(
-            x, *route(router, active, normalise), *tables, len(wrapped[0]), "silu",
+            x, *route(router, active, normalise), *tables, count, "silu",
             MoeConfig(16, 32, 32),
         )  # fmt: skip
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)

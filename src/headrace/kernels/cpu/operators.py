@@ -203,10 +203,9 @@ class CpuOperators:
         self._run([op], HrStep(n=len(x)))
         return y
 
-    def encoder_attention(self, qkv: Array, heads: int, batch: StepBatch, scale: float) -> Array:
-        size = qkv.shape[1] // (3 * heads)
-        y = floats_like(qkv, len(qkv), heads * size)
-        op = emit.bidirectional(matrix(qkv), heads, size, scale, matrix(y))
+    def attend_both_sides(self, qkv: Array, spec: AttentionSpec, batch: StepBatch) -> Array:
+        y = floats_like(qkv, len(qkv), spec.queries)
+        op = emit.bidirectional(matrix(qkv), spec.heads, spec.size, spec.scale, matrix(y))
         self._run([op], fill_step(HrStep(), batch))
         return y
 
