@@ -2,9 +2,9 @@
 
 The worker keeps its own rows and tables, built from the plans alone. In place of keys and values
 it stores, per (group, block, offset), the *identity* of a position: an interned number that
-stands for (salt, adapter, all tokens up to here). Before an entry attends, every position that
-it can see must hold precisely the identity it should: a block shared wrongly, given back too
-early, not written yet or of another tenant cannot pass.
+stands for (salt, adapter, all tokens and other inputs up to here). Before an entry attends, every
+position that it can see must hold precisely the identity it should: a block shared wrongly, given
+back too early, not written yet or of another tenant cannot pass.
 
 The next token is a pure function of identity and choice, so that what a request should get can
 be computed without any scheduling, and compared.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
-from headrace.base.spec import RequestSpec, Task
+from headrace.base.spec import InputSpan, RequestSpec, Task
 from headrace.base.step import (
     NULL_BLOCK,
     GroupShape,
@@ -37,12 +37,17 @@ VOCAB = 50
 EOS = 7
 GARBAGE = -1
 
-_identities: dict[tuple[object, int], int] = {}
+_identities: dict[tuple[object, object], int] = {}
 
 
-def identity(before: object, token: int) -> int:
-    """The number of a position: `before` is the previous one's, or (salt, adapter)."""
-    return _identities.setdefault((before, token), len(_identities) + 1)
+def identity(before: object, token: int, spec: RequestSpec, place: int) -> int:
+    """The number of the position `place`: `before` is the previous one's, or (salt, adapter). A
+    placeholder stands for its place in an input and for that input's content."""
+    seen: object = token
+    for span in spec.inputs:
+        if span.first <= place < span.first + span.length:
+            seen = (token, span.kind, span.digest, place - span.first)
+    return _identities.setdefault((before, seen), len(_identities) + 1)
 
 
 def next_token(at: int, choice: int) -> int:
@@ -53,14 +58,14 @@ def expected(request: Request, choice: int, max_context: int) -> tuple[list[int]
     """What a choice of a request must get, whatever else runs; the same rules, written plainly."""
     spec = request.spec
     at: object = (request.cache_salt, spec.adapter)
-    for token in request.prompt:
-        at = identity(at, token)
+    for place, token in enumerate(request.prompt):
+        at = identity(at, token, spec, place)
     sampling, out = spec.sampling, []
     most = max_context - len(request.prompt)
     most = most if sampling.max_tokens is None else min(most, sampling.max_tokens)
     while True:
         token = next_token(at, choice)
-        at = identity(at, token)
+        at = identity(at, token, spec, len(request.prompt) + len(out))
         out.append(token)
         if token in spec.stop_ids and len(out) >= sampling.min_tokens:
             return out, "stop"
@@ -85,8 +90,8 @@ class Stay:
 
     def learn(self, token: int) -> None:
         before = self.identities[-1] if self.identities else self.root
+        self.identities.append(identity(before, token, self.spec, len(self.tokens)))
         self.tokens.append(token)
-        self.identities.append(identity(before, token))
 
 
 @dataclass
@@ -368,12 +373,12 @@ def driver(
 def request_of(
     id: str, prompt: list[int], *, max_tokens: int | None = 4, stop_ids: tuple[int, ...] = (),
     n: int = 1, min_tokens: int = 0, prompt_logprobs: int | None = None, task: Task = "tokens",
-    adapter: str | None = None, **fields: object,
+    adapter: str | None = None, inputs: tuple[InputSpan, ...] = (), **fields: object,
 ) -> Request:  # fmt: skip
     sampling = SamplingParams(
         n=n, max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
     )
-    spec = RequestSpec(sampling, 0, stop_ids, task, adapter)
+    spec = RequestSpec(sampling, 0, stop_ids, task, adapter, inputs=inputs)
     return Request(id, list(prompt), spec, **fields)  # type: ignore[arg-type]
 
 

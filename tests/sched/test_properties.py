@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import ContextOverflow, Overloaded
+from headrace.base.spec import InputSpan
 from headrace.base.step import PoolShape
 from headrace.sched import ALL, Limits
 
@@ -61,6 +62,11 @@ def test_every_request_gets_its_answer(
                 name, choice = rng.choice(list(driver.out))
                 prompt = driver.requests[name].prompt + driver.out[(name, choice)]
             prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 5, 20]))]
+            inputs = ()
+            if rng.random() < 0.3:
+                length = rng.randint(1, len(prompt))
+                first = rng.randint(0, len(prompt) - length)
+                inputs = (InputSpan(first, length, "image", rng.choice([b"a", b"b"])),)
             request = request_of(
                 f"r{number}",
                 prompt,
@@ -72,6 +78,7 @@ def test_every_request_gets_its_answer(
                 priority=rng.choice([0, 0, 1, 5]),
                 cache_salt=rng.choice(["", "", "other"]),
                 adapter=rng.choice([None, None, "a"]),
+                inputs=inputs,
                 task="vector" if rng.random() < (0.5 if encodes else 0.1) else "tokens",
             )
             if not request.spec.generates:

@@ -10,7 +10,7 @@ from control_plane_harness import Driver, driver, expected, pool_of, request_of,
 from headrace.base.errors import ContextOverflow, InvalidRequest, OptionError, Overloaded
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
-from headrace.base.spec import RequestSpec
+from headrace.base.spec import InputSpan, RequestSpec
 from headrace.base.step import PoolShape, StepPlan, StepResult, Vector
 from headrace.kv import KvManager
 from headrace.sched import ALL, Limits, Scheduler, Sequence, State, Work
@@ -205,6 +205,16 @@ def test_tenants_do_not_share() -> None:
     d.submit()
     assert not shared_blocks(d)
     d.run()
+    d.check_answers()
+
+
+def test_images_behind_equal_placeholders_share_what_lies_before_them() -> None:
+    d = driver()
+    for number, digest in enumerate((b"a", b"b", b"a")):
+        image = InputSpan(9, 6, "image", digest)
+        d.add(request_of(f"r{number}", list(range(1, 22)), inputs=(image,)))
+        d.run()
+    assert [delta.cached for delta in d.finish.values()] == [0, 8, 20]
     d.check_answers()
 
 
