@@ -77,7 +77,7 @@ async def test_what_people_send_is_not_heavy() -> None:
     async with client_of(app) as client:
         for messages in ([{"role": "user", "content": prose}], turns):
             reply = await client.post(CHAT, json=ASK | {"messages": messages})
-            assert reply.status_code == 400
+            assert reply.status_code == 400, reply.text
             assert "context" in reply.json()["error"]["message"]
 
 

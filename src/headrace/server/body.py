@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MOST = Weight(containers=10_240, values=32_768, numbers=2**19)
+MOST = Weight(containers=10_240, values=32_768, numbers=400_000)
 """What a body may hold: parsing it takes below 50 ms, in which nothing else is done (a message
 about 4 µs, a value 1 µs, a number 0.1 µs). A conversation of a thousand turns has 3,000 objects."""
 IN_FLIGHT = 256 * 2**20

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .caller import begin_exchange
 from .errors import error_response, internal_error
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Border:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        begin_exchange()
         name = request_id(Headers(scope=scope))
         scope["headrace.request_id"] = name
         begin = time.perf_counter()

@@ -31,6 +31,13 @@ CALLER: ContextVar[Caller] = ContextVar("headrace_caller", default=_NOBODY)
 """Of the request that this task serves; tasks begun by it inherit it."""
 
 
+def begin_exchange() -> None:
+    """Forget the exchange before: a pipelined request is begun by the task of the one before it,
+    and the lines of a batch are asked by one."""
+    CALLER.set(_NOBODY)
+    RECEIVE.set(None)
+
+
 def caller_of(account: Account) -> Caller:
     key = account.key
     # What keys share is apart from what is one key's own, whatever either is called.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message
 
-from .caller import CALLER, caller_of
+from .caller import CALLER, begin_exchange, caller_of
 from .errors import error_body, internal_error
 from .wire import encode
 
@@ -50,6 +50,7 @@ async def post(
         "app": app, "headrace.request_id": request_id, "headrace.batch": True,
         "headrace.owner": owner,
     }  # fmt: skip
+    begin_exchange()
     if account is not None:
         scope["headrace.account"] = account
         CALLER.set(caller_of(account))
