@@ -88,9 +88,8 @@ def test_rowwise() -> None:
 
 def test_the_reference_serves_encoders() -> None:
     question = Question("cpu", "float32", "float32", 32, frozenset({"float32"}), encoder=True)
-    _, decisions = choose(question)
+    _, decisions = choose(question, "ref")
     assert [each.name for each in decisions] == [f"kernels.{name}" for name in ENCODER_OPERATORS]
     assert {each.value for each in decisions} == {"ref"}
-    assert all("cpu: " in each.reason for each in decisions), "and it says why not"
     with pytest.raises(OptionError, match="no kernels for encoders"):
-        choose(question, "cpu")
+        choose(question, "triton")

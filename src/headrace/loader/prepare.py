@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.arch import Rope
-from ..base.graph import AttentionSpec, Graph, WeightRef
+from ..base.errors import UnsupportedModel
+from ..base.graph import AttentionSpec, Graph, LatentSpec, WeightRef
 from ..kernels.arrays import Array, address, floats, tensor
 from ..kernels.model import Model, Prepared
 from ..kernels.operators import Operators, RopeTable
@@ -44,8 +45,14 @@ def prepare(
     """The model of `graph` with the weights of `source`, which is empty afterwards.
 
     `device` is where vectors and tensors go, `dtype` that of vectors there; rope tables reach to
-    `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over.
+    `max_context`. Raises `ModelFileError` for a tensor that is missing, misshapen or left over,
+    `UnsupportedModel` for a layer that no backend has kernels for.
     """
+    if any(isinstance(spec, LatentSpec) for spec in graph.attentions()):
+        raise UnsupportedModel(
+            "this model attends over latents (DeepSeek); it is described and priced, but there are "
+            "no kernels for it yet"
+        )
     preparing = _Preparing(source, operators, device, dtype)
     if HEAD not in graph.tensors():
         # Some checkpoints carry a copy of a tied table along.
