@@ -151,7 +151,7 @@ async def test_thinking_text_and_tools_whole_and_streamed() -> None:
 async def test_the_conversation_reaches_the_template() -> None:
     engine = FakeEngine()
     seen: list[Any] = []
-    engine.template.render = lambda messages, **more: seen.append((messages, more)) or "x"
+    engine.template.render_small = lambda messages, **more: seen.append((messages, more)) or "x"
     transport = httpx.ASGITransport(app=create_app(engine))  # type: ignore[arg-type]
     given = body(
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

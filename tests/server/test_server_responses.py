@@ -100,7 +100,7 @@ async def test_the_official_client_reads_the_stream() -> None:
 async def test_a_conversation_goes_on() -> None:
     api = Api()
     seen: list[Any] = []
-    api.engine.template.render = lambda messages, **_: seen.append(messages) or "prompt"
+    api.engine.template.render_small = lambda messages, **_: seen.append(messages) or "prompt"
     first = (await api.ask(instructions="Be brief.")).json()
     second = (await api.ask(previous_response_id=first["id"], input=[
         {"role": "user", "content": [{"type": "input_text", "text": "again"}]},
@@ -125,7 +125,7 @@ async def test_a_conversation_goes_on() -> None:
 async def test_calls_and_their_outputs_are_messages() -> None:
     api = Api()
     seen: list[Any] = []
-    api.engine.template.render = lambda messages, **_: seen.append(messages) or "prompt"
+    api.engine.template.render_small = lambda messages, **_: seen.append(messages) or "prompt"
     await api.ask(input=[
         {"role": "user", "content": "Weather?"},
         {"type": "reasoning", "id": "rs", "summary": [],
