@@ -94,7 +94,7 @@ def main() -> None:
             time.sleep(0.01)
         compiled = time.perf_counter() - begin
         print(f"tokenizer and {len(FORMS)} grammars, once: {compiled:.2f} s")
-        waits, moves = Watch(worker._masks, "apply"), Watch(worker._masks, "_move")
+        waits, moves = Watch(worker._masks, "mask"), Watch(worker._masks, "_move")
         for rows in arguments.rows:
             for name, form in FORMS.items():
                 free, held = [], []

@@ -37,19 +37,20 @@ from headrace.engine.executor import LoadedWorker
 from headrace.engine.output import Answer, RequestOutputs
 from headrace.engine.real import load_worker
 from headrace.kernels.cpu.library import Team
+from headrace.kernels.cpu.program import CpuProgram
+from headrace.kernels.program import CallByCall
 from headrace.obs.flight import FlightRecorder
 from headrace.sched.scheduler import Scheduler
+from headrace.worker.features import Asked
 from headrace.worker.host_batch import HostBatches
 from headrace.worker.rows import BlockTables, Rows
-from headrace.worker.runner import Runner
-from headrace.worker.sampler import Sampler
 from headrace.worker.step import Steps
 from headrace.worker.worker import Worker
 
 PARTS: tuple[tuple[type, str], ...] = (
     (EngineCore, "turn"), (EngineCore, "_expected"), (Worker, "launch"), (Steps, "launch"),
-    (HostBatches, "make"), (HostBatches, "decode"), (HostBatches, "keep"), (Runner, "run"),
-    (Runner, "greedy"), (Team, "run_at"), (Sampler, "sample"), (Sampler, "most_likely"),
+    (HostBatches, "make"), (HostBatches, "decode"), (HostBatches, "keep"), (CpuProgram, "step"),
+    (CallByCall, "step"), (Team, "run_at"), (Asked, "mask"), (Asked, "collect"),
     (Rows, "append"), (BlockTables, "write"), (Scheduler, "schedule"), (Scheduler, "update"),
     (Scheduler, "stats"), (FlightRecorder, "submitted"), (FlightRecorder, "finished"),
     (RequestOutputs, "feed"), (Answer, "add"),

@@ -173,7 +173,7 @@ def test_what_was_generated_before_a_preemption_counts() -> None:
         spec = RequestSpec(SamplingParams(), 0, reasoning=rule)
         budgets.admit(Admission(4, 0, tokens, 3, 0, spec))
         logits = torch.zeros(2, 300)
-        budgets.apply(logits, np.array([1, 4]))
+        budgets.mask(logits, np.array([1, 4]), np.array([9, 9]))
         assert not logits[0].any()
         return bool(logits[1].isinf().sum() == 299)
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from headrace.base.sampling import SamplingParams
+from headrace.kernels import cuda_graphs
 from headrace.kernels.cuda_graphs import Bucket, GraphProgram, null_step
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
-from headrace.kernels.program import CallByCall, want
+from headrace.kernels.program import want
 from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
-from headrace.worker import Worker, WorkerOptions
+from headrace.worker import Worker, WorkerOptions, step
 from headrace.worker.batch import make_batch
-from headrace.worker.sampler import Sampler
 from oracle import sampled_rows, tiny
 from oracle.driving import Driver
 from oracle.steps import Forwards, plain
@@ -136,9 +136,11 @@ def test_graphs_choose_tokens(worker, names: list[str], whole: bool) -> None:
     plain, _ = tokens_of(worker, names, graphs=False)
     launched = []
     with pytest.MonkeyPatch.context() as patch:
-        for of, way in ((Sampler, "sample"), (CallByCall, "choose")):
-            own = getattr(of, way)
-            patch.setattr(of, way, lambda *given, own=own: launched.append(1) or own(*given))
+        for module in (cuda_graphs, step):
+            own = module.choose
+            patch.setattr(
+                module, "choose", lambda *given, own=own: launched.append(1) or own(*given)
+            )
         mine, program = tokens_of(worker, names, graphs=True)
     assert program is not None
     assert mine == plain

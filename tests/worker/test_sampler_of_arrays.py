@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +11,17 @@ import torch
 
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import ReasoningBudget, RequestSpec
-from headrace.base.step import Admission
+from headrace.base.step import Admission, StepPlan, StepResult
 from headrace.kernels import host_sampling
-from headrace.kernels.draws import Drawing
+from headrace.kernels.draws import Drawing, by_rules
+from headrace.kernels.program import Outputs
 from headrace.kernels.sampling import REFERENCE
+from headrace.worker.features import Asked, Features, RowFeature
 from headrace.worker.grammar import Form, GrammarMasks
+from headrace.worker.logprobs import Logprobs
+from headrace.worker.masks import LogitBias, MinTokens, Penalties
 from headrace.worker.reasoning import ReasoningBudgets
 from headrace.worker.rows import Rows
-from headrace.worker.sampler import Sampler
 
 HOST = Drawing(host_sampling.draw, host_sampling.argmax)
 ROWS, VOCAB, CONTEXT = 14, 500, 64
@@ -65,17 +69,41 @@ def masks(forbidden: dict[int, np.ndarray], on_host: bool) -> GrammarMasks:
     return made
 
 
+def sampled(
+    admitted: list[Admission],
+    grammar: GrammarMasks,
+    drawing: Drawing,
+    logits: Any,
+    chosen: np.ndarray,
+) -> tuple[Any, StepResult]:
+    """Tokens and log-probabilities of a step, through the features in the worker's order."""
+    rows = Rows(ROWS, CONTEXT, "cpu", ("grammar",))
+    listed: list[RowFeature] = [
+        Logprobs(), ReasoningBudgets(), MinTokens(), LogitBias(), Penalties(rows)
+    ]  # fmt: skip
+    features = Features(listed, ROWS)
+    for one in admitted:
+        rows.admit(one)
+        features.admit(one)
+    first, *rest = listed
+    asked = Asked((first, grammar, *rest))
+    places = np.array([len(admitted[row].tokens) for row in chosen])
+    asked.mask(logits, chosen, places)
+    rules = rows.rules(chosen)
+    assert rules is not None
+    tokens = by_rules(drawing, logits, rules, places)
+    plan = StepPlan(0, chosen.tolist(), [0] * len(chosen), [1] * len(chosen), [True] * len(chosen))
+    result = StepResult(0, [[] for _ in chosen])
+    asked.collect(plan, Outputs(tokens, logits), result)
+    return tokens, result
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("bound", [False, True], ids=["free", "masked"])
 @pytest.mark.parametrize("on_host", [True, False])
 def test_the_same_tokens_of_a_step(seed: int, bound: bool, on_host: bool) -> None:
     pick, numbers = random.Random(seed), np.random.default_rng(seed)
-    rows = Rows(ROWS, CONTEXT, "cpu", ("grammar",))
-    budgets = ReasoningBudgets()
     admitted = [admission(row, pick, asked(pick)) for row in range(ROWS)]
-    for one in admitted:
-        rows.admit(one)
-        budgets.admit(one)
     forbidden: dict[int, np.ndarray] = {}
     for row in (2, 5, 6) if bound else ():
         forbidden[row] = numbers.random(VOCAB) < 0.97
@@ -83,14 +111,12 @@ def test_the_same_tokens_of_a_step(seed: int, bound: bool, on_host: bool) -> Non
         forbidden[row][:] |= row == 6
         forbidden[row][17] = False
     chosen = np.array(pick.sample(range(ROWS), 9))
-    places = np.array([len(admitted[row].tokens) for row in chosen])
     logits = (numbers.standard_normal((len(chosen), VOCAB)) * 3).astype(np.float32)
 
     tensor, array = torch.from_numpy(logits.copy()), logits.copy()
-    of_tensors = Sampler(rows, (masks(forbidden, on_host), budgets), REFERENCE)
-    expected, expected_logprobs = of_tensors.sample(tensor, chosen, places)
-    of_arrays = Sampler(rows, (masks(forbidden, True), budgets), HOST)
-    tokens, logprobs = of_arrays.sample(array, chosen, places)
+    expected, theirs_too = sampled(admitted, masks(forbidden, on_host), REFERENCE, tensor, chosen)
+    tokens, ours_too = sampled(admitted, masks(forbidden, True), HOST, array, chosen)
+    logprobs, expected_logprobs = ours_too.logprobs, theirs_too.logprobs
 
     assert isinstance(tokens, np.ndarray)
     assert tokens.dtype == np.int64
@@ -98,9 +124,9 @@ def test_the_same_tokens_of_a_step(seed: int, bound: bool, on_host: bool) -> Non
     assert (array != logits).any()
     assert tokens.tolist() == expected.tolist()
     assert (logprobs is None) == (expected_logprobs is None)
-    for ours, theirs in zip(logprobs or [], expected_logprobs or [], strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
+    for mine, others in zip(logprobs or [], expected_logprobs or [], strict=True):
+        assert len(mine) == len(others) <= 1
+        for ours, theirs in zip(mine, others, strict=True):
             assert ours.rank == theirs.rank
             assert ours.top_ids == theirs.top_ids
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-5)

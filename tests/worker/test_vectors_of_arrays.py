@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,9 @@ import torch
 from headrace.base.arch import Pooling
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, Scores, StepPlan, TokenLogprobs, Vector
+from headrace.base.step import Admission, Scores, StepPlan, StepResult, TokenLogprobs, Vector
+from headrace.kernels.program import Outputs
+from headrace.worker.features import RowFeature
 from headrace.worker.pooling import TILE, Pooler
 from headrace.worker.prompt_scores import LOGIT_ROWS, PromptScores
 from headrace.worker.rows import Rows
@@ -24,14 +25,15 @@ CHUNKS = [(400,), (1, 3, TILE, 400), (TILE, TILE + 1, 400), (299, 400)]
 """How much of each input the steps compute."""
 
 
-def rows_of(pooling: bool, lengths: list[int] = LENGTHS) -> Rows:
-    rows = Rows(len(lengths), CONTEXT, "cpu", ("pooling",))
-    for row, length in enumerate(lengths):
+def admit(rows: Rows, feature: RowFeature, *, pooling: bool) -> None:
+    """A row for each input, which asks for the feature."""
+    for row, length in enumerate(LENGTHS):
         tokens = [(7 * i + row) % VOCAB for i in range(length)]
         asked = SamplingParams(temperature=0, prompt_logprobs=None if pooling else row % 3)
         spec = RequestSpec(asked, 0, task="vector" if pooling else "tokens")
-        rows.admit(Admission(row, row, tokens, length, 0, spec))
-    return rows
+        admission = Admission(row, row, tokens, length, 0, spec)
+        rows.admit(admission)
+        assert feature.admit(admission)
 
 
 def hidden_states() -> list[np.ndarray]:
@@ -65,13 +67,16 @@ def steps(
 def pooled(
     states: list[np.ndarray], chunks: tuple[int, ...], kind: str, pooling: Pooling, head: Any = None
 ) -> list[list[float]]:
-    pooler = Pooler(rows_of(pooling=True), pooling, head)
+    pooler = Pooler(pooling, head)
+    admit(Rows(len(LENGTHS), CONTEXT, "cpu", ("pooling",)), pooler, pooling=True)
     found: dict[int, list[float]] = {}
     for plan, hidden in steps(states, chunks, kind):
-        outputs = pooler.collect(plan, pooler.wanted(plan), hidden) or {}
+        assert pooler.wants(plan).hidden == "every"
+        result = StepResult(plan.number, [])
+        pooler.collect(plan, Outputs(hidden=hidden), result)
         # The memory of hidden states is that of the next step's too.
         hidden[:] = float("nan")
-        for entry, output in outputs.items():
+        for entry, output in (result.outputs or {}).items():
             assert isinstance(output, Vector if head is None else Scores)
             row = plan.rows[entry]
             assert row not in found
@@ -128,10 +133,15 @@ def scored(chunks: tuple[int, ...], kind: str) -> list[list[TokenLogprobs]]:
             return (hidden.astype(np.float64) @ head).astype(np.float32)
         return (hidden.double() @ head).float()
 
-    scores = PromptScores(rows_of(pooling=False))
+    rows = Rows(len(LENGTHS), CONTEXT, "cpu")
+    scores = PromptScores(rows, logits)
+    admit(rows, scores, pooling=False)
     found: list[list[TokenLogprobs]] = [[] for _ in LENGTHS]
     for plan, hidden in steps(hidden_states(), chunks, kind):
-        entries = scores.score(plan, scores.wanted(plan), SimpleNamespace(head=logits), hidden)
+        result = StepResult(plan.number, [])
+        assert scores.wants(plan).hidden == "every"
+        scores.collect(plan, Outputs(hidden=hidden), result)
+        entries = result.prompt_logprobs
         assert entries is not None
         hidden[:] = float("nan")
         for row, entry in zip(plan.rows, entries, strict=True):

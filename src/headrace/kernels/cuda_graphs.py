@@ -41,7 +41,7 @@ import torch
 
 from .draws import DrawParameters
 from .operators import GroupBatch, HostStep, KvCache, StepBatch, StepLimits
-from .program import CallByCall, Outputs, Want, want
+from .program import CallByCall, Outputs, Want, choose, want
 
 ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
@@ -262,7 +262,7 @@ class GraphProgram:
         if inside:
             outputs.tokens = self._sampled(batch, bucket, self._tokens)
         elif want.tokens != "none":
-            outputs.tokens = self._plain.choose(batch, outputs.logits, want)
+            outputs.tokens = choose(self._plain.drawing, outputs.logits, batch)
         return outputs
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

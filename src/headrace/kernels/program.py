@@ -97,6 +97,15 @@ class Provider(Operators, Protocol):
         ...
 
 
+def choose(drawing: Drawing, logits: Array, batch: StepBatch) -> Array:
+    """Tokens [R] of logits [R, V], by the rules of the batch; without any, the most likely."""
+    if batch.draws is not None:
+        return drawing.draw(logits, batch.draws)
+    if batch.rules is not None:
+        return by_rules(drawing, logits, batch.rules, batch.next_places())
+    return drawing.argmax(logits)
+
+
 class CallByCall:
     """A step by the operators, one after the other."""
 
@@ -124,18 +133,11 @@ class CallByCall:
             adding = adapted.adding(self.additions, batch)
         hidden, logits = self.model.forward(self.operators, batch, self.cache, adding)
         tokens: Array | None = None
-        if want.tokens != "none":
-            tokens = self.choose(batch, logits, want)
-        return Outputs(tokens, logits, hidden)
-
-    def choose(self, batch: StepBatch, logits: Array, want: Want) -> Array:
-        """Tokens [R] of logits [R, V], as the batch says that they are drawn."""
         if want.tokens == "best":
-            return self.drawing.argmax(logits)
-        if batch.draws is not None:
-            return self.drawing.draw(logits, batch.draws)
-        assert batch.rules is not None, "tokens by rules, but no rules"
-        return by_rules(self.drawing, logits, batch.rules, batch.next_places())
+            tokens = self.drawing.argmax(logits)
+        elif want.tokens == "rules":
+            tokens = choose(self.drawing, logits, batch)
+        return Outputs(tokens, logits, hidden)
 
     def head(self, hidden: Array) -> Array:
         return self.model.logits(self.operators, hidden)

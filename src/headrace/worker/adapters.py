@@ -17,8 +17,11 @@ from safetensors import safe_open
 
 from ..base.errors import EngineFault, ModelFileError
 from ..base.graph import WeightRef
+from ..base.step import Admission
 from ..kernels.weights import LoraWeight
 from ..loader.adapters import AdapterFiles
+from .features import RowFeature
+from .rows import Rows
 
 
 @dataclass(slots=True)
@@ -31,8 +34,9 @@ class _Host:
     rank: int = 0
 
 
-class Adapters:
-    """Calls come from the worker's thread."""
+class Adapters(RowFeature):
+    """Calls come from the worker's thread. A row's slot stands in `Rows.columns`, from where it
+    comes into a step's batch."""
 
     def __init__(
         self,
@@ -67,6 +71,7 @@ class Adapters:
         self._in_slot: OrderedDict[str, int] = OrderedDict()
         """Name → slot, the least lately used first."""
         self._rows: dict[int, str] = {}
+        self._table: Rows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -101,15 +106,25 @@ class Adapters:
         if name in self._in_slot and name not in self._rows.values():
             self._empty_slot(self._in_slot.pop(name))
 
-    def admit(self, row: int, name: str) -> int:
-        """A row takes its adapter: → its slot. Raises `EngineFault` where it is not there."""
+    def bind(self, rows: Rows) -> None:
+        """From now on rows are those of this table, and none is held."""
+        self.release(list(self._rows))
+        self._table = rows
+
+    def admit(self, admission: Admission) -> bool:
+        """A row takes its adapter. Raises `EngineFault` where that is not there."""
+        row, name = admission.row, admission.spec.adapter
+        if name is None:
+            return False
         if name not in self._in_slot:
             if name not in self._host:
                 raise EngineFault(f"no adapter {name!r} is loaded")
             self._fill(self._free_slot(), name)
         self._in_slot.move_to_end(name)
         self._rows[row] = name
-        return self._in_slot[name]
+        assert self._table is not None
+        self._table.columns["adapter"][row] = self._in_slot[name]
+        return True
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.step import Admission
+from ..base.step import Admission, StepPlan
 from ..kernels.arrays import Array
+from ..kernels.program import LOGITS, Want
 from .arrays import like
 from .compile_queue import CompileQueue
+from .features import Arrived, RowFeature
 
 if TYPE_CHECKING:
     import torch
@@ -167,8 +169,8 @@ class Form:
         """The job that computes the mask."""
 
 
-class GrammarMasks:
-    """A `LogitMask`: the forms of all rows that have one. Calls come from the worker's thread."""
+class GrammarMasks(RowFeature):
+    """The forms of all rows that have one. Calls come from the worker's thread."""
 
     def __init__(self, compiler: GrammarCompiler, vocabulary: int, *, on_host: bool) -> None:
         """`on_host`: logits lie in the host's memory."""
@@ -179,62 +181,61 @@ class GrammarMasks:
         self._threads = ThreadPoolExecutor(2, "headrace-masks")
         self._executor: Any = None
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, admission: Admission) -> bool:
         """Begin to make the row's matcher and its first mask."""
         grammar = admission.spec.grammar
-        assert grammar is not None
+        if grammar is None:
+            return False
         form = self._forms[admission.row] = Form()
         generated = admission.tokens[admission.prompt_length :]
         form.coming = self._threads.submit(self._begin, form, grammar, generated)
+        return True
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
             self._forms.pop(row, None)
 
-    def apply(self, logits: Array, rows: npt.NDArray[np.int64]) -> None:
-        """Set what may not come next in logits [R, V] of these rows to -inf, in place."""
-        if not self._forms:
-            return
-        places, forms = [], []
+    def wants(self, plan: StepPlan) -> Want:
+        return LOGITS
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        """Set what may not come next to -inf."""
+        indices, forms = [], []
         for place, row in enumerate(rows.tolist()):
             form = self._forms.get(row)
             if form is not None:
                 assert form.coming is not None
                 form.coming.result()
                 if form.fault is None:
-                    places.append(place)
+                    indices.append(place)
                     forms.append(form)
         if self._on_host:
             # In numpy also where they are a tensor: torch would share each row among threads, which
             # the kernels' team keeps busy. A sum: setting by a mask mispredicts its branches (30
             # against 1,600 µs).
             host = np.asarray(logits)
-            for place, form in zip(places, forms, strict=True):
+            for place, form in zip(indices, forms, strict=True):
                 assert form.bias is not None
                 host[place] += form.bias
         elif forms:
             words = like(np.stack([_words(form) for form in forms]), logits)
-            index = like(np.array(places), logits)
+            index = like(np.array(indices), logits)
             banned = expand(words)[:, : logits.shape[1]]
             logits[index] = logits[index].masked_fill_(banned, float("-inf"))
 
-    def advance(
-        self, rows: npt.NDArray[np.int64], arrived: Callable[[], Sequence[int]]
-    ) -> dict[int, str]:
-        """These rows got the tokens that `arrived` waits for: begin to compute what may come next.
-
-        → place among `rows` → why that row's token is void and its sequence has to end.
-        """
+    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> dict[int, str]:
+        """Begin to compute what may come next. Tokens are waited for: the next step's masks follow
+        from them."""
         faults: dict[int, str] = {}
-        if not self._forms:
-            return faults
         moving: list[tuple[Form, int]] = []
         for place, (row, token) in enumerate(zip(rows.tolist(), arrived(), strict=True)):
             form = self._forms.get(row)
             if form is None:
                 continue
             if form.fault is not None:
-                faults[place] = form.fault
+                faults[place] = f"the demanded form cannot be kept: {form.fault}"
             else:
                 moving.append((form, token))
         if moving:

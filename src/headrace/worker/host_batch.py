@@ -30,6 +30,8 @@ class _Few(NamedTuple):
 
     known: memoryview
     """Token of [row, place]."""
+    computed: memoryview
+    """`Rows.computed`."""
     tables: list[memoryview]
     """Per group: block of [row, block]."""
     tokens: memoryview
@@ -70,6 +72,7 @@ class HostBatches:
         # For single numbers: numpy's own indexing takes several times as long.
         self._few = _Few(
             rows.host_tokens.data,
+            rows.computed.data,
             [table.data for table in tables.host],
             self._tokens.data,
             self._positions.data,
@@ -136,6 +139,7 @@ class HostBatches:
             starts = self._positions[:count]
             starts[:] = plan.starts
             np.add(starts, 1, out=self._lengths[:count], casting="unsafe")
+            self._rows.computed[rows] = self._lengths[:count]
             self._tokens[:count] = self._rows.host_tokens[rows, starts]
             self._place(rows, starts, count)
         width = self._pick(rows, max_length)
@@ -151,11 +155,11 @@ class HostBatches:
 
     def _decode_few(self, plan: StepPlan) -> None:
         """The same for so few rows that a call for all of them costs more than a loop."""
-        known, tables, tokens, positions, lengths, all_slots = self._few
+        known, computed, tables, tokens, positions, lengths, all_slots = self._few
         size = self._pool.block_size
         for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
             positions[place] = start
-            lengths[place] = start + 1
+            lengths[place] = computed[row] = start + 1
             tokens[place] = known[row, start]
             block, offset = divmod(start, size)
             for table, slots in zip(tables, all_slots, strict=True):

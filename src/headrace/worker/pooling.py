@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..base.arch import Pooling
-from ..base.step import Output, Scores, StepPlan, Vector
+from ..base.step import Admission, Scores, StepPlan, StepResult, Vector
 from ..kernels.arrays import Array
+from ..kernels.program import Outputs, Want
 from .arrays import concatenate, copy, fp32, normalised, stack
-
-if TYPE_CHECKING:
-    from .rows import Rows
+from .features import EVERY, RowWish
 
 TILE = 64
 """Tokens that are summed at once, counted from the input's start: how a prompt was cut into
@@ -48,52 +46,46 @@ class _Mean:
         return total / self.count
 
 
-class Pooler:
-    """Follows the chunks of pooling rows; the last chunk of an input gives its vector."""
+class Pooler(RowWish[int]):
+    """Follows the chunks of rows that want a vector; the last chunk of an input gives it. Of a row:
+    how long its input is."""
 
-    def __init__(self, rows: Rows, pooling: Pooling, head: Head | None = None) -> None:
-        self._rows = rows
+    def __init__(self, pooling: Pooling, head: Head | None = None) -> None:
+        super().__init__()
         self._pooling = pooling
         self._head = head
         self._means: dict[int, _Mean] = {}
         self._firsts: dict[int, Array] = {}
 
+    def wish(self, admission: Admission) -> int | None:
+        return None if admission.spec.generates else admission.prompt_length
+
     def release(self, rows: Sequence[int]) -> None:
+        super().release(rows)
         for row in rows:
             self._means.pop(row, None)
             self._firsts.pop(row, None)
 
-    def wanted(self, plan: StepPlan) -> list[int]:
-        """The entries whose hidden states, of every token, `collect` will read."""
-        if not self._rows.pooling:
-            return []
-        found: list[int] = np.flatnonzero(self._rows.columns["pooling"][plan.rows]).tolist()
-        return found
+    def wants(self, plan: StepPlan) -> Want:
+        return EVERY
 
-    def collect(
-        self, plan: StepPlan, pooled: Sequence[int], hidden: Array
-    ) -> dict[int, Output] | None:
-        """Entry → its vector or scores, where its input is complete; hidden [N, D]. None: no one
-        asked.
-
-        `pooled` is what `wanted` gave.
-        """
-        if not pooled:
-            return None
-        columns = self._rows.columns[plan.rows]
-        begins = np.concatenate([[0], np.cumsum(plan.counts)])
+    def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
+        """The vectors or scores of inputs that are complete; hidden [N, D]."""
+        assert outputs.hidden is not None
+        begins = np.concatenate([[0], np.cumsum(plan.counts)]).tolist()
         done: list[int] = []
         vectors: list[Array] = []
-        for entry in pooled:
-            begin, end = int(begins[entry]), int(begins[entry + 1])
-            row, start = plan.rows[entry], plan.starts[entry]
-            complete = start + end - begin == columns[entry]["prompt_length"]
-            vector = self._feed(row, start, hidden[begin:end], complete)
+        for entry, row in enumerate(plan.rows):
+            if row not in self._rows:
+                continue
+            begin, end, start = begins[entry], begins[entry + 1], plan.starts[entry]
+            complete = start + end - begin == self._rows[row]
+            vector = self._feed(row, start, outputs.hidden[begin:end], complete)
             if vector is not None:
                 done.append(entry)
                 vectors.append(vector)
         if not done:
-            return None
+            return
         kind: type[Vector | Scores] = Vector if self._head is None else Scores
         together = stack(vectors)
         if self._head is not None:
@@ -102,7 +94,8 @@ class Pooler:
             together = fp32(together)
             if self._pooling.normalise:
                 together = normalised(together)
-        return {entry: kind(values) for entry, values in zip(done, together.tolist(), strict=True)}
+        found = {entry: kind(values) for entry, values in zip(done, together.tolist(), strict=True)}
+        result.outputs = {**(result.outputs or {}), **found}
 
     def _feed(self, row: int, start: int, chunk: Array, complete: bool) -> Array | None:
         kind = "cls" if self._head is not None else self._pooling.kind

@@ -2,86 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..base.step import StepPlan, TokenLogprobs
+from ..base.step import Admission, StepPlan, StepResult, TokenLogprobs
 from ..kernels.arrays import Array, tensor
+from ..kernels.program import Outputs, Want
 from .arrays import concatenate, copy, int64
-from .sampler import log_probabilities
+from .features import EVERY, NOTHING, RowWish
+from .logprobs import log_probabilities
+from .rows import Rows
 
-if TYPE_CHECKING:
-    from ..kernels.program import Program
-    from .rows import Rows
-
+Head = Callable[[Array], Array]
 LOGIT_ROWS = 64
 """Rows of logits held at once: a long chunk times a large vocabulary would be gigabytes."""
 
 
-class PromptScores:
-    """A chunk's first token is predicted by the chunk before it: that one's last vector is kept."""
+class PromptScores(RowWish[tuple[int, int]]):
+    """How likely each token of a prompt was. A chunk's first token is predicted by the chunk before
+    it: that one's last vector is kept. Of a row: how long its prompt is, and how many of the most
+    likely tokens it wants at each place."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, rows: Rows, head: Head) -> None:
+        """`head`: hidden [R, D] → fp32 logits [R, V]."""
+        super().__init__()
+        self._table, self._head = rows, head
         self._last: dict[int, tuple[int, Array]] = {}
         """Per row: the position of the last vector computed, and the vector [1, D]."""
 
+    def wish(self, admission: Admission) -> tuple[int, int] | None:
+        """Choice 0 scores for all choices of a request."""
+        top = admission.spec.sampling.prompt_logprobs
+        if top is None or admission.choice:
+            return None
+        return admission.prompt_length, top
+
     def release(self, rows: Sequence[int]) -> None:
+        super().release(rows)
         for row in rows:
             self._last.pop(row, None)
 
-    def wanted(self, plan: StepPlan) -> list[int]:
-        """The entries whose hidden states, of every token, `score` will read: choice 0 scores for
-        all choices of a request."""
-        if not self._rows.scoring:
-            return []
-        columns = self._rows.columns[plan.rows]
-        wanted = (columns["prompt_logprobs"] >= 0) & (columns["choice"] == 0)
-        wanted &= np.asarray(plan.starts) < columns["prompt_length"]
-        found: list[int] = np.flatnonzero(wanted).tolist()
-        return found
+    def wants(self, plan: StepPlan) -> Want:
+        return EVERY if self._scored(plan) else NOTHING
 
-    def score(
-        self, plan: StepPlan, wanted: Sequence[int], program: Program, hidden: Array
-    ) -> list[list[TokenLogprobs]] | None:
+    def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
         """Per entry, of each prompt token of its chunk but the prompt's first; hidden [N, D].
 
-        `wanted` is what the method of that name gave. A chunk that follows a prefix hit gets an
-        empty list: what predicts its first token was not computed here.
+        A chunk that follows a prefix hit gets an empty list: what predicts its first token was not
+        computed here.
         """
-        if not wanted:
-            return None
-        columns = self._rows.columns[plan.rows]
-        table = (
-            self._rows.host_tokens if isinstance(hidden, np.ndarray) else tensor(self._rows.tokens)
-        )
-        result: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
+        scored = self._scored(plan)
+        if not scored:
+            return
+        hidden = outputs.hidden
+        assert hidden is not None
+        known = self._table
+        table = known.host_tokens if isinstance(hidden, np.ndarray) else tensor(known.tokens)
+        result.prompt_logprobs = [[] for _ in plan.rows]
         begins = np.concatenate([[0], np.cumsum(plan.counts)])
-        for entry in wanted:
+        for entry in scored:
             row, start = plan.rows[entry], plan.starts[entry]
+            length, top = self._rows[row]
             vectors = hidden[begins[entry] : begins[entry + 1]]
             position, before = self._last.get(row, (-1, vectors[:0]))
             self._last[row] = (start + len(vectors) - 1, copy(vectors[-1:]))
             if start and position != start - 1:
                 continue
-            end = min(start + len(vectors), int(columns[entry]["prompt_length"]))
-            result[entry] = self._entry(
-                program,
+            end = min(start + len(vectors), length)
+            result.prompt_logprobs[entry] = self._entry(
                 concatenate([before, vectors]) if start else vectors,
                 int64(table[row, max(start, 1) : end]),
-                int(columns[entry]["prompt_logprobs"]),
+                top,
             )
-        return result
 
-    def _entry(
-        self, program: Program, vectors: Array, following: Array, top: int
-    ) -> list[TokenLogprobs]:
+    def _scored(self, plan: StepPlan) -> list[int]:
+        """The entries that compute some of such a prompt."""
+        return [
+            entry
+            for entry, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True))
+            if row in self._rows and start < self._rows[row][0]
+        ]
+
+    def _entry(self, vectors: Array, following: Array, top: int) -> list[TokenLogprobs]:
         """vectors[i] predicts following[i]."""
         scores: list[TokenLogprobs] = []
         for low in range(0, len(following), LOGIT_ROWS):
             tokens = following[low : low + LOGIT_ROWS]
-            logits = program.head(vectors[low : low + len(tokens)])
+            logits = self._head(vectors[low : low + len(tokens)])
             scores += log_probabilities(logits, tokens, np.full(len(tokens), top))
         return scores

@@ -9,16 +9,18 @@ alike. Log-probabilities are of the raw distribution, so they show what the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ..base.spec import ReasoningBudget
-from ..base.step import Admission
+from ..base.step import Admission, StepPlan
 from ..kernels.arrays import Array
+from ..kernels.program import LOGITS, Want
 from .arrays import like
+from .features import NOTHING, Arrived, RowWish
 
 
 @dataclass(slots=True)
@@ -43,29 +45,25 @@ class _Row:
         return self.inside and self.used >= self.rule.tokens
 
 
-class ReasoningBudgets:
-    """A `LogitMask` for the rows that have a budget."""
+class ReasoningBudgets(RowWish[_Row]):
+    """The rows that have a budget, until they are done with reasoning."""
 
-    def __init__(self) -> None:
-        self._rows: dict[int, _Row] = {}
-
-    def admit(self, admission: Admission) -> None:
+    def wish(self, admission: Admission) -> _Row | None:
         """Also after a preemption: what was generated before counts."""
         rule = admission.spec.reasoning
         if rule is None:
-            return
+            return None
         row = _Row(rule, rule.inside)
-        if all(row.take(token) for token in admission.tokens[admission.prompt_length :]):
-            self._rows[admission.row] = row
+        watched = all(row.take(token) for token in admission.tokens[admission.prompt_length :])
+        return row if watched else None
 
-    def release(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._rows.pop(row, None)
+    def wants(self, plan: StepPlan) -> Want:
+        return NOTHING if self._rows.keys().isdisjoint(plan.rows) else LOGITS
 
-    def apply(self, logits: Array, rows: npt.NDArray[np.int64]) -> None:
-        """Leave nothing but the closing mark in logits [R, V] of rows whose budget is spent."""
-        if not self._rows:
-            return
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        """Leave nothing but the closing mark to rows whose budget is spent."""
         spent = [
             (place, found.rule.close)
             for place, row in enumerate(rows.tolist())
@@ -76,11 +74,10 @@ class ReasoningBudgets:
             logits[index[:, 0]] = float("-inf")
             logits[index[:, 0], index[:, 1]] = 0.0
 
-    def advance(self, rows: npt.NDArray[np.int64], arrived: Callable[[], Sequence[int]]) -> None:
-        """These rows got the tokens that `arrived` waits for."""
-        if not self._rows:
-            return
-        for row, token in zip(rows.tolist(), arrived(), strict=True):
-            found = self._rows.get(row)
-            if found is not None and not found.take(token):
-                del self._rows[row]
+    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> Mapping[int, str]:
+        if self._rows:
+            for row, token in zip(rows.tolist(), arrived(), strict=True):
+                found = self._rows.get(row)
+                if found is not None and not found.take(token):
+                    del self._rows[row]
+        return {}

@@ -15,35 +15,27 @@ import numpy.typing as npt
 
 from ..base.errors import EngineFault
 from ..base.spec import SEEDS
-from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape
+from ..base.step import NULL_BLOCK, Admission, BlockWrite, PoolShape, StepPlan
 from ..kernels.arrays import Array, host, tensor
 from ..kernels.draws import RULE, streams, uniforms
 from .transfer import to_device
 
+UNKNOWN = -1
 _ROW = np.dtype(
     [
-        ("prompt_length", np.int64),
         ("temperature", np.float32),
         ("top_k", np.int64),
         ("top_p", np.float32),
         ("min_p", np.float32),
-        ("repetition", np.float32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("penalised", np.bool_),
         ("greedy", np.bool_),
         ("seed", np.uint64),
         ("choice", np.int64),
-        ("min_tokens", np.int64),
-        ("logprobs", np.int64),
-        ("prompt_logprobs", np.int64),
         ("pooling", np.bool_),
         ("second_at", np.int64),
         ("adapter", np.int32),
     ]
 )
-"""One row's numbers. `logprobs` and `prompt_logprobs` are -1 where they are not asked for, and so
-is `adapter`, its slot."""
+"""One row's numbers. `adapter` is its slot, -1 for none."""
 
 
 class Rows:
@@ -64,18 +56,12 @@ class Rows:
         """`tokens` where they are the host's; else nothing."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.columns["adapter"] = -1
-        self.stop_ids: list[tuple[int, ...]] = [()] * rows
-        self.logit_bias: list[dict[int, float]] = [{} for _ in range(rows)]
         self.held = np.zeros(rows, np.bool_)
         self.version = 0
         """Changes with every admission."""
-        self.choosing: set[int] = set()
-        """Held rows whose logits are looked at or changed before their token is chosen."""
-        self.scoring: set[int] = set()
-        """Held rows that ask for log-probabilities of their prompt."""
-        self.pooling: set[int] = set()
-        self.asking: set[int] = set()
-        """Held rows that ask for more than a token, the most likely or drawn."""
+        self.computed = np.zeros(rows, np.int64)
+        """How many tokens of each row are computed once the steps that were launched are done: what
+        counts where a plan's starts are upper bounds. `UNKNOWN` before a row's first step."""
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; raises `EngineFault` for what this worker cannot do."""
@@ -96,47 +82,30 @@ class Rows:
             self.tokens[row, : len(ids)] = to_device(ids, self.tokens.device)
         assert 0 <= spec.seed < SEEDS, "a seed is resolved before a request is sent"
         self.columns[row] = (
-            admission.prompt_length,
             max(sampling.temperature, 1e-5),
             max(sampling.top_k, 0),
             sampling.top_p,
             sampling.min_p,
-            sampling.repetition_penalty,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.repetition_penalty != 1
-            or sampling.presence_penalty != 0
-            or sampling.frequency_penalty != 0,
             sampling.greedy,
             spec.seed,
             admission.choice,
-            sampling.min_tokens,
-            -1 if sampling.logprobs is None else sampling.logprobs,
-            -1 if sampling.prompt_logprobs is None else sampling.prompt_logprobs,
             not spec.generates,
             spec.second_at,
             -1,
         )
-        self.stop_ids[row] = spec.stop_ids
-        self.logit_bias[row] = sampling.logit_bias
         self.held[row] = True
+        self.computed[row] = UNKNOWN
         self.version += 1
-        simple = (
-            sampling.logprobs is None
-            and not sampling.logit_bias
-            and not sampling.min_tokens
-            and not self.columns["penalised"][row]
-            and spec.grammar is None
-            and spec.reasoning is None
-        )
-        if not simple:
-            self.choosing.add(row)
-        if sampling.prompt_logprobs is not None:
-            self.scoring.add(row)
-        if not spec.generates:
-            self.pooling.add(row)
-        if not simple or row in self.scoring or row in self.pooling or spec.adapter:
-            self.asking.add(row)
+
+    def check_starts(self, plan: StepPlan) -> None:
+        """Assert that a plan's starts are what is computed, as they are while nobody drafts."""
+        known = self.computed[plan.rows]
+        starts = np.where(known == UNKNOWN, plan.starts, known)
+        assert starts.tolist() == plan.starts, f"computed {starts.tolist()}, not {plan.starts}"
+
+    def note_computed(self, plan: StepPlan) -> None:
+        """This step was launched."""
+        self.computed[plan.rows] = np.add(plan.starts, plan.counts)
 
     def adapters(
         self, rows: npt.NDArray[np.int64] | list[int], counts: list[int] | npt.NDArray[np.int64]
@@ -187,8 +156,6 @@ class Rows:
     def release(self, rows: Sequence[int]) -> None:
         if rows:
             self.held[list(rows)] = False
-            for some in (self.choosing, self.scoring, self.pooling, self.asking):
-                some.difference_update(rows)
 
     def append(
         self,

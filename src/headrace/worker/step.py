@@ -13,26 +13,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from ..base.step import StepPlan, StepResult, TokenLogprobs
+from ..base.step import StepPlan, StepResult
 from ..kernels.arrays import Array, host
+from ..kernels.draws import Drawing
 from ..kernels.operators import KvCache, StepBatch
-from ..kernels.program import BEST, RULES, Hidden, Outputs, Program, Tokens, want
-from .grammar import GrammarMasks
+from ..kernels.program import BEST, RULES, Outputs, Program, Tokens, choose, want
+from .features import Asked, Features
 from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
-from .pooling import Pooler
-from .prompt_scores import PromptScores
-from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
-from .sampler import Sampler
 from .transfer import Stopwatch, to_host
-
-if TYPE_CHECKING:
-    from .adapters import Adapters
 
 
 @dataclass(slots=True)
@@ -40,16 +34,12 @@ class Steps:
     """What all steps of an allocated worker share."""
 
     program: Program
+    drawing: Drawing
     rows: Rows
     tables: BlockTables
     cache: KvCache
-    sampler: Sampler
+    features: Features
     batch: Callable[[StepPlan], StepBatch]
-    prompt_scores: PromptScores
-    pooler: Pooler
-    budgets: ReasoningBudgets
-    masks: GrammarMasks | None
-    adapters: Adapters | None
     stopwatch: Stopwatch | None
     check: bool
     """Verify every plan."""
@@ -77,8 +67,10 @@ class Steps:
         """
         if plan.released or plan.admitted or plan.copies:
             return None
-        if not self.rows.asking.isdisjoint(plan.rows):
+        if not self.features.rows.isdisjoint(plan.rows):
             return None
+        if self.check:
+            self.rows.check_starts(plan)
         self.tables.write(plan.blocks)
         batch = host.decode(plan)
         if batch is None:
@@ -86,7 +78,8 @@ class Steps:
         outputs = self.program.step(batch, BEST if batch.rules is None else RULES)
         values = self._values_of(outputs.tokens)
         if min(values) < 0:
-            values = self._draw_again(plan, outputs)
+            with self.inference():
+                values = choose(self.drawing, outputs.logits, batch).tolist()
         host.keep(values)
         return StepResult(
             plan.number, [[token] for token in values], seconds=time.perf_counter() - begin
@@ -98,74 +91,57 @@ class Steps:
         values: list[int] = self._values.tolist()
         return values
 
-    def _draw_again(self, plan: StepPlan, outputs: Outputs) -> list[int]:
-        """All tokens of a decoding step, where the program could not draw one."""
-        with self.inference():
-            rows, places = np.array(plan.rows), np.array(plan.starts) + 1
-            values: list[int] = self.sampler.choose(outputs.logits, rows, places).tolist()
-        return values
-
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
         self._prepare(plan)
+        asked, entries = self.features.of(plan.rows), self._sampling(plan)
         batch = self.batch(plan)
-        scored, pooled = self.prompt_scores.wanted(plan), self.pooler.wanted(plan)
         stop = None if self.stopwatch is None else self.stopwatch.start()
-        entries = self._sampling(plan)
-        masked = not self.rows.choosing.isdisjoint(plan.rows)
+        masked, hidden = asked.wants(plan)
         drawn = batch.rules is not None or batch.draws is not None
         tokens: Tokens = "none" if masked or not entries else "rules" if drawn else "best"
-        hidden: Hidden = "every" if scored or pooled else "none"
-        given = self.program.step(batch, want(tokens, logits=masked, hidden=hidden))
-        prompt_logprobs = self.prompt_scores.score(plan, scored, self.program, given.hidden)
-        outputs = self.pooler.collect(plan, pooled, given.hidden)
-
-        logprobs: list[list[TokenLogprobs]] | None = None
-        failures: dict[int, str] = {}
+        outputs = self.program.step(batch, want(tokens, logits=masked, hidden=hidden))
+        result = StepResult(plan.number, tokens=[[] for _ in plan.rows])
         arrived: Callable[[], list[int]] | None = None
+        rows = np.array([plan.rows[entry] for entry in entries], np.int64)
         if entries:
-            rows = np.array([plan.rows[entry] for entry in entries])
             places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
-            found: list[TokenLogprobs | None] | None = None
-            sampled = given.tokens
-            if sampled is None:
-                sampled, found = self.sampler.sample(given.logits, rows, places, batch.draws)
-            elif isinstance(sampled, np.ndarray) and (sampled < 0).any():
-                sampled = self.sampler.choose(given.logits, rows, places)
-            self.rows.append(rows, places, sampled, batch.targets)
-            arrived = to_host(sampled)
-            if found is not None:
-                logprobs = [[] for _ in plan.rows]
-                for entry, one in zip(entries, found, strict=True):
-                    logprobs[entry] = [] if one is None else [one]
-            self.budgets.advance(rows, arrived)
-            if self.masks is not None:
-                # The next step's masks follow from these tokens: this one is waited for.
-                for place, fault in self.masks.advance(rows, arrived).items():
-                    failures[entries[place]] = f"the demanded form cannot be kept: {fault}"
+            chosen = self._chosen(outputs, batch, asked, rows, places)
+            self.rows.append(rows, places, chosen, batch.targets)
+            arrived = to_host(chosen)
+            # The program's own object may come again.
+            outputs = Outputs(chosen, outputs.logits, outputs.hidden)
+        asked.collect(plan, outputs, result)
+        if arrived is not None:
+            for place, fault in asked.advance(rows, arrived).items():
+                result.failures[entries[place]] = fault
         read = None if stop is None else stop()
 
         def finish() -> StepResult:
-            tokens: list[list[int]] = []
-            if arrived is not None and len(entries) == len(plan.rows) and not failures:
-                tokens = [[token] for token in arrived()]
-            else:
-                tokens = [[] for _ in plan.rows]
-                if arrived is not None:
-                    for entry, token in zip(entries, arrived(), strict=True):
-                        tokens[entry] = [] if entry in failures else [token]
-            seconds, gap = (time.perf_counter() - begin, 0.0) if read is None else read()
-            return StepResult(
-                plan.number,
-                tokens=tokens,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                outputs=outputs,
-                seconds=seconds,
-                gap=gap,
-                failures=failures,
-            )
+            if arrived is not None:
+                for entry, token in zip(entries, arrived(), strict=True):
+                    if entry not in result.failures:
+                        result.tokens[entry].append(token)
+            passed = (time.perf_counter() - begin, 0.0) if read is None else read()
+            result.seconds, result.gap = passed
+            return result
 
         return finish
+
+    def _chosen(
+        self,
+        outputs: Outputs,
+        batch: StepBatch,
+        asked: Asked,
+        rows: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+    ) -> Array:
+        """The tokens [R] of a step: the program's, or from its logits what masks leave."""
+        tokens = outputs.tokens
+        if tokens is None:
+            asked.mask(outputs.logits, rows, places)
+        elif not isinstance(tokens, np.ndarray) or not (tokens < 0).any():
+            return tokens
+        return choose(self.drawing, outputs.logits, batch)
 
     def _prepare(self, plan: StepPlan) -> None:
         """Bring the tables to what the plan takes for granted."""
@@ -173,31 +149,22 @@ class Steps:
         if released:
             self.rows.release(released)
             self.tables.release(released)
-            self.prompt_scores.release(released)
-            self.pooler.release(released)
-            self.budgets.release(released)
+            self.features.release(released)
         self.tables.write(plan.blocks)
-        if released and self.masks is not None:
-            self.masks.release(released)
-        if released and self.adapters is not None:
-            self.adapters.release(released)
         for admission in plan.admitted:
             self.rows.admit(admission)
-            self.budgets.admit(admission)
-            spec = admission.spec
-            if self.masks is not None and spec.grammar is not None:
-                self.masks.admit(admission)
-            if self.adapters is not None and spec.adapter is not None:
-                slot = self.adapters.admit(admission.row, spec.adapter)
-                self.rows.columns["adapter"][admission.row] = slot
+            self.features.admit(admission)
+        if self.check:
+            self.rows.check_starts(plan)
+        self.rows.note_computed(plan)
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
 
     def _sampling(self, plan: StepPlan) -> list[int]:
         """The entries that get a token: those that sample and want no vector."""
-        vectors = self.rows.pooling
+        pooling = self.rows.columns["pooling"][plan.rows].tolist()
         return [
             entry
-            for entry, (row, samples) in enumerate(zip(plan.rows, plan.samples, strict=True))
-            if samples and row not in vectors
+            for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True))
+            if samples and not pools
         ]

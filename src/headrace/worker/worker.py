@@ -31,15 +31,17 @@ from ..loader.weights import load_weights
 from ..models.registry import describe
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
+from .features import Features, RowFeature
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks
+from .logprobs import Logprobs
+from .masks import LogitBias, MinTokens, Penalties
 from .options import Resolved, WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
-from .sampler import Sampler
 from .step import Steps
 from .transfer import Stopwatch
 
@@ -215,17 +217,6 @@ class Worker:
         with self._inference():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
-            if self._adapters is not None:
-                self._adapters.release(range(options.rows))
-            if self._masks is not None:
-                self._masks.close()
-            if self._grammars is not None:
-                self._masks = GrammarMasks(
-                    self._grammars, self.arch.vocab_size, on_host=device == "cpu"
-                )
-            budgets = ReasoningBudgets()
-            masks = (budgets,) if self._masks is None else (self._masks, budgets)
-            self._sampler = Sampler(self._rows, masks, self._operators.drawing)
             encoder = self.arch.encoder
             self._cache = allocate_kv(pool, device, host=self._operators.host)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
@@ -263,24 +254,35 @@ class Worker:
                 _set_torch_threads(1)
             self._steps = Steps(
                 program=program,
+                drawing=self._operators.drawing,
                 rows=self._rows,
                 tables=self._tables,
                 cache=self._cache,
-                sampler=self._sampler,
+                features=Features(self._listed(program), options.rows),
                 batch=self._batch,
-                prompt_scores=PromptScores(self._rows),
-                pooler=Pooler(
-                    self._rows, self._pooling, program.head if encoder and encoder.labels else None
-                ),
-                budgets=budgets,
-                masks=self._masks,
-                adapters=self._adapters,
                 stopwatch=Stopwatch() if device == "cuda" else None,
                 check=check_plans(),
                 host=host if program.host else None,
                 inference=self._inference,
             )
         self._phases["allocate"] = time.perf_counter() - begin
+
+    def _listed(self, program: Program) -> list[RowFeature]:
+        """What rows may ask for, in the order of `features`, for a table without a held row."""
+        encoder = self.arch.encoder
+        listed: list[RowFeature] = [Logprobs()]
+        if self._masks is not None:
+            self._masks.close()
+        if self._grammars is not None:
+            on_host = self._resolved.device == "cpu"
+            self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, on_host=on_host)
+            listed.append(self._masks)
+        listed += [ReasoningBudgets(), MinTokens(), LogitBias(), Penalties(self._rows)]
+        if self._adapters is not None:
+            self._adapters.bind(self._rows)
+            listed.append(self._adapters)
+        head = program.head if encoder is not None and encoder.labels else None
+        return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""

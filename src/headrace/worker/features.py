@@ -1,0 +1,143 @@
+"""What a row may ask for beyond a token: one list of features, all with the same six verbs.
+
+A new wish is a class of its own and a place in the list that `Worker` makes. The order of the list
+has a meaning: logits go through `mask` in that order. First the raw logits are kept for
+log-probabilities, then what forbids comes (a grammar, a reasoning budget, `min_tokens`, which looks
+at what those left), then what moves (bias, penalties); what touches no logits stands behind.
+
+A step pays for what its rows ask: a feature is called for steps in which a row asks for it, and
+rows that ask for nothing never come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.step import Admission, StepPlan, StepResult
+from ..kernels.arrays import Array
+from ..kernels.program import Hidden, Outputs, Want, want
+
+Arrived = Callable[[], Sequence[int]]
+"""Waits for a step's tokens [R]."""
+
+T = TypeVar("T")
+NOTHING = want()
+EVERY = want(hidden="every")
+
+
+class RowFeature:
+    """One thing that rows may ask for. A verb that is not defined has nothing to do."""
+
+    def admit(self, admission: Admission) -> bool:
+        """Note what the row that is taken asks for. Does it ask for this? Also after a preemption:
+        then the tokens hold what was generated before. Raises `EngineFault` where it cannot be."""
+        raise NotImplementedError
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Forget these rows; most of them never asked."""
+        raise NotImplementedError
+
+    def wants(self, plan: StepPlan) -> Want:
+        """What this step has to give beside tokens: `logits` where `mask` reads or changes them."""
+        return NOTHING
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        """Change logits [R, V] fp32 of these rows [R], in place; `places` [R] is where each new
+        token will stand in its sequence."""
+
+    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> Mapping[int, str]:
+        """These rows [R] got tokens. → place among them → why that one is void and its sequence
+        has to end."""
+        return {}
+
+    def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
+        """Write into `result` what the step gave beside tokens; all tokens are chosen, and the
+        outputs are complete."""
+
+
+class RowWish(RowFeature, Generic[T]):
+    """A feature that keeps a wish for each row that has one."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, T] = {}
+
+    def wish(self, admission: Admission) -> T | None:
+        """What this row asks for; None: nothing of this."""
+        raise NotImplementedError
+
+    def admit(self, admission: Admission) -> bool:
+        wish = self.wish(admission)
+        if wish is None:
+            return False
+        self._rows[admission.row] = wish
+        return True
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._rows.pop(row, None)
+
+
+class Asked(NamedTuple):
+    """The features that some row of a step asks for, in the order of the list."""
+
+    features: tuple[RowFeature, ...]
+
+    def wants(self, plan: StepPlan) -> tuple[bool, Hidden]:
+        """Are logits wanted, and which hidden states?"""
+        wants = [feature.wants(plan) for feature in self.features]
+        every = any(each.hidden == "every" for each in wants)
+        return any(each.logits for each in wants), "every" if every else "none"
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        for feature in self.features:
+            feature.mask(logits, rows, places)
+
+    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> dict[int, str]:
+        failures: dict[int, str] = {}
+        for feature in self.features:
+            failures |= feature.advance(rows, arrived)
+        return failures
+
+    def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
+        for feature in self.features:
+            feature.collect(plan, outputs, result)
+
+
+class Features:
+    """The list, and which row asks for which of it."""
+
+    def __init__(self, listed: Sequence[RowFeature], rows: int) -> None:
+        self.listed = tuple(listed)
+        self._asked = np.zeros(rows, np.uint32)
+        """[rows]: bit i stands for the i-th feature of the list."""
+        self.rows: set[int] = set()
+        """Held rows that ask for any."""
+
+    def admit(self, admission: Admission) -> None:
+        bits = 0
+        for place, feature in enumerate(self.listed):
+            bits |= feature.admit(admission) << place
+        if bits:
+            self._asked[admission.row] = bits
+            self.rows.add(admission.row)
+
+    def release(self, rows: Sequence[int]) -> None:
+        self._asked[rows] = 0
+        self.rows.difference_update(rows)
+        for feature in self.listed:
+            feature.release(rows)
+
+    def of(self, rows: list[int]) -> Asked:
+        """What these rows ask for."""
+        if self.rows.isdisjoint(rows):
+            return Asked(())
+        bits = int(np.bitwise_or.reduce(self._asked[rows]))
+        return Asked(tuple(each for place, each in enumerate(self.listed) if bits >> place & 1))

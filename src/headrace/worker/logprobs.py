@@ -1,0 +1,68 @@
+"""Log-probabilities: of the tokens that were chosen, and of prompts. Of the raw distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.step import Admission, StepPlan, StepResult, TokenLogprobs
+from ..kernels import host_sampling
+from ..kernels.arrays import Array
+from ..kernels.program import LOGITS, Outputs, Want
+from .arrays import like
+from .features import RowWish
+
+
+class Logprobs(RowWish[int]):
+    """How likely the chosen tokens were. Before anything is masked a step's raw logits are kept, of
+    the rows that ask. Of a row: how many of the most likely tokens it wants beside its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: tuple[Array, npt.NDArray[np.int64], list[int]] | None = None
+        """Raw logits [A, V], their places among the sampled rows [A], and the rows."""
+
+    def wish(self, admission: Admission) -> int | None:
+        return admission.spec.sampling.logprobs
+
+    def wants(self, plan: StepPlan) -> Want:
+        return LOGITS
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        asked = [row in self._rows for row in rows.tolist()]
+        some = np.flatnonzero(asked)
+        if len(some):
+            self._kept = logits[like(some, logits)], some, rows[some].tolist()
+
+    def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return
+        raw, some, rows = kept
+        assert outputs.tokens is not None
+        top = np.array([self._rows[row] for row in rows])
+        found = log_probabilities(raw, outputs.tokens[like(some, raw)], top)
+        result.logprobs = [[] for _ in plan.rows]
+        for row, one in zip(rows, found, strict=True):
+            result.logprobs[plan.rows.index(row)].append(one)
+
+
+def log_probabilities(
+    logits: Array, tokens: Array, top: npt.NDArray[np.int64]
+) -> list[TokenLogprobs]:
+    """Of tokens [R] by raw logits [R, V], with the top[r] most likely of each row."""
+    most = min(int(top.max()), logits.shape[1])
+    if isinstance(logits, np.ndarray):
+        found = host_sampling.log_probabilities(logits, tokens, most)
+    else:
+        from ..kernels import sampling  # Local: it computes on tensors.
+
+        found = sampling.log_probabilities(logits, tokens, most)
+    return [
+        TokenLogprobs(logprob, rank, ids[:count], values[:count])
+        for logprob, rank, ids, values, count in zip(
+            found.logprobs, found.ranks, found.top_ids, found.top_logprobs, top, strict=True
+        )
+    ]

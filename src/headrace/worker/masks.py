@@ -1,0 +1,129 @@
+"""Features that change logits by what a request gave with its sampling parameters.
+
+Logits are numpy arrays or tensors. The definition of each is in `kernels.sampling`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.step import Admission, StepPlan
+from ..kernels import host_sampling
+from ..kernels.arrays import Array, tensor
+from ..kernels.program import LOGITS, Want
+from .arrays import like
+from .features import RowWish
+from .rows import Rows
+
+
+class MinTokens(RowWish[tuple[int, tuple[int, ...]]]):
+    """Ids that end a sequence are out of reach until it has `min_tokens`. Of a row: the place from
+    which it may end, and the ids that end it."""
+
+    def wish(self, admission: Admission) -> tuple[int, tuple[int, ...]] | None:
+        least = admission.spec.sampling.min_tokens
+        return (admission.prompt_length + least, admission.spec.stop_ids) if least else None
+
+    def wants(self, plan: StepPlan) -> Want:
+        return LOGITS
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        pairs = [
+            (index, token)
+            for index, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True))
+            for until, stops in [self._rows.get(row, (0, ()))]
+            if place < until
+            for token in stops
+        ]
+        if not pairs:
+            return
+        index = like(np.asarray(pairs, np.int64), logits)
+        kept = logits[index[:, 0], index[:, 1]]
+        logits[index[:, 0], index[:, 1]] = float("-inf")
+        # Where a mask before this left nothing but an end, the sequence ends early.
+        empty = (logits[index[:, 0]] == float("-inf")).all(-1)
+        logits[index[empty, 0], index[empty, 1]] = kept[empty]
+
+
+class LogitBias(RowWish[dict[int, float]]):
+    """What a request adds to the logits of some ids."""
+
+    def wish(self, admission: Admission) -> dict[int, float] | None:
+        return admission.spec.sampling.logit_bias or None
+
+    def wants(self, plan: StepPlan) -> Want:
+        return LOGITS
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        found = [
+            (index, token, bias)
+            for index, row in enumerate(rows.tolist())
+            for token, bias in self._rows.get(row, {}).items()
+        ]
+        if not found:
+            return
+        indices, tokens, values = zip(*found, strict=True)
+        at = (
+            like(np.asarray(indices, np.int64), logits),
+            like(np.asarray(tokens, np.int64), logits),
+        )
+        logits[at] += like(np.asarray(values, np.float32), logits)
+
+
+_PENALTIES = np.dtype(
+    [
+        ("prompt_length", np.int64),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+    ]
+)
+
+
+class Penalties(RowWish[tuple[int, float, float, float]]):
+    """Repetition, frequency and presence. Counted from the row's tokens each time: there is no
+    state that a preemption could spoil."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self._table = rows
+
+    def wish(self, admission: Admission) -> tuple[int, float, float, float] | None:
+        asked = admission.spec.sampling
+        numbers = asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty
+        return None if numbers == (1, 0, 0) else (admission.prompt_length, *numbers)
+
+    def wants(self, plan: StepPlan) -> Want:
+        return LOGITS
+
+    def mask(
+        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        some = np.array([i for i, row in enumerate(rows.tolist()) if row in self._rows], np.int64)
+        if not len(some):
+            return
+        chosen = np.array([self._rows[row] for row in rows[some].tolist()], _PENALTIES)
+        lengths = places[some]
+        width = int(lengths.max())
+        columns = [
+            np.ascontiguousarray(each)
+            for each in (
+                chosen["prompt_length"], lengths,
+                chosen["repetition"], chosen["frequency"], chosen["presence"],
+            )
+        ]  # fmt: skip
+        if isinstance(logits, np.ndarray):
+            table = self._table.host_tokens[rows[some], :width]
+            host_sampling.penalise_rows(logits, some, table, *columns)
+            return
+        from ..kernels import sampling  # Local: it computes on tensors.
+
+        index = like(some, logits)
+        tokens = tensor(self._table.tokens)[like(rows[some], logits), :width]
+        on_device = [like(each, logits) for each in columns]
+        logits[index] = sampling.penalise(logits[index], tokens, *on_device)
