@@ -1,4 +1,4 @@
-"""Owns: one process, one device: rows, runner, KV tensors, sampler.
+"""Owns: one process, one device: rows and what they ask for, steps, KV tensors.
 Takes → gives: step plans → step results.
 Does not know: queues, text, HTTP.
 Invariant: a row is permanent between admission and release.
