@@ -77,7 +77,7 @@ class Steps:
             return None
         outputs = self.program.step(batch, BEST if batch.rules is None else RULES)
         values = self._values_of(outputs.tokens)
-        if min(values) < 0:
+        if batch.rules is not None and min(values) < 0:
             with self.inference():
                 values = choose(self.drawing, outputs.logits, batch).tolist()
         host.keep(values)
