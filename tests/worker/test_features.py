@@ -84,7 +84,7 @@ def test_a_step_pays_for_what_its_rows_ask() -> None:
 
 def test_the_order_of_a_workers_list(worker: Worker) -> None:
     """Raw logits first; what forbids before what moves; `min_tokens` sees what others left."""
-    worker.allocate(pool_of(worker.arch, 8))
+    worker.allocate(pool_of(worker, 8))
     kinds = [type(feature) for feature in worker._steps.features.listed]
     assert kinds == [
         Logprobs, ReasoningBudgets, MinTokens, LogitBias, Penalties, Pooler, PromptScores

@@ -75,7 +75,8 @@ def test_adapters_of_the_rows_that_sample(folder: Path, tmp_path: Path, kernels:
     with torch.inference_mode():
         for batch in sampled_rows.batches(worker, sampled_rows.STEPS):
             for row, name in ((0, "one"), (2, "two"), (3, "one")):
-                worker._rows.columns["adapter"][row] = adapters.admit(row, name)
+                spec = RequestSpec(SamplingParams(), 0, adapter=name)
+                assert adapters.admit(Admission(row, row, [], 0, 0, spec))
             bounds = host(batch.query_starts)
             counts = np.diff(bounds)
             slots = worker._rows.adapters(np.arange(len(counts)), counts)

@@ -110,13 +110,9 @@ class Penalties(RowWish[tuple[int, float, float, float]]):
         chosen = np.array([self._rows[row] for row in rows[some].tolist()], _PENALTIES)
         lengths = places[some]
         width = int(lengths.max())
-        columns = [
-            np.ascontiguousarray(each)
-            for each in (
-                chosen["prompt_length"], lengths,
-                chosen["repetition"], chosen["frequency"], chosen["presence"],
-            )
-        ]  # fmt: skip
+        # Copies, since a field of a single row counts as contiguous whatever its stride.
+        prompts, *rest = (chosen[name].copy() for name in _PENALTIES.names or ())
+        columns = [prompts, lengths, *rest]
         if isinstance(logits, np.ndarray):
             table = self._table.host_tokens[rows[some], :width]
             host_sampling.penalise_rows(logits, some, table, *columns)
