@@ -256,7 +256,10 @@ async def test_a_hold_is_seen_with_its_stack(
     watch.start()
     async with client_of(app) as client:
         await asyncio.sleep(0.2)
+        await client.get("/health")  # The first one builds the application, which holds it too.
+        await asyncio.sleep(1.0)
         assert (await client.get("/health")).status_code == 200
+        await asyncio.sleep(0.2)
         hold_the_loop(1.3)
         await asyncio.sleep(0.1)
         reply = await client.get("/health")

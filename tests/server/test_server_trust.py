@@ -326,7 +326,7 @@ async def test_one_name_for_many_requests() -> None:
 
 
 def test_lists_of_stop_ids_are_bounded() -> None:
-    with pytest.raises(InvalidRequest, match="at most 1024 stop_token_ids"):
+    with pytest.raises(InvalidRequest, match="at most 1024 stop tokens"):
         SamplingParams(stop_token_ids=[1] * 1025).verify(10)
     SamplingParams(stop_token_ids=[1] * 1024).verify(10)
 

@@ -11,7 +11,6 @@ MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
-MAX_STOP_IDS = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 1024
 GREEDY_TEMPERATURE = 1e-5
@@ -108,10 +107,6 @@ class SamplingParams:
                 raise InvalidRequest(
                     f"a stop string has 1 to {MAX_STOP_LENGTH} characters", param="stop"
                 )
-        if len(self.stop_token_ids) > MAX_STOP_IDS:
-            raise InvalidRequest(
-                f"at most {MAX_STOP_IDS} stop_token_ids are allowed", param="stop_token_ids"
-            )
         for token in self.stop_token_ids:
             _token("stop_token_ids", token, vocab_size)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

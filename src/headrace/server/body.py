@@ -23,8 +23,8 @@ MOST = Weight(containers=10_240, values=32_768, numbers=400_000)
 """What a body may hold: parsing it takes below 50 ms, in which nothing else is done (a message
 about 4 µs, a value 1 µs, a number 0.1 µs). A conversation of a thousand turns has 3,000 objects."""
 IN_FLIGHT = 256 * 2**20
-"""Bytes of the bodies of all requests that have not been answered. What is made of one is two to
-four times its size (`benchmarks/holds.py`)."""
+"""Bytes of the bodies of all requests that have not been answered. What is made of a text is up to
+three times its size; of many small values more, but at most 20 MiB."""
 MOST_SHARE = 0.5
 """Of these bytes that one key may take."""
 
