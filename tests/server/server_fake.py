@@ -133,6 +133,7 @@ class FakeEngine:
         prompt: str | list[int],
         sampling: SamplingParams,
         *,
+        whole: bool = False,
         request_id: str = "",
         **more: Any,
     ) -> Stream:
@@ -140,7 +141,9 @@ class FakeEngine:
             raise self.refusal
         request = self._input.request(prompt, sampling, request_id=request_id, **more)
         self.seen.append((request.prompt, request.spec.sampling))
-        stream = Stream(request_id, request.prompt, request.spec.sampling.n, self._cancel)
+        stream = Stream(
+            request_id, request.prompt, request.spec.sampling.n, self._cancel, whole=whole
+        )
         self.streams[request_id] = stream
         self.running[request_id] = asyncio.get_running_loop().create_task(
             self._run(stream, request.spec.sampling)
