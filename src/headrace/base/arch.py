@@ -123,6 +123,14 @@ class ModelArch:
     encoder: Encoder | None = None
 
     @property
+    def task(self) -> Literal["tokens", "vector", "score"]:
+        """What the model was made for: to generate; or to compute an input once, whole, for its
+        vector or the score of a pair. A model that generates makes vectors too."""
+        if self.encoder is None:
+            return "tokens"
+        return "score" if self.encoder.labels else "vector"
+
+    @property
     def scale(self) -> float:
         """Factor on q·k before the softmax."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale

@@ -89,7 +89,6 @@ def build(
         if found.gpus and resolved.options.device == "cpu" and options.device == "auto":
             log.warning("%s is left alone: %s", found.gpus[0].name, resolved.decisions[0].reason)
         wish = plan(resolved, files, weight_bytes_on_disk(files))
-    encoder = files.arch.encoder is not None
     executor = _executor(resolved, wish, files, worker)
     try:
         begin = time.monotonic()
@@ -132,7 +131,7 @@ def build(
                 core,
                 memory.max_context,
                 vocabulary=files.arch.vocab_size,
-                generates=not encoder,
+                generates=files.arch.task == "tokens",
                 features=facts.features,
             )
     except BaseException:

@@ -42,7 +42,7 @@ class InputProcessor:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = files.arch.vocab_size
-        self._encoder = files.arch.encoder
+        self._task = files.arch.task
         self._eos_ids = files.eos_ids
         self._max_context = max_context
         self._features = features
@@ -71,10 +71,10 @@ class InputProcessor:
         """
         arrival = time.monotonic()
         pooling = task != "tokens"
-        if not pooling and self._encoder:
+        if not pooling and self._task != "tokens":
             raise InvalidRequest(
                 "this model embeds and does not generate; use /v1/embeddings or embed()"
-                if self._encoder.labels == 0
+                if self._task == "vector"
                 else "this model scores pairs of texts and does not generate; use /rerank, /score "
                 "or score()",
                 param="model",
@@ -173,7 +173,7 @@ class InputProcessor:
         second_at: int,
         arrival: float,
     ) -> Request:
-        if (task == "score") != bool(self._encoder and self._encoder.labels):
+        if (task == "score") != (self._task == "score"):
             raise InvalidRequest(
                 "this model makes vectors of texts, which are compared by their cosine"
                 if task == "score"

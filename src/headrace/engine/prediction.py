@@ -95,7 +95,7 @@ class StepPredictor:
         arch = self._model.case.arch
         for admission in plan.admitted:
             self._pooling[admission.row] = not admission.spec.generates
-        if arch.encoder is None and any(self._pooling.get(row) for row in plan.rows):
+        if arch.task == "tokens" and any(self._pooling.get(row) for row in plan.rows):
             sampled = sum(
                 sample and not self._pooling.get(row)
                 for row, sample in zip(plan.rows, plan.samples, strict=True)

@@ -41,7 +41,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         decisions.append(Decision(name, str(value), reason))
         return value
 
-    if options.max_adapters and files.arch.encoder is not None:
+    if options.max_adapters and files.arch.task != "tokens":
         raise OptionError("an encoder takes no adapters", param="max_adapters")
     device, why = _device(options.device, hardware)
     decide("device", device, why)
@@ -54,7 +54,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         kv_dtype, why = auto_kv_dtype(device, dtype, options.kernels)
         decide("kv_dtype", kv_dtype, why)
     step_tokens = options.step_tokens
-    if step_tokens is None and files.arch.encoder is not None:
+    if step_tokens is None and files.arch.task != "tokens":
         step_tokens = decide(
             "step_tokens",
             max(ENCODER_STEP_TOKENS[device], files.arch.max_context),

@@ -434,7 +434,8 @@ inline void activations(void* const* teams, int count) {
            add(&all, codes.bytes());
            return all;
          });
-  Weight weight(teams[0], kKinds[any(kQuantised, kAll - 1)], any(1, 150), size);
+  const Kind& kind = kKinds[any(kQuantised, kAll - 1)];  // arguments have no order of their own
+  Weight weight(teams[0], kind, any(1, 150), size);
   Grid product(rows, weight.out);
   Block<float> bias(weight.out);
   for (int i = 0; i < weight.out; ++i) bias.data[i] = random_float();
