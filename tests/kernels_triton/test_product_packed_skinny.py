@@ -168,10 +168,9 @@ def test_who_fuses_and_what_it_gives() -> None:
     packed = random_weight(4, 32, 96, 128, offsets=True)
     weight = ops.prepare(packed, "linear", None)  # type: ignore[arg-type]
     assert isinstance(weight, TiledWeight)
-    assert ops.fuses(weight, 1)
-    assert ops.fuses(weight, 16)
-    assert not ops.fuses(weight, 17)
-    assert not TritonOperators(torch.float32, deterministic=True).fuses(weight, 1)
+    assert ops.plan_product(weight, 1) == ops.plan_product(weight, 16) == "around"
+    assert ops.plan_product(weight, 17) == "library"
+    assert TritonOperators(torch.float32, deterministic=True).plan_product(weight, 1) == "library"
     x, gain = torch.randn(4, 128), torch.rand(128)
     normed = ref.rms_norm(x.double(), gain.double(), 1e-6, 0.0)
     y = ops.linear_gated(Unnormed(x, gain, 1e-6, 0.0), weight, "silu")

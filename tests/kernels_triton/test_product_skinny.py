@@ -115,11 +115,10 @@ def test_who_fuses() -> None:
     """Few rows of dense weights; never where rows are invariant over all numbers of rows."""
     weight = DenseWeight(torch.randn(64, 64))
     ops = TritonOperators(torch.float32)
-    assert ops.fuses(weight, 1)
-    assert ops.fuses(weight, 16)
-    assert not ops.fuses(weight, 17)
-    assert not ops.fuses(quantise_weight(weight.data), 1)
-    assert not TritonOperators(torch.float32, deterministic=True).fuses(weight, 1)
+    assert ops.plan_product(weight, 1) == ops.plan_product(weight, 16) == "around"
+    assert ops.plan_product(weight, 17) == "library"
+    assert ops.plan_product(quantise_weight(weight.data), 1) == "codes"
+    assert TritonOperators(torch.float32, deterministic=True).plan_product(weight, 1) == "library"
 
 
 def test_norm_apart_for_more_rows_and_for_halves() -> None:
