@@ -133,7 +133,6 @@ class FakeEngine:
         prompt: str | list[int],
         sampling: SamplingParams,
         *,
-        whole: bool = False,
         request_id: str = "",
         **more: Any,
     ) -> Stream:
@@ -141,9 +140,7 @@ class FakeEngine:
             raise self.refusal
         request = self._input.request(prompt, sampling, request_id=request_id, **more)
         self.seen.append((request.prompt, request.spec.sampling))
-        stream = Stream(
-            request_id, request.prompt, request.spec.sampling.n, self._cancel, whole=whole
-        )
+        stream = Stream(request_id, request.prompt, request.spec.sampling.n, self._cancel)
         self.streams[request_id] = stream
         self.running[request_id] = asyncio.get_running_loop().create_task(
             self._run(stream, request.spec.sampling)

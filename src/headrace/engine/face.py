@@ -68,8 +68,6 @@ class OutputStream(Protocol):
 
     request_id: str
     prompt_ids: list[int]
-    first_at: float
-    """When the first of it came, of the monotonic clock; 0: nothing has."""
 
     def __aiter__(self) -> AsyncIterator[OutputDelta]: ...
     async def __anext__(self) -> OutputDelta: ...
@@ -120,8 +118,7 @@ class ServingEngine(Protocol):
     ) -> OutputStream:
         """Verify a request and send it to the engine.
 
-        `whole`: the reader wants nothing before all of it is there; what comes is merged, and
-        comes anew from the next engine where this one dies in its middle.
+        `whole`: the reader wants nothing before all of it is there; what comes is merged.
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,

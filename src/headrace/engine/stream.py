@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 
 from ..base.errors import HeadraceError
@@ -19,7 +18,7 @@ class Stream:
 
     __slots__ = (
         "_cancel", "_choices", "_error", "_open", "_pending", "_waiter", "_whole", "begun",
-        "first_at", "prompt_ids", "request_id",
+        "prompt_ids", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -34,8 +33,6 @@ class Stream:
         """`whole`: what comes is merged until all choices have ended, or one with an error."""
         self.begun = False
         """Has the reader had anything?"""
-        self.first_at = 0.0
-        """When the first of it came, of the monotonic clock; 0: nothing has."""
         self._choices = choices
         self._whole = whole
         self.request_id = request_id
@@ -48,7 +45,6 @@ class Stream:
 
     def push(self, delta: OutputDelta) -> None:
         """More of one choice (engine's side)."""
-        self.first_at = self.first_at or time.monotonic()
         waiting = self._pending.get(delta.index)
         if waiting is None:
             self._pending[delta.index] = delta
@@ -69,7 +65,6 @@ class Stream:
         """All of it comes anew; to one that has not begun."""
         assert not self.begun
         self._pending.clear()
-        self.first_at = 0.0
         self._open = self._choices
 
     @property

@@ -161,12 +161,10 @@ class Chat:
             for _ in range(self.n)
         ]
 
-    def submit(self, sampling: SamplingParams, *, whole: bool) -> OutputStream:
-        """`whole`: nothing of the answer is sent before its end."""
+    def submit(self, sampling: SamplingParams) -> OutputStream:
         stream = self.service.engine.submit(
             self.prompt,
             sampling,
-            whole=whole,
             request_id=engine_id(self.id),
             priority=self.body.priority or 0,
             cache_salt=CALLER.get().salt(self.body.cache_salt),
@@ -236,17 +234,17 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
 
 
 async def begin(
-    service: Service, body: ChatBody, request_id: str, *, whole: bool, where: str = "messages"
+    service: Service, body: ChatBody, request_id: str, *, where: str = "messages"
 ) -> tuple[Chat, OutputStream]:
-    """Everything up to the first token: check, render, tokenise, submit. `whole`: nothing of the
-    answer is sent before its end. `where`: the field from which the conversation came."""
+    """Everything up to the first token: check, render, tokenise, submit. `where`: the field from
+    which the conversation came."""
     service.check_model(body.model, adapters=True)
     chat = Chat(service, body, request_id)
     sampling = chat.sampling()
     try:
         await chat.tokenise()
         await chat.demand()
-        return chat, chat.submit(sampling, whole=whole)
+        return chat, chat.submit(sampling)
     except ContextOverflow as error:
         if error.param == "prompt":
             error.param = where

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 async def serve(service: Service, request: Request, body: ChatBody) -> Response:
-    name = request.scope["headrace.request_id"]
-    chat, stream = await begin(service, body, name, whole=not body.stream)
+    chat, stream = await begin(service, body, request.scope["headrace.request_id"])
     request.scope["headrace.usage"] = chat.usage
     if body.stream:
         return EventStream(events(chat, stream), keep_alive=service.keep_alive)

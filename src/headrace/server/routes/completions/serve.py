@@ -142,7 +142,6 @@ class Completion:
                     self.service.engine.submit(
                         prompt,
                         sampling,
-                        whole=not self.body.stream,
                         request_id=engine_id(f"{self.id}-{index}"),
                         priority=self.body.priority or 0,
                         cache_salt=CALLER.get().salt(self.body.cache_salt),

@@ -41,7 +41,7 @@ class Native:
         """Further tokens that end the answer."""
         self.indent = Indent(body.n_indent or 0)
         self._request = request
-        self._begin = time.monotonic()
+        self._begin = time.perf_counter()
         service.check_model(body.model, adapters=True)
         service.check_generates()
         self._form = converted(self._fields(), FormFields)
@@ -67,16 +67,12 @@ class Native:
     async def answer(self) -> Response:
         scope = self._request.scope
         scope["headrace.usage"] = self.usage
-        grammar = None
-        if self._form.form_wanted:
-            grammar = await self.service.hands.run(self._form.form)
+        grammar = self._form.form() if self._form.form_wanted else None
         self.service.check_grammar(grammar)
         self.sampling.stop_token_ids = [*self.sampling.stop_token_ids, *self.ends]
         stream = self.service.engine.submit(
             self.prompt,
             self.sampling,
-            # One that an indentation ends is read as it comes.
-            whole=not (self.body.stream or self.body.n_indent),
             request_id=engine_id(f"native-{scope['headrace.request_id']}"),
             cache_salt=CALLER.get().salt(None),
             adapter=self.service.adapter(self.body.model),
@@ -108,14 +104,14 @@ class Native:
         finish: OutputDelta | None = None
         async for _, delta in deltas([stream]):
             self.usage.count(0, delta)
-            first = stream.first_at
+            first = first or time.perf_counter()
             finish = delta
             text = self.indent.take(delta.text, last=delta.finish_reason is not None)
             if text:
                 yield self._part(text, delta.token_ids)
             if self.indent.over:
                 break
-        yield {**self._part("", []), **self._end(finish, first or time.monotonic())}
+        yield {**self._part("", []), **self._end(finish, first or time.perf_counter())}
 
     def _part(self, text: str, tokens: list[int]) -> dict[str, Any]:
         shown = list(tokens) if self.body.return_tokens else []
@@ -127,7 +123,7 @@ class Native:
         if last is not None and last.finish_reason == "stop":
             ended = "word" if isinstance(last.stop_reason, str) else "eos"
             word = last.stop_reason if isinstance(last.stop_reason, str) else ""
-        done = time.monotonic()
+        done = time.perf_counter()
         reading, writing = first - self._begin, done - first
         new = usage.prompt - usage.cached
         return {

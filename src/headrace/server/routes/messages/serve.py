@@ -51,8 +51,7 @@ def _error_frame(error: HeadraceError) -> bytes:
 
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
     given = to_chat(body, counts_reasoning=service.speech.counts_reasoning)
-    name = request.scope["headrace.request_id"]
-    chat, stream = await begin(service, given, name, whole=not body.stream)
+    chat, stream = await begin(service, given, request.scope["headrace.request_id"])
     # What was asked to be edited away was not, in the protocol's own words.
     told: dict[str, Any] = (
         {} if body.context_management is None else {"context_management": {"applied_edits": []}}

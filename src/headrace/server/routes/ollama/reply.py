@@ -53,25 +53,21 @@ class Clock:
     """What an answer took, in nanoseconds, by Ollama's names."""
 
     def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._first = 0.0
+        self._begin = time.perf_counter_ns()
+        self._first = 0
 
-    def begun(self, at: float) -> None:
-        """The first token came then, of the monotonic clock: the prompt's work has ended."""
-        self._first = at
+    def token(self) -> None:
+        """The first call is the end of the prompt's work."""
+        self._first = self._first or time.perf_counter_ns()
 
     def durations(self, prompt: int, output: int) -> dict[str, int]:
-        end = time.monotonic()
+        end = time.perf_counter_ns()
         first = self._first or end
         return {
-            "total_duration": _nanoseconds(end - self._begin),
+            "total_duration": end - self._begin,
             "load_duration": 0,
             "prompt_eval_count": prompt,
-            "prompt_eval_duration": _nanoseconds(first - self._begin),
+            "prompt_eval_duration": first - self._begin,
             "eval_count": output,
-            "eval_duration": _nanoseconds(end - first),
+            "eval_duration": end - first,
         }
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(1e9 * seconds)

@@ -51,7 +51,7 @@ class Talk:
     async def finish(self, stream: bool, sampling: SamplingParams) -> Response:
         """Submit what is prepared and answer, as lines or as one object."""
         await self.chat.demand()
-        output = self.chat.submit(sampling, whole=not stream)
+        output = self.chat.submit(sampling)
         if stream:
             return LineStream(self._lines(output))
         return await while_connected(self._request.receive, self._whole(output))
@@ -82,7 +82,7 @@ class Talk:
         tokens: list[int] = []
         async for _, delta in deltas([output]):
             self.chat.usage.count(0, delta)
-            self.clock.begun(output.first_at)
+            self.clock.token()
             if self.keep_context:
                 tokens += delta.token_ids
             chunks = parts.take(delta)

@@ -72,9 +72,7 @@ class Responses:
         past = await self.history(body.previous_response_id, owner)
         chat_body = to_chat(body, [*past, *items])
         name = request.scope["headrace.request_id"]
-        # What is made in the background can be watched while it comes.
-        whole = not (body.stream or body.background)
-        chat, stream = await begin(self.service, chat_body, name, whole=whole, where="input")
+        chat, stream = await begin(self.service, chat_body, name, where="input")
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
         turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
         if body.background:
