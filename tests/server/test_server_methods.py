@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import httpx
@@ -31,8 +32,15 @@ async def test_head_is_get_without_its_body(client: httpx.AsyncClient, path: str
 async def test_every_get_route_has_head_and_options(
     client: httpx.AsyncClient, app: Application
 ) -> None:
-    for path, operations in app.openapi()["paths"].items():
-        if "{" in path:
+    paths = app.openapi()["paths"]
+    readable = [
+        re.compile(re.sub(r"\{[^}]+\}", "[^/]+", other))
+        for other, operations in paths.items()
+        if "{" in other and "get" in operations
+    ]
+    for path, operations in paths.items():
+        # /v1/responses/input_tokens can also be the id of a response, which is read.
+        if "{" in path or any(pattern.fullmatch(path) for pattern in readable):
             continue
         allowed = {
             word.strip() for word in (await client.options(path)).headers["allow"].split(",")
