@@ -125,6 +125,13 @@ def test_explicit_kv_memory() -> None:
     assert made.max_context < 32_768
     with pytest.raises(DoesNotFit, match=r"--kv-memory \d+MiB"):
         plan(kv_memory=9 * GIB)
+    for asked in ({}, {"max_context": 4096}):
+        with pytest.raises(DoesNotFit, match="kv_memory of .* is too small") as told:
+            plan(kv_memory=200_000, **asked)
+        assert told.value.param == "kv_memory"
+        enough = re.search(r"--kv-memory (\d+)MiB", str(told.value))
+        assert enough is not None
+        assert plan(kv_memory=int(enough[1]) * 2**20, **asked).max_context >= 128
 
 
 def test_a_host_keeps_its_memory() -> None:

@@ -22,8 +22,8 @@ from headrace.obs import loopwatch
 from headrace.obs.loopwatch import LoopWatch
 from headrace.server.app import create_app
 from headrace.server.body import BodiesInFlight
-from headrace.server.caller import CALLER, RECEIVE, Caller
-from headrace.server.hands import Hands
+from headrace.server.caller import BODY_SIZE, CALLER, RECEIVE, Caller
+from headrace.server.hands import LARGE, Hands
 from headrace.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -157,6 +157,31 @@ async def test_hands_take_turns_and_drop_what_nobody_waits_for() -> None:
     with pytest.raises(OSError, match="no"):
         await hands.run(fails)
     assert await hands.run(work, "again") == "again"
+    hands.close()
+
+
+async def test_what_is_small_waits_for_nothing_large() -> None:
+    """Eight huge schemas of the same owner took every thread."""
+    hands = Hands(2)
+    go, order = threading.Event(), []
+
+    def work(name: str) -> None:
+        if name != "small":
+            go.wait(10)
+        order.append(name)
+
+    async def ask(name: str, size: int) -> None:
+        BODY_SIZE.set(size)
+        await hands.run(work, name)
+
+    large = [asyncio.create_task(ask(f"large {i}", LARGE)) for i in range(8)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(ask("small", 100), 5)
+    assert order == ["small"]
+    assert hands.waiting == 7
+    go.set()
+    await asyncio.gather(*large)
+    assert order == ["small", *(f"large {i}" for i in range(8))]
     hands.close()
 
 

@@ -189,6 +189,8 @@ def plan_memory(
         )
 
     fitted = _fit(wish, fits, lower_context=max_context is None)
+    if fitted is None and kv_memory is not None:
+        raise _too_small(wish, kv_memory, explicit=max_context is not None)
     if fitted is None:
         raise _refusal(wish, fits, available, room)
     if fitted.max_context < wish.max_context:
@@ -389,6 +391,20 @@ def _largest_context(wish: Wish, fits: Callable[[Wish], bool], least: int) -> Wi
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(at(middle)) else (low, middle - 1)
     return at(low)
+
+
+def _too_small(wish: Wish, kv_memory: int, *, explicit: bool) -> DoesNotFit:
+    """For a `kv_memory` in which no sequence has room; `explicit`: the context was asked for."""
+    least = wish.max_context
+    if not explicit:
+        least = min(wish.max_context, COMFORTABLE_CONTEXT, 8 * wish.block_size)
+    needed = pool_bytes(smallest_pool(replace(wish, rows=1, max_context=least)))
+    return DoesNotFit(
+        f"kv_memory of {_size(kv_memory)} is too small: one sequence of {least} tokens needs "
+        f"{_size(needed)}; what would help: --kv-memory {-(-needed // 2**20)}MiB"
+        + (" or a smaller --max-context" if explicit else ""),
+        param="kv_memory",
+    )
 
 
 def _refusal(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from ..base.errors import Overloaded, TooLarge
 from ..base.weight import LIGHT, Weight, weigh
-from .caller import CALLER
+from .caller import BODY_SIZE, CALLER
 from .errors import UnsupportedMediaType, from_validation
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ async def read_body(request: Request, limit: int) -> bytearray:
             raise _too_large(limit)
         bodies.take(request.scope, len(part))
         body += part
+    BODY_SIZE.set(len(body))
     return body
 
 

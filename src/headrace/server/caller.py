@@ -36,6 +36,7 @@ def begin_exchange() -> None:
     and the lines of a batch are asked by one."""
     CALLER.set(_NOBODY)
     RECEIVE.set(None)
+    BODY_SIZE.set(0)
 
 
 def caller_of(account: Account) -> Caller:
@@ -46,6 +47,9 @@ def caller_of(account: Account) -> Caller:
 
 RECEIVE: ContextVar[Receive | None] = ContextVar("headrace_receive", default=None)
 """Tells that the client of this task's request has left; set once its body has been read."""
+
+BODY_SIZE: ContextVar[int] = ContextVar("headrace_body_size", default=0)
+"""Bytes of the body of this task's request; set once it has been read."""
 
 _MARK = "~"
 

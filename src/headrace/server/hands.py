@@ -2,7 +2,9 @@
 
 Whatever takes time by what a client sent (weighing and writing out its messages, tokenising,
 checking a grammar) runs here. A few threads do it, and owners take turns: a thousand long texts of
-one key delay another's by one. What nobody waits for any more is not begun.
+one key delay another's by one. Work for large bodies is never in all threads at once, so what is
+small waits for nothing large, of whichever owner (ADR 0220). What nobody waits for any more is not
+begun.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..base.errors import Overloaded
-from .caller import CALLER, RECEIVE
+from .caller import BODY_SIZE, CALLER, RECEIVE
 from .connection import while_connected
 
 Result = TypeVar("Result")
@@ -24,29 +26,32 @@ MOST_WAITING = 1024
 """Jobs of all owners that wait for a thread."""
 MOST_OF_ONE = 256
 """Of one owner."""
+LARGE = 16 * 1024
+"""Bytes of a body from which what is done for it is large."""
 
 
 class Hands:
     """Threads for one event loop, which makes every call of this class."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._free = threads or max(2, min(4, os.cpu_count() or 2))
+        """`threads`: of which one does nothing large, where there are two or more."""
+        self._free = threads or max(2, min(4, os.cpu_count() or 2)) + 1
         self._threads = ThreadPoolExecutor(self._free, "headrace-hands")
-        self._turns: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
-        """What waits, by owner; the first is next."""
-        self._waiting = 0
+        self._small, self._large = _Turns(), _Turns()
+        self._free_for_large = max(1, self._free - 1)
 
     @property
     def waiting(self) -> int:
-        return self._waiting
+        return len(self._small) + len(self._large)
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
         """`work(*arguments)` in a thread; raises what it raises, and `Overloaded` where too much
         waits. Where the client leaves (`ClientDisconnect`), or the task is cancelled, it is not
         begun any more; once begun its result is dropped."""
         owner = CALLER.get().owner
-        mine = self._turns.get(owner)
-        if self._waiting >= MOST_WAITING or (mine is not None and len(mine) >= MOST_OF_ONE):
+        large = BODY_SIZE.get() >= LARGE
+        turns = self._large if large else self._small
+        if self.waiting >= MOST_WAITING or turns.of(owner) >= MOST_OF_ONE:
             raise Overloaded("too much work waits to be prepared", retry_after=1.0)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
@@ -55,23 +60,22 @@ class Hands:
             if done.cancelled():
                 return
             self._free -= 1
+            self._free_for_large -= large
             job = self._threads.submit(work, *arguments, **named)
-            job.add_done_callback(lambda job: loop.call_soon_threadsafe(self._ended, job, done))
+            job.add_done_callback(
+                lambda job: loop.call_soon_threadsafe(self._ended, job, done, large)
+            )
 
-        if self._free:
-            begin()
-        else:
-            if mine is None:
-                mine = self._turns[owner] = deque()
-            mine.append(begin)
-            self._waiting += 1
+        turns.put(owner, begin)
+        self._next()
         receive = RECEIVE.get()
         if receive is None:
             return await done
         return await while_connected(receive, _result(done))
 
-    def _ended(self, job: Any, done: asyncio.Future[Any]) -> None:
+    def _ended(self, job: Any, done: asyncio.Future[Any], large: bool) -> None:
         self._free += 1
+        self._free_for_large += large
         if not done.cancelled():
             fault = job.exception()
             if fault is not None:
@@ -81,18 +85,43 @@ class Hands:
         self._next()
 
     def _next(self) -> None:
-        """Begin the next job that somebody waits for."""
-        while self._free and self._turns:
-            owner, mine = self._turns.popitem(last=False)
-            begin = mine.popleft()
-            self._waiting -= 1
-            if mine:
-                self._turns[owner] = mine  # Behind the others.
+        """Begin what somebody waits for and there is a thread for."""
+        while self._free and (begin := self._small.take()):
+            begin()
+        while self._free and self._free_for_large and (begin := self._large.take()):
             begin()
 
     def close(self) -> None:
         """End the threads when they have done what they do."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Turns:
+    """What waits, by owner: each in turn has the next."""
+
+    def __init__(self) -> None:
+        self._by_owner: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, owner: str) -> int:
+        return len(self._by_owner.get(owner, ()))
+
+    def put(self, owner: str, begin: Callable[[], None]) -> None:
+        self._by_owner.setdefault(owner, deque()).append(begin)
+        self._count += 1
+
+    def take(self) -> Callable[[], None] | None:
+        if not self._by_owner:
+            return None
+        owner, mine = self._by_owner.popitem(last=False)
+        begin = mine.popleft()
+        self._count -= 1
+        if mine:
+            self._by_owner[owner] = mine  # Behind the others.
+        return begin
 
 
 async def _result(done: asyncio.Future[Result]) -> Result:
