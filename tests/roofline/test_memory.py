@@ -126,7 +126,7 @@ def test_explicit_kv_memory() -> None:
     with pytest.raises(DoesNotFit, match=r"--kv-memory \d+MiB"):
         plan(kv_memory=9 * GIB)
     for asked in ({}, {"max_context": 4096}):
-        with pytest.raises(DoesNotFit, match="kv_memory of .* is too small") as told:
+        with pytest.raises(DoesNotFit, match=r"kv_memory of .* is too small") as told:
             plan(kv_memory=200_000, **asked)
         assert told.value.param == "kv_memory"
         enough = re.search(r"--kv-memory (\d+)MiB", str(told.value))
