@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -427,7 +428,11 @@ def test_a_constant_is_not_computed_while_it_compiles() -> None:
         ChatTemplate("{{ " + "9" * 5000 + " }}")
 
 
-ALLOWED = sorted(sandbox_module.ALLOWED_FILTERS | {"tojson", "replace", "join", "indent", "string"})
+OWN = {
+    "tojson", "replace", "join", "indent", "string", "batch", "slice", "format", "pprint",
+    "wordwrap",
+}  # fmt: skip
+ALLOWED = sorted(sandbox_module.ALLOWED_FILTERS | OWN)
 LARGE = [
     "'ab ' * 4000000", "range(80000)|list", "['ab ' * 80000] * 10", "1" + "0" * 300,
     "[[messages] * 100] * 100",
@@ -438,7 +443,10 @@ LARGE = [
 @pytest.mark.parametrize("name", ALLOWED)
 def test_every_filter_with_large_values(hurried: None, name: str) -> None:
     """Whether in this process or in one of its own: a text, or a typed error, and soon."""
-    more = {"replace": "('a', 'bb')", "attr": "('x')", "groupby": "(0)"}.get(name, "")
+    more = {
+        "replace": "('a', 'bb')", "attr": "('x')", "groupby": "(0)", "batch": "(3, 'x')",
+        "slice": "(70000, 'x')", "format": "(v, v)", "wordwrap": "(1, true, 'xyz')",
+    }.get(name, "")  # fmt: skip
     for value in LARGE:
         template = ChatTemplate(
             f"{{% set v = {value} %}}{{% for i in range(300) %}}"
@@ -446,6 +454,43 @@ def test_every_filter_with_large_values(hurried: None, name: str) -> None:
         )
         with suppress(TooLarge, InvalidRequest):
             assert template.render(HI) == "done"
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("range(5)|batch(2)|list", "[[0, 1], [2, 3], [4]]"),
+        ("range(5)|batch(2, 'x')|list", "[[0, 1], [2, 3], [4, 'x']]"),
+        ("range(7)|slice(3)|list", "[[0, 1, 2], [3, 4], [5, 6]]"),
+        ("range(7)|slice(3, 'x')|list", "[[0, 1, 2], [3, 4, 'x'], [5, 6, 'x']]"),
+        ("'%s and %s'|format('a', 2)", "a and 2"),
+        ("'%(x)s!'|format(x='a')", "a!"),
+        ("{'b': [1], 'a': 2}|pprint", "{'a': 2, 'b': [1]}"),
+        ("'one two three\n\nfour'|wordwrap(8)", "one two\nthree\n\nfour"),
+        ("'abcdef'|wordwrap(4, wrapstring='/')", "abcd/ef"),
+    ],
+)
+def test_filters_of_our_own_are_jinjas(expression: str, text: str) -> None:
+    source = "{{ " + expression + " }}"
+    assert ChatTemplate(source).render(HI) == text == jinja2.Template(source).render()
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "('%(a)s' * 50000) % {'a': 'x' * 200000}", "('%s' * 50000)|format('x' * 200000)",
+        "('%(a)s' * 50000)|format(a='x' * 200000)", "('{0}' * 60000).format('x' * 200000)",
+        "('{a}' * 60000).format(a=['x' * 200000])", "[1]|batch(10**12, 1)|list",
+        "[1]|slice(10**12)|list", "[1]|batch(0)|list", "[1]|slice(0)|list",
+        "('a ' * 100000)|wordwrap(1, true, 'x' * 100000)", "'a'|wordwrap(-1)",
+        "'%s'|format('a', b=1)", "'%999999s'|format('a')",
+    ],
+)  # fmt: skip
+def test_filters_and_formats_of_hostile_sizes(expression: str) -> None:
+    """Gigabytes by one operation: a typed error before anything of it is made."""
+    template = ChatTemplate("{{ " + expression + " }}")
+    with pytest.raises((TooLarge, InvalidRequest)):
+        template.render(HI)
 
 
 def test_small_and_large_give_the_same() -> None:

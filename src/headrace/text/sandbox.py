@@ -22,7 +22,9 @@ can be killed (`text.renderer`).
 from __future__ import annotations
 
 import json
+import pprint
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -177,9 +179,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
         own: dict[str, Callable[..., Any]] = {
             "tojson": tojson, "replace": _replace, "join": _join, "indent": _indent,
-            "string": _string,
+            "string": _string, "batch": _batch, "slice": _slice, "format": _format,
         }  # fmt: skip
         self.filters.update((name, _guarded(own[name], small=True)) for name in own)
+        self.filters["pprint"] = _guarded(_pprint, small=False)
+        self.filters["wordwrap"] = _guarded(_wordwrap, small=False)
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _now
@@ -226,9 +230,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if name == "join":
                 return _join(args[0], owner)
             if name in ("format", "format_map"):
-                _narrow(owner)
-                for value in (*args, *kwargs.values()):
-                    weighed(value)
+                _check_format(owner, "{", (*args, *kwargs.values()))
         return sized(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -244,8 +246,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if isinstance(left, int) and isinstance(right, int):
                 _check_bits(left.bit_length() * max(right, 0))
         elif operator == "%" and isinstance(left, str):
-            _narrow(left)
-            weighed(right)
+            _check_format(left, "%", right if isinstance(right, tuple) else (right,))
         return sized(super().call_binop(context, operator, left, right))
 
 
@@ -365,6 +366,70 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
         width + line if (line or blank) and (first or place) else line
         for place, line in enumerate(lines)
     )
+
+
+def _batch(value: Iterable[Any], linecount: int, fill_with: Any = None) -> list[list[Any]]:
+    items = list(value)
+    if fill_with is not None:
+        check(linecount)
+    rows = [items[first : first + linecount] for first in range(0, len(items), linecount)]
+    if rows and fill_with is not None:
+        rows[-1] += [fill_with] * (linecount - len(rows[-1]))
+    return rows
+
+
+def _slice(value: Iterable[Any], slices: int, fill_with: Any = None) -> list[list[Any]]:
+    items = list(value)
+    check(slices)
+    each, more = divmod(len(items), slices)
+    rows, place = [], 0
+    for number in range(slices):
+        end = place + each + (number < more)
+        full = number < more or fill_with is None
+        rows.append(items[place:end] if full else [*items[place:end], fill_with])
+        place = end
+    return rows
+
+
+def _format(value: str, *args: Any, **kwargs: Any) -> str:
+    if args and kwargs:
+        raise ValueError("format takes values by place or by name, not both")
+    pattern = _string(value)
+    _check_format(pattern, "%", (*args, *kwargs.values()))
+    return pattern % (kwargs or args)
+
+
+def _pprint(value: Any) -> str:
+    return pprint.pformat(weighed(value))
+
+
+def _wordwrap(
+    text: str,
+    width: int = 79,
+    break_long_words: bool = True,
+    wrapstring: str = "\n",
+    break_on_hyphens: bool = True,
+) -> str:
+    lines: list[str] = []
+    for line in _string(text).splitlines():
+        lines += textwrap.wrap(
+            line,
+            width=width,
+            expand_tabs=False,
+            replace_whitespace=False,
+            break_long_words=break_long_words,
+            break_on_hyphens=break_on_hyphens,
+        ) or [""]
+    check(sum(map(len, lines)) + len(lines) * len(wrapstring))
+    return wrapstring.join(lines)
+
+
+def _check_format(pattern: str, mark: str, values: Iterable[Any]) -> None:
+    """Hold what a format string would make of these values against the bound: each of its fields
+    may repeat all of them."""
+    _narrow(pattern)
+    total = sum(len(value if isinstance(value, str) else str(weighed(value))) for value in values)
+    check(len(pattern) + pattern.count(mark) * total)
 
 
 _NESTED_FIELD = re.compile(r"\{[^{}]*:[^{}]*\{")
