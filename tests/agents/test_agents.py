@@ -17,7 +17,7 @@ from environments import LLAMA_INDEX, MOST, python_of
 from processes import Running, headrace, running
 
 HERE = Path(__file__).parent
-pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1800)]
 
 LOOPS = [
     ("openai_agents",), ("openai_agents", "responses"), ("pydantic_ai",), ("langgraph",),

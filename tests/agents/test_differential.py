@@ -68,7 +68,7 @@ def theirs() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_what_they_accept_we_accept(theirs: str) -> None:
     refused: list[str] = []
     accepted = 0

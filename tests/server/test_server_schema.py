@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +31,7 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]
 @pytest.mark.timeout(240 + EXAMPLES * 60)
 @pytest.mark.parametrize("port", ["public", "operator"])
 def test_every_operation_keeps_to_the_document(tmp_path: Path, port: str) -> None:
-    command = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
-    if command is None:
-        pytest.skip("schemathesis is not installed")
+    pytest.importorskip("schemathesis")  # Its script may be in another environment's folder.
     settings = tmp_path / "schemathesis.toml"
     settings.write_text(SETTINGS)
     options = f"port=0, operator_port=0, files={str(tmp_path / 'files')!r}"
@@ -44,7 +41,8 @@ def test_every_operation_keeps_to_the_document(tmp_path: Path, port: str) -> Non
             url = server.await_line(r"operator: (https?://\S+)").group(1)
         done = subprocess.run(
             [
-                command, "--config-file", str(settings), "run", url + "/openapi.json",
+                sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings),
+                "run", url + "/openapi.json",
                 "--max-examples", str(EXAMPLES), "--phases", PHASES, "--checks", "all",
                 "--request-timeout", "20", "--generation-database", "none", "--seed", "1",
                 "--continue-on-failure", "--workers", "2",
