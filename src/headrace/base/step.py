@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from .spec import RequestSpec
+from .tagged import Tagged
 
 NULL_BLOCK = 0
 """Block 0 of every group is never owned: table entries that are not to be read point to it."""
@@ -150,19 +149,19 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
-class Vector(msgspec.Struct, frozen=True, array_like=True, tag="vector"):
+class Vector(Tagged, frozen=True, array_like=True, tag="vector"):
     """The vector of an input, as `ModelFiles.pooling` says."""
 
     values: list[float]
 
 
-class Scores(msgspec.Struct, frozen=True, array_like=True, tag="scores"):
+class Scores(Tagged, frozen=True, array_like=True, tag="scores"):
     """What a model that scores makes of an input: one logit for each of its labels."""
 
     values: list[float]
 
 
-class Artefact(msgspec.Struct, frozen=True, array_like=True, tag="artefact"):
+class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
     """Something too large for a message (pixels, sound): where it lies and what it is."""
 
     handle: str
