@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "faults"))
 
 import fault_rows
+import fault_servers
 import mutations
 from fault_client import Row
 
@@ -39,6 +40,7 @@ NAMES = {
     "ready_again_seconds": "ready after {} s",
     "p99_ratio": "99th percentile of others × {}",
     "bodies_of_memory": "memory of {} bodies",
+    "hold_seconds": "the event loop held for {} s",
 }
 
 
@@ -71,21 +73,23 @@ def fuzz(count: int, processes: int) -> list[dict[str, Any]]:
 
 async def rows(pattern: str, folder: Path) -> list[Row]:
     done: list[Row] = []
+
+    def note(name: str, row: Row | None) -> None:
+        if row is None:
+            print(name, "is not to be had here", flush=True)
+            return
+        done.append(row)
+        print(name, row.broken() or "as promised", row.facts, flush=True)
+
     table = {**fault_rows.QUICK, **fault_rows.SLOW}
     names = [name for name in table if fnmatch.fnmatch(name, pattern)]
-    with fault_rows.place(folder) as place:
-        for name in names:
-            row = await table[name](place)
-            if row is None:
-                print(name, "is not to be had here", flush=True)
-                continue
-            done.append(row)
-            print(name, row.broken() or "as promised", row.facts, flush=True)
-    if fnmatch.fnmatch("full_temporary_folder", pattern):
-        full = await fault_rows.full_temporary_folder(folder)
-        if full is not None:
-            done.append(full)
-            print("full_temporary_folder", full.broken() or "as promised", full.facts, flush=True)
+    if names:
+        with fault_rows.place(folder) as place:
+            for name in names:
+                note(name, await table[name](place))
+    for name, fault in {**fault_servers.QUICK, **fault_servers.SLOW}.items():
+        if fnmatch.fnmatch(name, pattern):
+            note(name, await fault(folder))
     return done
 
 

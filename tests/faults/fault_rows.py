@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import psutil
+from attacks import Attacker, asking, formed, hostile_bodies
 from fault_client import ANSWERED, HUNG, LIMIT, LOST, REFUSED, Others, Row, all_of, http, percentile
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
@@ -45,10 +46,7 @@ class Place:
         return psutil.Process(api_pid(self.server)).children()[0].pid
 
     def ask(self, tokens: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any]:
-        return {
-            "model": self.model, "prompt": "The headrace", "max_tokens": tokens,
-            "temperature": 0, "ignore_eos": True, "stream": stream, **more,
-        }  # fmt: skip
+        return asking(self.model, tokens, stream=stream, **more)
 
     def ready(self) -> bool:
         with suppress(httpx.HTTPError):
@@ -213,15 +211,15 @@ async def burst(place: Place, count: int = 2000) -> Row:
     return await place.serves(row)
 
 
-async def beside(
-    place: Place, row: Row, attack: Callable[[], Awaitable[None]], quiet: float = 3.0
-) -> Row:
-    """Others' answers without and with an attack."""
+async def beside(place: Place, row: Row, attack: str, quiet: float = 3.0) -> Row:
+    """Others' answers without and with an attack, whose sender is another process."""
+    attacker = await Attacker.start(attack, place.url, place.model)
+    await all_of(place.url, [place.ask(4, stream=False)])  # What the first one pays.
     before, during = (Others(place.url, place.ask(4, stream=False)) for _ in range(2))
     async with before.asking():
         await asyncio.sleep(quiet)
     async with during.asking():
-        await attack()
+        row.count(await attacker.go())
     row.count(during.outcomes)
     base, worst = percentile(before.seconds, 0.99), percentile(during.seconds, 0.99)
     row.facts["p99_before_seconds"] = round(base, 3)
@@ -231,105 +229,33 @@ async def beside(
 
 
 async def idle_connections(place: Place) -> Row:
-    host, port = place.server.url.removeprefix("http://").split(":")
-
-    async def attack() -> None:
-        pairs = await asyncio.gather(*(asyncio.open_connection(host, int(port))
-                                       for _ in range(700)))  # fmt: skip
-        for number, (_, writer) in enumerate(pairs):
-            if number % 3 == 0:
-                writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-        for _ in range(20):
-            for number, (_, writer) in enumerate(pairs):
-                if number % 3 == 0 and not writer.is_closing():
-                    writer.write(b"a")
-            await asyncio.sleep(0.2)
-        for _, writer in pairs:
-            writer.close()
-
-    return await beside(
-        place, Row("flood", "700 connections, silent or a byte at a time: others"), attack
-    )
-
-
-def huge_schema(number: int) -> dict[str, Any]:
-    names = [f"p{number}_{place}" for place in range(2000)]
-    objects = [names[first : first + 500] for first in range(0, 2000, 500)]
-    return {
-        "type": "array",
-        "prefixItems": [
-            {"type": "object", "properties": {name: {"type": "string"} for name in each}}
-            for each in objects
-        ],
-    }
-
-
-def formed(place: Place, schema: dict[str, Any]) -> dict[str, Any]:
-    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
-    return place.ask(40, stream=False, response_format=form, ignore_eos=False)
+    row = Row("flood", "700 connections, silent or a byte at a time: others")
+    return await beside(place, row, "idle_connections")
 
 
 async def abandoned_schemas(place: Place) -> Row:
     row = Row("forge", "a small new schema beside eight abandoned huge ones")
     row.limits["small_seconds"] = 1.0
-    await all_of(place.url, [formed(place, {"type": "boolean"})])  # The tokenizer's tables.
-    async with http() as client:
-        tasks = [
-            asyncio.create_task(client.post(place.url, json=formed(place, huge_schema(number))))
-            for number in range(8)
-        ]
-        await asyncio.sleep(0.6)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    await all_of(place.url, [formed(place.model, {"type": "boolean"})])  # The tokenizer's tables.
+    attacker = await Attacker.start("abandoned_schemas", place.url, place.model)
+    await attacker.go()
     begin = time.monotonic()
     new = {"enum": ["yes", f"no {random.random()}"]}
-    row.count(await all_of(place.url, [formed(place, new)]))
+    row.count(await all_of(place.url, [formed(place.model, new)]))
     row.facts["small_seconds"] = round(time.monotonic() - begin, 2)
     return await place.serves(row)
 
 
-def hostile_bodies(place: Place) -> list[bytes]:
-    """Bodies that ask for much with little."""
-    head = b'{"model":"%s","prompt":"a","max_tokens":2,' % place.model.encode()
-    deep = 100_000
-    return [
-        head + b'"metadata":' + b"[" * deep + b"]" * deep + b"}",
-        head + b'"metadata":[' + b"[]," * 900_000 + b"[]]}",
-        head + b'"chat_template_kwargs":{"a":[' + b"[]," * 900_000 + b"[]]}}",
-        head + b'"seed":' + b"9" * 100_000 + b"}",
-        head + b'"temperature":1e999}',
-        head + b'"temperature":NaN}',
-        head + b'"stop":["\\ud800"]}',
-        head + b'"stop_token_ids":[' + b"1," * 500_000 + b"1]}",
-        head + b'"logit_bias":{' + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}}",
-        head + b'"stop":[' + b'"a",' * 500_000 + b'"a"]}',
-        head[:-1] + b"\xff\xfe}",
-        b"[" * deep,
-        b'{"a":' * deep,
-        b'"' + b"a" * 3_000_000,
-        b"",
-        b"null",
-    ]
-
-
 async def forged_bodies(place: Place) -> Row:
-    row = Row("forge", "hostile bodies, four at once: others")
-    outcomes: list[str] = []
-
-    async def attack() -> None:
-        bodies = hostile_bodies(place)
-        for first in range(0, len(bodies), 4):
-            outcomes.extend(await all_of(place.url, bodies[first : first + 4]))
-
-    await beside(place, row, attack)
-    return row.count(outcomes)
+    return await beside(
+        place, Row("forge", "hostile bodies, four at once: others"), "forged_bodies"
+    )
 
 
 async def memory_of_a_body(place: Place) -> Row:
     """How much the API process grows for a body, in bodies."""
     row = Row("forge", "one body of 2.7 MB of empty lists")
-    body = hostile_bodies(place)[1]
+    body = hostile_bodies(place.model)[1]
     process = psutil.Process(api_pid(place.server))
     before = peak = process.memory_info().rss
 
@@ -362,25 +288,6 @@ SLOW: dict[str, Fault] = {
     "idle_connections": idle_connections,
     "memory_of_a_body": memory_of_a_body,
 }
-
-
-async def full_temporary_folder(folder: Path) -> Row | None:
-    """A server whose TMPDIR has no room: a file system of its own. None where none can be had."""
-    if shutil.which("unshare") is None or os.geteuid() != 0:
-        return None
-    room = folder / "room"
-    room.mkdir(exist_ok=True)
-    row = Row("fill", "temporary folder full, the engine killed")
-    script = (
-        f"mount -t tmpfs -o size=1m tmpfs {room} && "
-        f'(head -c 900k /dev/zero > {room}/filler; true) && export TMPDIR={room} && exec "$@"'
-    )
-    wrap = ("unshare", "--mount", "sh", "-c", script, "sh")
-    with place(folder, wrap=wrap) as full:
-        row.count(await all_of(full.url, [full.ask(4)] * 4))
-        os.kill(full.engine, signal.SIGKILL)
-        await full.until_ready(False, 5)
-        return await full.serves(row)
 
 
 __all__ = ["ANSWERED", "HUNG", "LOST", "QUICK", "REFUSED", "SLOW", "Place", "Row", "place"]

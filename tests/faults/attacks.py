@@ -1,0 +1,186 @@
+"""What is done to a server by those who mean it ill, in a process of its own.
+
+    python attacks.py NAME URL MODEL
+
+prints the outcome of every request that was sent, as JSON. A process of its own, so that the time
+which an attack costs its sender is not taken for the time that it costs others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fault_client import all_of, http
+
+LIMIT = 120.0
+"""Seconds after which an attack is given up."""
+
+
+def asking(model: str, tokens: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any]:
+    """The body of an ordinary request."""
+    return {
+        "model": model, "prompt": "The headrace", "max_tokens": tokens,
+        "temperature": 0, "ignore_eos": True, "stream": stream, **more,
+    }  # fmt: skip
+
+
+def huge_schema(number: int) -> dict[str, Any]:
+    """At the bounds of what is compiled; another one for every `number`."""
+    names = [f"p{number}_{place}" for place in range(2000)]
+    objects = [names[first : first + 500] for first in range(0, 2000, 500)]
+    return {
+        "type": "array",
+        "prefixItems": [
+            {"type": "object", "properties": {name: {"type": "string"} for name in each}}
+            for each in objects
+        ],
+    }
+
+
+def formed(model: str, schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
+    return asking(model, 40, stream=False, response_format=form, ignore_eos=False)
+
+
+def hostile_bodies(model: str) -> list[bytes]:
+    """Bodies that ask for much with little."""
+    head = b'{"model":"%s","prompt":"a","max_tokens":2,' % model.encode()
+    deep = 100_000
+    return [
+        head + b'"metadata":' + b"[" * deep + b"]" * deep + b"}",
+        head + b'"metadata":[' + b"[]," * 900_000 + b"[]]}",
+        head + b'"chat_template_kwargs":{"a":[' + b"[]," * 900_000 + b"[]]}}",
+        head + b'"seed":' + b"9" * 100_000 + b"}",
+        head + b'"temperature":1e999}',
+        head + b'"temperature":NaN}',
+        head + b'"stop":["\\ud800"]}',
+        head + b'"stop_token_ids":[' + b"1," * 500_000 + b"1]}",
+        head + b'"logit_bias":{' + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}}",
+        head + b'"stop":[' + b'"a",' * 500_000 + b'"a"]}',
+        head[:-1] + b"\xff\xfe}",
+        b"[" * deep,
+        b'{"a":' * deep,
+        b'"' + b"a" * 3_000_000,
+        b"",
+        b"null",
+    ]
+
+
+def heavy_bodies(model: str) -> list[bytes]:
+    """The dearest that are parsed, each just below a bound of `base.weight`."""
+    head = b'{"model":"%s","max_tokens":2,' % model.encode()
+    return [
+        head + b'"prompt":"a","metadata":[' + b"[]," * 10_000 + b"[]]}",
+        head + b'"prompt":"a","unknown":{' + b",".join(b'"k%d":1' % n for n in range(32_000))
+        + b"}}",
+        head + b'"prompt":[' + b"1," * 380_000 + b"1]}",
+        head + b'"prompt":"' + b"\\u00e9" * 600_000 + b'"}',
+        head + b'"prompt":"' + b"The headrace. " * 250_000 + b'"}',
+        head + b'"messages":['
+        + b",".join([b'{"role":"user","content":"x"}'] * 10_000) + b"]}",
+        json.dumps(formed(model, huge_schema(0))).encode(),
+    ]  # fmt: skip
+
+
+async def forged_bodies(url: str, model: str) -> list[str]:
+    """Four at once."""
+    bodies = hostile_bodies(model)
+    ends: list[str] = []
+    for first in range(0, len(bodies), 4):
+        ends += await all_of(url, bodies[first : first + 4])
+    return ends
+
+
+async def heavy(url: str, model: str) -> list[str]:
+    """One after the other, to the route of completions and to that of chats."""
+    ends: list[str] = []
+    for body in heavy_bodies(model):
+        chat = url.replace("/completions", "/chat/completions")
+        ends += await all_of(chat if b'"messages"' in body else url, [body])
+    return ends
+
+
+async def abandoned_schemas(url: str, model: str) -> list[str]:
+    """Eight huge ones, whose clients leave before they can be compiled."""
+    async with http() as client:
+        tasks = [
+            asyncio.create_task(client.post(url, json=formed(model, huge_schema(number))))
+            for number in range(8)
+        ]
+        await asyncio.sleep(0.6)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return []
+
+
+async def idle_connections(url: str, model: str) -> list[str]:
+    """700, silent or a byte at a time, for four seconds."""
+    host, port = url.split("/")[2].split(":")
+    pairs = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(700)))
+    for number, (_, writer) in enumerate(pairs):
+        if number % 3 == 0:
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+    for _ in range(20):
+        for number, (_, writer) in enumerate(pairs):
+            if number % 3 == 0 and not writer.is_closing():
+                writer.write(b"a")
+        await asyncio.sleep(0.2)
+    for _, writer in pairs:
+        writer.close()
+    return []
+
+
+Attack = Callable[[str, str], Awaitable[list[str]]]
+ATTACKS: dict[str, Attack] = {
+    each.__name__: each for each in (forged_bodies, heavy, abandoned_schemas, idle_connections)
+}
+
+
+class Attacker:
+    """The process of one attack. It is up when `start` returns, and begins with `go`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, name: str, url: str, model: str) -> Attacker:
+        assert name in ATTACKS, name
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__)), name, url, model, stdin=pipe, stdout=pipe
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"up\n"
+        return cls(process)
+
+    async def go(self) -> list[str]:
+        """Attack, to the end; the outcomes of what was sent."""
+        try:
+            out, _ = await asyncio.wait_for(self._process.communicate(b"go\n"), LIMIT)
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+        ends: list[str] = json.loads(out)
+        return ends
+
+
+def main() -> None:
+    name, url, model = sys.argv[1:]
+    print("up", flush=True)
+    sys.stdin.readline()
+    print(json.dumps(asyncio.run(_run(ATTACKS[name], url, model))))
+
+
+async def _run(attack: Attack, url: str, model: str) -> list[str]:
+    return await attack(url, model)
+
+
+if __name__ == "__main__":
+    main()
