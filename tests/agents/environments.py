@@ -1,7 +1,8 @@
 """Environments of their own for client libraries, kept in the cache folder.
 
-Libraries that agree share one. They are made by `venv` and `pip`, so a clean checkout needs the
-package index once; what they are made of is in the folder's name.
+Libraries that agree share one. They are made by `uv` (seconds, where pip took minutes), so a clean
+checkout needs the package index once; what they are made of is in the folder's name. Where the
+index is configured for pip alone, pip makes them.
 """
 
 from __future__ import annotations
@@ -44,12 +45,24 @@ def python_of(packages: tuple[str, ...]) -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # Another test process may be making it.
         if not done.exists():
-            venv.create(folder, with_pip=True, clear=False)
-            # Not compiled: few of the modules are ever imported.
-            pip = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *packages]
-            made = subprocess.run(pip, capture_output=True, text=True, timeout=1500, check=False)
-            if made.returncode and any(word in made.stderr for word in OFFLINE):
-                pytest.skip(f"NOT TESTED: no package index for {', '.join(packages)}")
-            assert made.returncode == 0, made.stderr[-4000:]
+            _make(folder, python, packages)
             done.touch()
     return python
+
+
+def _make(folder: Path, python: Path, packages: tuple[str, ...]) -> None:
+    uv = [sys.executable, "-m", "uv"]
+    base = [*uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)]
+    fill = [*uv, "pip", "install", "--quiet", "--python", str(python), *packages]
+    if all(_run(command).returncode == 0 for command in (base, fill)):
+        return
+    venv.create(folder, with_pip=True, clear=False)
+    # Not compiled: few of the modules are ever imported.
+    made = _run([str(python), "-m", "pip", "install", "--quiet", "--no-compile", *packages])
+    if made.returncode and any(word in made.stderr for word in OFFLINE):
+        pytest.skip(f"NOT TESTED: no package index for {', '.join(packages)}")
+    assert made.returncode == 0, made.stderr[-4000:]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)

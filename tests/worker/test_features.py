@@ -13,7 +13,9 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, StepPlan, StepResult
 from headrace.kernels.program import LOGITS, Outputs, Want, want
 from headrace.worker import Worker
+from headrace.worker.bans import AllowedTokens, BadWords
 from headrace.worker.features import EVERY, Features, RowFeature
+from headrace.worker.filters import Filters
 from headrace.worker.logprobs import Logprobs
 from headrace.worker.masks import LogitBias, MinTokens, Penalties
 from headrace.worker.pooling import Pooler
@@ -87,7 +89,8 @@ def test_the_order_of_a_workers_list(worker: Worker) -> None:
     worker.allocate(pool_of(worker, 8))
     kinds = [type(feature) for feature in worker._steps.features.listed]
     assert kinds == [
-        Logprobs, ReasoningBudgets, MinTokens, LogitBias, Penalties, Pooler, PromptScores
+        Logprobs, ReasoningBudgets, AllowedTokens, BadWords, MinTokens, LogitBias, Penalties,
+        Filters, Pooler, PromptScores,
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 1024
+MAX_BAD_WORDS = 256
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy: the quotient would overflow float32."""
 
@@ -24,7 +25,7 @@ class SamplingParams:
     `max_tokens=None` means up to the end of the context. `logprobs=k` returns the chosen token's
     log-probability and the k most likely (of the raw distribution, before temperature and
     filters); `prompt_logprobs=k` the same for each prompt token but the first. `None` for
-    `stop`, `stop_token_ids` or `logit_bias` is the same as none of them.
+    `stop`, `stop_token_ids`, `bad_words` or `logit_bias` is the same as none of them.
     `seed` makes the text a function of prompt and parameters alone, whatever the batch.
     """
 
@@ -37,7 +38,17 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    typical_p: float = 1.0
+    """1: all tokens. Like the next two, of the distribution before temperature."""
+    top_a: float = 0.0
+    """Tokens below `top_a` times the square of the largest probability are left out."""
+    top_n_sigma: float = 0.0
+    """Logits so many standard deviations below the largest are left out; 0 or -1: none."""
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] | None = None
+    """Only these are drawn; None: all."""
+    bad_words: list[str] = field(default_factory=list)
+    """Words that the answer does not come to: the token that would complete one is not drawn."""
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -57,6 +68,7 @@ class SamplingParams:
         # As vLLM's own defaults are.
         self.stop = [] if self.stop is None else self.stop
         self.stop_token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        self.bad_words = [] if self.bad_words is None else self.bad_words
         self.logit_bias = {} if self.logit_bias is None else self.logit_bias
 
     @property
@@ -70,6 +82,9 @@ class SamplingParams:
         _integer("top_k", self.top_k, -1, 2**31 - 1)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
+        _number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        _number("top_a", self.top_a, 0.0, 1.0)
+        _number("top_n_sigma", self.top_n_sigma, -1.0, 100.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -92,6 +107,7 @@ class SamplingParams:
         for name, kind, words in (
             ("stop", list | tuple, "a list of texts"),
             ("stop_token_ids", list | tuple, "a list of token ids"),
+            ("bad_words", list | tuple, "a list of texts"),
             ("logit_bias", dict, "a dictionary of token ids and numbers"),
         ):
             if not isinstance(getattr(self, name), kind):
@@ -109,11 +125,30 @@ class SamplingParams:
                 )
         for token in self.stop_token_ids:
             _token("stop_token_ids", token, vocab_size)
+        self._verify_bans(vocab_size)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequest(f"at most {MAX_LOGIT_BIAS} biases are allowed", param="logit_bias")
         for token, bias in self.logit_bias.items():
             _token("logit_bias", token, vocab_size)
             _number("logit_bias", bias, -100.0, 100.0)
+
+    def _verify_bans(self, vocab_size: int | None) -> None:
+        if self.allowed_token_ids is not None:
+            if not isinstance(self.allowed_token_ids, list | tuple) or not self.allowed_token_ids:
+                raise InvalidRequest(
+                    "allowed_token_ids must be a list of at least one token id",
+                    param="allowed_token_ids",
+                )
+            for token in self.allowed_token_ids:
+                _token("allowed_token_ids", token, vocab_size)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest(f"at most {MAX_BAD_WORDS} words are allowed", param="bad_words")
+        for text in self.bad_words:
+            if not isinstance(text, str) or not text.strip() or len(text) > MAX_STOP_LENGTH:
+                raise InvalidRequest(
+                    f"a bad word has 1 to {MAX_STOP_LENGTH} characters that are not all spaces",
+                    param="bad_words",
+                )
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

@@ -57,6 +57,8 @@ class RequestSpec:
     adapter: str | None = None
     grammar: str | None = None
     """What the answer must match, as `text.grammar` writes it."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """`sampling.bad_words` as ids of this model."""
     reasoning: ReasoningBudget | None = None
     """`sampling.thinking_token_budget` with the marks of this model."""
     second_at: int = 0

@@ -118,6 +118,12 @@ class InputProcessor:
         sampling = replace(sampling, max_tokens=sampling.max_tokens or room)
         stop_ids = () if sampling.ignore_eos else self._eos_ids
         if grammar is not None:
+            if sampling.allowed_token_ids is not None:
+                raise InvalidRequest(
+                    "a demanded form and allowed_token_ids could leave nothing to write; use one "
+                    "of them",
+                    param="allowed_token_ids",
+                )
             # Its end is part of a form, so there is no ignoring it.
             stop_ids = self._ends()
         return Request(
@@ -129,7 +135,8 @@ class InputProcessor:
                 stop_ids=tuple(dict.fromkeys((*stop_ids, *sampling.stop_token_ids))),
                 adapter=adapter,
                 grammar=grammar,
-                reasoning=self._reasoning(sampling.thinking_token_budget, ids),
+                bad_words=self._bad_words(sampling.bad_words),
+                reasoning=self._reasoning(sampling, ids),
             ),
             priority=_integer("priority", priority),
             cache_salt=cache_salt,
@@ -137,9 +144,25 @@ class InputProcessor:
             keep_ids=tuple(keep_ids),
         )
 
-    def _reasoning(self, budget: int | None, prompt: list[int]) -> ReasoningBudget | None:
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of each word as vLLM has them: at the beginning of a text, and behind a space
+        where that is another first token and no more tokens. A word that comes to no ids is none.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            plain = word.lstrip()
+            start = tuple(self._tokenizer.encode(plain))
+            inside = tuple(self._tokenizer.encode(f" {plain}"))
+            found[start] = None
+            if start and inside[:1] != start[:1] and len(inside) == len(start):
+                found[inside] = None
+        # What is in no row of logits is never drawn.
+        return tuple(ids for ids in found if ids and max(ids) < self._vocab_size)
+
+    def _reasoning(self, sampling: SamplingParams, prompt: list[int]) -> ReasoningBudget | None:
         """The budget with the model's marks, which must be tokens: between two of them tokens
         can be counted exactly."""
+        budget = sampling.thinking_token_budget
         if budget is None:
             return None
         marks = self._marks
@@ -156,6 +179,12 @@ class InputProcessor:
                 param="thinking_token_budget",
             )
         (opening,), (closing,) = ids
+        allowed = sampling.allowed_token_ids
+        if allowed is not None and closing not in allowed:
+            raise InvalidRequest(
+                f"the end of reasoning ({closing}) must be one of allowed_token_ids",
+                param="allowed_token_ids",
+            )
         # A prompt may end in the midst of reasoning (an answer that is continued). Control tokens
         # begin and end turns: a mark in a turn before is the user's text, or was left open.
         deciding = {opening, closing, *self._eos_ids, *self._tokenizer.special_ids}

@@ -205,16 +205,20 @@ class SamplingFields(Body):
         None, description="Tokens in logprobs are token_id:ID."
     )
     guided_decoding_backend: Any = inert("there is one")
+    guided_whitespace_pattern: Any = unsupported("")
     cache_prompt: Any = inert("equal prefixes are always shared")
-    typical_p: Any = unsupported(1.0, 1)
-    top_a: Any = unsupported(0.0, 0)
+    typical_p: float | None = Field(None, description="Locally typical sampling; 1: off.")
+    top_a: float | None = Field(None, description="0: off.")
+    top_n_sigma: float | None = Field(None, description="0 or -1: off.")
+    repeat_penalty: float | None = Field(None, description="llama.cpp's repetition_penalty.")
+    bad_words: list[str] | None = Field(None, description="Words that are not written.")
+    allowed_token_ids: list[Integer] | None = Field(
+        None, description="The answer is of these ids alone."
+    )
     tfs: Any = unsupported(1.0, 1)
     mirostat: Any = unsupported(0)
     mirostat_mode: Any = unsupported(0)
-    repeat_penalty: Any = unsupported(1.0, 1)
     vllm_xargs: Any = unsupported({})
-    allowed_token_ids: Any = unsupported([])
-    bad_words: Any = unsupported([])
     logits_processors: Any = unsupported([])
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = Field(None, description="Older structured_outputs.")
@@ -294,6 +298,14 @@ class SamplingFields(Body):
             for name in _PLAIN
             if (value := getattr(self, name)) is not None
         }  # fmt: skip
+        if self.repeat_penalty is not None:
+            if self.repetition_penalty not in (None, self.repeat_penalty):
+                raise InvalidRequest(
+                    "repeat_penalty is another name of repetition_penalty, and both are set to "
+                    "different values",
+                    param="repeat_penalty",
+                )
+            given["repetition_penalty"] = self.repeat_penalty
         stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
         params = replace(
             defaults,
@@ -309,7 +321,8 @@ class SamplingFields(Body):
 
 _PLAIN = (
     "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "seed", "stop_token_ids", "ignore_eos", "min_tokens",
+    "frequency_penalty", "typical_p", "top_a", "top_n_sigma", "bad_words", "allowed_token_ids",
+    "seed", "stop_token_ids", "ignore_eos", "min_tokens",
     "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
     "thinking_token_budget",
 )  # fmt: skip

@@ -31,6 +31,10 @@ def copy(array: Array) -> Array:
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
+def exp(array: Array) -> Array:
+    return np.exp(array) if isinstance(array, np.ndarray) else array.exp()
+
+
 def fp32(array: Array) -> Array:
     """In fp32; the same array where it is."""
     if isinstance(array, np.ndarray):

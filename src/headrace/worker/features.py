@@ -2,8 +2,9 @@
 
 A new wish is a class of its own and a place in the list that `Worker` makes. The order of the list
 has a meaning: logits go through `mask` in that order. First the raw logits are kept for
-log-probabilities, then what forbids comes (a grammar, a reasoning budget, `min_tokens`, which looks
-at what those left), then what moves (bias, penalties); what touches no logits stands behind.
+log-probabilities, then what forbids comes (a grammar, a reasoning budget, lists of ids, unwanted
+words and `min_tokens`, which look at what those left), then what moves (bias, penalties), then
+filters; what touches no logits stands behind.
 
 A step pays for what its rows ask: a feature is called for steps in which a row asks for it, and
 rows that ask for nothing never come here.

@@ -29,9 +29,11 @@ from ..loader.prepare import prepare
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
+from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .features import Features, RowFeature
+from .filters import Filters
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks
@@ -277,7 +279,10 @@ class Worker:
             on_host = self._resolved.device == "cpu"
             self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, on_host=on_host)
             listed.append(self._masks)
-        listed += [ReasoningBudgets(), MinTokens(), LogitBias(), Penalties(self._rows)]
+        listed += [
+            ReasoningBudgets(), AllowedTokens(), BadWords(self._rows), MinTokens(),
+            LogitBias(), Penalties(self._rows), Filters(),
+        ]  # fmt: skip
         if self._adapters is not None:
             self._adapters.bind(self._rows)
             listed.append(self._adapters)

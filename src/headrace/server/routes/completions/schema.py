@@ -8,10 +8,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ...fields import Integer
-from ...form import FormFields
+from .frontend import FrontendFields
 
 
-class CompletionBody(FormFields):
+class CompletionBody(FrontendFields):
     prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
         description="Text, token ids, or a list of either."
     )

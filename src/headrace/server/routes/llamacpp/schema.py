@@ -24,6 +24,8 @@ class NativeFields(Body):
     top_k: Integer | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = Field(None, description="0 or -1: off.")
     repeat_penalty: float | None = Field(None, description="repetition_penalty.")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -60,8 +62,6 @@ class NativeFields(Body):
     adaptive_decay: Any = inert("the adaptive target is off")
     mirostat: Any = unsupported(0)
     dynatemp_range: Any = unsupported(0, 0.0)
-    typical_p: Any = unsupported(1, 1.0)
-    top_n_sigma: Any = unsupported(-1, -1.0)
     xtc_probability: Any = unsupported(0, 0.0)
     dry_multiplier: Any = unsupported(0, 0.0)
     adaptive_target: Any = unsupported(-1, -1.0)

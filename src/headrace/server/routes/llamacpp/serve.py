@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SAME = (
     "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
-    "ignore_eos",
+    "ignore_eos", "typical_p", "top_n_sigma", "repeat_penalty",
 )  # fmt: skip
 
 
@@ -55,8 +55,6 @@ class Native:
     def _fields(self) -> dict[str, Any]:
         body = self.body
         given = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-        if body.repeat_penalty is not None:
-            given["repetition_penalty"] = body.repeat_penalty
         if body.seed is not None and body.seed >= 0:
             given["seed"] = body.seed
         if body.json_schema:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TAG = ":latest"
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "typical_p",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ class Options(Body):
     seed: Integer | None = None
     num_predict: Integer | None = Field(None, description="-1, -2: to the end of the context.")
     stop: str | list[str] | None = None
+    typical_p: float | None = None
     repeat_penalty: float | None = Field(None, description="repetition_penalty.")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -47,7 +48,6 @@ class Options(Body):
     mirostat_eta: Any = inert("mirostat is off")
     mirostat: Any = unsupported(0)
     tfs_z: Any = unsupported(1.0, 1)
-    typical_p: Any = unsupported(1.0, 1)
 
 
 class Asked(Body):
