@@ -70,9 +70,9 @@ async def test_unknown_paths_have_neither(client: httpx.AsyncClient) -> None:
 def test_head_over_a_real_connection_which_is_kept() -> None:
     with running(fake_server()) as server, httpx.Client(base_url=server.url) as client:
         for _ in range(3):
-            for path in ("/health", "/v1/models", "/v1/stats/stream", "/"):
+            for path in ("/v1/health/live", "/v1/models", "/v1/stats/stream", "/"):
                 assert client.head(path).status_code == 200
-            assert client.get("/health").json()["status"] == "ready"
+            assert client.get("/v1/models").json()["object"] == "list"
         assert client.head("/v1/chat/completions").status_code == 405
 
 

@@ -185,7 +185,9 @@ def write_dump(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(_encode(record), indent=1))
+        part = path.with_suffix(".part")  # Whoever finds a record finds a whole one.
+        part.write_bytes(msgspec.json.format(_encode(record), indent=1))
+        part.replace(path)
         for old in sorted(folder.glob("flight-*.json"))[:-_KEPT_DUMPS]:
             old.unlink(missing_ok=True)
     except OSError:
