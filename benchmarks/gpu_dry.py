@@ -48,7 +48,7 @@ from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.step import step_time
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 PREDICTED = ("H100", "H200", "B200")
@@ -269,7 +269,7 @@ def predict(models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[dict[str
         if deterministic:
             continue
         arch = ARCHS[name]
-        case = Case(arch, WeightBytes(ROOFLINE[weights], head_format="bfloat16"), kv_dtype=kv)
+        case = Case(arch, WeightBytes(ROOFLINE[weights], formats=WIDE_ENDS), kv_dtype=kv)
         for step in STEPS:
             starts, counts = zip(*step.entries, strict=True)
             row: dict[str, object] = {"model": f"{name} {weights}, {kv} KV", "step": step.name}

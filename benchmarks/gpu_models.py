@@ -46,7 +46,7 @@ GEMMA_3_1B = ModelArch(
 """From the config.json of google/gemma-3-1b."""
 
 ARCHS = {
-    "qwen2.5-0.5b": KNOWN["qwen2.5-coder-0.5b"],
+    "qwen2.5-0.5b": KNOWN["qwen2.5-0.5b"],
     "llama-3.1-8b": KNOWN["llama-3.1-8b"],
     "qwen3-30b-a3b": KNOWN["qwen3-30b-a3b"],
     "gemma-3-1b": GEMMA_3_1B,

@@ -35,7 +35,7 @@ from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.step import step_time
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 ARCHITECTURE = "sm_90"
 WIDTH = 4096
@@ -150,7 +150,7 @@ def count(name: str) -> Counted:
 def step_seconds(device: str, size: float, instructions: float, room: float, nodes: int) -> float:
     """The int4 8B at one row and 1,024 tokens: `nodes` kernels a layer beside its four products."""
     arch, hardware = ARCHS["llama-3.1-8b"], DEVICES[device]
-    case = Case(arch, WeightBytes(ROOFLINE["int4"], head_format="bfloat16"), kv_dtype="int8")
+    case = Case(arch, WeightBytes(ROOFLINE["int4"], formats=WIDE_ENDS), kv_dtype="int8")
     step = step_time(case, hardware, compose(arch, [1023], [1]))
     share = hardware.efficiency.curves["product/bfloat16"].memory
     seconds = AROUND + arch.layers * nodes * NODE

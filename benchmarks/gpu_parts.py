@@ -46,11 +46,10 @@ from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.table import Table, architecture
 from headrace.kernels.triton.tune import Shapes, early_starts
 from headrace.roofline.composition import compose
-from headrace.roofline.efficiency import PERFECT
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.operators import Case
 from headrace.roofline.step import step_time
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 from headrace.worker import Worker
 
 LLAMA, QWEN = ARCHS["llama-3.1-8b"], ARCHS["qwen2.5-0.5b"]
@@ -398,10 +397,9 @@ def limit_seconds(setup: Setup, starts: list[int], counts: list[int], ceilings: 
         bandwidth=ceilings.bandwidth,
         rates={"bfloat16": ceilings.rate, "float32": ceilings.rate, "fp8": 2 * ceilings.rate},
         cache_bandwidth=max(ceilings.bandwidth, DEVICES["H200"].cache_bandwidth),
-        efficiency=PERFECT,
     )
     case = Case(
-        setup.arch, WeightBytes(setup.weights, head_format="bfloat16"), dtype=setup.dtype,
+        setup.arch, WeightBytes(setup.weights, formats=WIDE_ENDS), dtype=setup.dtype,
         kv_dtype=setup.kv,
     )  # fmt: skip
     return step_time(case, hardware, compose(setup.arch, starts, counts)).limit_seconds

@@ -15,7 +15,7 @@ from headrace.roofline.hardware import DEVICES
 from headrace.roofline.operators import Case
 from headrace.roofline.steady import Demand, Engine
 from headrace.roofline.step import StepTime, step_time
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 DEVICE = "H200"
 LLAMA = ARCHS["llama-3.1-8b"]
@@ -45,7 +45,7 @@ TABLES, ASSUMED = "tables", "assumed"
 
 
 def time(weights: str, kv: str, starts: list[int], counts: list[int]) -> StepTime:
-    case = Case(LLAMA, WeightBytes(ROOFLINE[weights], head_format="bfloat16"), kv_dtype=kv)
+    case = Case(LLAMA, WeightBytes(ROOFLINE[weights], formats=WIDE_ENDS), kv_dtype=kv)
     return step_time(case, DEVICES[DEVICE], compose(LLAMA, starts, counts))
 
 
@@ -72,7 +72,7 @@ def saturation(rows: int, *, counted: bool = False) -> float:
 
 def room() -> int:
     """Sequences of 2,000 tokens in fp8 that the memory holds beside the weights."""
-    case = Case(LLAMA, WeightBytes("fp8", head_format="bfloat16"), kv_dtype="fp8")
+    case = Case(LLAMA, WeightBytes("fp8", formats=WIDE_ENDS), kv_dtype="fp8")
     return Engine(case, DEVICES[DEVICE], Demand(1.0, 1000, 1000)).room()
 
 

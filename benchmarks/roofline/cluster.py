@@ -22,7 +22,7 @@ from headrace.roofline.counts import Case, Layout
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
 from headrace.roofline.plot import Chart, Series, write_png
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 MODELS = {
     "llama-3.1-8b": (1, 20.0, (8, 32, 128)),
@@ -41,7 +41,7 @@ def study(model: str, devices: int, routing: str) -> dict[str, Any]:
     tp, rate, _ = MODELS[model]
     replicas = devices // tp
     case = Case(
-        KNOWN[model], WeightBytes("fp8", head_format="bfloat16"), kv_dtype="fp8",
+        KNOWN[model], WeightBytes("fp8", formats=WIDE_ENDS), kv_dtype="fp8",
         layout=Layout(tp),
     )  # fmt: skip
     spec = ReplicaSpec(

@@ -23,7 +23,7 @@ from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
 from headrace.roofline.routing import typical_skew
 from headrace.roofline.steady import Demand, Engine
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 
 class Row(NamedTuple):
@@ -89,7 +89,7 @@ ROWS = [
 def case_of(row: Row) -> Case:
     narrow = row.format in ("fp8", "nvfp4")
     return Case(
-        KNOWN[row.model], WeightBytes(row.format, head_format="bfloat16"),
+        KNOWN[row.model], WeightBytes(row.format, formats=WIDE_ENDS),
         kv_dtype="fp8" if narrow else "bfloat16", layout=row.layout,
         skew=typical_skew(KNOWN[row.model]),
     )  # fmt: skip

@@ -292,6 +292,12 @@ def test_the_share_of_the_roofline() -> None:
     for series in measured.values():
         assert series.ys[0] < max(ceiling.ys), "nothing is above the roof"
     assert "whole run, measured" in html_report(result)
+    assert result["valid"]
+    wrong = limit_of(run, CASE, DEVICES["L4"])
+    assert wrong is not None
+    add_limit(result, wrong, CASE, DEVICES["L4"])
+    assert not result["valid"]
+    assert result["findings"][0]["code"] == "above_roofline"
 
 
 def test_a_capped_pool_still_holds_one_sequence() -> None:

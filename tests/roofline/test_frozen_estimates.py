@@ -22,7 +22,7 @@ from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN
 from headrace.roofline.operators import count_step
 from headrace.roofline.step import StepModel, step_time
-from headrace.roofline.weights import WeightBytes, parameters, total_bytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes, parameters, total_bytes
 
 from .archs import GEMMA_270M, MISTRAL_WINDOWED
 
@@ -46,7 +46,7 @@ ARCHS = {
 LAYOUTS = (Layout(), Layout(tp=2), Layout(tp=2, pp=2), Layout(tp=2, ep=True, dp=2))
 WEIGHTS = (
     WeightBytes(),
-    WeightBytes("fp8", head_format="bfloat16"),
+    WeightBytes("fp8", formats=WIDE_ENDS),
     WeightBytes("Q4_K", {"qkv": 1e8, "head": 3e8, "gate_up": 2.5e8}),
 )
 
@@ -105,7 +105,7 @@ def test_estimates_are_the_frozen_ones(name: str) -> None:
 
 
 def test_an_estimate_that_differs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "qwen2.5-coder-0.5b"
+    name = "qwen2.5-0.5b"
     arch = replace(ARCHS[name], intermediate=ARCHS[name].intermediate + 64)
     monkeypatch.setitem(ARCHS, name, arch)
     assert found(name)["digest"] != json.loads(FROZEN.read_text())[name]["digest"]

@@ -22,7 +22,7 @@ from headrace.roofline.hardware import (
     save_hardware,
 )
 from headrace.roofline.step import StepModel, step_time
-from headrace.roofline.weights import WeightBytes
+from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 
 from .archs import ALL, LLAMA_8B, QWEN_05B
 
@@ -36,9 +36,7 @@ def test_the_ceiling_of_llama_8b_on_h200() -> None:
     # FIELD.md K: batch 1, weights alone, about 320 tokens/s in bf16 and 600 in fp8.
     step = decode_step(LLAMA_8B, 1, 1)
     bf16 = step_time(Case(LLAMA_8B), DEVICES["H200"], step)
-    fp8 = step_time(
-        Case(LLAMA_8B, WeightBytes("fp8", head_format="bfloat16")), DEVICES["H200"], step
-    )
+    fp8 = step_time(Case(LLAMA_8B, WeightBytes("fp8", formats=WIDE_ENDS)), DEVICES["H200"], step)
     assert 1 / bf16.limit_seconds == pytest.approx(320, rel=0.03)
     assert 1 / fp8.limit_seconds == pytest.approx(600, rel=0.05)
     assert bf16.bound == "memory"

@@ -28,6 +28,8 @@ def calibrate(path: Path | None = None) -> tuple[Hardware, dict[str, Any]]:
         raise HeadraceError(f"the calibration process failed: {last[0]}")
     raw: dict[str, Any] = json.loads(done.stdout)
     hardware = from_figures(facts, raw)
+    if (why := hardware.implausible()) is not None:
+        raise HeadraceError(f"the figures cannot be true ({why}): try again when less else runs")
     save_hardware(hardware, path or calibration_path())
     return hardware, raw
 

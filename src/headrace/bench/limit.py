@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from ..roofline.composition import decode_step, prefill_step
 from ..roofline.counts import Case
@@ -11,7 +14,12 @@ from ..roofline.hardware import Hardware
 from ..roofline.plot import Chart, Series
 from ..roofline.report import roofline_chart
 from ..roofline.step import StepTime, step_time
+from .audit import Finding
 from .metrics import Run
+from .record import RequestRecord
+
+NOISE = 0.05
+"""By how much probes of a machine's ceilings differ from run to run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +43,39 @@ class Limit:
 
 
 def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
-    """At the run's mean concurrency and mean lengths; None without good requests.
+    """At the run's own concurrency and mean lengths; None without good requests.
 
-    Σ over good requests of prefill(prompt - cached) + (tokens - 1) · decode(batch) / batch, with
-    batch = the mean number of requests in the server.
+    The limit is one that batching does not beat: all products and attention at the full rate; or
+    the weights once for each step, of which there are at least Σ 1 / b over the pieces that came
+    while b requests were in the server, and each sequence's KV once per piece. Predicted is
+    Σ prefill(prompt - cached) + (tokens - 1) · decode(batch) / batch.
     """
     good = [record for record in run.good if record.tokens and record.chunk_ns]
     if not good:
         return None
-    busy = sum(record.end_ns - record.sent_ns for record in good) / (run.end_ns - run.start_ns)
-    batch = max(1, round(busy))
+    steps = _least_steps(run, good)
+    pieces = sum(len(record.chunk_ns) - 1 for record in good)
+    batch = max(1, round(pieces / steps)) if steps else 1
     prompts = [record.prompt_tokens or record.known_prompt_tokens or 1 for record in good]
     tokens = [record.tokens for record in good]
     mean = round(sum(prompts) / len(prompts) + sum(tokens) / len(tokens) / 2)
     decode = step_time(case, hardware, decode_step(case.arch, batch, mean))
-    least = predicted = flops = moved = 0.0
+    predicted = flops = moved = compute = network = 0.0
     seen: dict[tuple[int, int], StepTime] = {}
     for record, prompt in zip(good, prompts, strict=True):
         cached = min(record.cached_tokens or 0, prompt - 1)
-        # Rounded, so that similar prompts share one computation.
-        key = max(1, (prompt - cached + 7) // 8 * 8), cached // 8 * 8
+        # Rounded, so that similar prompts share one computation; down, as it is a limit.
+        key = max(1, (prompt - cached) // 8 * 8), cached // 8 * 8
         first = seen.get(key)
         if first is None:
             first = seen[key] = step_time(case, hardware, prefill_step(case.arch, [key[0]], key[1]))
-        least += first.limit_seconds + (record.tokens - 1) * decode.limit_seconds / batch
-        predicted += first.seconds + (record.tokens - 1) * decode.seconds / batch
-        flops += first.flops + (record.tokens - 1) * decode.flops / batch
-        moved += first.bytes + (record.tokens - 1) * decode.bytes / batch
+        share = (record.tokens - 1) / batch
+        predicted += first.seconds + share * decode.seconds
+        flops += first.flops + share * decode.flops
+        moved += first.bytes + share * decode.bytes
+        compute += first.floor.compute + share * decode.floor.compute
+        network += first.floor.network + share * decode.floor.network
+    least = max(compute, steps * decode.floor.memory, network)
     pauses = sorted(
         (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / (record.tokens - 1)
         for record in good
@@ -74,8 +88,28 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
     )  # fmt: skip
 
 
+def _least_steps(run: Run, good: Sequence[RequestRecord]) -> float:
+    """Σ 1 / (requests in the server) over all pieces but the first of each answer."""
+    sent = np.sort([record.sent_ns for record in run.records])
+    ended = np.sort([record.end_ns for record in run.records])
+    times = np.array([time for record in good for time in record.chunk_ns[1:]])
+    flying = np.searchsorted(sent, times, "right") - np.searchsorted(ended, times, "left")
+    return float(np.sum(1 / np.maximum(1, flying)))
+
+
 def add_limit(result: dict[str, Any], found: Limit, case: Case, hardware: Hardware) -> None:
-    """Into the result document: figures, what they are relative to, and the chart for reports."""
+    """Into the result document: figures, what they are relative to, and the chart for reports.
+
+    A share above one makes the run invalid: it was not of this model on this hardware.
+    """
+    if found.share > 1 + NOISE:
+        result["valid"] = False
+        result["findings"].insert(0, Finding(
+            "invalid", "above_roofline",
+            f"{found.share:.0%} of what {hardware.name} allows for this model: the server runs "
+            "another model, format or hardware than was said, or the calibration is wrong "
+            "(headrace roofline --calibrate)",
+        )._asdict())  # fmt: skip
     result["figures"]["roofline_share"] = {"value": found.share, "unit": "share"}
     result["figures"]["predicted_share"] = {"value": found.predicted_share, "unit": "share"}
     result["roofline"] = {

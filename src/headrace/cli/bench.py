@@ -30,7 +30,7 @@ from ..bench.result import read_result
 from ..bench.run import Outcome, run_bench
 from ..bench.store import read_records, records_csv, write_text
 from ..bench.sweep import COLUMNS, Point, Sweeper, rows, sweep_page
-from ..roofline.counts import Layout
+from ..engine.described import make_case
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page
@@ -71,7 +71,6 @@ from .bench_flags import (
     Zipf,
 )
 from .bench_quality import INVALID_RUN, accuracy_command, mlperf_command
-from .roofline import make_case
 
 command = typer.Typer(
     help="Measure any OpenAI-compatible server.", no_args_is_help=True,
@@ -134,7 +133,7 @@ def run_command(
     case = device = None
     if roofline is not None:
         device = find_hardware(hardware, calibration_path())
-        case = make_case(roofline, device, None, "auto", "auto", Layout())
+        case = make_case(roofline, device)
     console = Console(stderr=as_json)
     folder = out or _default_folder("run")
     outcome = _outcome(console, options, folder)

@@ -16,10 +16,9 @@ from rich.table import Table
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench.options import RunOptions
 from ..bench.virtual import Simulation
+from ..engine.described import describe_model
 from ..engine.sim import Cluster, ReplicaSpec
-from ..loader import open_model
 from ..roofline.hardware import DEVICES, find_hardware
-from ..roofline.known import KNOWN
 from ..roofline.planner import (
     FORMATS,
     MAX_DEVICES,
@@ -72,8 +71,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
-    known = KNOWN.get(model.lower())
-    arch = known if known is not None else open_model(model).arch
+    arch = describe_model(model).arch
     names = list(DEVICES) if hardware == "all" else [
         find_hardware(name).name for name in hardware.split(",")
     ]  # fmt: skip

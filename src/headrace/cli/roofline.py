@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +13,7 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, OptionError
 from ..bench.calibrate import calibrate, measure_steps
-from ..engine.prediction import case_of, serving_types
-from ..loader import open_model
+from ..engine.described import make_case
 from ..roofline.composition import (
     Composition,
     compose,
@@ -24,29 +22,34 @@ from ..roofline.composition import (
     verify_step,
 )
 from ..roofline.counts import Case, Layout, device_bytes
-from ..roofline.fit import fit_efficiency, prediction_errors, read_records
-from ..roofline.hardware import Hardware, find_hardware, save_hardware
+from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records
+from ..roofline.fits import verify_fits
+from ..roofline.hardware import DEVICES, Hardware, find_hardware, save_hardware
 from ..roofline.known import KNOWN
 from ..roofline.machine import calibration_path
 from ..roofline.plot import write_png
 from ..roofline.report import COLUMNS, as_json, html_page, roofline_chart, rows, share_chart
-from ..roofline.routing import typical_skew
 from ..roofline.step import StepModel, StepTime, step_time
-from ..roofline.weights import WeightBytes, total_bytes
+from ..roofline.weights import total_bytes
 
 
 def roofline(
     model: Annotated[
-        str | None, typer.Argument(help="Model, or one of: " + ", ".join(KNOWN))
+        str | None,
+        typer.Argument(help="Model, config.json, hub id, or one of: " + ", ".join(KNOWN)),
     ] = None,
     hardware: Annotated[
-        str, typer.Option(help="this, A100, H100, H200, B200, L40S, RTX4090, RTX5090, THOR.")
+        str, typer.Option(help="this, a .json file, or one of: " + ", ".join(DEVICES))
     ] = "this",
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode.")] = 1,
     context: Annotated[int, typer.Option(min=0, help="Tokens before the decoded one.")] = 1024,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prefilled prompt.")] = 512,
     format: Annotated[
-        str | None, typer.Option(help="Weight format; none: as the file has it, else bfloat16.")
+        str | None,
+        typer.Option(
+            help="Weight format; none: as stored or published. With parts of their own as in "
+            "int4,attention=fp8,head=int4 (embedding and head of narrow formats are bfloat16)."
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type of activations.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache.")] = "auto",
@@ -87,15 +90,15 @@ def roofline(
         device = find_hardware(hardware, calibration_path())
     if model is None:
         raise OptionError("name a model, or pass --calibrate", param="model")
-    case = make_case(model, device, format, dtype, kv_dtype, Layout(tp, pp, ep, dp))
-    if skew is not None:
-        case = replace(case, skew=skew)
+    case = make_case(model, device, format, dtype, kv_dtype, Layout(tp, pp, ep, dp), skew)
     case.layout.verify(case.arch)
     if fit is not None:
         device = _fit(console, case, device, fit)
     if measure_steps_:
         device = _measure(console, case, device, model)
     steps = _steps(case, batch, context, prompt, drafts)
+    for _, step in steps:
+        verify_fits(case, device, step)
     times = [(name, step_time(case, device, step)) for name, step in steps]
     if as_json_:
         print(json.dumps({name: as_json(time) for name, time in times}))
@@ -139,6 +142,12 @@ def _steps(
                 param="prompt",
             )
         return [(f"{batch} inputs of {prompt} tokens", prefill_step(arch, [prompt] * batch))]
+    longest = max(context + 1 + drafts, prompt)
+    if longest > arch.max_context:
+        raise OptionError(
+            f"{longest:,} tokens are more than the model was made for ({arch.max_context:,})",
+            param="context" if longest > prompt else "prompt",
+        )
     steps = [
         (f"decode, batch {batch}, context {context}", decode_step(arch, batch, context)),
         (f"prefill of {prompt} tokens", prefill_step(arch, [prompt])),
@@ -153,29 +162,11 @@ def _steps(
     return steps
 
 
-def make_case(
-    model: str, device: Hardware, format: str | None, dtype: str, kv_dtype: str, layout: Layout
-) -> Case:
-    """From the model's file where there is one, else from the known architectures."""
-    known = KNOWN.get(model.lower())
-    wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
-    if device.kind == "cpu" and known is None:
-        wide, kv_wide = serving_types(open_model(model))
-    if dtype == "auto":
-        dtype, kv_dtype = wide, kv_wide if kv_dtype == "auto" else kv_dtype
-    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
-    if format is not None or known is not None:
-        arch = known if known is not None else open_model(model).arch
-        weights = WeightBytes(format or "bfloat16")
-        return Case(arch, weights, dtype, kv_dtype, layout, typical_skew(arch))
-    return case_of(open_model(model), dtype=dtype, kv_dtype=kv_dtype, layout=layout)
-
-
 def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hardware:
     """Fit on measured steps, and say how far the fit is from shapes that it has not seen."""
     fitted_on, held = measure_steps(model)
     found = fit_efficiency(case, device, fitted_on)
-    device = device.fitted(found.efficiency)
+    device = honest(case, device.fitted(found.efficiency), [*fitted_on, *held])
     save_hardware(device, calibration_path())
     middle, worst = prediction_errors(case, device, held)
     console.print(
@@ -202,8 +193,9 @@ def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hard
 def _fit(console: Console, case: Case, device: Hardware, records: Path) -> Hardware:
     if not records.is_file():
         raise HeadraceError(f"no such file: {records}", param="fit")
-    found = fit_efficiency(case, device, read_records(records))
-    device = device.fitted(found.efficiency)
+    recorded = read_records(records)
+    found = fit_efficiency(case, device, recorded)
+    device = honest(case, device.fitted(found.efficiency), recorded)
     if device.kind == "cpu":
         save_hardware(device, calibration_path())
     console.print(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +15,11 @@ from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..bench.virtual import Simulation
+from ..engine.described import make_case
 from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
 from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
-from .roofline import make_case
 
 
 def simulate(
@@ -65,9 +64,7 @@ def simulate(
 ) -> None:
     """Run a workload of the bench on simulated engines: the real scheduler on virtual time."""
     device = find_hardware(hardware, calibration_path())
-    case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp))
-    if skew is not None:
-        case = replace(case, skew=skew)
+    case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp), skew)
     spec = ReplicaSpec(
         case, device, rows=rows, step_tokens=step_tokens, max_context=max_context, depth=depth,
         prefix_cache=prefix_cache,

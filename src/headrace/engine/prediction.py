@@ -20,7 +20,7 @@ from ..roofline.formats import WEIGHT_BITS
 from ..roofline.machine import this_hardware
 from ..roofline.routing import typical_skew
 from ..roofline.step import Estimate, StepModel
-from ..roofline.weights import from_tensors
+from ..roofline.weights import WeightBytes, from_tensors
 from .start import resolve
 
 _SAFETENSORS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "fp8",
@@ -52,12 +52,15 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
 
 def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | None = None) -> Case:
     """The roofline's case of this model as its file stores it."""
-    sizes, format = tensor_bytes(files)
-    layers = [size for name, size in sizes.items() if re.search(r"layers?\.\d+\.", name)]
-    assert layers, "a model has layers"
-    weights = from_tensors(files.arch, sizes, format)
     skew = typical_skew(files.arch)
-    return Case(files.arch, weights, dtype, kv_dtype, layout or Layout(), skew)
+    return Case(files.arch, stored_weights(files), dtype, kv_dtype, layout or Layout(), skew)
+
+
+def stored_weights(files: ModelFiles) -> WeightBytes:
+    """The bytes of the file's own tensors."""
+    sizes, format = tensor_bytes(files)
+    assert any(re.search(r"layers?\.\d+\.", name) for name in sizes), "a model has layers"
+    return from_tensors(files.arch, sizes, format)
 
 
 def serving_types(files: ModelFiles) -> tuple[str, str]:

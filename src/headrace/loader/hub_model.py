@@ -23,6 +23,8 @@ SMALL_FILES = (
     "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json",
     "modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
 )  # fmt: skip
+CONFIG = "config.json"
+"""As a selector: of the repository this file alone."""
 PREFERRED_QUANT = "q4_k_m"
 
 
@@ -88,6 +90,8 @@ def choose(listing: list[HubFile], repo: str, selector: str) -> list[HubFile]:
     """The files that a model of this repository needs: one `.gguf`, or a whole folder."""
     by_path = {file.path: file for file in listing}
     ggufs = sorted(path for path in by_path if path.endswith(".gguf"))
+    if selector == CONFIG and CONFIG in by_path:
+        return [by_path[CONFIG]]
     shards = [p for p in by_path if p.endswith(".safetensors") and "/" not in p]
     if selector or (ggufs and not shards):
         return [by_path[_choose_gguf(ggufs, repo, selector)]]

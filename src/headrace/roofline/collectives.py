@@ -54,10 +54,13 @@ def moved_bytes(count: Count) -> float:
     return times * count.read_bytes
 
 
-def collective_seconds(hardware: Hardware, count: Count, curve: Curve, *, exact: bool) -> float:
-    """Time of one collective; beyond a node's devices at the fabric's bandwidth."""
+def collective_seconds(hardware: Hardware, count: Count, curve: Curve | None = None) -> float:
+    """Time of one collective, beyond a node's devices at the fabric's bandwidth; without a curve
+    the least that it takes."""
     link = hardware.link_bandwidth or hardware.bandwidth
     if count.ranks > hardware.node_devices and hardware.fabric_bandwidth:
         link = hardware.fabric_bandwidth
-    work = moved_bytes(count) / (link * curve.memory)
-    return work if exact else work + (curve.floor_seconds or hardware.link_latency)
+    work = moved_bytes(count) / link
+    if curve is None:
+        return work
+    return work / curve.memory + (curve.floor_seconds or hardware.link_latency)

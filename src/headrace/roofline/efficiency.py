@@ -68,9 +68,6 @@ class Efficiency:
         return Curve(*shares, self.overlap, self.launch_seconds)
 
 
-PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, "the ceilings themselves")
-
-
 def _cpu_efficiency() -> Efficiency:
     shares = {
         "product/few": (0.80, 0.85), "product/many": (0.71, 0.37),

@@ -18,10 +18,14 @@ from .counts import Case
 from .efficiency import Curve, Efficiency
 from .hardware import Hardware
 from .operators import count_step
-from .step import compute_seconds, curve_names, memory_seconds
+from .step import compute_seconds, curve_names, memory_seconds, step_time
 
 CLASSES = ("product/few", "product/many", "attention/decode", "attention/prefill")
 """Each has shares of compute and memory of its own (`step.curve_names`)."""
+SHARES = (
+    "product_compute", "product_memory", "attention_compute", "attention_memory", "vector_memory",
+)  # fmt: skip
+"""Fields of `Efficiency` that are of a rate or a bandwidth."""
 PULL = 1e-3
 """Weight of a parameter's distance from its default: decides what the steps do not tell."""
 
@@ -101,6 +105,35 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
         f"fitted on {len(records)} steps, median error {np.median(errors):.1%}",
     )
     return Fit(fitted, len(records), float(np.median(errors)), float(errors.max()))
+
+
+def honest(case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> Hardware:
+    """The hardware with ceilings that no recorded step was above.
+
+    A step that beat its limit shows that rates and bandwidth were measured too low (on a busy
+    machine): all are raised by as much, and the shares lowered, so that predictions stay.
+    """
+    beaten = 1.0
+    for record in records:
+        step = compose(case.arch, record.starts, record.counts, record.samples)
+        beaten = max(beaten, step_time(case, hardware, step).limit_seconds / record.seconds)
+    if beaten == 1.0:
+        return hardware
+    old = hardware.efficiency
+    efficiency = replace(
+        old,
+        **{name: getattr(old, name) / beaten for name in SHARES},
+        curves={
+            name: replace(curve, compute=curve.compute / beaten, memory=curve.memory / beaten)
+            for name, curve in old.curves.items()
+        },
+        source=f"{old.source}; ceilings raised by {beaten - 1:.0%}, which steps were above",
+    )
+    return replace(
+        hardware, efficiency=efficiency, bandwidth=hardware.bandwidth * beaten,
+        cache_bandwidth=hardware.cache_bandwidth * beaten,
+        rates={name: rate * beaten for name, rate in hardware.rates.items()},
+    )  # fmt: skip
 
 
 def prediction_errors(

@@ -14,6 +14,7 @@ WEIGHT_BITS = {
     "int8": 8.0 + 32 / 128,
     "int4": 4.0 + 32 / 64,
     "nvfp4": 4.0 + 8 / 16,
+    "mxfp4": 4.0 + 8 / 32,
     "Q4_0": 4.5,
     "Q4_1": 5.0,
     "Q5_0": 5.5,
@@ -24,7 +25,7 @@ WEIGHT_BITS = {
     "Q6_K": 6.5625,
 }
 """Bits per weight with scales and offsets. int8: one fp32 scale per 128; int4: fp16 scale and
-offset per 64; nvfp4: an fp8 scale per 16; the ggml types from their block layouts."""
+offset per 64; nvfp4: an fp8 scale per 16, mxfp4 per 32; the ggml types from their block layouts."""
 
 
 def dtype_bytes(dtype: str, param: str = "dtype") -> int:

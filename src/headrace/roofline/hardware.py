@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 from ..base.errors import NotFound, OptionError
 from .curves import CURVES
 from .efficiency import Curve, Efficiency
+
+LEAST_RATE, LEAST_BANDWIDTH, MOST_INT8 = 1e9, 1e9, 30
+"""Of a CPU that runs models at all: FLOP/s, B/s, int8 rate over fp32 rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,27 @@ class Hardware:
     def compute_type(self, format: str, dtype: str) -> str:
         """In which type a product with weights of this format runs.
 
-        fp8 and nvfp4 in their own type where the device has it; int8, and on a CPU every
+        fp8, nvfp4 and mxfp4 in their own type where the device has it; int8, and on a CPU every
         integer format (activations are quantised too), as int8; all else in the activations' type.
         """
-        own = {"fp8": "fp8", "nvfp4": "fp4", "int8": "int8"}.get(format)
+        own = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8"}.get(format)
         if own is None and self.kind == "cpu" and format[0] in "Qi":
             own = "int8"
         return own if own in self.rates else dtype
+
+    def implausible(self) -> str | None:
+        """Why a calibrated CPU cannot be as it was measured: others were at work. None: it can.
+
+        Int8 products are 4 (AVX-512 VNNI) to 30 (AMX) times as quick as fp32 ones.
+        """
+        if self.kind != "cpu":
+            return None
+        fp32, int8 = self.rates["float32"], self.rates.get("int8")
+        if fp32 < LEAST_RATE or self.bandwidth < LEAST_BANDWIDTH:
+            return f"fp32 {fp32 / 1e9:.3g} GFLOP/s, {self.bandwidth / 1e9:.3g} GB/s"
+        if int8 is not None and not fp32 / 2 < int8 < MOST_INT8 * fp32:
+            return f"int8 {int8 / 1e9:.3g} GOP/s beside fp32 {fp32 / 1e9:.3g} GFLOP/s"
+        return None
 
     def fitted(self, efficiency: Efficiency) -> Hardware:
         return replace(self, efficiency=efficiency)
@@ -94,6 +112,58 @@ _DATASHEETS = {
         8.0e12, 180 * GB, 126 * 2**20, 10e12, 900e9, fabric_bandwidth=50e9, tile_rows=128,
         source="NVIDIA DGX B200 datasheet / 8",
     ),
+    # NVIDIA DGX B300 datasheet / 8, dense: 105 PFLOPS FP4, 36 FP8; int8 units are nearly gone.
+    "B300": Hardware(
+        "B300", {"float32": 75e12, "bfloat16": 2250e12, "float16": 2250e12, "fp8": 4500e12,
+                 "int8": 150e12, "fp4": 13_125e12},
+        8.0e12, 288 * GB, 126 * 2**20, 10e12, 900e9, fabric_bandwidth=100e9, tile_rows=128,
+        source="NVIDIA DGX B300 datasheet / 8",
+    ),
+    # NVIDIA GB200 NVL72 datasheet / 72, dense: 720 PFLOPS FP4, 360 FP8, 180 BF16, 13.4 TB,
+    # 576 TB/s; one NVLink domain of 72.
+    "GB200": Hardware(
+        "GB200", {"float32": 80e12, "bfloat16": 2500e12, "float16": 2500e12, "fp8": 5000e12,
+                  "int8": 5000e12, "fp4": 10_000e12},
+        8.0e12, 186 * GB, 126 * 2**20, 10e12, 900e9, node_devices=72, fabric_bandwidth=50e9,
+        tile_rows=128, source="NVIDIA GB200 NVL72 datasheet / 72",
+    ),
+    # NVIDIA GB300 NVL72 datasheet / 72, dense: 1,080 PFLOPS FP4, 360 FP8, 180 BF16, 12 POPS int8,
+    # 20 TB, 576 TB/s.
+    "GB300": Hardware(
+        "GB300", {"float32": 80e12, "bfloat16": 2500e12, "float16": 2500e12, "fp8": 5000e12,
+                  "int8": 165e12, "fp4": 15_000e12},
+        8.0e12, 279 * GB, 126 * 2**20, 10e12, 900e9, node_devices=72, fabric_bandwidth=100e9,
+        tile_rows=128, source="NVIDIA GB300 NVL72 datasheet / 72",
+    ),
+    # NVIDIA H20 data sheet as its resellers print it: Hopper with fewer units, all of its NVLink.
+    "H20": Hardware(
+        "H20", {"float32": 44e12, "bfloat16": 148e12, "float16": 148e12, "fp8": 296e12,
+                "int8": 296e12},
+        4.0e12, 96 * GB, 60 * 2**20, 7e12, 450e9, fabric_bandwidth=50e9, tile_rows=64,
+        source="NVIDIA H20 datasheet",
+    ),
+    # AMD Instinct MI300X data sheet, dense; 256 MB Infinity Cache at 17 TB/s; seven links of
+    # 64 GB/s in one direction.
+    "MI300X": Hardware(
+        "MI300X", {"float32": 163.4e12, "bfloat16": 1307.4e12, "float16": 1307.4e12,
+                   "fp8": 2614.9e12, "int8": 2614.9e12},
+        5.3e12, 192 * GB, 256 * 2**20, 17e12, 448e9, fabric_bandwidth=50e9, tile_rows=64,
+        kind="rocm", source="AMD Instinct MI300X data sheet",
+    ),
+    # AMD Instinct MI355X data sheet, dense; seven links of 76.8 GB/s in one direction.
+    "MI355X": Hardware(
+        "MI355X", {"float32": 157.3e12, "bfloat16": 2516.6e12, "float16": 2516.6e12,
+                   "fp8": 5033.2e12, "int8": 5033.2e12, "fp4": 10_066.3e12},
+        8.0e12, 288 * GB, 256 * 2**20, 17e12, 537.6e9, fabric_bandwidth=50e9, tile_rows=64,
+        kind="rocm", source="AMD Instinct MI355X data sheet",
+    ),
+    # NVIDIA L4 datasheet, sparsity halved out; PCIe 4.0 x16.
+    "L4": Hardware(
+        "L4", {"float32": 30.3e12, "bfloat16": 121e12, "float16": 121e12, "fp8": 242.5e12,
+               "int8": 242.5e12},
+        0.3e12, 24 * GB, 48 * 2**20, 2e12, 32e9, 15e-6, tile_rows=64,
+        source="NVIDIA L4 datasheet",
+    ),
     # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.
     "L40S": Hardware(
         "L40S", {"float32": 91.6e12, "bfloat16": 362e12, "float16": 362e12, "fp8": 733e12,
@@ -123,6 +193,13 @@ _DATASHEETS = {
         0.273e12, 128 * GB, 32 * 2**20, 1e12, tile_rows=64,
         source="NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
     ),
+    # NVIDIA Jetson AGX Orin 64 GB datasheet, GPU alone: 170 TOPS int8 sparse, 5.3 TFLOPS fp32;
+    # half-precision products are half of dense int8.
+    "ORIN": Hardware(
+        "ORIN", {"float32": 5.3e12, "bfloat16": 42.5e12, "float16": 42.5e12, "int8": 85e12},
+        0.2048e12, 64 * GB, 4 * 2**20, 1e12, tile_rows=64,
+        source="NVIDIA Jetson AGX Orin 64 GB datasheet; bf16 derived from int8",
+    ),
 }  # fmt: skip
 DEVICES = {
     name: device.fitted(
@@ -139,7 +216,13 @@ DEVICES = {
 
 
 def find_hardware(name: str, calibrated: Path | None = None) -> Hardware:
-    """A device by name (case and dashes do not matter), or "this": read from `calibrated`."""
+    """A device by name (case and dashes do not matter), "this" (read from `calibrated`), or a JSON
+    file with `Hardware`'s fields: name, rates, bandwidth and memory at least."""
+    if name.lower().endswith(".json"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise NotFound(f"no such file: {name}", param="hardware")
+        return load_hardware(path)
     key = name.upper().replace("-", "").replace(" ", "").replace("_", "")
     if key == "THIS":
         if calibrated is None or not calibrated.is_file():
@@ -147,12 +230,21 @@ def find_hardware(name: str, calibrated: Path | None = None) -> Hardware:
                 "this machine is not calibrated yet: run `headrace roofline --calibrate`",
                 param="hardware",
             )
-        return load_hardware(calibrated)
+        found = load_hardware(calibrated)
+        if (why := found.implausible()) is not None:
+            raise OptionError(
+                f"the calibration of this machine cannot be true ({why}): it was made while others "
+                "worked; run `headrace roofline --calibrate` again",
+                param="hardware",
+            )
+        return found
     for known, device in DEVICES.items():
-        if key in (known, f"{known}SXM", f"JETSON{known}"):
+        if key in (known, f"{known}SXM", f"{known}NVL72", f"JETSON{known}", f"JETSONAGX{known}"):
             return device
     raise NotFound(
-        f"unknown hardware {name!r}; known: this, {', '.join(DEVICES)}", param="hardware"
+        f"unknown hardware {name!r}; known: this, {', '.join(DEVICES)}, or a .json file of its "
+        "own figures",
+        param="hardware",
     )
 
 
@@ -165,18 +257,28 @@ def save_hardware(hardware: Hardware, path: Path) -> None:
 
 
 def load_hardware(path: Path) -> Hardware:
-    """Read what `save_hardware` wrote; `OptionError` names the file and what is wrong with it."""
+    """Read what `save_hardware` or a user wrote; `OptionError` names the file and what is wrong."""
+
+    def wrong(what: object) -> OptionError:
+        return OptionError(
+            f"{path} does not describe hardware: {what} (`headrace roofline --calibrate` writes "
+            "this machine's)",
+            param="hardware",
+        )
+
     try:
         data: dict[str, Any] = json.loads(path.read_text())
-        known = {spec.name for spec in fields(Hardware)}
+        unknown = sorted(set(data) - {spec.name for spec in fields(Hardware)})
+        if unknown:
+            known = ", ".join(spec.name for spec in fields(Hardware))
+            raise wrong(f"{unknown[0]!r} is none of {known}")
         shares = data.pop("efficiency", {})
         curves = {name: Curve(**values) for name, values in shares.pop("curves", {}).items()}
-        efficiency = Efficiency(**shares, curves=curves)
-        return Hardware(
-            **{key: value for key, value in data.items() if key in known}, efficiency=efficiency
-        )
-    except (ValueError, TypeError, AttributeError) as error:
-        raise OptionError(
-            f"{path} is not a calibration ({error}); run `headrace roofline --calibrate` again",
-            param="hardware",
-        ) from None
+        made = Hardware(**data, efficiency=Efficiency(**shares, curves=curves))
+        figures = [made.bandwidth, made.memory, *made.rates.values()]
+        if not made.rates or not all(math.isfinite(each) and each > 0 for each in figures):
+            raise wrong("rates, bandwidth and memory must be above 0")
+        made.rate("bfloat16")
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise wrong(error) from None
+    return made

@@ -6,6 +6,7 @@ From the models' own `config.json`; what is served is always read from the files
 from __future__ import annotations
 
 from ..base.arch import Mla, ModelArch, Moe
+from .weights import WIDE_ENDS, WeightBytes
 
 
 def _llama(layers: int, hidden: int, heads: int, intermediate: int, vocab: int) -> ModelArch:
@@ -27,7 +28,7 @@ KNOWN = {
     "llama-3.1-8b": _llama(32, 4096, 32, 14_336, 128_256),
     "llama-3.1-70b": _llama(80, 8192, 64, 28_672, 128_256),
     "llama-3.1-405b": _llama(126, 16_384, 128, 53_248, 128_256),
-    "qwen2.5-coder-0.5b": ModelArch(
+    "qwen2.5-0.5b": ModelArch(
         family="qwen2", vocab_size=151_936, hidden=896, layers=24, heads=14, kv_heads=2,
         head_dim=64, intermediate=4864, max_context=32_768, norm_eps=1e-6, qkv_bias=True,
         tied_embedding=True,
@@ -67,3 +68,11 @@ KNOWN = {
         mla=Mla(kv_rank=512, q_rank=1536, rope_dim=64, nope_dim=128, v_dim=128),
     ),
 }  # fmt: skip
+"""By name; none is a name of the catalog, whose models are their files."""
+PUBLISHED = {
+    **dict.fromkeys(
+        ("gpt-oss-20b", "gpt-oss-120b"), WeightBytes("bfloat16", formats={"experts": "mxfp4"})
+    ),
+    "deepseek-v3": WeightBytes("fp8", formats=WIDE_ENDS),
+}
+"""Formats of those whose makers publish them in others than bfloat16."""

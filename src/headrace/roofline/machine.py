@@ -20,21 +20,23 @@ def calibration_path() -> Path:
 def this_hardware(device: str) -> Hardware | None:
     """What "cpu" or "cuda" is here: the calibrated CPU, or the GPU whose name is known.
 
-    None where the machine was never calibrated, or the GPU is not in the table.
+    None where the machine was never calibrated, or in a way that cannot be true, or the GPU is not
+    in the table.
     """
     if device == "cpu":
         path = calibration_path()
-        return load_hardware(path) if path.is_file() else None
+        kept = load_hardware(path) if path.is_file() else None
+        return None if kept is None or kept.implausible() else kept
     found = gpus()
     return gpu_named(found[0].name) if found else None
 
 
 def gpu_named(name: str) -> Hardware | None:
     """The entry that a driver's name such as "NVIDIA H200" or "NVIDIA GeForce RTX 4090" means."""
-    plain = re.sub(r"[^A-Z0-9]", "", name.upper())
-    for key in sorted(DEVICES, key=len, reverse=True):
-        if key in plain:
-            return DEVICES[key]
+    plain = re.sub(r"[^A-Z0-9]+", " ", name.upper())
+    for key, device in DEVICES.items():
+        if re.search(rf"\b{key.replace('RTX', 'RTX ?')}\b", plain):
+            return device
     return None
 
 

@@ -21,7 +21,7 @@ from .formats import weight_bits
 from .hardware import DEVICES, Hardware
 from .routing import typical_skew
 from .steady import MAX_BATCH, Demand, Engine, Goal, State
-from .weights import WeightBytes
+from .weights import WIDE_ENDS, WeightBytes
 
 LOADS = (0.85, 0.6, 0.35)
 """Shares of the steady rate that are planned: arrivals come in bursts, and a low share keeps the
@@ -186,7 +186,7 @@ def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
 def make_case(arch: ModelArch, format: str, hardware: Hardware, layout: Layout) -> Case:
     """fp8 also for the cache where the device computes in fp8; embedding and head stay wide."""
     narrow = format in ("fp8", "nvfp4") and "fp8" in hardware.rates
-    weights = WeightBytes(format, head_format="bfloat16")
+    weights = WeightBytes(format, formats=WIDE_ENDS)
     kv_dtype = "fp8" if narrow else "bfloat16"
     return Case(arch, weights, "bfloat16", kv_dtype, layout, typical_skew(arch))
 

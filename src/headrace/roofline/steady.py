@@ -158,7 +158,7 @@ class Engine:
                 max_context=length,
                 kv_dtype=self.case.kv_dtype,
                 dtype=self.case.dtype,
-                device="cuda" if self.hardware.kind == "cuda" else "cpu",
+                device="cpu" if self.hardware.kind == "cpu" else "cuda",
                 kv_share=kv_share(self.case),
             )
         except DoesNotFit:

@@ -2,8 +2,12 @@
 
 An operator takes the longer of its compute and its memory time, each at the share of the ceiling
 that `Efficiency` says, plus what of the shorter one is not hidden, plus a launch. A step is the
-sum of its operators plus a fixed part. With efficiencies of one and no launches the same sum is
-the limit that the hardware sets.
+sum of its operators plus a fixed part.
+
+The limit beside it is what no software can beat: everything that can be fused is fused, so that
+activations cost nothing, and what computes overlaps with what loads. A step takes at least all its
+products and attention at the full rate, at least all its weights and KV at the full bandwidth, and
+at least all its collectives at the full link.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from typing import NamedTuple
 from .collectives import collective_seconds
 from .composition import Composition
 from .counts import Case, Count
-from .efficiency import PERFECT, Efficiency
+from .efficiency import Efficiency
 from .hardware import Hardware
 from .operators import attention_counts, count_step
 from .routing import padding
+from .weights import PARTS
 
 QUERY_TILE = 128
 """Queries that a prefill's attention works on at a time on a GPU (FlashAttention 2 and 3)."""
@@ -33,15 +38,28 @@ FEW_ROWS = 6
 CPU kernels, which lay six rows beside each other."""
 
 
+class Floor(NamedTuple):
+    """Seconds of work on each resource at its full rate."""
+
+    compute: float
+    memory: float
+    network: float
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
     """One operator's predicted time (all its calls) next to its limit."""
 
     count: Count
     seconds: float
-    limit_seconds: float
+    floor: Floor
     bound: str
     """compute, memory, network or launch: what the predicted time is made of mostly."""
+
+    @property
+    def limit_seconds(self) -> float:
+        """Of this operator alone."""
+        return max(self.floor)
 
 
 class Estimate(NamedTuple):
@@ -79,7 +97,12 @@ class StepTime:
     @property
     def limit_seconds(self) -> float:
         """What no software can beat on this hardware."""
-        return sum(operator.limit_seconds for operator in self.operators)
+        return max(self.floor)
+
+    @property
+    def floor(self) -> Floor:
+        """Of all operators together."""
+        return Floor(*map(sum, zip(*(operator.floor for operator in self.operators), strict=True)))
 
     @property
     def flops(self) -> float:
@@ -87,7 +110,12 @@ class StepTime:
 
     @property
     def bytes(self) -> float:
-        return sum(operator.count.bytes * operator.count.calls for operator in self.operators)
+        """Of the device's memory; what goes over links is not in it."""
+        return sum(
+            operator.count.bytes * operator.count.calls
+            for operator in self.operators
+            if operator.count.kind != "network"
+        )
 
     @property
     def bound(self) -> str:
@@ -104,9 +132,20 @@ def step_time(case: Case, hardware: Hardware, step: Composition) -> StepTime:
     times = []
     for count in count_step(case, step):
         seconds, bound = call_seconds(case, hardware, efficiency, count)
-        limit, _ = call_seconds(case, hardware, PERFECT, count)
-        times.append(OperatorTime(count, seconds * count.calls, limit * count.calls, bound))
+        floor = Floor(*(each * count.calls for each in call_floor(case, hardware, count)))
+        times.append(OperatorTime(count, seconds * count.calls, floor, bound))
     return StepTime(times, efficiency.step_seconds, step.tokens)
+
+
+def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
+    """One call at the ceilings: no tile is padded, only weights and KV move, and what is between
+    the products is computed beside them by other units."""
+    if count.kind == "network":
+        return Floor(0.0, 0.0, collective_seconds(hardware, count))
+    compute = 0.0
+    if count.kind != "vector":
+        compute = compute_seconds(case, hardware, count, padded=False)
+    return Floor(compute, (count.weight_bytes + count.kv_bytes) / hardware.bandwidth, 0.0)
 
 
 def call_seconds(
@@ -125,11 +164,10 @@ def call_time(case: Case, hardware: Hardware, efficiency: Efficiency, count: Cou
         return CallTime(
             sum(part.start for part in parts), sum(part.work for part in parts), longer.bound
         )
-    exact = efficiency is PERFECT
     curve = efficiency.curve(count.kind, curve_names(case, hardware, count))
     if count.kind == "network":
-        return CallTime(0.0, collective_seconds(hardware, count, curve, exact=exact), "network")
-    compute = compute_seconds(case, hardware, count, padded=not exact) / curve.compute
+        return CallTime(0.0, collective_seconds(hardware, count, curve), "network")
+    compute = compute_seconds(case, hardware, count, padded=True) / curve.compute
     memory = memory_seconds(hardware, count) / curve.memory
     start = curve.floor_seconds
     start += (count.depth * curve.depth_seconds + count.pieces * curve.piece_seconds) / 1e3
@@ -151,7 +189,12 @@ def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]
     if count.kind in ("product", "experts"):
         size = "few" if count.rows <= FEW_ROWS else "many"
         names = f"{count.kind}/{product_type(case, hardware, count)}", f"product/{size}"
-        return (f"experts/{case.weights.format}", *names) if count.kind == "experts" else names
+        if count.kind == "product":
+            return names
+        format = case.weights.format_of("experts")
+        # Without units for it mxfp4 is unpacked on the way, as int4 is.
+        unpacked = format == "mxfp4" and names[0] == f"experts/{case.dtype}"
+        return (f"experts/{'int4' if unpacked else format}", *names)
     if count.kind == "attention":
         kind = "latent" if count.label == "latent" else "attention"
         short = count.rows <= SHORT_QUERIES * count.entries
@@ -162,11 +205,12 @@ def curve_names(case: Case, hardware: Hardware, count: Count) -> tuple[str, ...]
 
 
 def product_type(case: Case, hardware: Hardware, count: Count) -> str:
-    """The type that a product runs in; embedding and head may be stored wider than the rest."""
-    format = case.weights.format
-    if count.label in ("head", "embed") and case.weights.head_format:
-        format = case.weights.head_format
-    return hardware.compute_type(format, case.dtype)
+    """The type that a product runs in, by the format of its weights."""
+    label = count.label.partition("/")[0]
+    role = "shared" if label.startswith("shared_") else "head" if label == "pooler" else label
+    if role not in PARTS:
+        role = "qkv"  # A single one of them: q_a, kv_b …
+    return hardware.compute_type(case.weights.format_of(role), case.dtype)
 
 
 def compute_seconds(case: Case, hardware: Hardware, count: Count, *, padded: bool) -> float:
@@ -255,5 +299,5 @@ class StepModel:
             seconds += calls * (start + work)
             launch += calls * start
             flops += calls * count.flops
-            moved += calls * count.bytes
+            moved += calls * count.bytes * (count.kind != "network")
         return Estimate(seconds, flops, moved, launch)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..base.arch import ModelArch
+from ..base.errors import OptionError
 from ..base.graph import WeightRef
 from ..models.registry import describe
 from .formats import weight_bits
@@ -29,24 +30,60 @@ _ROLE_PATTERNS = (
 )
 
 
+WIDE_ENDS: Mapping[str, str] = {"embed": "bfloat16", "head": "bfloat16"}
+"""What recipes for narrow weights leave wide."""
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("qkv", "output"), "mlp": ("gate_up", "up", "down"),
+    **{role: (role,) for role, _ in _ROLE_PATTERNS},
+}  # fmt: skip
+"""Name in a format → roles."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
     """`by_role`: bytes in all layers together, where known; the rest follows `format`."""
 
     format: str = "bfloat16"
     by_role: Mapping[str, float] = field(default_factory=dict)
-    head_format: str | None = None
-    """Format of embedding and head, which many recipes leave wider; None: as the rest."""
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """Of the roles that are in another format than the rest."""
+
+    def format_of(self, role: str) -> str:
+        return self.formats.get(role, self.format)
 
     def bits(self, role: str) -> float:
-        wide = role in ("embed", "head") and self.head_format is not None
-        return weight_bits(self.head_format if wide and self.head_format else self.format)
+        return weight_bits(self.format_of(role))
 
     def of(self, role: str, parameters: float, layers: int) -> float:
         """Bytes of one layer's weight of `parameters` numbers in this role."""
         if role in self.by_role:
             return self.by_role[role] / max(1, layers)
         return parameters * self.bits(role) / 8
+
+
+def parse_format(text: str) -> WeightBytes:
+    """`fp8`, or with exceptions by part as in `bfloat16,experts=mxfp4` or `int4,attention=fp8`.
+
+    Embedding and head of a narrow format stay bfloat16 unless they are named. Parts: the roles of
+    weights (embed, head, qkv, output, gate_up, up, down, experts, shared, router) and attention
+    and mlp for several. Raises `OptionError`.
+    """
+    rest, formats = "", dict[str, str]()
+    for word in text.replace(" ", "").split(","):
+        part, equals, format = word.rpartition("=")
+        weight_bits(format)
+        if not equals and not rest:
+            rest = format
+        elif part in PARTS:
+            formats.update(dict.fromkeys(PARTS[part], format))
+        else:
+            raise OptionError(
+                f"format is FORMAT[,PART=FORMAT…] with parts {', '.join(PARTS)}, not {text!r}",
+                param="format",
+            )
+    rest = rest or "bfloat16"
+    narrow = weight_bits(rest) < weight_bits("bfloat16")
+    return WeightBytes(rest, formats={**(WIDE_ENDS if narrow else {}), **formats})
 
 
 def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> WeightBytes:

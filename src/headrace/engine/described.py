@@ -1,0 +1,109 @@
+"""One description of a model for the roofline, the simulator, the planner and the bench.
+
+A file is what it is: the bytes of its own tensors. A name of the catalog is its file. A
+`config.json` (alone, in a folder without weights, or of a hub id) and the known architectures have
+the formats in which they are published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..base.arch import ModelArch
+from ..base.errors import DownloadError, HeadraceError, ModelNotFound, UnsupportedModel
+from ..base.modelfiles import ModelFiles
+from ..loader import open_model
+from ..loader.catalog import CATALOG
+from ..loader.hub_model import CONFIG, fetch_hub, split_hub_name
+from ..loader.jsonfile import read_json
+from ..roofline.config import read_config
+from ..roofline.counts import Case, Layout
+from ..roofline.hardware import Hardware
+from ..roofline.known import KNOWN, PUBLISHED
+from ..roofline.routing import typical_skew
+from ..roofline.weights import WeightBytes, parse_format
+from .prediction import serving_types, stored_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model as numbers."""
+
+    arch: ModelArch
+    weights: WeightBytes
+    """As they are stored, or published."""
+    source: str
+    files: ModelFiles | None = None
+    """None: there is only a config."""
+
+
+def describe_model(name: str) -> Described:
+    """What a name means: a path, a name of the catalog, a known architecture, a hub id.
+
+    Raises what `open_model` raises; an unknown name is answered with all known ones.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return _of_config(path)
+    if path.is_dir() and (path / "config.json").is_file() and not _has_weights(path):
+        return _of_config(path / "config.json")
+    known = KNOWN.get(name.lower())
+    if known is not None and not path.exists():
+        return Described(known, PUBLISHED.get(name.lower(), WeightBytes()), "known architecture")
+    hub = split_hub_name(name)
+    if hub is not None and not path.exists() and name not in CATALOG:
+        return _of_hub(name, *hub)
+    try:
+        files = open_model(name)
+    except UnsupportedModel:
+        if path.is_dir() and (path / "config.json").is_file():
+            return _of_config(path / "config.json")
+        raise
+    except ModelNotFound as error:
+        more = f". Known without a file: {', '.join(KNOWN)}; or a config.json"
+        raise ModelNotFound(error.message + more, param="model") from None
+    return Described(files.arch, stored_weights(files), "file", files)
+
+
+def make_case(
+    model: str | Described, device: Hardware, format: str | None = None, dtype: str = "auto",
+    kv_dtype: str = "auto", layout: Layout | None = None, skew: float | None = None,
+) -> Case:  # fmt: skip
+    """A model on a device; what is not said is as stored, and as a server there would start."""
+    found = describe_model(model) if isinstance(model, str) else model
+    wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
+    if device.kind == "cpu" and found.files is not None:
+        wide, kv_wide = serving_types(found.files)
+    if dtype == "auto":
+        dtype, kv_dtype = wide, kv_wide if kv_dtype == "auto" else kv_dtype
+    case = Case(
+        found.arch, found.weights if format is None else parse_format(format), dtype,
+        dtype if kv_dtype == "auto" else kv_dtype, layout or Layout(), typical_skew(found.arch),
+    )  # fmt: skip
+    return case if skew is None else replace(case, skew=skew)
+
+
+def _of_config(path: Path) -> Described:
+    arch, weights = read_config(read_json(path))
+    return Described(arch, weights, "config.json")
+
+
+def _of_hub(name: str, repo: str, selector: str) -> Described:
+    """Of a repository whose weights are here its files, else its config alone is fetched."""
+    try:
+        files = open_model(name, offline=True)
+        return Described(files.arch, stored_weights(files), "file", files)
+    except (DownloadError, UnsupportedModel):
+        pass
+    if selector:
+        raise HeadraceError(
+            f"{name} is not in the cache; fetch it with `headrace models pull {name}`, or name "
+            f"{repo} alone, of which the config is enough",
+            param="model",
+        )
+    return _of_config(fetch_hub(repo, CONFIG) / CONFIG)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))

@@ -1,0 +1,43 @@
+"""Is there room for a step on a device? What does not fit is said, never timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..base.errors import DoesNotFit
+from .composition import Composition
+from .counts import Case, Layout, device_bytes, kv_share
+from .formats import kv_token_bytes
+from .hardware import Hardware
+
+GB = 1e9
+
+
+def step_kv_bytes(case: Case, step: Composition) -> float:
+    """KV that a step's sequences keep on one device."""
+    arch = case.arch
+    if arch.encoder is not None:
+        return 0.0
+    token = kv_token_bytes(arch, case.kv_dtype) / kv_share(case)
+    layers = (arch.window(layer) for layer in range(arch.layers))
+    return token * sum(step.attended[window].kv_tokens for window in layers) / case.layout.pp
+
+
+def verify_fits(case: Case, hardware: Hardware, step: Composition) -> None:
+    """Raise `DoesNotFit` where weights and the step's KV are more than a device's whole memory."""
+    weights, kv = device_bytes(case), step_kv_bytes(case, step)
+    if weights + kv <= hardware.memory:
+        return
+    text = (
+        f"{weights / GB:,.1f} GB of weights and {kv / GB:,.1f} GB of KV on each device, "
+        f"{hardware.name} has {hardware.memory / GB:,.0f} GB"
+    )
+    for tp in (2, 4, 8, 16, 32, 64):
+        moe = case.arch.moe is not None
+        spread = replace(case, layout=Layout(tp, case.layout.pp, case.layout.ep or moe))
+        if tp <= case.layout.tp or spread.layout.refusal(case.arch) or not hardware.link_bandwidth:
+            continue
+        if device_bytes(spread) + step_kv_bytes(spread, step) <= hardware.memory:
+            text += f"; it would fit on {spread.layout} (--tp {tp}{' --ep' * spread.layout.ep})"
+            break
+    raise DoesNotFit(f"does not fit: {text}", param="hardware")

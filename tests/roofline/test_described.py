@@ -1,0 +1,255 @@
+"""One description of a model, whatever names it; what does not fit; limits that nothing beats."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.base.errors import DoesNotFit, HeadraceError, OptionError, UnsupportedModel
+from headrace.cli.roofline import command
+from headrace.engine.described import describe_model, make_case
+from headrace.loader import open_model
+from headrace.loader.catalog import CATALOG
+from headrace.roofline.composition import compose, decode_step, prefill_step
+from headrace.roofline.config import read_config
+from headrace.roofline.counts import Case, Layout
+from headrace.roofline.efficiency import CPU_EFFICIENCY
+from headrace.roofline.fit import StepRecord, fit_efficiency, honest
+from headrace.roofline.fits import verify_fits
+from headrace.roofline.hardware import DEVICES, find_hardware
+from headrace.roofline.known import KNOWN, PUBLISHED
+from headrace.roofline.machine import gpu_named
+from headrace.roofline.prices import PRICES
+from headrace.roofline.step import StepModel, step_time
+from headrace.roofline.weights import parameters, parse_format, total_bytes
+
+from .archs import LLAMA_8B, QWEN_05B
+
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+    "vocab_size": 129_280, "max_position_embeddings": 163_840, "num_nextn_predict_layers": 1,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+KIMI = {
+    **DEEPSEEK, "model_type": "kimi_k2", "num_attention_heads": 64, "n_routed_experts": 384,
+    "first_k_dense_replace": 1, "vocab_size": 163_840,
+}  # fmt: skip
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "intermediate_size": 2880, "num_local_experts": 128, "num_experts_per_tok": 4,
+    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "vocab_size": 201_088, "max_position_embeddings": 131_072, "attention_bias": True,
+    "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
+GLM_AIR: dict[str, Any] = {
+    "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46,
+    "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+    "intermediate_size": 10_944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
+    "vocab_size": 151_552, "max_position_embeddings": 131_072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+SCOUT: dict[str, Any] = {
+    "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192,
+    "intermediate_size_mlp": 16_384, "num_local_experts": 16, "num_experts_per_tok": 1,
+    "vocab_size": 202_048, "max_position_embeddings": 262_144, "attention_chunk_size": 8192,
+    "interleave_moe_layer_step": 1, "model_type": "llama4_text",
+}  # fmt: skip
+MAVERICK = {**SCOUT, "num_local_experts": 128, "interleave_moe_layer_step": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [(DEEPSEEK, 671.0), (KIMI, 1026.4), (GPT_OSS, 116.8), (GLM_AIR, 106.8),
+     ({"model_type": "llama4", "text_config": SCOUT}, 107.8),
+     ({"model_type": "llama4", "text_config": MAVERICK}, 400.7)],
+)  # fmt: skip
+def test_a_config_has_the_parameters_that_its_makers_publish(
+    config: dict[str, Any], billions: float
+) -> None:
+    arch, _ = read_config(config)
+    assert sum(parameters(arch).values()) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_known_architectures_are_what_their_configs_say() -> None:
+    for name, config in (("deepseek-v3", DEEPSEEK), ("gpt-oss-120b", GPT_OSS)):
+        arch, weights = read_config(config)
+        step = decode_step(arch, 8, 2048)
+        known = Case(KNOWN[name], PUBLISHED[name])
+        mine = step_time(Case(arch, weights), DEVICES["H200"], step)
+        other = step_time(known, DEVICES["H200"], decode_step(known.arch, 8, 2048))
+        assert mine.bytes == pytest.approx(other.bytes, rel=1e-9), name
+        assert mine.flops == pytest.approx(other.flops, rel=1e-9), name
+
+
+@pytest.mark.parametrize("key", ["linear_num_value_heads", "mamba_d_state", "index_topk"])
+def test_what_is_not_priced_is_named(key: str) -> None:
+    with pytest.raises(UnsupportedModel, match=key):
+        read_config({**DEEPSEEK, key: 32})
+    with pytest.raises(UnsupportedModel, match="gate"):
+        read_config({**GLM_AIR, "model_type": "falcon"})
+
+
+def test_a_config_alone_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR))
+    folder, file = (describe_model(str(p)) for p in (tmp_path, tmp_path / "config.json"))
+    assert folder == file
+    assert folder.weights.format == "bfloat16"
+    done = CliRunner().invoke(command, [str(tmp_path), "--hardware", "B200", "--tp", "2"])
+    assert done.exit_code == 0, done.output
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(HeadraceError, match=r"model_type|hidden_size"):
+        describe_model(str(tmp_path))
+
+
+def test_no_known_name_hides_a_file() -> None:
+    assert not set(KNOWN) & set(CATALOG)
+    with pytest.raises(HeadraceError, match=r"llama-3.1-8b.*config.json"):
+        describe_model("no-such-model")
+
+
+@pytest.mark.model
+def test_a_name_of_the_catalog_is_its_file() -> None:
+    name = "qwen2.5-coder-0.5b"
+    cpu = replace(DEVICES["H200"], kind="cpu")
+    case = make_case(name, cpu)
+    assert case == make_case(str(open_model(name).path), cpu)
+    # 494 million weights in Q4_K_M, of which the file is nearly all.
+    assert total_bytes(case.arch, case.weights) == pytest.approx(491_400_064, rel=0.02)
+
+
+def test_mixed_widths() -> None:
+    weights = parse_format("int4,attention=fp8,head=int4")
+    assert [weights.format_of(role) for role in ("down", "qkv", "output", "head", "embed")] == [
+        "int4", "fp8", "fp8", "int4", "bfloat16",
+    ]  # fmt: skip
+    assert parse_format("float32").format_of("embed") == "float32"
+    for bad in ("int3", "fp8,int4", "fp8,nose=int4", ""):
+        with pytest.raises(OptionError):
+            parse_format(bad)
+
+
+def test_the_published_gpt_oss_by_hand() -> None:
+    """36 layers of 4 of 128 experts in MXFP4 (4.25 bits), all else in BF16, at one sequence."""
+    arch, weights = KNOWN["gpt-oss-120b"], PUBLISHED["gpt-oss-120b"]
+    time = step_time(Case(arch, weights), DEVICES["H100"], decode_step(arch, 1, 2048))
+    experts = 36 * 4 * 3 * 2880 * 2880 * 4.25 / 8
+    rest = 36 * (2880 * 64 * (64 + 16) + 64 * 64 * 2880 + 2880 * 128) + 2880 * 201_088
+    read = sum(each.count.weight_bytes * each.count.calls for each in time.operators)
+    assert read == pytest.approx(experts + rest * 2, rel=0.001)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    for case, hardware, step in (
+        (Case(KNOWN["deepseek-v3"], PUBLISHED["deepseek-v3"]), "H100", None),
+        (Case(KNOWN["llama-3.1-405b"]), "THOR", None),
+        (Case(LLAMA_8B), "H200", decode_step(LLAMA_8B, 4096, 100_000)),
+    ):
+        step = step or decode_step(case.arch, 1, 1024)
+        with pytest.raises(DoesNotFit, match=r"GB of weights and .* GB of KV"):
+            verify_fits(case, DEVICES[hardware], step)
+    with pytest.raises(DoesNotFit, match="--tp 2"):
+        verify_fits(
+            Case(KNOWN["llama-3.1-70b"]), DEVICES["H100"], decode_step(KNOWN["llama-3.1-70b"], 1, 9)
+        )
+    verify_fits(Case(LLAMA_8B), DEVICES["H100"], decode_step(LLAMA_8B, 64, 2048))
+    for given in (["--context", "5000000"], ["--prompt", "200000"]):
+        done = CliRunner().invoke(command, ["llama-3.1-8b", "--hardware", "H200", *given])
+        assert isinstance(done.exception, OptionError), done.output
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_device_has_a_source_and_a_price(name: str) -> None:
+    device = find_hardware(name.lower())
+    assert device.source
+    assert name in PRICES
+    assert device.rates["bfloat16"] > device.rates["float32"]
+    assert 0.1e12 < device.bandwidth < 9e12
+
+
+def test_devices_of_other_drivers_names() -> None:
+    for name, key in (
+        ("NVIDIA L4", "L4"), ("NVIDIA GB200", "GB200"), ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA H20", "H20"), ("AMD Instinct MI300X", "MI300X"), ("NVIDIA H200 NVL", "H200"),
+    ):  # fmt: skip
+        assert gpu_named(name) is DEVICES[key]
+    assert gpu_named("NVIDIA L40") is None
+
+
+def test_hardware_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    mine = {"name": "mine", "rates": {"bfloat16": 1e14}, "bandwidth": 1e12, "memory": 5 * 10**10}
+    file.write_text(json.dumps(mine))
+    done = CliRunner().invoke(command, ["llama-3.1-8b", "--hardware", str(file)])
+    assert done.exit_code == 0, done.output
+    for wrong, why in (({"bandwith": 1.0}, "bandwith"), ({"memory": -1}, "above 0"),
+                       ({"rates": {}}, "above 0")):  # fmt: skip
+        file.write_text(json.dumps({**mine, **wrong}))
+        with pytest.raises(OptionError, match=why):
+            find_hardware(str(file))
+
+
+def test_the_limit_has_no_traffic_that_fusing_saves() -> None:
+    """8B, a prompt of 8,192 on H100: 129 TFLOP and attention at 989 TFLOP/s, nothing beside."""
+    step = prefill_step(LLAMA_8B, [8192])
+    time = step_time(Case(LLAMA_8B), DEVICES["H100"], step)
+    flops = sum(
+        each.count.flops * each.count.calls
+        for each in time.operators
+        if each.count.kind != "vector"
+    )
+    assert time.limit_seconds == pytest.approx(flops / 989e12, rel=1e-9)
+    assert time.limit_seconds == pytest.approx(0.1309, rel=0.01)
+
+
+def test_no_recorded_step_is_above_its_limit() -> None:
+    """A machine that was calibrated while others worked: ceilings a third of the true ones."""
+    case = Case(QWEN_05B, parse_format("int4"), "float32", "float32")
+    true = replace(
+        DEVICES["H200"], rates={"float32": 2e11, "int8": 9e11}, bandwidth=3e10, kind="cpu",
+        cache_bandwidth=9e10, tile_rows=1, efficiency=CPU_EFFICIENCY,
+    )  # fmt: skip
+    shapes = [([c] * b, [1] * b) for b in (1, 4, 16) for c in (64, 600, 2000)]
+    shapes += [([0], [n]) for n in (16, 128, 512)]
+    model = StepModel(case, true)
+    records = [
+        StepRecord(starts, counts, len(starts), model.seconds(compose(QWEN_05B, starts, counts)))
+        for starts, counts in shapes
+    ]
+    low = replace(
+        true, bandwidth=1e10, cache_bandwidth=3e10, rates={"float32": 1.1e10, "int8": 4e11}
+    )
+    steps = [compose(QWEN_05B, *shape) for shape in shapes]
+
+    def above(hardware: Any) -> list[float]:
+        pairs = zip(steps, records, strict=True)
+        return [step_time(case, hardware, s).limit_seconds / r.seconds for s, r in pairs]
+
+    fitted = low.fitted(fit_efficiency(case, low, records).efficiency)
+    assert max(above(fitted)) > 1.3
+    made = honest(case, fitted, records)
+    assert max(above(made)) <= 1 + 1e-9
+    assert "raised" in made.efficiency.source
+    for step in steps:
+        assert StepModel(case, made).seconds(step) == pytest.approx(
+            StepModel(case, fitted).seconds(step), rel=0.03
+        )
+    assert honest(case, true, records) is true
+
+
+def test_layouts_share_what_they_hold() -> None:
+    whole = Case(LLAMA_8B)
+    step = decode_step(LLAMA_8B, 600, 2048)
+    with pytest.raises(DoesNotFit):
+        verify_fits(whole, DEVICES["H100"], step)
+    verify_fits(replace(whole, layout=Layout(4)), DEVICES["H100"], step)
