@@ -192,7 +192,7 @@ async def test_a_fault_in_the_stream_fails_the_response() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
         ({"background": True, "store": False}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"include": ["message.output_text.logprobs"]}, "include.0"),
+        ({"include": ["nothing"]}, "include.0"),
         ({"colour": 1}, "colour"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),

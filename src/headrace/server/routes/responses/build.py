@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ....base.errors import HeadraceError
@@ -22,6 +23,8 @@ class ResponseBuilder:
         self._sequence = 0
         self._text = ""
         """Of the item that is open."""
+        self._logprobs: list[dict[str, Any]] = []
+        """Of its tokens, where they are wanted."""
         self._open: dict[str, Any] | None = None
         choice = body.tool_choice
         form = body.text.format if body.text else None
@@ -47,6 +50,7 @@ class ResponseBuilder:
                      if form else {"type": "text"}},
             "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice)
             else choice or "auto",
+            "top_logprobs": body.top_logprobs or 0,
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_p": body.top_p,
             "truncation": "disabled",
@@ -58,15 +62,15 @@ class ResponseBuilder:
     def begin(self) -> list[Event]:
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
-    def take(self, fields: dict[str, Any]) -> list[Event]:
-        """One `delta` of a chat answer."""
+    def take(self, fields: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
+        """One `delta` of a chat answer; `logprobs` of the tokens of its content."""
         events: list[Event] = []
         if "reasoning_content" in fields:
             events += self._enter("reasoning")
             events += self._delta("response.reasoning_text.delta", fields["reasoning_content"])
         if "content" in fields:
             events += self._enter("message")
-            events += self._delta("response.output_text.delta", fields["content"])
+            events += self._delta("response.output_text.delta", fields["content"], logprobs)
         for call in fields.get("tool_calls", ()):
             function = call["function"]
             if "name" in function:
@@ -128,7 +132,7 @@ class ResponseBuilder:
         if self._open is not None and self._open["type"] == kind:
             return []
         events = self._close()
-        self._text = ""
+        self._text, self._logprobs = "", []
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         item: dict[str, Any] = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind}
         if kind == "function_call":
@@ -158,13 +162,16 @@ class ResponseBuilder:
         assert self._open is not None
         if self._open["type"] == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        return {
+            "type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs],
+        }  # fmt: skip
 
-    def _delta(self, kind: str, text: str) -> list[Event]:
+    def _delta(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         self._text += text
+        self._logprobs += logprobs
         more: dict[str, Any] = {} if "arguments" in kind else {"content_index": 0}
         if "output_text" in kind:
-            more["logprobs"] = []
+            more["logprobs"] = [*logprobs]
         return [self._event(kind, **self._place(), **more, delta=text)]
 
     def _close(self) -> list[Event]:
@@ -183,7 +190,7 @@ class ResponseBuilder:
             part = self._part(text)
             item["content"] = [part]
             kind = "reasoning_text" if item["type"] == "reasoning" else "output_text"
-            more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+            more: dict[str, Any] = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
             events = [
                 self._event(f"response.{kind}.done", **place, content_index=0, text=text, **more),
                 self._event("response.content_part.done", **place, content_index=0, part=part),

@@ -48,6 +48,8 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
         "temperature": body.temperature, "top_p": body.top_p, "stream": body.stream,
         "parallel_tool_calls": body.parallel_tool_calls, "priority": body.priority,
     }  # fmt: skip
+    if body.logprobs_wanted:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     chat |= {name: getattr(body, name) for name in _SAME}
     if body.tools:
         chat["tools"] = [

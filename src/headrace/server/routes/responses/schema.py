@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from ....base.sampling import MAX_LOGPROBS
 from ...fields import Body, Integer, Loose, StructuredOutputs, inert, unsupported
 
 
@@ -78,12 +79,15 @@ class ResponseStreamOptions(Body):
     include_obfuscation: Any = inert("events are never padded")
 
 
+LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
+    "message.output_text.logprobs",
     "reasoning.encrypted_content", "code_interpreter_call.outputs", "file_search_call.results",
     "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url",
 ]  # fmt: skip
-"""What may be asked for without effect: there is no such content; reasoning is not encrypted."""
+"""All but the first may be asked for without effect: there is no such content, and reasoning is not
+encrypted."""
 
 
 class ResponseBody(Body):
@@ -124,9 +128,11 @@ class ResponseBody(Body):
     structured_outputs: StructuredOutputs | None = None
 
     include: list[Included] | None = Field(
-        None, description="Of what there may be here, all is always included."
+        None, description="message.output_text.logprobs; else all is always included."
     )
-    top_logprobs: Any = unsupported(0)
+    top_logprobs: Integer | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Alternatives per token; more than 0 asks for all."
+    )
     truncation: Any = inert("a conversation that does not fit is an error, never cut in silence")
     conversation: Any = unsupported()
     prompt: Any = unsupported()
@@ -139,6 +145,10 @@ class ResponseBody(Body):
     prompt_cache_key: Any = inert("equal prefixes are always shared")
     prompt_cache_options: Any = inert("the prefix cache has one policy")
     prompt_cache_retention: Any = inert("the prefix cache has one policy")
+
+    @property
+    def logprobs_wanted(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
 
 class ResponseReply(TypedDict):

@@ -19,6 +19,7 @@ from ..chat.request import Chat, begin
 from .build import ResponseBuilder
 from .convert import items_of, to_chat
 from .schema import ResponseBody
+from .trail import Trail
 
 if TYPE_CHECKING:
     from ....engine.face import OutputStream
@@ -203,10 +204,16 @@ class _Turn:
 
     async def _events(self) -> AsyncIterator[list[dict[str, Any]]]:
         (parts,) = self._chat.parts()
+        trail = Trail(self._chat)
         yield self.builder.begin()
         async for _, delta in deltas([self._stream]):
             self._chat.usage.count(0, delta)
-            events = [e for fields in parts.take(delta) for e in self.builder.take(fields)]
+            trail.take(delta)
+            events = [
+                event
+                for fields in parts.take(delta)
+                for event in self.builder.take(fields, trail.of(fields))
+            ]
             if events:
                 yield events
         self._chat.usage.reasoning = parts.reasoning_tokens
