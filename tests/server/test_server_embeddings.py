@@ -68,6 +68,18 @@ def test_the_official_client(client: openai.OpenAI, vectors: list[list[float]]) 
     assert one.data[0].embedding == pytest.approx(vectors[1], abs=1e-6)
 
 
+def test_pooling_gives_the_same_vectors_in_vllms_shape(
+    server: Running, vectors: list[list[float]]
+) -> None:
+    reply = post(server, "/pooling", model="wheel", input=TEXTS, task="embed").json()
+    assert reply["object"] == "list"
+    assert reply["id"].startswith("pool-")
+    assert [each["object"] for each in reply["data"]] == ["pooling"] * 3
+    for each, wanted in zip(reply["data"], vectors, strict=True):
+        assert each["data"] == pytest.approx(wanted, abs=1e-6)
+    assert "labels" in error(post(server, "/classify", input="a"))["message"]
+
+
 def test_ids_and_base64(server: Running, vectors: list[list[float]]) -> None:
     ids = post(server, "/tokenize", prompt=TEXTS[0]).json()["tokens"]
     ids = [*ids, 3]  # [SEP], which /tokenize does not add.

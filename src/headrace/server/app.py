@@ -39,6 +39,7 @@ from .routes.batches.route import router as batches
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
 from .routes.control.route import router as control
+from .routes.docs.route import router as docs
 from .routes.embeddings.route import router as embeddings
 from .routes.files.route import router as files
 from .routes.health.route import router as health
@@ -51,6 +52,7 @@ from .routes.models.route import router as models
 from .routes.nim.route import router as nim
 from .routes.ollama.route import router as ollama
 from .routes.operate.route import router as operate
+from .routes.pooling.route import router as pooling
 from .routes.ranking.route import router as ranking
 from .routes.rerank.route import router as rerank
 from .routes.responses.route import router as responses
@@ -73,7 +75,7 @@ ROUTERS = (
     chat, completions, embeddings, responses, messages, models, tokenize, rerank, score, files,
     batches,
     health, metrics, version, nim, kserve, invocations, ollama, llamacpp, vllm, ranking,
-    stats, adapters, page,
+    pooling, stats, adapters, page, docs,
 )  # fmt: skip
 OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats)
 

@@ -24,8 +24,8 @@ HEALTH = frozenset(
     }
 )  # fmt: skip
 """What a probe asks, without a secret: whether, never who or what."""
-OPEN = HEALTH | {"/", "/favicon.ico"}
-"""Without a key: probes, and the page's own files."""
+OPEN = HEALTH | {"/", "/favicon.ico", "/docs"}
+"""Without a key: probes, the page's own files, and what anybody can read in the source."""
 PAGE = "/page/"
 OPERATOR = frozenset(
     {

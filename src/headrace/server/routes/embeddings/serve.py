@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -22,8 +23,32 @@ from .schema import EmbeddingBody
 if TYPE_CHECKING:
     from ...service import Service
 
+Encoded = list[float] | str
+
 
 async def serve(service: Service, request: Request, body: EmbeddingBody) -> Response:
+    name = f"embd-{body.request_id or request.scope['headrace.request_id']}"
+
+    def shaped(found: list[Encoded], counted: dict[str, int]) -> Response:
+        data = [
+            {"object": "embedding", "index": index, "embedding": each}
+            for index, each in enumerate(found)
+        ]
+        return json_response(
+            {"object": "list", "data": data, "model": service.name, "usage": counted}
+        )
+
+    return await embedded(service, request, body, name, shaped)
+
+
+async def embedded(
+    service: Service,
+    request: Request,
+    body: EmbeddingBody,
+    name: str,
+    shaped: Callable[[list[Encoded], dict[str, int]], Response],
+) -> Response:
+    """The answer that `shaped` makes of the vectors and the usage; `name`: the request's id."""
     service.check_model(body.model)
     check_vectors(service, pairs=False)
     size = dimensions_of(service, body.dimensions)
@@ -32,25 +57,14 @@ async def serve(service: Service, request: Request, body: EmbeddingBody) -> Resp
     inputs = await service.hands.run(_inputs, service, body, limit)
     usage = Usage()
     request.scope["headrace.usage"] = usage
-    request_id = f"embd-{body.request_id or request.scope['headrace.request_id']}"
 
     async def whole() -> Response:
         found = await vectors(
-            service, inputs, "vector", request_id=request_id, priority=body.priority or 0,
+            service, inputs, "vector", request_id=name, priority=body.priority or 0,
             usage=usage, param="input",
         )  # fmt: skip
-        data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": _encoded(shortened(vector, size), body.encoding_format),
-            }
-            for index, vector in enumerate(found)
-        ]
-        counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
-        return json_response(
-            {"object": "list", "data": data, "model": service.name, "usage": counted}
-        )
+        encoded = [_encoded(shortened(vector, size), body.encoding_format) for vector in found]
+        return shaped(encoded, {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt})
 
     return await while_connected(request.receive, whole())
 
@@ -101,7 +115,7 @@ def shortened(vector: list[float], size: int | None) -> list[float]:
     return [value / norm for value in cut]
 
 
-def _encoded(vector: list[float], form: str | None) -> list[float] | str:
+def _encoded(vector: list[float], form: str | None) -> Encoded:
     if form != "base64":
         return vector
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
