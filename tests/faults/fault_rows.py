@@ -21,7 +21,19 @@ from typing import Any
 import httpx
 import psutil
 from attacks import Attacker, asking, formed, hostile_bodies
-from fault_client import ANSWERED, HUNG, LIMIT, LOST, REFUSED, Others, Row, all_of, http, percentile
+from fault_client import (
+    ANSWERED,
+    HUNG,
+    LIMIT,
+    LOST,
+    REFUSED,
+    Others,
+    Row,
+    all_of,
+    http,
+    outcome,
+    percentile,
+)
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 
@@ -61,6 +73,21 @@ class Place:
                 return seconds
             await asyncio.sleep(0.02)
         return time.monotonic() - begin
+
+    async def until_generated(self, tokens: int) -> None:
+        """So many more tokens have come from the engine."""
+        begin, end = None, time.monotonic() + LIMIT
+        async with http() as client:
+            while time.monotonic() < end:
+                text = (await client.get(self.server.url + "/metrics")).text
+                lines = [x for x in text.splitlines()
+                         if x.startswith("vllm:generation_tokens_total{")]  # fmt: skip
+                now = sum(float(line.split()[-1]) for line in lines)
+                begin = now if begin is None else begin
+                if now - begin >= tokens:
+                    return
+                await asyncio.sleep(0.01)
+        raise TimeoutError("no tokens came")
 
     async def until_in_work(self, count: int) -> None:
         """So many requests have reached the API process's engine face."""
@@ -120,8 +147,6 @@ async def killed_in_the_middle(place: Place) -> Row:
     begun = asyncio.Semaphore(0)
 
     async def one(client: httpx.AsyncClient) -> str:
-        from fault_client import outcome
-
         return await outcome(client, place.url, place.ask(450), on_begin=begun.release)
 
     async with http() as client:
@@ -130,6 +155,34 @@ async def killed_in_the_middle(place: Place) -> Row:
             await asyncio.wait_for(begun.acquire(), LIMIT)
         os.kill(place.engine, signal.SIGKILL)
         row.count(await asyncio.gather(*tasks))
+    return await place.serves(row)
+
+
+async def killed_in_whole_answers(place: Place) -> Row:
+    """Of every interface one that is not streamed, two of them sampled: nobody has seen anything
+    of them yet."""
+    row = Row("kill", "engine, in the middle of six answers that are not streamed")
+    said = [{"role": "user", "content": "The headrace"}]
+    common = {"model": place.model, "stream": False}
+    long = {"max_tokens": 450, "ignore_eos": True}
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "The headrace", "temperature": 0, **long}),
+        ("/v1/completions", {"prompt": ["The", "headrace"], "temperature": 1, "n": 2, **long}),
+        ("/v1/chat/completions", {"messages": said, "temperature": 1, **long}),
+        ("/v1/messages", {"messages": said, "max_tokens": 450}),
+        ("/v1/responses", {"input": "The headrace", "max_output_tokens": 450}),
+        ("/api/chat", {"messages": said, "options": {"num_predict": 450}}),
+    ]
+    async with http() as client:
+        tasks = [
+            asyncio.create_task(outcome(client, place.server.url + path, common | body))
+            for path, body in asks
+        ]
+        await place.until_generated(50)
+        os.kill(place.engine, signal.SIGKILL)
+        row.count(await asyncio.gather(*tasks))
+    row.facts["not_answered"] = row.sent - row.answered
+    row.limits["not_answered"] = 0
     return await place.serves(row)
 
 
@@ -275,6 +328,7 @@ async def memory_of_a_body(place: Place) -> Row:
 QUICK: dict[str, Fault] = {
     "killed_before_the_first_byte": killed_before_the_first_byte,
     "killed_in_the_middle": killed_in_the_middle,
+    "killed_in_whole_answers": killed_in_whole_answers,
     "api_killed": api_killed,
     "stopped_for_a_while": stopped_for_a_while,
     "folder_gone": folder_gone,

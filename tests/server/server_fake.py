@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.base.arch import ModelArch
 from headrace.base.config import Decision, EngineOptions
-from headrace.base.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.base.errors import EngineDead, HeadraceError, InvalidRequest, NotFound
 from headrace.base.identity import Identity
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.request import OutputDelta, StepStats
@@ -126,6 +126,8 @@ class FakeEngine:
         self.fault: HeadraceError | None = None
         """Ends every stream after `fault_after` tokens."""
         self.fault_after = 0
+        self.dies_after: int | None = None
+        """The engine process dies once, after so many tokens of the next answer."""
         self._input = InputProcessor(self.files, self.tokenizer, self.max_context)  # type: ignore[arg-type]
 
     def submit(
@@ -133,6 +135,7 @@ class FakeEngine:
         prompt: str | list[int],
         sampling: SamplingParams,
         *,
+        whole: bool = False,
         request_id: str = "",
         **more: Any,
     ) -> Stream:
@@ -140,7 +143,8 @@ class FakeEngine:
             raise self.refusal
         request = self._input.request(prompt, sampling, request_id=request_id, **more)
         self.seen.append((request.prompt, request.spec.sampling))
-        stream = Stream(request_id, request.prompt, request.spec.sampling.n, self._cancel)
+        choices = request.spec.sampling.n
+        stream = Stream(request_id, request.prompt, choices, self._cancel, whole=whole)
         self.streams[request_id] = stream
         self.running[request_id] = asyncio.get_running_loop().create_task(
             self._run(stream, request.spec.sampling)
@@ -158,8 +162,18 @@ class FakeEngine:
     async def _run(self, stream: Stream, sampling: SamplingParams) -> None:
         text = self.answer.encode()
         assert sampling.max_tokens is not None
-        for place in range(sampling.max_tokens):
+        place = -1
+        while place < sampling.max_tokens - 1:
+            place += 1
             await asyncio.sleep(self.delay)
+            if place == self.dies_after:
+                self.dies_after = None
+                if not stream.repeatable:
+                    stream.fail(EngineDead("the engine died", retry_after=1.0))
+                    break
+                stream.again()
+                place = -1
+                continue
             if self.fault is not None and place >= self.fault_after:
                 stream.fail(self.fault)
                 break

@@ -161,3 +161,6 @@ class OutputDelta:
     queue_seconds: float = 0.0
     """Arrival to first step, on the delta that carries the first token."""
     preemptions: int = 0
+    void: int | None = None
+    """Tokens of this choice that came before and count no longer: their engine died, and the
+    answer comes anew, from this delta on. Only to readers that asked for it (`whole`)."""

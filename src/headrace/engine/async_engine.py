@@ -313,8 +313,8 @@ class AsyncEngine:
         self.metrics.phases = self.phases
 
     def _down(self, kind: str, error: EngineDead) -> None:
-        """The engine process is gone. Who has read nothing yet waits for the next, once, where
-        that is soon; whoever else was in it ends with an error."""
+        """The engine process is gone. Requests of which nobody has seen anything wait for the
+        next, once, where that is soon; whatever else was in it ends with an error."""
         self.metrics.failed(kind)
         if self._recorder is not None:
             self._recorder.cut(kind)

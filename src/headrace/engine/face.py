@@ -118,7 +118,8 @@ class ServingEngine(Protocol):
     ) -> OutputStream:
         """Verify a request and send it to the engine.
 
-        `whole`: the reader wants nothing before all of it is there; what comes is merged.
+        `whole`: the reader shows nothing before it has all. Where the engine dies in the middle,
+        the answer comes anew from the next one, and its deltas say so (`OutputDelta.void`).
 
         Raises at once, before any work: `InvalidRequest` (a field out of bounds, an empty prompt,
         an id that is already in work), `ContextOverflow`, `Overloaded` (starting, restarting,

@@ -48,7 +48,7 @@ class InWork:
         """Per choice: when its latest tokens came."""
 
     def again(self, tokenizer: Tokenizer) -> None:
-        """Begin anew: nothing of it has been read."""
+        """Begin anew."""
         self.outputs = RequestOutputs(self.outputs.request, tokenizer)
         self.latest = [0.0] * self.life.choices
         self.life.generated, self.life.scheduled, self.life.first_token = 0, 0.0, 0.0
@@ -101,7 +101,7 @@ class RequestsInWork:
     def open(self, request: Request, adapter: str | None, *, whole: bool = False) -> Stream:
         """The engine has it: from here on its reader gets whatever comes of it.
 
-        `whole`: the reader wants nothing before all of it is there.
+        `whole`: the reader shows nothing before it has all.
         """
         sampling = request.spec.sampling
         stream = Stream(request.id, request.prompt, sampling.n, self._left, whole=whole)
@@ -185,10 +185,10 @@ class RequestsInWork:
             work.stream.fail(error)
 
     def hold(self, error: EngineDead, seconds: float) -> None:
-        """The engine died with them. Who has read nothing yet waits for the next engine, once and
-        for so many seconds at most; the others end."""
+        """The engine died with them. Those of which nobody has seen anything wait for the next
+        engine, once and for so many seconds at most; the others end."""
         for work in list(self._by_id.values()):
-            if work.retried or work.stream.begun:
+            if work.retried or not work.stream.repeatable:
                 self._end(work, "error")
                 work.stream.fail(error)
             else:

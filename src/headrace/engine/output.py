@@ -150,7 +150,11 @@ class Answer:
         self._texts: list[list[str]] = [[] for _ in choices]
 
     def add(self, delta: OutputDelta) -> None:
-        output, choice = self.output, self.output.outputs[delta.index]
+        output = self.output
+        if delta.void is not None:
+            self._texts[delta.index] = []
+            output.outputs[delta.index] = CompletionOutput(delta.index)
+        choice = output.outputs[delta.index]
         if delta.text:
             self._texts[delta.index].append(delta.text)
         choice.token_ids += delta.token_ids

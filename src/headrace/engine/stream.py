@@ -17,8 +17,8 @@ class Stream:
     """
 
     __slots__ = (
-        "_cancel", "_choices", "_error", "_open", "_pending", "_waiter", "_whole", "begun",
-        "prompt_ids", "request_id",
+        "_cancel", "_choices", "_error", "_open", "_pending", "_taken", "_void", "_waiter",
+        "_whole", "begun", "prompt_ids", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -30,11 +30,16 @@ class Stream:
         *,
         whole: bool = False,
     ) -> None:
-        """`whole`: what comes is merged until all choices have ended, or one with an error."""
+        """`whole`: the reader keeps what it takes until it has all, and takes it anew if need be
+        (`OutputDelta.void`)."""
         self.begun = False
         """Has the reader had anything?"""
         self._choices = choices
         self._whole = whole
+        self._taken: dict[int, int] = {}
+        """Per choice the tokens that the reader has; only where it wants the whole."""
+        self._void: dict[int, int] = {}
+        """The same, of those that count no longer, until it is told."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self._open = choices
@@ -46,6 +51,8 @@ class Stream:
     def push(self, delta: OutputDelta) -> None:
         """More of one choice (engine's side)."""
         waiting = self._pending.get(delta.index)
+        if self._void:
+            delta.void = self._void.pop(delta.index, None)
         if waiting is None:
             self._pending[delta.index] = delta
         else:
@@ -61,10 +68,16 @@ class Stream:
             self._open = 0
             self._wake()
 
+    @property
+    def repeatable(self) -> bool:
+        """Can all of it come anew, and nobody outside sees?"""
+        return self._whole or not self.begun
+
     def again(self) -> None:
-        """All of it comes anew; to one that has not begun."""
-        assert not self.begun
+        """All of it comes anew."""
+        assert self.repeatable
         self._pending.clear()
+        self._void = dict(self._taken)
         self._open = self._choices
 
     @property
@@ -83,7 +96,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> OutputDelta:
-        while not self._pending or (self._whole and self._open):
+        while not self._pending:
             if self._error is not None:
                 raise self._error
             if not self._open:
@@ -94,11 +107,13 @@ class Stream:
             finally:
                 self._waiter = None
         self.begun = True
-        return self._pending.pop(next(iter(self._pending)))
+        delta = self._pending.pop(next(iter(self._pending)))
+        if self._whole:
+            before = 0 if delta.void is not None else self._taken.get(delta.index, 0)
+            self._taken[delta.index] = before + len(delta.token_ids)
+        return delta
 
     def _wake(self) -> None:
-        if self._whole and self._open:
-            return
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -30,7 +30,7 @@ class Usage:
         self.reasoning = 0
 
     def count(self, prompt: int, delta: OutputDelta) -> None:
-        self.completion += len(delta.token_ids)
+        self.completion += len(delta.token_ids) - (delta.void or 0)
         if delta.prompt_tokens:
             self._prompts[prompt] = (delta.prompt_tokens, delta.cached_tokens)
 

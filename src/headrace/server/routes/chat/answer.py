@@ -37,6 +37,8 @@ async def whole(chat: Chat, stream: OutputStream) -> Response:
     reply = chat.head("chat.completion")
     async for _, delta in deltas([stream]):
         chat.usage.count(0, delta)
+        if delta.void is not None:
+            choices[delta.index] = chat.part()
         parts = choices[delta.index]
         parts.take(delta)
         parts.tokens += delta.token_ids

@@ -144,27 +144,29 @@ class Chat:
 
     def parts(self) -> list[Parts]:
         """One per choice."""
-        names = frozenset(tool.name for tool in self.tools) if self.tools else None
-        shown = self.body.include_reasoning is not False
-        return [
-            Parts(
-                self.service.speech.router(
-                    opened=self.opened,
-                    tools=names,
-                    hidden=self.hidden,
-                    held=self.grammar is not None,
-                ),
-                show_reasoning=shown,
-                echoed=self.echoed,
-                legacy=self.legacy,
-            )
-            for _ in range(self.n)
-        ]
+        return [self.part() for _ in range(self.n)]
 
-    def submit(self, sampling: SamplingParams) -> OutputStream:
+    def part(self) -> Parts:
+        """What one choice begins as."""
+        router = self.service.speech.router(
+            opened=self.opened,
+            tools=frozenset(tool.name for tool in self.tools) if self.tools else None,
+            hidden=self.hidden,
+            held=self.grammar is not None,
+        )
+        return Parts(
+            router,
+            show_reasoning=self.body.include_reasoning is not False,
+            echoed=self.echoed,
+            legacy=self.legacy,
+        )
+
+    def submit(self, sampling: SamplingParams, *, whole: bool) -> OutputStream:
+        """`whole`: nothing of the answer is sent before its end."""
         stream = self.service.engine.submit(
             self.prompt,
             sampling,
+            whole=whole,
             request_id=engine_id(self.id),
             priority=self.body.priority or 0,
             cache_salt=CALLER.get().salt(self.body.cache_salt),
@@ -234,17 +236,17 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
 
 
 async def begin(
-    service: Service, body: ChatBody, request_id: str, *, where: str = "messages"
+    service: Service, body: ChatBody, request_id: str, *, whole: bool, where: str = "messages"
 ) -> tuple[Chat, OutputStream]:
-    """Everything up to the first token: check, render, tokenise, submit. `where`: the field from
-    which the conversation came."""
+    """Everything up to the first token: check, render, tokenise, submit. `whole`: nothing of the
+    answer is sent before its end. `where`: the field from which the conversation came."""
     service.check_model(body.model, adapters=True)
     chat = Chat(service, body, request_id)
     sampling = chat.sampling()
     try:
         await chat.tokenise()
         await chat.demand()
-        return chat, chat.submit(sampling)
+        return chat, chat.submit(sampling, whole=whole)
     except ContextOverflow as error:
         if error.param == "prompt":
             error.param = where

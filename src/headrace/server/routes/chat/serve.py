@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 async def serve(service: Service, request: Request, body: ChatBody) -> Response:
-    chat, stream = await begin(service, body, request.scope["headrace.request_id"])
+    name = request.scope["headrace.request_id"]
+    chat, stream = await begin(service, body, name, whole=not body.stream)
     request.scope["headrace.usage"] = chat.usage
     if body.stream:
         return EventStream(events(chat, stream), keep_alive=service.keep_alive)

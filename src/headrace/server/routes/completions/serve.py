@@ -142,6 +142,7 @@ class Completion:
                     self.service.engine.submit(
                         prompt,
                         sampling,
+                        whole=not self.body.stream,
                         request_id=engine_id(f"{self.id}-{index}"),
                         priority=self.body.priority or 0,
                         cache_salt=CALLER.get().salt(self.body.cache_salt),
@@ -248,8 +249,11 @@ async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
     parts: dict[int, list[dict[str, Any]]] = {state.index: [] for state in states.values()}
     async for prompt, delta in deltas(streams):
         _count(work, prompt, delta)
-        fields = states[prompt, delta.index].fields(delta)
-        parts[fields["index"]].append(fields)
+        state = states[prompt, delta.index]
+        if delta.void is not None:
+            state = states[prompt, delta.index] = ChoiceState(work, prompt, delta.index)
+            parts[state.index] = []
+        parts[state.index].append(state.fields(delta))
     reply = work.reply([_joined(parts[index]) for index in sorted(parts)])
     reply["usage"] = work.usage.as_openai()
     return json_response(reply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -65,12 +65,15 @@ class Native:
     async def answer(self) -> Response:
         scope = self._request.scope
         scope["headrace.usage"] = self.usage
-        grammar = self._form.form() if self._form.form_wanted else None
+        grammar = None
+        if self._form.form_wanted:
+            grammar = await self.service.hands.run(self._form.form)
         self.service.check_grammar(grammar)
         self.sampling.stop_token_ids = [*self.sampling.stop_token_ids, *self.ends]
         stream = self.service.engine.submit(
             self.prompt,
             self.sampling,
+            whole=not self.body.stream,
             request_id=engine_id(f"native-{scope['headrace.request_id']}"),
             cache_salt=CALLER.get().salt(None),
             adapter=self.service.adapter(self.body.model),
@@ -89,7 +92,12 @@ class Native:
         texts: list[str] = []
         tokens: list[int] = []
         last: dict[str, Any] = {}
-        async for last in self._parts(stream):
+
+        def anew() -> None:
+            texts.clear()
+            tokens.clear()
+
+        async for last in self._parts(stream, anew):
             texts.append(last["content"])
             tokens += last["tokens"]
         reply = {**last, "content": "".join(texts), "tokens": tokens}
@@ -97,11 +105,17 @@ class Native:
             reply = _only(reply, self.body.response_fields)
         return json_response(reply)
 
-    async def _parts(self, stream: OutputStream) -> AsyncIterator[dict[str, Any]]:
+    async def _parts(
+        self, stream: OutputStream, anew: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """`anew`: what came so far counts no longer."""
         first = 0.0
         finish: OutputDelta | None = None
         async for _, delta in deltas([stream]):
             self.usage.count(0, delta)
+            if delta.void is not None:
+                self.indent = Indent(self.body.n_indent or 0)
+                anew()
             first = first or time.perf_counter()
             finish = delta
             text = self.indent.take(delta.text, last=delta.finish_reason is not None)

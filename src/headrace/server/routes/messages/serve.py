@@ -51,7 +51,8 @@ def _error_frame(error: HeadraceError) -> bytes:
 
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
     given = to_chat(body, counts_reasoning=service.speech.counts_reasoning)
-    chat, stream = await begin(service, given, request.scope["headrace.request_id"])
+    name = request.scope["headrace.request_id"]
+    chat, stream = await begin(service, given, name, whole=not body.stream)
     # What was asked to be edited away was not, in the protocol's own words.
     told: dict[str, Any] = (
         {} if body.context_management is None else {"context_management": {"applied_edits": []}}
@@ -94,9 +95,11 @@ def _message(chat: Chat, content: list[dict[str, Any]], end: dict[str, Any]) -> 
 
 
 async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Response:
-    (parts,) = chat.parts()
+    parts = chat.part()
     async for _, delta in deltas([stream]):
         chat.usage.count(0, delta)
+        if delta.void is not None:
+            parts = chat.part()
         parts.take(delta)
     content: list[dict[str, Any]] = []
     message = parts.message()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -51,7 +51,7 @@ class Talk:
     async def finish(self, stream: bool, sampling: SamplingParams) -> Response:
         """Submit what is prepared and answer, as lines or as one object."""
         await self.chat.demand()
-        output = self.chat.submit(sampling)
+        output = self.chat.submit(sampling, whole=not stream)
         if stream:
             return LineStream(self._lines(output))
         return await while_connected(self._request.receive, self._whole(output))
@@ -69,7 +69,13 @@ class Talk:
         thoughts: list[str] = []
         calls: list[dict[str, Any]] = []
         last: dict[str, Any] = {}
-        async for part in self._parts(output):
+
+        def anew() -> None:
+            texts.clear()
+            thoughts.clear()
+            calls.clear()
+
+        async for part in self._parts(output, anew):
             said = part["message"] if self.kind == "chat" else part
             texts.append(said["content" if self.kind == "chat" else "response"])
             thoughts.append(said.get("thinking", ""))
@@ -77,12 +83,18 @@ class Talk:
             last = part
         return json_response({**last, **self._said("".join(texts), "".join(thoughts), calls)})
 
-    async def _parts(self, output: OutputStream) -> AsyncIterator[dict[str, Any]]:
-        (parts,) = self.chat.parts()
+    async def _parts(
+        self, output: OutputStream, anew: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """`anew`: what came so far counts no longer."""
+        parts = self.chat.part()
         tokens: list[int] = []
         async for _, delta in deltas([output]):
             self.chat.usage.count(0, delta)
             self.clock.token()
+            if delta.void is not None:
+                parts, tokens = self.chat.part(), []
+                anew()
             if self.keep_context:
                 tokens += delta.token_ids
             chunks = parts.take(delta)

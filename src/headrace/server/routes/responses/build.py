@@ -62,6 +62,11 @@ class ResponseBuilder:
     def begin(self) -> list[Event]:
         return [self._whole("response.created"), self._whole("response.in_progress")]
 
+    def again(self) -> None:
+        """Nothing of what was taken counts; for a reader who has seen none of the events."""
+        self._text, self._open = "", None
+        self.response["output"] = []
+
     def take(self, fields: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         """One `delta` of a chat answer; `logprobs` of the tokens of its content."""
         events: list[Event] = []

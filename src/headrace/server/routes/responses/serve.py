@@ -73,7 +73,9 @@ class Responses:
         past = await self.history(body.previous_response_id, owner)
         chat_body = to_chat(body, [*past, *items])
         name = request.scope["headrace.request_id"]
-        chat, stream = await begin(self.service, chat_body, name, where="input")
+        # What is made in the background can be watched while it comes.
+        whole = not (body.stream or body.background)
+        chat, stream = await begin(self.service, chat_body, name, whole=whole, where="input")
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
         turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
         if body.background:
@@ -203,11 +205,14 @@ class _Turn:
             response["store"] = False  # the answer is given; that it is not kept is told
 
     async def _events(self) -> AsyncIterator[list[dict[str, Any]]]:
-        (parts,) = self._chat.parts()
+        parts = self._chat.part()
         trail = Trail(self._chat)
         yield self.builder.begin()
         async for _, delta in deltas([self._stream]):
             self._chat.usage.count(0, delta)
+            if delta.void is not None:
+                parts, trail = self._chat.part(), Trail(self._chat)
+                self.builder.again()
             trail.take(delta)
             events = [
                 event

@@ -1,0 +1,112 @@
+"""Answers that come anew, since the engine died in their middle: to the client as if it had not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from server_fake import FakeEngine
+from test_server_tools import ANSWER, TEMPLATE
+
+from headrace.server.app import Application
+
+SAID = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "weather"}}, {"type": "function",
+         "function": {"name": "time"}}]  # fmt: skip
+ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "a", "logprobs": 2, "echo": True}),
+    "prompts": ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "return_token_ids": True}),
+    "scores": ("/v1/completions", {"prompt": "a", "prompt_logprobs": 1}),
+    "chat": ("/v1/chat/completions", {"messages": SAID, "logprobs": True, "top_logprobs": 2}),
+    "choices": ("/v1/chat/completions", {"messages": SAID, "n": 3, "return_token_ids": True}),
+    "tools": ("/v1/chat/completions", {"messages": SAID, "tools": TOOLS}),
+    "messages": ("/v1/messages", {"messages": SAID}),
+    "responses": ("/v1/responses", {"input": "hi"}),
+    "ollama chat": ("/api/chat", {"messages": SAID, "stream": False}),
+    "ollama generate": ("/api/generate", {"prompt": "hi", "stream": False}),
+    "llama.cpp": ("/completion", {"prompt": "hi", "return_tokens": True}),
+    "llama.cpp indented": ("/completion", {"prompt": "hi", "n_indent": 2}),
+}
+MOST = 150
+TIMES = {"id", "call_id", "created", "created_at", "timings"}
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    """Speaks of its reasoning, and calls tools."""
+    engine = FakeEngine(answer=ANSWER, template=TEMPLATE)
+    engine.once = True
+    return engine
+
+
+def asked(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    path, body = ASKS[name]
+    wanted = {
+        "/v1/responses": "max_output_tokens", "/completion": "n_predict",
+        "/api/chat": "options", "/api/generate": "options",
+    }.get(path, "max_tokens")  # fmt: skip
+    most: Any = {"num_predict": MOST} if wanted == "options" else MOST
+    return path, {"model": "fake", **body, wanted: most, **more}
+
+
+def timeless(value: Any) -> Any:
+    """Without what differs between two equal answers."""
+    if isinstance(value, dict):
+        return {
+            key: timeless(inner)
+            for key, inner in value.items()
+            if key not in TIMES and not key.endswith("_duration")
+        }
+    return [timeless(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", ASKS)
+@pytest.mark.parametrize("after", [0, 1, 25, MOST - 20])
+async def test_an_answer_that_came_anew_is_the_same(
+    client: httpx.AsyncClient, engine: FakeEngine, name: str, after: int
+) -> None:
+    path, body = asked(name)
+    plain = await client.post(path, json=body)
+    assert plain.status_code == 200, plain.text
+    engine.dies_after = after
+    anew = await client.post(path, json=body)
+    assert engine.dies_after is None or "indented" in name  # Which ends before.
+    assert anew.status_code == 200, anew.text
+    assert timeless(anew.json()) == timeless(plain.json())
+
+
+async def test_reasoning_is_counted_once(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    path, body = asked("tools")
+    counts = []
+    for after in (None, 10, 100):
+        engine.dies_after = after
+        counts.append((await client.post(path, json=body)).json()["usage"])
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("name", ["completions", "chat"])
+async def test_a_stream_ends_with_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine, name: str
+) -> None:
+    path, body = asked(name, stream=True)
+    engine.dies_after = 20
+    text = (await client.post(path, json=body)).text
+    assert '"engine_dead"' in text
+
+
+async def test_a_form_of_llamacpp_is_checked_off_the_loop(
+    app: Application, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hands = app.state.service.hands
+    seen, run = [], hands.run
+
+    async def watched(work: Any, *arguments: Any, **named: Any) -> Any:
+        seen.append(getattr(work, "__name__", ""))
+        return await run(work, *arguments, **named)
+
+    monkeypatch.setattr(hands, "run", watched)
+    path, body = asked("llama.cpp", json_schema={"type": "boolean"})
+    await client.post(path, json=body)
+    assert "form" in seen
