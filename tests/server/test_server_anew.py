@@ -23,6 +23,10 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "tools": ("/v1/chat/completions", {"messages": SAID, "tools": TOOLS}),
     "messages": ("/v1/messages", {"messages": SAID}),
     "responses": ("/v1/responses", {"input": "hi"}),
+    "responses scored": (
+        "/v1/responses",
+        {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    ),
     "ollama chat": ("/api/chat", {"messages": SAID, "stream": False}),
     "ollama generate": ("/api/generate", {"prompt": "hi", "stream": False}),
     "llama.cpp": ("/completion", {"prompt": "hi", "return_tokens": True}),

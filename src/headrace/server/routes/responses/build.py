@@ -64,7 +64,7 @@ class ResponseBuilder:
 
     def again(self) -> None:
         """Nothing of what was taken counts; for a reader who has seen none of the events."""
-        self._text, self._open = "", None
+        self._text, self._logprobs, self._open = "", [], None
         self.response["output"] = []
 
     def take(self, fields: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
