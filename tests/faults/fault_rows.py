@@ -124,6 +124,8 @@ def place(folder: Path, *flags: str, wrap: tuple[str, ...] = ()) -> Iterator[Pla
         yield Place(server, model.name, folder)
 
 
+PREPARED = 4.0
+"""Seconds after its start in which a server's parent gets ready for another API process."""
 Fault = Callable[[Place], Awaitable[Row]]
 
 
@@ -188,6 +190,8 @@ async def killed_in_whole_answers(place: Place) -> Row:
 
 async def api_killed(place: Place) -> Row:
     row = Row("kill", "API process, under 8 streams", may_lose=True)
+    row.limits["port_answers_seconds"] = 1.0
+    await asyncio.sleep(PREPARED)
 
     async def kill() -> None:
         await place.until_in_work(8)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
-from processes import Running, fake_server, headrace, running
+from processes import Running, api_pid, fake_server, headrace, running
 from served_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -107,6 +109,34 @@ def test_a_batch_lives_through_kill_9(tmp_path: Path) -> None:
         assert len(ids) == len(set(ids)) == 1500
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
+
+
+def test_a_batch_goes_on_in_the_next_api_process(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny")
+    command = headrace(
+        "serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref",
+        "--files", str(tmp_path / "files"),
+    )  # fmt: skip
+    with running(command) as server:
+        batch = begin(client_of(server), lines(400, max_tokens=40))
+        done = 0
+        for _ in range(2):
+            while (now := client_of(server).batches.retrieve(batch.id)).request_counts is None or (
+                now.request_counts.completed < done + 20
+            ):
+                time.sleep(0.05)
+            done = now.request_counts.completed
+            assert done < 400, "too quick to be killed in its middle"
+            os.kill(api_pid(server), signal.SIGKILL)
+        client = client_of(server)
+        end = end_of(client, batch)
+        assert end.status == "completed"
+        assert end.request_counts.model_dump() == {"total": 400, "completed": 400, "failed": 0}
+        output = client.files.content(end.output_file_id).text.splitlines()
+        ids = [json.loads(line)["custom_id"] for line in output]
+        assert len(ids) == len(set(ids)) == 400
+        metrics = httpx.get(server.url + "/metrics").text
+        assert "headrace_api_restarts_total 2.0" in metrics
 
 
 def test_sigterm_does_not_wait_for_a_batch(tmp_path: Path) -> None:

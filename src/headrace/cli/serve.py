@@ -9,8 +9,8 @@ import typer
 
 from ..base.config import EngineOptions, ServerOptions
 from ..obs.logs import configure_logs
-from ..server.kept import keep
-from ..server.run import ServerProcess, take_ports
+from ..server.kept import Life, keep
+from ..server.run import ServerProcess, import_routes, take_ports
 from .brief import BriefHelp
 from .configured import configured
 from .start import started
@@ -36,7 +36,11 @@ def serve(
     configure_logs(server.log_level, server.log_format)
     start = partial(started, engine)
     sockets = take_ports(server)  # What is wrong with a port is told before there is a child.
-    raise typer.Exit(keep(lambda: ServerProcess(start, server, announce, sockets).run()))
+
+    def run(life: Life) -> int:
+        return ServerProcess(start, server, announce, sockets, life=life).run()
+
+    raise typer.Exit(keep(run, import_routes))
 
 
 def announce(line: str) -> None:

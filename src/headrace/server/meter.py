@@ -107,6 +107,11 @@ class HttpMeter:
             ["code"],
             registry=self.registry,
         )
+        self._restarts = Counter(
+            "headrace_api_restarts",
+            "API processes that died, and that the parent followed by another.",
+            registry=self.registry,
+        )
         self.registry.register(_Logs())
         self.registry.register(_Ignored())
         self._batches = Counter(
@@ -142,6 +147,10 @@ class HttpMeter:
         known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"
         self._exchanges.labels(route, known, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def restarted(self, count: int) -> None:
+        """API processes that died before this one, under the same parent."""
+        self._restarts.inc(count)
 
     def late(self, seconds: float) -> None:
         """The event loop came so late to its beat (`obs.loopwatch`)."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
     from .accounts import Accounts
     from .app import Application
+    from .kept import Life
     from .service import Service
 
 log = logging.getLogger("headrace.server")
@@ -111,9 +112,13 @@ class ServerProcess:
         options: ServerOptions,
         announce: Announce = print,
         sockets: list[socket.socket] | None = None,
+        *,
+        life: Life | None = None,
     ) -> None:
-        """`sockets`: as `take_ports` gives them; None: they are taken by `run`."""
+        """`sockets`: as `take_ports` gives them; None: they are taken by `run`. `life`: where
+        there is a parent that begins it again."""
         options.verify()
+        self._life = life
         self._sockets = sockets
         self._start_engine = start_engine
         self._options = options
@@ -152,6 +157,8 @@ class ServerProcess:
 
             app = create_app(None, self._options)
             service: Service = app.state.service
+            if self._life is not None:
+                app.state.meter.restarted(self._life.restarts)
             tls = Tls.of(self._options)
             if tls is not None:
                 tls.failed = app.state.meter.failed
@@ -280,6 +287,16 @@ class ServerProcess:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
         self._announce(f"try: {_example(addresses[0], engine)}")
+        if self._life is not None:
+            self._life.serves()
+
+
+def import_routes() -> None:
+    """Import what a server is made of, so that a fork of this process need not."""
+    with collector_paused():
+        for part in ROUTES:
+            import_module(part)
+    _loop_factory()
 
 
 async def _given_up(starting: asyncio.Future[ServingEngine]) -> None:
