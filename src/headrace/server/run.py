@@ -13,6 +13,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -144,13 +145,16 @@ class ServerProcess:
             loop.add_signal_handler(number, self._signalled, number)
         starting: asyncio.Future[ServingEngine] = asyncio.ensure_future(self._start_engine())
         try:
-            await asyncio.sleep(SPAWN_SECONDS)
-            # Local: the engine's process starts while this one imports the routes. In parts, since
-            # the loop has to tell it what to load as soon as it asks.
-            with collector_paused():
-                for part in ROUTES:
-                    import_module(part)
-                    await asyncio.sleep(BREATH_SECONDS)
+            # The engine's process starts while this one imports the routes. In parts, since the
+            # loop has to tell it what to load as soon as it asks. Where a parent has imported them,
+            # clients are answered first.
+            if missing := [part for part in ROUTES if part not in sys.modules]:
+                await asyncio.sleep(SPAWN_SECONDS)
+                with collector_paused():
+                    for part in missing:
+                        import_module(part)
+                        await asyncio.sleep(BREATH_SECONDS)
+            # Local: by now they cost nothing.
             from .app import create_app, create_operator_app
             from .listen import http_server
             from .tls import Tls
