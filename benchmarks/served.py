@@ -118,7 +118,8 @@ def served(port: int, streams: int, tokens: int) -> float:
                 one.close()
                 continue
             reading.tail = (reading.tail + data)[-4096:]
-            if b'"content":"' in data and b'"content":""' not in data:
+            # A part may hold the opening, whose content is empty, beside the first token.
+            if data.count(b'"content":"') > data.count(b'"content":""'):
                 reading.last = time.perf_counter()
                 reading.first = reading.first or reading.last
     return rate
@@ -152,6 +153,15 @@ class Server:
                 found = re.findall(r"ctxt_switches:\s+(\d+)", status.read_text())
                 total += sum(map(int, found))
         return total
+
+    def computed(self) -> float:
+        """Seconds that the threads of the API process, not the engine's, have had a core."""
+        return sum(
+            int(times.read_text().split()[0])
+            for process in _family(self._process.pid)
+            if b"headrace.engine" not in Path(f"/proc/{process}/cmdline").read_bytes()
+            for times in Path(f"/proc/{process}/task").glob("*/schedstat")
+        ) / 1e9  # fmt: skip
 
     def close(self) -> None:
         self._process.terminate()
@@ -192,11 +202,13 @@ def main() -> None:
                     order = list(ways) if number % 2 else list(reversed(ways))
                     rates = {}
                     for name in order:
-                        before = servers[name].switches() if name in servers else 0
+                        server = servers.get(name)
+                        before = (server.switches(), server.computed()) if server else (0, 0.0)
                         rates[name] = ways[name]()
-                        if name in servers:
-                            made = servers[name].switches() - before
-                            rates[f"{name} switches"] = made / (streams * arguments.tokens)
+                        if server:
+                            count = streams * arguments.tokens
+                            rates[f"{name} switches"] = (server.switches() - before[0]) / count
+                            rates[f"{name} us"] = (server.computed() - before[1]) / count * 1e6
                     if number >= 0:  # The first one warms caches.
                         rounds.append(rates)
                 for name in servers:
@@ -210,12 +222,13 @@ def main() -> None:
                         "least": min(ratios),
                         "most": max(ratios),
                         "switches": statistics.median(one[f"{name} switches"] for one in rounds),
+                        "api_us": statistics.median(one[f"{name} us"] for one in rounds),
                     }
                     found.append(row)
                     print(
                         f"{streams:3} streams, {name}: {row['rate']:.1f} of {row['process']:.1f} "
                         f"tokens/s, x{row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f}), "
-                        f"{row['switches']:.2f} switches a token",
+                        f"a token {row['switches']:.2f} switches, {row['api_us']:.0f} µs API",
                         flush=True,
                     )
     finally:

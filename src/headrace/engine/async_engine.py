@@ -247,9 +247,7 @@ class AsyncEngine:
     def _receive(self, message: Any) -> None:
         match message:
             case messages.News(deltas, stats):
-                now = time.monotonic()
-                for delta in deltas:
-                    self._work.deliver(delta, now)
+                self._work.deliver(deltas, time.monotonic())
                 self._observe(stats)
             case messages.Refused(request_id, error):
                 self._work.refuse(request_id, error.error())

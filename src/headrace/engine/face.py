@@ -71,6 +71,9 @@ class OutputStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[OutputDelta]: ...
     async def __anext__(self) -> OutputDelta: ...
+    def divert(self, straight: Callable[[OutputDelta], bool]) -> None:
+        """Offer further deltas to a function, past a reader that waits: see `Stream.divert`."""
+
     def cancel(self) -> None:
         """Stop the work (if it still goes on) and free what it holds; further deltas are lost."""
 

@@ -137,8 +137,19 @@ class RequestsInWork:
         for request_id in list(self._by_id):
             self.abort(request_id)
 
-    def deliver(self, delta: SequenceDelta, now: float) -> None:
-        """What a step brought for one choice, at `now` of the monotonic clock."""
+    def deliver(self, deltas: list[SequenceDelta], now: float) -> None:
+        """What a step brought, at `now` of the monotonic clock."""
+        gaps: dict[tuple[float, int], int] = {}
+        """Choices by when their latest tokens came and how many have come now: the same of nearly
+        all that decode, so that they are counted together."""
+        for delta in deltas:
+            self._deliver(delta, now, gaps)
+        for (latest, count), choices in gaps.items():
+            self._metrics.between_tokens(now - latest, count, choices)
+
+    def _deliver(
+        self, delta: SequenceDelta, now: float, gaps: dict[tuple[float, int], int]
+    ) -> None:
         work = self._by_id.get(delta.request_id)
         if work is None:
             return  # Its reader has left.
@@ -148,7 +159,8 @@ class RequestsInWork:
                 life.scheduled, life.cached = delta.scheduled, delta.cached
             latest = work.latest[delta.choice]
             if latest:
-                self._metrics.between_tokens(now - latest, len(delta.tokens))
+                gap = latest, len(delta.tokens)
+                gaps[gap] = gaps.get(gap, 0) + 1
             work.latest[delta.choice] = now
             self._metrics.tokens(life, len(delta.tokens), now)
         elif delta.output is not None:

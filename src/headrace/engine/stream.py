@@ -17,8 +17,8 @@ class Stream:
     """
 
     __slots__ = (
-        "_cancel", "_choices", "_error", "_open", "_pending", "_taken", "_void", "_waiter",
-        "_whole", "begun", "prompt_ids", "request_id",
+        "_cancel", "_choices", "_error", "_open", "_pending", "_straight", "_taken", "_void",
+        "_waiter", "_whole", "begun", "prompt_ids", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -46,10 +46,20 @@ class Stream:
         self._pending: dict[int, OutputDelta] = {}
         self._error: HeadraceError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._straight: Callable[[OutputDelta], bool] | None = None
         self._cancel = cancel
 
     def push(self, delta: OutputDelta) -> None:
         """More of one choice (engine's side)."""
+        if (
+            self._straight is not None
+            and delta.finish_reason is None
+            and self._waiter is not None  # All that came before has been read.
+            and not self._waiter.done()
+            and self._straight(delta)
+        ):
+            self.begun = True
+            return
         waiting = self._pending.get(delta.index)
         if self._void:
             delta.void = self._void.pop(delta.index, None)
@@ -60,6 +70,13 @@ class Stream:
         if delta.finish_reason is not None:
             self._open -= 1
         self._wake()
+
+    def divert(self, straight: Callable[[OutputDelta], bool]) -> None:
+        """From now on `straight` is offered each delta but the last of a choice, in the call that
+        brings it, while the reader waits for it; where it says no the reader gets it. It does not
+        raise."""
+        assert not self._whole
+        self._straight = straight
 
     def fail(self, error: HeadraceError) -> None:
         """The request ends with an error, once what is pending has been read."""

@@ -133,10 +133,10 @@ class EngineMetrics(Collector):
         life.generated += count
         life.last_token = now
 
-    def between_tokens(self, seconds: float, count: int) -> None:
-        """A choice got `count` tokens, `seconds` after its previous ones."""
-        self._between_tokens.observe(seconds / count, count)
-        self.token_gaps.observe(seconds / count, count)
+    def between_tokens(self, seconds: float, count: int, choices: int = 1) -> None:
+        """So many choices got `count` tokens each, `seconds` after their previous ones."""
+        self._between_tokens.observe(seconds / count, count * choices)
+        self.token_gaps.observe(seconds / count, count * choices)
 
     def ended(self, life: RequestLife, reason: str, now: float) -> None:
         """A request has ended."""

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError
 from .errors import error_body, error_response
+from .frames import Frames, Outlet
 from .wire import DONE, KEEP_ALIVE, frame
 
 Result = TypeVar("Result")
@@ -60,7 +61,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        frames: AsyncIterator[bytes],
+        frames: Frames | AsyncIterator[bytes],
         *,
         keep_alive: float,
         error_frame: Callable[[HeadraceError], bytes] = openai_error_frame,
@@ -68,7 +69,8 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._frames = frames
+        self._diverted = frames if isinstance(frames, Frames) else None
+        self._frames = frames.frames() if isinstance(frames, Frames) else frames
         self._keep_alive = keep_alive
         self._error_frame = error_frame
         self._error_reply = error_reply
@@ -94,12 +96,17 @@ class EventStream(Response):
             comments = _Comments(send, self._keep_alive)
             if not done:
                 await comments.send_now()
+            straight = _Straight(comments, scope.get("headrace.outlet"))
             try:
                 data = await first
+                if data is not None and self._diverted is not None and straight.possible:
+                    self._diverted.divert(straight)
                 while data is not None:
                     comments.touch()
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+                    straight.between = True
                     data = await _next(frames)
+                    straight.between = False
             except HeadraceError as error:
                 data = self._error_frame(error)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -119,6 +126,31 @@ async def _next(frames: AsyncIterator[bytes]) -> bytes | None:
         return await frames.__anext__()
     except StopAsyncIteration:
         return None
+
+
+class _Straight:
+    """The outlet of an exchange, open while its task waits for the next frame."""
+
+    __slots__ = ("_comments", "_outlet", "between")
+
+    def __init__(self, comments: _Comments, outlet: Outlet | None) -> None:
+        """`outlet`: of the connection; None: it has none, as that of a test or of a batch."""
+        self._comments = comments
+        self._outlet = outlet
+        self.between = False
+
+    @property
+    def possible(self) -> bool:
+        return self._outlet is not None
+
+    @property
+    def open(self) -> bool:
+        return self.between and self._outlet is not None and self._outlet.open
+
+    def write(self, data: bytes) -> None:
+        assert self._outlet is not None
+        self._comments.touch()
+        self._outlet.write(data)
 
 
 class _Comments:

@@ -88,6 +88,30 @@ def most_connections() -> int:
     return max(16, min(MAX_CONNECTIONS, soft - SPARE_FILES))
 
 
+class ChunkOutlet:
+    """Parts of one answer's body, past the layers around the routes (`frames.Outlet`)."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def open(self) -> bool:
+        """In the middle of a body of unknown length, to a client that keeps up."""
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding
+            and not cycle.flow.write_paused
+            and not cycle.response_complete
+            and not cycle.disconnected
+        )
+
+    def write(self, data: bytes) -> None:
+        """Send a part, as `RequestResponseCycle.send` does."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. The bounds are attributes of the class, so that tests can lower them."""
 
@@ -205,6 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = self._too_many()
             raise ValueError("not a probe")
         super().on_headers_complete()
+        self.scope["headrace.outlet"] = ChunkOutlet(self.cycle)  # type: ignore[typeddict-unknown-key]
         if self._spare:
             self.cycle.keep_alive = False
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
 from ....base.request import OutputDelta
+from ...frames import Frames
 from ...generation import deltas
 from ...logprobs import chat_logprobs, prompt_logprobs
 from ...wire import DONE, encode, frame, json_response
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ....engine.face import OutputStream
     from .parts import Parts
     from .request import Chat
+
+
+_END = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 def _logprobs(chat: Chat, delta: OutputDelta) -> dict[str, Any] | None:
@@ -72,49 +75,72 @@ def _finished(chat: Chat, index: int, parts: Parts) -> dict[str, Any]:
     return fields
 
 
-async def events(chat: Chat, stream: OutputStream) -> AsyncIterator[bytes]:
+def events(chat: Chat, stream: OutputStream) -> Frames:
     """The answer as it comes: role, text, finish reason, usage where asked, end mark."""
-    head = chat.head("chat.completion.chunk")
-    body, choices = chat.body, chat.parts()
-    plain = (
-        chat.top_logprobs is None
-        and choices[0].plain
-        and not body.continuous_usage
-        and not body.return_token_ids
-    )
-    opening = encode(head)[:-1]
-    starts = [
-        b'data: %b,"choices":[{"index":%d,"delta":{"content":' % (opening, index)
-        for index in range(chat.n)
-    ]
-    end = b'},"logprobs":null,"finish_reason":null}]}\n\n'
-    greeted: set[int] = set()
-    async for _, delta in deltas([stream]):
+    telling = _Telling(chat)
+    return Frames([stream], telling.news, telling.end)
+
+
+class _Telling:
+    """One answer as events."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._head = chat.head("chat.completion.chunk")
+        self._choices = chat.parts()
+        body = chat.body
+        self._plain = (
+            chat.top_logprobs is None
+            and self._choices[0].plain
+            and not body.continuous_usage
+            and not body.return_token_ids
+        )
+        opening = encode(self._head)[:-1]
+        self._starts = [
+            b'data: %b,"choices":[{"index":%d,"delta":{"content":' % (opening, index)
+            for index in range(chat.n)
+        ]
+        self._greeted: set[int] = set()
+
+    def news(self, _: int, delta: OutputDelta) -> bytes:
+        """The events of one delta; none where it brings no text."""
+        chat, index = self._chat, delta.index
         chat.usage.count(0, delta)
-        index = delta.index
-        if index not in greeted:
-            greeted.add(index)
-            yield frame(_opening(chat, head, delta))
-        if plain and delta.finish_reason is None:
+        opening = b""
+        if index not in self._greeted:
+            self._greeted.add(index)
+            opening = frame(_opening(chat, self._head, delta))
+        if self._plain and delta.finish_reason is None:
             # The hot path: one of these per token. Everything but the text is made beforehand.
-            if delta.text:
-                yield b"%b%b%b" % (starts[index], encode(delta.text), end)
-            continue
-        parts = choices[index]
+            if not delta.text:
+                return opening
+            return b"%b%b%b%b" % (opening, self._starts[index], encode(delta.text), _END)
+        parts = self._choices[index]
         chunks = parts.take(delta)
-        chat.usage.reasoning = sum(parts.reasoning_tokens for parts in choices)
+        chat.usage.reasoning = sum(parts.reasoning_tokens for parts in self._choices)
         # What belongs to the tokens goes with the first chunk, the end with the last.
         last = delta.finish_reason is not None
-        if not chunks and (last or not plain):
+        if not chunks and (last or not self._plain):
             chunks = [{}]
-        for place, fields in enumerate(chunks):
-            at_end = last and place == len(chunks) - 1
-            yield frame(
-                _chunk(chat, head, delta, fields, place == 0, parts.finish if at_end else None)
+        return opening + b"".join(
+            frame(
+                _chunk(
+                    chat,
+                    self._head,
+                    delta,
+                    fields,
+                    place == 0,
+                    parts.finish if last and place == len(chunks) - 1 else None,
+                )
             )
-    if body.usage_wanted:
-        yield frame({**head, "choices": [], "usage": chat.usage.as_openai()})
-    yield DONE
+            for place, fields in enumerate(chunks)
+        )
+
+    def end(self) -> bytes:
+        chat = self._chat
+        if chat.body.usage_wanted:
+            return frame({**self._head, "choices": [], "usage": chat.usage.as_openai()}) + DONE
+        return DONE
 
 
 def _opening(chat: Chat, head: dict[str, Any], delta: OutputDelta) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from ....base.request import OutputDelta
 from ....base.sampling import SamplingParams
 from ...caller import CALLER, engine_id
 from ...connection import EventStream, while_connected
+from ...frames import Frames
 from ...generation import Usage, deltas
 from ...infill import infill_prompt
 from ...logprobs import CompletionLogprobs, prompt_logprobs
@@ -275,20 +275,25 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-async def _events(work: Completion, streams: list[OutputStream]) -> AsyncIterator[bytes]:
+def _events(work: Completion, streams: list[OutputStream]) -> Frames:
     states = _states(work)
     body = work.body
-    async for prompt, delta in deltas(streams):
+
+    def news(prompt: int, delta: OutputDelta) -> bytes:
         _count(work, prompt, delta)
         chunk = work.reply([states[prompt, delta.index].fields(delta)])
         if body.continuous_usage:
             chunk["usage"] = work.usage.as_openai()
-        yield frame(chunk)
-    if body.usage_wanted:
+        return frame(chunk)
+
+    def end() -> bytes:
+        if not body.usage_wanted:
+            return DONE
         chunk = work.reply([])
         chunk["usage"] = work.usage.as_openai()
-        yield frame(chunk)
-    yield DONE
+        return frame(chunk) + DONE
+
+    return Frames(streams, news, end)
 
 
 def _is_ids(given: Any) -> bool:
