@@ -23,7 +23,7 @@ from headrace.bench.compare import (
     regressed,
 )
 from headrace.bench.export import aiperf, vllm_bench
-from headrace.bench.history import History, history_chart
+from headrace.bench.history import History, history_chart, unit_of
 from headrace.bench.metrics import Run
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
@@ -207,7 +207,15 @@ def test_history(tmp_path: Path) -> None:
     found = history.metric("ttft_p50")
     assert [round(entry.value, 1) for entry in found] == [0.1, 0.2, 0.3]
     assert len(history_chart("ttft_p50", found).series) == 1
-    assert len(history.metric("output_throughput", "fixed 128/128")) == 3
+    assert len(history.metric("output_throughput", workload="fixed 128/128")) == 3
+    other = noisy(0.5, 9)
+    other["server"] = {**other["server"], "model": "larger", "version": "9.1"}
+    history.add(other)
+    every = history.metric("ttft_p50")
+    assert len(every) == 4
+    assert len(history_chart("ttft_p50", every).series) == 2, "models are not one line"
+    assert [e.model for e in history.metric("ttft_p50", model="larger", server="9.")] == ["larger"]
+    assert (unit_of("ttft_p50"), unit_of("joules_per_token")) == ("s", "J/tok")
     with pytest.raises(InvalidRequest, match="output_throughput"):
         history.metric("speed")
 
@@ -242,14 +250,20 @@ def test_the_report_needs_no_network() -> None:
         assert outside not in page.replace("http://127", "")
 
 
+def believe(folder: Path) -> None:
+    """Whether this machine kept up is not asked here."""
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "valid": True, "findings": []}))
+
+
 @pytest.mark.slow
 def test_commands(tmp_path: Path) -> None:
     runner = CliRunner()
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
         made_ = runner.invoke(
             command,
-            ["run", "--url", server.url, "--requests", "12", "--output", "6", "--input", "5",
-             "-o", str(tmp_path / "run"), "--no-history", "--json"],
+            ["run", "--url", server.url, "--requests", "12", "-c", "2", "--output", "6",
+             "--input", "5", "-o", str(tmp_path / "run"), "--no-history", "--json"],
         )  # fmt: skip
         assert made_.exit_code in (0, 4), made_.output
         assert json.loads(made_.stdout)["succeeded"] == 12
@@ -265,6 +279,7 @@ def test_commands(tmp_path: Path) -> None:
         again = runner.invoke(command, ["report", str(tmp_path / "run"), "--format", form])
         assert again.exit_code == 0, again.output
     assert (tmp_path / "sweep" / "report.html").is_file()
+    believe(tmp_path / "run")
     compared = runner.invoke(command, ["compare", str(tmp_path / "run"), str(tmp_path / "run")])
     assert compared.exit_code == 0
     assert not regressed(compare_single(tmp_path / "run", tmp_path / "run", 0.05))
@@ -277,6 +292,8 @@ def test_exit_codes(tmp_path: Path) -> None:
         run_bench(RunOptions(url=quick.url, output="6", input="5"), tmp_path / "a")
     with MockServer(Behaviour(ttft=0.1, itl=0.01)) as slow:
         run_bench(RunOptions(url=slow.url, output="6", input="5"), tmp_path / "b")
+    believe(tmp_path / "a")
+    believe(tmp_path / "b")
     assert (
         runner.invoke(command, ["compare", str(tmp_path / "a"), str(tmp_path / "b")]).exit_code == 3
     )

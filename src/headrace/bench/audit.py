@@ -8,6 +8,7 @@ A "warning" is to be known when reading the numbers.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .record import ClientAudit, RequestRecord
+from .slo import Slo
 
 MAX_CPU_SHARE = 0.9
 """Of one core, per client process."""
@@ -31,6 +33,8 @@ MAX_FAILURES = 0.05
 """Share of failed requests above which the headline speaks of another load than was meant."""
 FEW_FOR_P99 = 100
 """Requests below which a 99th percentile is the largest value, or next to it."""
+STEADY_USERS, STEADY_TIME = 0.75, 0.5
+"""Share of its users that a closed loop must have at work, for this share of the time."""
 STALL_FACTOR = 20
 STALL_FLOOR = 1.0
 
@@ -59,8 +63,8 @@ def examine(
     findings += _usage(good, ignore_eos=ignore_eos)
     if stream:
         findings += _streams(good)
-    if open_loop:
-        findings += _saturation(records)
+    if open_loop and (found := saturated(records)) is not None:
+        findings.append(found)
     if 0 < len(good) < FEW_FOR_P99:
         findings.append(
             Finding(
@@ -289,25 +293,68 @@ def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
     return findings
 
 
-def _saturation(records: Sequence[RequestRecord]) -> list[Finding]:
-    """Does the queue grow without end? Latency of the last quarter against the first one."""
+def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Finding | None:
+    """Does the queue grow without end? Latency of the last quarter against the first one, and
+    (`draining`: of a run that is over) how long the rest took."""
     ordered = sorted((r for r in records if r.ok), key=lambda record: record.planned_ns)
     if len(ordered) < 20:
-        return []
+        return None
     quarter = len(ordered) // 4
     waits = [
         ((r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns) / 1e9 for r in ordered
     ]  # fmt: skip
     early, late = float(np.mean(waits[:quarter])), float(np.mean(waits[-quarter:]))
     arriving = (ordered[-1].planned_ns - ordered[0].planned_ns) / 1e9
-    draining = (max(r.end_ns for r in ordered) - ordered[-1].planned_ns) / 1e9
+    drained = (max(r.end_ns for r in ordered) - ordered[-1].planned_ns) / 1e9
     service = float(np.percentile([(r.end_ns - r.planned_ns) / 1e9 for r in ordered[:quarter]], 50))
-    if late > 2 * early and late - early > 0.1 * arriving and draining > 2 * service:
-        return [
-            Finding(
-                "warning", "over_saturated",
-                f"time to first token grew from {early:.2f} s to {late:.2f} s: more came than the "
-                "server can do, so its latencies depend on how long the run was",
-            )
-        ]  # fmt: skip
-    return []
+    if late <= 2 * early or late - early <= 0.1 * arriving:
+        return None
+    if draining and drained <= 2 * service:
+        return None
+    return Finding(
+        "invalid", "over_saturated",
+        f"time to first token grew from {early:.2f} s to {late:.2f} s: more came than the "
+        "server can do, so its latencies depend on how long the run was",
+    )  # fmt: skip
+
+
+def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
+    """Were the users of a closed loop at work together for most of the run?
+
+    A session lasts from its first request's due time to its last one's end, thinking included.
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for record in records:
+        first, last = spans.get(record.session, (record.planned_ns, record.end_ns))
+        spans[record.session] = min(first, record.planned_ns), max(last, record.end_ns)
+    if not spans:
+        return []
+    if len(spans) < min(2, users) * users:
+        what = f"{len(spans)} sessions of {users} users: each has hardly begun when others end"
+    else:
+        events = sorted(
+            [(first, 1) for first, _ in spans.values()] + [(end, -1) for _, end in spans.values()]
+        )
+        together = flying = 0
+        for (at, change), (following, _) in itertools.pairwise(events):
+            flying += change
+            together += (following - at) * (flying >= STEADY_USERS * users)
+        share = together / max(1, events[-1][0] - events[0][0])
+        if share >= STEADY_TIME:
+            return []
+        what = f"{users} users were at work together for {share:.0%} of the time"
+    text = f"{what}: the run is mostly its beginning and its end; ask more --requests"
+    return [Finding("invalid", "not_steady", text)]
+
+
+def few_for(slo: Slo, records: Sequence[RequestRecord]) -> list[Finding]:
+    """Limits on percentiles that so few requests do not have."""
+    return [
+        Finding(
+            "invalid", "few_for_slo",
+            f"{len(records)} requests have no {limit.percentile:g}th percentile: whether the SLO "
+            f"is kept takes {math.ceil(100 / (100 - limit.percentile))}",
+        )
+        for limit in slo.limits
+        if limit.metric != "itl" and len(records) * (100 - limit.percentile) < 100
+    ]  # fmt: skip

@@ -12,8 +12,8 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from .http import Connection, ConnectionLost, Pool, Reply, parse_url, request_bytes
@@ -31,7 +31,7 @@ Recount = Callable[[str], int]
 Emit = Callable[[RequestRecord], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stream:
     """One answer while it comes in."""
 
@@ -43,7 +43,8 @@ class Stream:
     last_ns: int
     keep: int = 4096
     """Bytes of the body that are kept as they came: enough for an error message."""
-    hang_up: asyncio.Event | None = None
+    give_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: hang up."""
     done: bool = False
     broken: str | None = None
 
@@ -52,12 +53,8 @@ class Stream:
         self._events(now, self.lines.feed(data))
         if len(self.raw) < self.keep:
             self.raw += data
-        if (
-            self.cancel_after is not None
-            and self.hang_up is not None
-            and len(self.record.chunk_ns) >= self.cancel_after
-        ):
-            self.hang_up.set()
+        if self.cancel_after is not None and len(self.record.chunk_ns) >= self.cancel_after:
+            self.give_up.set()
 
     def on_end(self) -> None:
         """The body is whole: an event may have come without the empty line behind it."""
@@ -114,6 +111,15 @@ class Client:
         self._pool = Pool(parse_url(job.target.url))
         self._lags: list[int] = []
         self._requests = 0
+        self._stopped = False
+        self.hang_up = False
+        """Is the grace over?"""
+        self._streams: set[Stream] = set()
+
+    @property
+    def ended(self) -> bool:
+        """Is nothing new to be started?"""
+        return self._stopped or self.hang_up or self.audit.gave_up
 
     async def run(self, start_ns: int) -> None:
         """All sessions; returns when the last answer is in."""
@@ -141,22 +147,46 @@ class Client:
         job = self.job
         assert job.offsets is not None
         tasks = set()
+        room, freed = asyncio.Semaphore(job.most) if job.most else None, 0
         for session, number, offset in zip(job.sessions, job.numbers, job.offsets, strict=True):
             planned = start_ns + int(offset * 1e9)
-            if self.audit.gave_up or (end_ns is not None and planned >= end_ns):
-                break
             await _sleep_until(planned)
+            if room is not None:
+                waits = room.locked()
+                await room.acquire()
+                freed = time.monotonic_ns() if waits else freed
+                # The cap is part of the load: who waited for it is due when it may go.
+                planned = max(planned, freed)
+            if self.ended or (end_ns is not None and planned >= end_ns):
+                break
             task = asyncio.create_task(self._session(session, number, planned, end_ns))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
+            if room is not None:
+                task.add_done_callback(lambda _task: room.release())
+        await self._last(tasks, end_ns)
+
+    async def _last(self, tasks: Iterable[asyncio.Future[Any]], end_ns: int | None) -> None:
+        """Wait for what is in flight; past the grace it is hung up."""
+        if end_ns is None or self.job.grace is None:
+            await asyncio.gather(*tasks)
+            return
+        left = end_ns / 1e9 + self.job.grace - time.monotonic()
+        if waiting := list(tasks):
+            _, late = await asyncio.wait(waiting, timeout=max(0.0, left))
+            self.hang_up = True
+            for stream in self._streams:
+                stream.give_up.set()
+            await asyncio.gather(*late)
 
     async def _closed_loop(self, start_ns: int, end_ns: int | None) -> None:
         job = self.job
-        assert job.concurrency is not None
+        users = job.concurrency
+        assert users is not None
 
-        async def user() -> None:
-            ready = start_ns
+        async def user(place: int) -> None:
+            ready = start_ns + int(place / users * job.ramp * 1e9)
+            await _sleep_until(ready)
             while end_ns is None or ready < end_ns:
                 following = await self._next()
                 if following is None:
@@ -164,17 +194,15 @@ class Client:
                 ready = await self._session(*following, ready, end_ns)
 
         await _sleep_until(start_ns)
-        await asyncio.gather(*(user() for _ in range(job.concurrency)))
+        await self._last([asyncio.ensure_future(user(n)) for n in range(users)], end_ns)
 
     async def _next(self) -> tuple[Session, int] | None:
-        """The next session of the closed loop; None: there is none, or no server any more."""
-        if self.audit.gave_up:
-            return None
-        while not self._queue and self.job.endless:
+        """The next session of the closed loop; None: there is none, or nobody wants it any more."""
+        while not self._queue and self.job.endless and not self.ended:
             self._more.clear()
             self._want_more()
             await self._more.wait()
-        if not self._queue:
+        if not self._queue or self.ended:
             return None
         following = self._queue.popleft()
         if self.job.endless and len(self._queue) < 2 * (self.job.concurrency or 1):
@@ -187,8 +215,8 @@ class Client:
             self._ask()
 
     def add(self, more: More) -> None:
-        """Sessions that were asked for."""
-        self._asked = False
+        """Sessions that were asked for, or word to start nothing new."""
+        self._asked, self._stopped = False, self._stopped or more.stop
         self._queue.extend(zip(more.sessions, more.numbers, strict=True))
         self._more.set()
 
@@ -214,7 +242,7 @@ class Client:
             if self._lost >= GONE:
                 self.audit.gave_up = True
             ready = record.end_ns
-            if record.error is not None:
+            if record.error is not None or self.hang_up:
                 break  # A user whose question failed does not ask the next one.
             history.append({"role": "assistant", "content": turn.answer or text or "…"})
         return ready
@@ -232,6 +260,7 @@ class Client:
         if not target.stream:
             stream.keep = MAX_BODY
         self._requests += 1
+        self._streams.add(stream)
         try:
             async with asyncio.timeout(target.timeout):
                 reply = await self._exchange(data, stream)
@@ -244,6 +273,8 @@ class Client:
             record.error = f"no byte for {target.stall:g} s"
         except ConnectionLost as error:
             record.error_kind, record.error = "connection", str(error)
+        finally:
+            self._streams.discard(stream)
         if record.end_ns == 0:
             record.end_ns = time.monotonic_ns()
         if record.sent_ns == 0:
@@ -266,13 +297,13 @@ class Client:
 
     async def _send(self, connection: Connection, data: bytes, stream: Stream) -> Reply | None:
         target, record = self.job.target, stream.record
-        stream.hang_up = asyncio.Event() if stream.cancel_after is not None else None
         stream.last_ns = time.monotonic_ns()
         record.sent_ns = record.sent_ns or stream.last_ns
         reply = connection.send(data, stream.on_body)
+        hang_up: asyncio.Future[Any] | None = None
         waiting: set[asyncio.Future[Any]] = {reply}
-        hang_up = asyncio.ensure_future(stream.hang_up.wait()) if stream.hang_up else None
-        if hang_up is not None:
+        if stream.cancel_after is not None or self.job.grace is not None:
+            hang_up = asyncio.ensure_future(stream.give_up.wait())
             waiting.add(hang_up)
         try:
             while True:

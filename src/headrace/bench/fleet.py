@@ -32,21 +32,25 @@ def deal(
     duration: float | None,
     tokenizer: str | None = None,
     endless: bool = False,
+    most: int | None = None,
+    ramp: float = 0.0,
+    grace: float | None = None,
 ) -> list[Job]:
     """One job per process: session i goes to process i mod P, concurrency is split evenly.
     `endless`: the duration ends the run, and a `Supply` makes sessions as long as it lasts."""
-    processes = min(processes, len(sessions), concurrency or len(sessions))
+    processes = min(processes, len(sessions), concurrency or len(sessions), most or len(sessions))
     jobs = []
     for process in range(processes):
         share = None
         if concurrency is not None:
             share = concurrency // processes + (process < concurrency % processes)
+        bound = None if most is None else most // processes + (process < most % processes)
         jobs.append(
             Job(
                 process, target, list(sessions[process::processes]),
                 list(range(process, len(sessions), processes)), share,
                 None if offsets is None else list(offsets[process::processes]), duration,
-                tokenizer, endless,
+                tokenizer, endless, bound, ramp, grace,
             )
         )  # fmt: skip
     return jobs
@@ -133,6 +137,11 @@ class Fleet:
             else:
                 raise HeadraceError(f"a client process failed: {message['value']}")
         return True
+
+    def stop(self) -> None:
+        """Nothing new is started; what is in flight ends."""
+        for process in range(len(self._children)):
+            self._tell(process, msgspec.json.encode(More(stop=True)))
 
     def _start(self, job: Job) -> None:
         child = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
 from ..base.errors import InvalidRequest, OptionError
@@ -23,11 +24,26 @@ def default_path() -> Path:
 
 
 class Entry(NamedTuple):
+    """One run."""
+
     created: str
     commit: str
+    """Of the bench; what was measured says `server`."""
+    machine: str
+    model: str
+    server: str
+    """Its own word on its version."""
     workload: str
     load: str
     value: float
+
+    @property
+    def what(self) -> str:
+        """Only runs that share this can be laid beside each other."""
+        return " · ".join((self.model, self.server, self.machine, self.workload, self.load))
+
+
+FILTERS = ("workload", "model", "server", "machine", "load")
 
 
 class History:
@@ -45,10 +61,13 @@ class History:
                 metrics[f"{name}_{percentile}"] = value
         load = options["arrivals"] or f"closed:{options['concurrency']}"
         machine = result["machine"]
+        here = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]])
+        host = urlsplit(options["url"]).hostname
         values = [
             result["created"], result["commit"],
-            ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]]),
-            result["server"]["model"], str(result["server"]["version"]),
+            # Of what was measured: of another machine its name is all that is known.
+            here if host in (None, "localhost", "127.0.0.1", "::1") else f"at {host}",
+            result["server"]["model"], str(result["server"]["version"] or "unknown"),
             f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
             load, result["valid"], json.dumps(metrics), json.dumps(options),
         ]  # fmt: skip
@@ -62,8 +81,11 @@ class History:
             except duckdb.Error as error:
                 raise OptionError(f"{self.path}: {error}", param="history") from None
 
-    def metric(self, name: str, workload: str | None = None) -> list[Entry]:
-        """The valid runs' values of a metric such as `output_throughput` or `ttft_p99`."""
+    def metric(self, name: str, **only: str | None) -> list[Entry]:
+        """The valid runs' values of a metric such as `output_throughput` or `ttft_p99`; `only`
+        those whose `FILTERS` contain a text."""
+        assert set(only) <= set(FILTERS)
+        wanted = {column: text for column, text in only.items() if text}
         known = [figure.name for figure in FIGURES] + [
             f"{metric.name}_{suffix}"
             for metric in SAMPLES
@@ -77,11 +99,13 @@ class History:
             raise InvalidRequest(f"no history at {self.path} yet", param="history")
         with self._open() as database:
             found = database.execute(
-                "SELECT strftime(created, '%Y-%m-%d %H:%M:%S'), coalesce(commit, ''), workload, "
-                "load, CAST(json_extract(metrics, '$.' || ?) AS DOUBLE) AS value FROM runs "
-                "WHERE valid AND value IS NOT NULL AND (? IS NULL OR workload = ?) "
-                "ORDER BY created",
-                [name, workload, workload],
+                "SELECT strftime(created, '%Y-%m-%d %H:%M:%S'), coalesce(commit, ''), machine, "
+                "model, server, workload, load, "
+                "CAST(json_extract(metrics, '$.' || ?) AS DOUBLE) AS value FROM runs "
+                "WHERE valid AND value IS NOT NULL"
+                + "".join(f" AND contains(lower({column}), lower(?))" for column in wanted)
+                + " ORDER BY created",
+                [name, *wanted.values()],
             ).fetchall()
         return [Entry(*row) for row in found]
 
@@ -99,14 +123,21 @@ class History:
             raise OptionError(f"{self.path}: {error}", param="history") from None
 
 
+def unit_of(name: str) -> str:
+    """Of a metric's value in the history."""
+    units = {figure.name: figure.unit for figure in FIGURES}
+    units |= {metric.name: metric.unit for metric in SAMPLES}
+    return units.get(name) or units[name.rpartition("_")[0]]
+
+
 def history_chart(name: str, entries: list[Entry]) -> Chart:
-    """One line per workload and load, over the runs in order."""
+    """One line for each that can be compared (`Entry.what`), over the runs in order."""
     groups: dict[str, list[tuple[int, Entry]]] = {}
     for number, entry in enumerate(entries, 1):
-        groups.setdefault(f"{entry.workload} {entry.load}", []).append((number, entry))
+        groups.setdefault(entry.what, []).append((number, entry))
     only = f": {next(iter(groups))}" if len(groups) == 1 else ""  # One group has no legend.
     return Chart(
-        f"{name} over runs{only}", "run", name,
+        f"{name} over runs{only}", "run", unit_of(name),
         [
             Series(
                 group, [number for number, _ in found], [entry.value for _, entry in found],

@@ -46,10 +46,17 @@ class Job(msgspec.Struct):
     """Model whose tokenizer recounts the answers."""
     endless: bool = False
     """Are there more sessions than these, to be asked for in time?"""
+    most: int | None = None
+    """Open loop: sessions in flight at most."""
+    ramp: float = 0.0
+    """Closed loop: seconds over which the users come."""
+    grace: float | None = None
+    """Seconds after the duration until what is in flight is hung up."""
 
 
 class More(msgspec.Struct):
-    """Further sessions for a process that asked for them."""
+    """Further sessions for a process that asked for them; or word that the run is over."""
 
-    sessions: list[Session]
-    numbers: list[int]
+    sessions: list[Session] = []
+    numbers: list[int] = []
+    stop: bool = False

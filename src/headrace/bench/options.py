@@ -18,6 +18,14 @@ REQUESTS = 64
 """Sessions of a run that neither a number, a duration nor a trace bounds."""
 
 
+NEEDS = {
+    "max_concurrency": "it bounds an open loop (--arrivals); a closed one has -c users",
+    "ramp": "the users of a closed loop come by it; an open loop has ramp:FROM:TO:SECONDS",
+    "grace": "it follows a --duration",
+    "stop_saturated": "only an open loop (--arrivals) can ask for more than a server can do",
+}
+
+
 @dataclass(slots=True)
 class RunOptions:
     """All that decides what is measured; written into the result."""
@@ -27,6 +35,8 @@ class RunOptions:
     """Name in the requests; none: the first of /v1/models."""
     endpoint: str | None = None
     """completions, chat or embeddings; none: what the workload needs."""
+    preset: str | None = None
+    """Lengths that leaderboards use; ten requests for each user, after two that do not count."""
     workload: str = "fixed"
     trace: str | None = None
     """FORMAT:PATH in place of a workload."""
@@ -48,7 +58,18 @@ class RunOptions:
     zipf: float = 1.0
     turns: int = 4
     think_seconds: float = 2.0
-    warmup: int = 2
+    warmup: int | None = None
+    """Requests before the run, as many at a time as the run has; none: one for each user."""
+    max_concurrency: int | None = None
+    """Open loop: requests in flight at most; what is due later waits, and is due when it may go."""
+    ramp: float = 0.0
+    """Closed loop: seconds over which the users come."""
+    grace: float | None = None
+    """Seconds after the duration for what is in flight; then it is hung up. None: all the time."""
+    max_errors: int | None = None
+    """Failures above which nothing new is sent, and the run is invalid."""
+    stop_saturated: bool = False
+    """Send nothing new once more has come than the server can do."""
     processes: int = 1
     ignore_eos: bool = True
     stream: bool = True
@@ -67,7 +88,8 @@ class RunOptions:
         """Raise `InvalidRequest` for the first field that is out of its bounds."""
         for name, low in (
             ("requests", 1), ("concurrency", 1), ("groups", 1), ("turns", 1), ("warmup", 0),
-            ("processes", 1), ("prefix_tokens", 1), ("devices", 1),
+            ("processes", 1), ("prefix_tokens", 1), ("devices", 1), ("ramp", 0), ("grace", 0),
+            ("max_concurrency", 1), ("max_errors", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < low:
@@ -99,6 +121,16 @@ class RunOptions:
             raise InvalidRequest("arrivals 'trace' needs a --trace", param="arrivals")
         if self.slo is not None:
             parse_slo(self.slo)
+        if self.trace is not None and not (path := Path(self.trace.partition(":")[2])).is_file():
+            raise InvalidRequest(f"no such trace file: {path}", param="trace")
+        for name, given, needs in (
+            ("max_concurrency", self.max_concurrency is None, self.arrivals is not None),
+            ("ramp", not self.ramp, self.arrivals is None),
+            ("grace", self.grace is None, self.duration is not None),
+            ("stop_saturated", not self.stop_saturated, self.arrivals is not None),
+        ):
+            if not (given or needs):
+                raise InvalidRequest(f"{name} does nothing here: {NEEDS[name]}", param=name)
         if self.workload in CHAT_ONLY and self.endpoint == "completions" and self.trace is None:
             raise InvalidRequest(
                 f"the workload {self.workload} needs the chat endpoint", param="endpoint"
@@ -118,6 +150,12 @@ class RunOptions:
                     )
 
     @property
+    def sessions(self) -> int:
+        """Sessions that are made before the run; without a bound more follow."""
+        least = 10 if self.preset is not None else 4
+        return self.requests or max(REQUESTS, least * self.concurrency)
+
+    @property
     def endless(self) -> bool:
         """Does the duration alone say when the load ends?"""
         return self.duration is not None and self.requests is None and self.trace is None
@@ -127,10 +165,19 @@ class RunOptions:
         if self.endpoint is not None:
             return self.endpoint
         if self.trace is not None:
-            return "chat" if self.trace.startswith("sharegpt") else "completions"
+            return "chat" if self.trace.startswith(("sharegpt", "prompts")) else "completions"
         if self.workload == EMBEDDING:
             return EMBEDDING
         return "chat" if self.workload in CHAT_ONLY else "completions"
+
+    @property
+    def warms_up(self) -> int:
+        """Requests before the run."""
+        if self.warmup is not None:
+            return self.warmup
+        if self.preset is not None:
+            return 2 * self.concurrency
+        return 2 if self.arrivals is not None else self.concurrency
 
     @property
     def streams(self) -> bool:

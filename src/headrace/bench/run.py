@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..base.errors import InvalidRequest, Overloaded
 from ..loader import open_model
 from ..text import load_tokenizer
 from .arrivals import Arrivals, Scheduled, parse_arrivals
-from .audit import Finding, examine
+from .audit import Finding, examine, few_for, saturated, unsteady
 from .crosscheck import cross_check, means, read_metrics
 from .energy import EnergyMeter
 from .fleet import Fleet, Supply, deal
@@ -25,7 +25,7 @@ from .job import Target
 from .lengths import parse_lengths
 from .material import Material
 from .metrics import PossibleHitRate, PrefixHitRate, Run
-from .options import REQUESTS, RunOptions
+from .options import RunOptions
 from .record import ClientAudit, RequestRecord
 from .result import document
 from .slo import parse_slo
@@ -33,6 +33,8 @@ from .store import Store
 from .traces import load_trace
 from .workload import Session, Wish, make_workload, shareable_tokens
 
+SATURATION_EVERY = 20
+"""Answers after which a run that is to stop looks whether it is over-saturated."""
 STARTED = "headrace.bench.started/1"
 
 
@@ -114,6 +116,9 @@ def run_bench(
             # Past the end an answer's text proves no count, so nothing is recounted.
             tokenizer=None if options.ignores_eos else options.tokenizer,
             endless=endless,
+            most=options.max_concurrency,
+            ramp=options.ramp,
+            grace=options.grace,
         )
         supply = Supply(
             lambda count: make_sessions(replace(options, requests=count), material)[0],
@@ -122,9 +127,14 @@ def run_bench(
         )
         fleet = Fleet(jobs, supply if endless else None)
 
+        stop: list[Finding] = []
+
         def keep(record: RequestRecord) -> None:
             progress.records.append(record)
             store.record(record)
+            if not stop and (why := stop_now(options, progress.records)) is not None:
+                stop.append(why)
+                fleet.stop()
 
         before, meter = read_metrics(parse_url(options.url)), EnergyMeter()
         finished = fleet.run(keep, lambda: watch(progress))
@@ -132,7 +142,9 @@ def run_bench(
         told = means(before, read_metrics(parse_url(options.url)))
         waited = told.get("queue", {}).get("mean")
         run = make_run(options, progress.records, fleet.start_ns, sessions, joules, waited)
-        result = judge_run(options, run, server, fleet.audits, told, interrupted=not finished)
+        result = judge_run(
+            options, run, server, fleet.audits, told, interrupted=not finished, stopped=stop
+        )
         progress.phase = "done"
         store.json("result.json", result)
     finally:
@@ -157,21 +169,37 @@ def make_run(
 
 def judge_run(
     options: RunOptions, run: Run, server: dict[str, Any], audits: list[ClientAudit],
-    told: dict[str, dict[str, float]], *, interrupted: bool,
+    told: dict[str, dict[str, float]], *, interrupted: bool, stopped: Sequence[Finding] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    findings = examine(
+    findings = list(stopped)
+    if options.arrivals is None and not interrupted and not stopped:
+        findings += unsteady(run.records, options.concurrency)
+    findings += examine(
         run.records, audits, open_loop=options.arrivals is not None,
         ignore_eos=options.ignores_eos, stream=options.streams,
     )  # fmt: skip
     table, disagreements = cross_check(told, run.records, stream=options.streams)
     findings += disagreements
     findings += stale_hits(run, template=options.resolved_endpoint == "chat")
+    if run.slo is not None:
+        findings += few_for(run.slo, run.records)
     if interrupted:
         findings.append(Finding("warning", "interrupted", "the run was interrupted"))
     return document(
         run=run, options=options.public(), server={**server, "histograms": table}, audits=audits,
         findings=findings, interrupted=interrupted,
     )  # fmt: skip
+
+
+def stop_now(options: RunOptions, records: Sequence[RequestRecord]) -> Finding | None:
+    """Is there a reason to send nothing new?"""
+    failed = sum(record.error is not None for record in records)
+    if options.max_errors is not None and failed > options.max_errors:
+        text = f"ended early: {failed} requests failed, more than {options.max_errors}"
+        return Finding("invalid", "max_errors", text)
+    if options.stop_saturated and len(records) % SATURATION_EVERY == 0:
+        return saturated(records, draining=False)
+    return None
 
 
 def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
@@ -260,7 +288,7 @@ def make_sessions(options: RunOptions, material: Material) -> tuple[list[Session
 
 def make_wish(options: RunOptions, material: Material) -> Wish:
     return Wish(
-        sessions=options.requests or max(REQUESTS, 4 * options.concurrency),
+        sessions=options.sessions,
         seed=options.seed,
         input=parse_lengths(options.input, "input"),
         output=parse_lengths(options.output, "output"),
@@ -276,14 +304,14 @@ def make_wish(options: RunOptions, material: Material) -> Wish:
 
 def _warm_up(options: RunOptions, target: Target, material: Material) -> None:
     """A few requests that are not counted, of another seed so that no prefix is shared."""
-    if not options.warmup:
+    if not options.warms_up:
         return
     wish = make_wish(
-        replace(options, workload="fixed", requests=options.warmup, seed=options.seed + 7919,
+        replace(options, workload="fixed", requests=options.warms_up, seed=options.seed + 7919,
                 output="8", trace=None),
         material,
     )  # fmt: skip
     sessions = make_workload("fixed", wish)
-    Fleet(deal(sessions, target, 1, concurrency=1, offsets=None, duration=None)).run(
-        lambda _record: None
-    )
+    Fleet(
+        deal(sessions, target, 1, concurrency=options.concurrency, offsets=None, duration=None)
+    ).run(lambda _record: None)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -52,7 +53,9 @@ class Slo:
                 continue
             per_failure = max(1, len(values) // max(1, len(records) - failed))
             values += [float("inf")] * (failed * per_failure)
-            value = float(np.percentile(values, limit.percentile, method="higher"))
+            # As in the table; beside a failure, which is no number, its neighbour.
+            method: Literal["linear", "higher"] = "higher" if failed else "linear"
+            value = float(np.percentile(values, limit.percentile, method=method))
             result.append((limit, value, value <= limit.seconds))
         return result
 

@@ -7,10 +7,12 @@ goes on where it stopped.
 from __future__ import annotations
 
 import html
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..base.errors import InvalidRequest
@@ -35,7 +37,8 @@ class Point:
     result: dict[str, Any]
 
     def figure(self, name: str) -> float:
-        return float(self.result["figures"][name]["value"])
+        found = self.result["figures"].get(name)
+        return float(found["value"]) if found else float("nan")
 
     def percentile(self, sample: str, percentile: str) -> float:
         found = self.result["samples"].get(sample)
@@ -55,31 +58,43 @@ class Point:
         return bool(slo and slo["met"] and self.result["valid"] and not saturated)
 
 
-def options_at(base: RunOptions, by: str, value: float, seconds: float) -> RunOptions:
-    """The options of a point: enough requests for `seconds` at this rate, or this many users.
+def options_at(base: RunOptions, by: str, value: float, seconds: float | None) -> RunOptions:
+    """The options of a point: enough requests for `seconds` (None: as many as the base asks for).
 
     Each point has a seed of its own: the prompts of another point would be in the prefix cache.
     """
     base = replace(base, seed=base.seed + round(value * 1000))
     if by == "rate":
-        count = max(20, round(value * seconds))
-        return replace(base, arrivals=f"poisson:{value:g}", requests=count, duration=None)
+        at = replace(base, arrivals=f"poisson:{value:g}", duration=None)
+        return at if seconds is None else replace(at, requests=max(20, round(value * seconds)))
     users = max(1, round(value))
-    return replace(
-        base, arrivals=None, concurrency=users, requests=base.requests, duration=seconds,
-    )  # fmt: skip
+    return replace(base, arrivals=None, concurrency=users, duration=seconds)
+
+
+def read_points(folders: Sequence[Path]) -> dict[str, list[Point]]:
+    """Finished sweeps by the names of their folders."""
+    found = {}
+    for folder in folders:
+        try:
+            data = json.loads((folder / "points.json").read_text())
+            found[folder.name] = [Point(p["by"], p["value"], p["result"]) for p in data]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidRequest(
+                f"{folder} holds no finished sweep ({error})", param="beside"
+            ) from None
+    return found
 
 
 class Sweeper:
     """Runs points, or reads them back from the folder."""
 
     def __init__(
-        self, base: RunOptions, by: str, folder: Path | None, *, seconds: float = 30.0,
+        self, base: RunOptions, by: str, folder: Path | None, *, seconds: float | None = 30.0,
         run: Callable[[RunOptions, Path | None], dict[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         if by not in ("concurrency", "rate"):
             raise InvalidRequest("a sweep is by concurrency or rate", param="by")
-        base.verify()
+        options_at(base, by, 1.0, seconds).verify()
         self.base, self.by, self.folder, self.seconds = base, by, folder, seconds
         self._run = run or (lambda options, place: run_bench(options, place).result)
 
@@ -145,25 +160,26 @@ class Sweeper:
         return best
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[Point], figure: str = "output_throughput") -> list[Point]:
     """Points that no other beats in both interactivity and throughput, by interactivity."""
-    front = []
-    for point in points:
-        beaten = any(
-            other is not point
-            and other.interactivity >= point.interactivity
-            and other.figure("output_throughput") >= point.figure("output_throughput")
-            and (other.interactivity, other.figure("output_throughput"))
-            != (point.interactivity, point.figure("output_throughput"))
+
+    def place(point: Point) -> tuple[float, float]:
+        return point.interactivity, point.figure(figure)
+
+    front = [
+        point
+        for point in points
+        if not any(
+            place(other) != place(point)
+            and all(theirs >= mine for theirs, mine in zip(place(other), place(point), strict=True))
             for other in points
         )
-        if not beaten:
-            front.append(point)
+    ]
     return sorted(front, key=lambda point: point.interactivity)
 
 
-COLUMNS = ("load", "tok/s", "req/s", "tok/s per user", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99",
-           "failed", "SLO", "valid")  # fmt: skip
+COLUMNS = ("load", "tok/s", "per device", "req/s", "tok/s per user", "TTFT p50", "TTFT p99",
+           "ITL p50", "ITL p99", "cost/Mtok", "J/tok", "failed", "SLO", "valid")  # fmt: skip
 
 
 def rows(points: Sequence[Point]) -> list[list[str]]:
@@ -174,6 +190,7 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
             [
                 f"{point.value:g}",
                 number(point.figure("output_throughput")),
+                number(point.figure("output_throughput_per_device")),
                 number(point.figure("request_throughput")),
                 _known(point.interactivity),
                 *(
@@ -181,6 +198,8 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
                     for name in ("ttft", "itl")
                     for p in ("p50", "p99")
                 ),
+                _known(point.figure("cost_per_million_tokens")),
+                _known(point.figure("joules_per_token")),
                 f"{point.figure('failure_rate'):.1%}",
                 "–" if slo is None else "met" if slo["met"] else "missed",
                 "yes" if point.result["valid"] else "NO",
@@ -193,26 +212,58 @@ def _known(value: float, unit: str = "") -> str:
     return "–" if math.isnan(value) else number(value) + unit
 
 
-def sweep_charts(points: Sequence[Point]) -> list[Chart]:
+Sweeps = Mapping[str, Sequence[Point]]
+"""By name."""
+
+
+def pareto_chart(sweeps: Sweeps, title: str, figure: str, unit: str) -> Chart:
+    """A figure over interactivity, with the front of each sweep; invalid points are left out, and
+    so are those where the figure is not known."""
+    series = []
+    for name, every in sweeps.items():
+        points = [p for p in every if p.result["valid"] and not math.isnan(p.figure(figure))]
+        front = pareto(points, figure) if figure in HIGHER else points
+        series.append(
+            Series(
+                name,
+                [p.interactivity for p in points],
+                [p.figure(figure) for p in points],
+                "points",
+                [f"{name}: {p.by} {p.value:g}" for p in points],
+                tags=[f"{p.value:g}" for p in points],
+            )
+        )
+        series.append(
+            Series(
+                "front" if len(sweeps) == 1 else f"{name}, front",
+                [p.interactivity for p in front], [p.figure(figure) for p in front], dashed=True,
+            )
+        )  # fmt: skip
+    return Chart(title, "tok/s per user once it streams", unit, series)
+
+
+HIGHER = ("output_throughput", "output_throughput_per_device")
+PARETO = (
+    ("Throughput against interactivity (Pareto)", "output_throughput", "tok/s of all users"),
+    ("Per device against per user (Pareto)", "output_throughput_per_device", "tok/s per device"),
+    ("Cost against interactivity", "cost_per_million_tokens", "price per million tokens"),
+    ("Energy against interactivity", "joules_per_token", "J per token"),
+)
+
+
+def sweep_charts(points: Sequence[Point], others: Sweeps = MappingProxyType({})) -> list[Chart]:
     by = points[0].by
     label = "users" if by == "concurrency" else "requests/s offered"
     xs = [point.value for point in points]
-    front = pareto(points)
+    sweeps = {"this sweep" if others else "runs": points, **others}
+    every = [point for each in sweeps.values() for point in each]
+    several = any(point.result["options"].get("devices", 1) > 1 for point in every)
     return [
-        Chart(
-            f"Throughput against interactivity by {by} (Pareto)", "tok/s per user once it streams",
-            "tok/s of all users",
-            [
-                Series(
-                    "runs", [p.interactivity for p in points],
-                    [p.figure("output_throughput") for p in points], "points",
-                    [f"{by} {p.value:g}" for p in points], tags=[f"{p.value:g}" for p in points],
-                ),
-                Series(
-                    "front", [p.interactivity for p in front],
-                    [p.figure("output_throughput") for p in front], dashed=True,
-                ),
-            ],
+        *(
+            pareto_chart(sweeps, title, figure, unit)
+            for title, figure, unit in PARETO
+            if (several or others or figure != "output_throughput_per_device")
+            and any(not math.isnan(point.figure(figure)) for point in every)
         ),
         Chart(
             "Throughput", label, "tok/s",
@@ -232,14 +283,27 @@ def sweep_charts(points: Sequence[Point]) -> list[Chart]:
     ]  # fmt: skip
 
 
-def sweep_page(points: Sequence[Point], best: Point | None = None) -> str:
+def sweep_page(
+    points: Sequence[Point], best: Point | None = None,
+    others: Sweeps = MappingProxyType({}),
+) -> str:  # fmt: skip
     first = points[0].result
     body = ""
     if best is not None:
         text = f"largest {best.by} within {best.result['slo']['text']}: {best.value:g}"
         body = f'<div class="verdict">{html.escape(text)}</div>'
-    body += table(COLUMNS, rows(sorted(points, key=lambda point: point.value)))
-    body += charts(sweep_charts(sorted(points, key=lambda point: point.value)))
+    if (accuracy := first.get("accuracy")) is not None:
+        text = (
+            f"accuracy against {accuracy['reference']}: token match {accuracy['token_match']:.2%}, "
+            f"{'passed' if accuracy['passed'] else 'FAILED'}"
+        )
+        bad = "" if accuracy["passed"] else " bad"
+        body += f'<div class="verdict{bad}">{html.escape(text)}</div>'
+    ordered = sorted(points, key=lambda point: point.value)
+    body += table(COLUMNS, rows(ordered))
+    for name, other in others.items():
+        body += f"<h2>{html.escape(name)}</h2>" + table(COLUMNS, rows(other))
+    body += charts(sweep_charts(ordered, others))
     return page(
         f"Headrace bench: sweep by {points[0].by}",
         f"{first['server']['model']} at {first['server']['url']} · {first['created']}", body,

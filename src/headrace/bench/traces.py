@@ -19,6 +19,8 @@ from ..base.errors import InvalidRequest
 from .material import Material
 from .workload import Session, Turn
 
+ANSWER_TOKENS = 128
+"""Of an own prompt that says nothing of its answer."""
 HASH_TOKENS = 512
 """Tokens of one hashed block in Mooncake's traces."""
 
@@ -85,9 +87,12 @@ def _mooncake(
 ) -> list[Session]:
     """Lines of {"timestamp" (ms), "input_length", "output_length", "hash_ids"}.
 
-    A hash id always becomes the same 512 tokens, so prefixes are shared as they were recorded.
+    A hash id always becomes the same 512 tokens of the run, so prefixes are shared as they were
+    recorded, and not with a run of another seed.
     """
     blocks: dict[int, list[int] | str] = {}
+    seen: set[int] = set()
+    salt = rng.random()
     sessions = []
     for number, line in enumerate(path.read_text().splitlines()[:limit], 1):
         if not line.strip():
@@ -106,13 +111,84 @@ def _mooncake(
                 break
             block = blocks.get(name)
             if block is None:
-                block = blocks[name] = _some(material, HASH_TOKENS, random.Random(name))
-            parts.append(block[:wanted] if isinstance(block, list) else block)
+                own = random.Random(f"{salt} {name}")
+                block = blocks[name] = _some(material, HASH_TOKENS, own)
+            if isinstance(block, str):
+                # Without a tokenizer a word stands for a token: a part of a block is its words.
+                parts.append(" ".join(block.split()[:wanted]))
+            else:
+                parts.append(block[:wanted])
         covered = min(length, len(parts) * HASH_TOKENS)
         if length > covered:
             parts.append(_some(material, length - covered, rng))
-        sessions.append(Session([_joined(parts, length, output)], at=at))
+        known = len(list(itertools.takewhile(seen.__contains__, hashes)))
+        seen.update(hashes)
+        shared = min(length, known * HASH_TOKENS)
+        turn = _joined(parts, length, output)
+        sessions.append(Session([turn], at=at, shared_tokens=shared, repeats=True))
     return sessions
+
+
+def _prompts(
+    path: Path, material: Material, rng: random.Random, limit: int | None
+) -> list[Session]:
+    """One's own prompts, a session a line: {"text" or "prompt": …}, {"turns": [{"text": …}, …]} or
+    recorded {"messages": [{"role": …, "content": …}, …]}, whose answers stay as they were.
+
+    Of a session or a turn also "output_tokens" (or "max_tokens"), of a turn "delay" (ms after the
+    answer before), of a session "system" and "timestamp" (ms).
+    """
+    sessions = []
+    for number, line in enumerate(path.read_text().splitlines()[:limit], 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            if "messages" in item:
+                system, turns = _recorded(item["messages"], material)
+            else:
+                said = item.get("turns", [item])
+                system, turns = str(item.get("system", "")), []
+                for part in said:
+                    text = str(part["text"] if "text" in part else part["prompt"])
+                    think = float(part.get("delay", 0)) / 1000
+                    turns.append(Turn(text, 0, think, prompt_tokens=material.count(text)))
+                for turn, part in zip(turns, said, strict=True):
+                    turn.output_tokens = _wished(part) or _wished(item) or ANSWER_TOKENS
+            if not turns:
+                raise ValueError("there is no question in it")
+            at = float(item["timestamp"]) / 1000 if "timestamp" in item else None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _bad(path, number, error) from None
+        sessions.append(Session(turns, system, at=at))
+    return sessions
+
+
+def _wished(item: dict[str, Any]) -> int:
+    return int(item.get("output_tokens", item.get("max_tokens", 0)))
+
+
+def _recorded(messages: list[dict[str, Any]], material: Material) -> tuple[str, list[Turn]]:
+    """(system prompt, turns) of a conversation or an agent's run: what came between two answers,
+    tools' results too, is one turn."""
+    system, asked, turns = "", list[str](), list[Turn]()
+    for message in messages:
+        role, content = message["role"], message.get("content") or ""
+        if isinstance(content, list):
+            content = "\n".join(str(part.get("text", "")) for part in content)
+        if role == "system" and not turns and not asked:
+            system = content
+        elif role != "assistant":
+            asked.append(content)
+        elif asked:
+            answer = content + "".join(map(json.dumps, message.get("tool_calls") or ()))
+            text = "\n".join(asked)
+            turns.append(
+                Turn(text, max(1, material.count(answer)), answer=answer or None,
+                     prompt_tokens=material.count(text))
+            )  # fmt: skip
+            asked = []
+    return system, turns
 
 
 def _azure(path: Path, material: Material, rng: random.Random, limit: int | None) -> list[Session]:
@@ -154,6 +230,7 @@ TRACES: dict[
     "mooncake": _mooncake,
     "azure": _azure,
     "burstgpt": _burstgpt,
+    "prompts": _prompts,
 }  # fmt: skip
 
 

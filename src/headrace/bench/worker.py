@@ -71,8 +71,7 @@ async def work(job: Job, recount: Recount | None, start_ns: int) -> None:
                 more = msgspec.json.decode(line, type=More)
                 loop.call_soon_threadsafe(client.add, more)
 
-    if job.endless:
-        threading.Thread(target=listen, name="more", daemon=True).start()
+    threading.Thread(target=listen, name="more", daemon=True).start()
     # Collections in the middle of a run would be lag of our own making.
     gc.collect()
     gc.freeze()

@@ -52,6 +52,9 @@ class Session:
     at: float | None = None
     """Offset of its first request in a trace, in seconds."""
     shared_tokens: int = 0
+    """With earlier sessions of its group."""
+    repeats: bool = False
+    """`shared_tokens` are with any earlier session, whatever its group (a trace knows)."""
 
 
 @dataclass(slots=True)
@@ -216,7 +219,7 @@ def shareable_tokens(sessions: list[Session]) -> int:
     seen: set[int] = set()
     total = 0
     for session in sessions:
-        if session.shared_tokens and session.group in seen:
+        if session.shared_tokens and (session.repeats or session.group in seen):
             total += session.shared_tokens
         seen.add(session.group)
     return total

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -19,59 +19,35 @@ from rich.table import Table
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
 from ..bench.export import aiperf, vllm_bench
-from ..bench.history import History, history_chart
+from ..bench.gate import GATES
+from ..bench.history import History, history_chart, unit_of
+from ..bench.job import Target
 from ..bench.limit import add_limit, limit_of
 from ..bench.live import LiveView, show_result
 from ..bench.mock import Behaviour, MockServer
 from ..bench.options import RunOptions
 from ..bench.recovery import can_recover, recover
+from ..bench.reference import agreement, answers_of, load_reference
 from ..bench.report import html_report, result_charts
 from ..bench.result import read_result
-from ..bench.run import Outcome, run_bench
+from ..bench.run import Outcome, ask_server, run_bench
 from ..bench.store import read_records, records_csv, write_text
-from ..bench.sweep import COLUMNS, Point, Sweeper, rows, sweep_page
+from ..bench.sweep import COLUMNS, Point, Sweeper, read_points, rows, sweep_page
 from ..engine.described import make_case
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page
 from ..roofline.plot import write_png
-from .bench_flags import (
-    Arrive,
-    AsJson,
-    Devices,
-    Duration,
-    Endpoint,
-    Eos,
-    Extra,
-    Groups,
-    Input,
-    Keep,
-    Key,
-    Model,
-    Out,
-    Output,
-    PrefixTokens,
-    Price,
-    Processes,
-    Requests,
-    Seed,
-    SloText,
-    Stall,
-    Stream,
-    Think,
-    Timeout,
-    TokenizerOf,
-    Trace,
-    TraceSpeed,
-    Turns,
-    Url,
-    Users,
-    Warmup,
-    Workload,
-    Zipf,
-)
+from .bench_flags import UNSAID, AsJson, Keep, Out, fresh_seed, with_run_flags
 from .bench_quality import INVALID_RUN, accuracy_command, mlperf_command
 
+Beside = Annotated[
+    list[Path] | None, typer.Option(help="Folder of another sweep for the same charts; repeat it.")
+]
+GateFile = Annotated[
+    Path | None,
+    typer.Option("--accuracy", help="Reference of `bench accuracy --save` that answers must keep."),
+]
 command = typer.Typer(
     help="Measure any OpenAI-compatible server.", no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -79,37 +55,9 @@ command = typer.Typer(
 
 
 @command.command("run")
+@with_run_flags()
 def run_command(
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    endpoint: Endpoint = None,
-    workload: Workload = "fixed",
-    trace: Trace = None,
-    trace_speed: TraceSpeed = 1.0,
-    input: Input = "128",
-    output: Output = "128",
-    requests: Requests = None,
-    duration: Duration = None,
-    arrivals: Arrive = None,
-    concurrency: Users = 8,
-    seed: Seed = None,
-    tokenizer: TokenizerOf = None,
-    prefix_tokens: PrefixTokens = 1024,
-    groups: Groups = 8,
-    zipf: Zipf = 1.0,
-    turns: Turns = 4,
-    think: Think = 2.0,
-    warmup: Warmup = 2,
-    processes: Processes = 1,
-    ignore_eos: Eos = True,
-    stream: Stream = True,
-    slo: SloText = None,
-    timeout: Timeout = 600.0,
-    stall: Stall = 60.0,
-    devices: Devices = 1,
-    price: Price = None,
-    api_key: Key = None,
-    extra: Extra = None,
+    options: RunOptions,
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
@@ -121,15 +69,7 @@ def run_command(
     ] = "this",
 ) -> None:
     """One run: send a workload, report latency, throughput and whether to believe it."""
-    options = RunOptions(
-        url=url, model=model, endpoint=endpoint, workload=workload, trace=trace,
-        trace_speed=trace_speed, input=input, output=output, requests=requests, duration=duration,
-        arrivals=arrivals, concurrency=concurrency, seed=_seed(seed), tokenizer=tokenizer,
-        prefix_tokens=prefix_tokens, groups=groups, zipf=zipf, turns=turns, think_seconds=think,
-        warmup=warmup, processes=processes, ignore_eos=ignore_eos, stream=stream, slo=slo,
-        timeout=timeout, stall=stall, devices=devices, price_per_hour=price, api_key=api_key,
-        extra=_object(extra),
-    )  # fmt: skip
+    options = replace(options, seed=fresh_seed(options.seed))
     case = device = None
     if roofline is not None:
         device = find_hardware(hardware, calibration_path())
@@ -160,23 +100,21 @@ def run_command(
 
 
 @command.command("sweep")
+@with_run_flags("concurrency", "arrivals", "duration")
 def sweep_command(
+    options: RunOptions,
     points: Annotated[str, typer.Argument(help="Values, as in 1,2,4,8.")],
     by: Annotated[str, typer.Option(help="concurrency or rate.")] = "concurrency",
-    seconds: Annotated[float, typer.Option(help="Length of each point.")] = 30.0,
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    workload: Workload = "fixed",
-    input: Input = "128",
-    output: Output = "128",
-    tokenizer: TokenizerOf = None,
-    slo: SloText = None,
-    processes: Processes = 1,
-    api_key: Key = None,
-    seed: Seed = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Length of each point; none: 30, or what --requests or --preset take."),
+    ] = None,
     out: Out = None,
+    history: Keep = True,
+    beside: Beside = None,
+    gate: GateFile = None,
 ) -> None:
-    """Runs at several loads, with a Pareto plot; goes on where it was interrupted."""
+    """Runs at several loads, with Pareto plots; goes on where it was interrupted."""
     try:
         values = [float(value) for value in points.split(",")]
         if any(value <= 0 for value in values):
@@ -185,52 +123,39 @@ def sweep_command(
         raise InvalidRequest(
             f"points must be positive numbers joined by commas, not {points!r}", param="points"
         ) from None
+    others = read_points(beside or [])
     console = Console()
     folder = out or _default_folder("sweep")
-    base = RunOptions(
-        url=url, model=model, workload=workload, input=input, output=output, tokenizer=tokenizer,
-        slo=slo, processes=processes, api_key=api_key, seed=_sweep_seed(folder, seed),
-    )  # fmt: skip
-    sweeper = Sweeper(
-        base, by, folder, seconds=seconds,
-        run=lambda options, place: _measure(console, options, place),
-    )  # fmt: skip
+    sweeper = _sweeper(console, options, by, folder, seconds, history=history)
     found: list[Point] = []
     for point in sweeper.sweep(values):
         found.append(point)
         _say_point(console, point)
-    _finish_sweep(console, folder, found, None)
+    checked = _check_accuracy(console, options, gate) if gate and found else None
+    _finish_sweep(console, folder, found, None, others, checked)
+    if checked is not None and not checked["passed"]:
+        raise typer.Exit(comparing.REGRESSED)
 
 
 @command.command("search")
+@with_run_flags("concurrency", "arrivals", "duration", "slo")
 def search_command(
+    options: RunOptions,
     slo: Annotated[str, typer.Argument(help="Limits, as in ttft:p99<500ms,tpot:p95<50ms.")],
     by: Annotated[str, typer.Option(help="concurrency or rate.")] = "concurrency",
     start: Annotated[float, typer.Option(help="First value tried.")] = 1.0,
     limit: Annotated[float, typer.Option(help="Largest value tried.")] = 4096.0,
-    seconds: Annotated[float, typer.Option(help="Length of each point.")] = 30.0,
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    workload: Workload = "fixed",
-    input: Input = "128",
-    output: Output = "128",
-    tokenizer: TokenizerOf = None,
-    processes: Processes = 1,
-    api_key: Key = None,
-    seed: Seed = None,
+    seconds: Annotated[float | None, typer.Option(help="Length of each point; none: 30.")] = None,
     out: Out = None,
+    history: Keep = True,
 ) -> None:
     """The largest concurrency or rate that keeps an SLO."""
+    if not 0 < start <= limit:
+        raise InvalidRequest(f"start ({start:g}) must be above 0 and at most limit ({limit:g})",
+                             param="start")  # fmt: skip
     console = Console()
     folder = out or _default_folder("search")
-    base = RunOptions(
-        url=url, model=model, workload=workload, input=input, output=output, tokenizer=tokenizer,
-        slo=slo, processes=processes, api_key=api_key, seed=_sweep_seed(folder, seed),
-    )  # fmt: skip
-    sweeper = Sweeper(
-        base, by, folder, seconds=seconds,
-        run=lambda options, place: _measure(console, options, place),
-    )  # fmt: skip
+    sweeper = _sweeper(console, replace(options, slo=slo), by, folder, seconds, history=history)
     found: list[Point] = []
 
     def seen(point: Point) -> None:
@@ -243,33 +168,37 @@ def search_command(
         raise HeadraceError(f"not even {by} {start:g} keeps {slo}", param="slo")
 
 
+def _sweeper(
+    console: Console, options: RunOptions, by: str, folder: Path, seconds: float | None, *,
+    history: bool,
+) -> Sweeper:  # fmt: skip
+    bounded = options.requests is not None or options.preset is not None
+    return Sweeper(
+        replace(options, seed=_sweep_seed(folder, options.seed)), by, folder,
+        seconds=None if seconds is None and bounded else seconds or 30.0,
+        run=lambda options, place: _measure(console, options, place, history=history),
+    )  # fmt: skip
+
+
 @command.command("compare")
+@with_run_flags("url")
 def compare_command(
+    options: RunOptions,
     a: Annotated[str, typer.Argument(help="Address of server A, or a folder of results.")],
     b: Annotated[str, typer.Argument(help="Address of server B, or a folder of results.")],
     repeats: Annotated[int, typer.Option(help="Pairs of runs (with addresses).")] = 5,
     tolerance: Annotated[float, typer.Option(help="Ratios within this are the same.")] = 0.05,
-    workload: Workload = "fixed",
-    input: Input = "128",
-    output: Output = "128",
-    requests: Requests = None,
-    concurrency: Users = 8,
-    tokenizer: TokenizerOf = None,
-    model: Model = None,
-    api_key: Key = None,
     out: Out = None,
+    history: Keep = True,
 ) -> None:
     """B against A with confidence intervals; exit code 3 where B is worse."""
     console = Console()
     if a.startswith("http") and b.startswith("http"):
-        base = RunOptions(
-            url=a, model=model, workload=workload, input=input, output=output, requests=requests,
-            concurrency=concurrency, tokenizer=tokenizer, api_key=api_key, seed=_seed(None),
-        )  # fmt: skip
+        base = replace(options, url=a, seed=fresh_seed(options.seed))
         folder = out or _default_folder("compare")
         pairs = comparing.interleave(
             base, replace(base, url=b), repeats, folder,
-            lambda options, place: _measure(console, options, place),
+            lambda options, place: _measure(console, options, place, history=history),
         )  # fmt: skip
         late = [
             f"{number}-{name}"
@@ -346,19 +275,31 @@ def report_command(
 @command.command("history")
 def history_command(
     metric: Annotated[str, typer.Argument(help="As in output_throughput or ttft_p99.")],
-    workload: Annotated[str | None, typer.Option(help="Only this one.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Only whose name has this in it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Likewise.")] = None,
+    server: Annotated[str | None, typer.Option(help="Likewise, of the server's version.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Likewise, of the hardware.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the plot.")] = None,
     database: Annotated[Path | None, typer.Option(help="The DuckDB file.")] = None,
 ) -> None:
-    """A metric over runs and commits."""
-    entries = History(database).metric(metric, workload)
+    """A metric over runs, by model, server, hardware, workload and load."""
+    entries = History(database).metric(
+        metric, workload=workload, model=model, server=server, machine=machine
+    )
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("created", "commit", "workload", "load", metric):
+    for column in (
+        "created",
+        "model",
+        "server",
+        "workload",
+        "load",
+        f"{metric}, {unit_of(metric)}",
+    ):
         table.add_column(column, overflow="fold")
     for entry in entries:
-        # By the minute, and the commit as short as git's own: a terminal has 80 columns.
-        created, commit = entry.created[:16], entry.commit[:9]
-        table.add_row(created, commit, entry.workload, entry.load, f"{entry.value:.4g}")
+        created = entry.created[:16]  # By the minute: a terminal has 80 columns.
+        what = entry.model, entry.server, entry.workload, entry.load
+        table.add_row(created, *what, f"{entry.value:.4g}")
     Console().print(table)
     if html is not None:
         body = charts([history_chart(metric, entries)])
@@ -380,10 +321,14 @@ def mock_command(
         server.wait()
 
 
-def _measure(console: Console, options: RunOptions, folder: Path | None) -> dict[str, Any]:
+def _measure(
+    console: Console, options: RunOptions, folder: Path | None, *, history: bool
+) -> dict[str, Any]:
     outcome = _outcome(console, options, folder)
     if outcome.problem is not None:
         _say_unwritten(console, outcome.problem)
+    if history:
+        _remember(console, outcome.result)
     return outcome.result
 
 
@@ -422,15 +367,39 @@ def _say_point(console: Console, point: Point) -> None:
     )
 
 
-def _finish_sweep(console: Console, folder: Path, found: list[Point], best: Point | None) -> None:
+def _finish_sweep(
+    console: Console, folder: Path, found: list[Point], best: Point | None,
+    others: Mapping[str, list[Point]] = MappingProxyType({}),
+    accuracy: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     if not found:
         return
+    for point in found if accuracy is not None else ():
+        point.result["accuracy"] = accuracy
     points = json.dumps([{"by": p.by, "value": p.value, "result": p.result} for p in found])
-    write_text(folder / "report.html", sweep_page(found, best))
+    write_text(folder / "report.html", sweep_page(found, best, others))
     write_text(folder / "points.json", points)
     if best is not None:
         console.print(f"largest {best.by}: {best.value:g}", style="bold", highlight=False)
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _check_accuracy(console: Console, options: RunOptions, gate: Path) -> dict[str, Any]:
+    """Answers of the server that was measured against a kept reference: {"passed", …}."""
+    expected = load_reference(gate)
+    server = ask_server(options)
+    target = Target(options.url, options.model or server["model"], api_key=options.api_key)
+    answers = answers_of(target, expected.prompts, expected.limit or 64, alternatives=0,
+                         concurrency=4)  # fmt: skip
+    agreed = agreement(answers, expected.answers, limit=expected.limit or 64,
+                       reference_limit=expected.limit)  # fmt: skip
+    passed = agreed.token_match >= GATES[0]
+    console.print(
+        f"accuracy: {agreed.equal} of {agreed.prompts} answers equal to {gate}, token match "
+        f"{agreed.token_match:.2%}: {'passed' if passed else 'FAILED'} at {GATES[0]:.0%}",
+        style=None if passed else "bold red", highlight=False,
+    )  # fmt: skip
+    return {"reference": str(gate), "token_match": agreed.token_match, "passed": passed}
 
 
 def _remember(console: Console, result: dict[str, Any]) -> None:
@@ -445,17 +414,12 @@ def _default_folder(kind: str) -> Path:
     return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
 
 
-def _seed(wish: int | None) -> int:
-    """A fresh one by default: prompts of an earlier run would be in the server's prefix cache."""
-    return secrets.randbelow(10**6) if wish is None else wish
-
-
-def _sweep_seed(folder: Path, wish: int | None) -> int:
+def _sweep_seed(folder: Path, wish: int) -> int:
     """That of the points that are there already, so that a sweep can go on."""
     for done in sorted(folder.glob("seed-*")):
-        if wish is None:
+        if wish == UNSAID:
             return int(done.name.removeprefix("seed-"))
-    seed = _seed(wish)
+    seed = fresh_seed(wish)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"seed-{seed}").touch()
@@ -464,18 +428,6 @@ def _sweep_seed(folder: Path, wish: int | None) -> int:
             f"cannot write to {folder}: {error.strerror or error}", param="out"
         ) from None
     return seed
-
-
-def _object(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise InvalidRequest(f"extra is not JSON: {error}", param="extra") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("extra must be a JSON object", param="extra")
-    return value
 
 
 command.command("mlperf")(mlperf_command)
