@@ -140,7 +140,7 @@ class Expectation:
         """Bytes by label: weights and KV; activations stay in the caches."""
         found: Counter[str] = Counter()
         for count in self._counts(step):
-            label = "rope" if count.operator == "rope_and_cache" else count.label
+            label = "rope" if count.operator == "write" else count.label
             found[label] += round(count.calls * (count.weight_bytes + count.kv_bytes))
         return found
 

@@ -28,7 +28,8 @@ from gpu_paths import PATHS
 
 from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
-from headrace.kernels.operators import KvLayer, RopeTable, StepBatch, Unnormed
+from headrace.kernels.fuse import Norm
+from headrace.kernels.operators import KvLayer, RopeTable, StepBatch
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import gated, norm
 from headrace.kernels.triton import sampling as drawing
@@ -248,13 +249,13 @@ def fused(rows: int) -> Check:
             x, residual = (torch.randn(rows, n, device=device).to(dtype) for n in (width, out))
             weight = (torch.randn(out, width, device=device) * width**-0.5).to(dtype)
             gain = torch.rand(width, device=device).to(dtype)
-            given, dense = Unnormed(x, gain, 1e-5, 1.0), DenseWeight(weight)
+            norm, dense = Norm(gain, 1e-5, 1.0), DenseWeight(weight)
             normed = ref.rms_norm(x.float(), gain.float(), 1e-5, 1.0) @ weight.float().T
             # Twice: the counters of the tiles are as they were.
             for _ in range(2):
-                onto = ops.linear_fused(given, dense, None, residual)
+                onto = ops.linear_around(x, dense, None, norm, "", residual)
                 worst = max(worst, error(onto, normed + residual.float(), 0.02))
-                gate = ops.linear_gated(given, dense, "silu")
+                gate = ops.linear_around(x, dense, None, norm, "silu", None)
                 worst = max(worst, error(gate, ref.gated(normed, "silu"), 0.02))
         return worst
 

@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from gpu_aot import Compiled, compiling, triton_version
 from gpu_models import (
     ARCHS,
     ROOFLINE,
@@ -39,11 +40,10 @@ from gpu_models import (
     windows_of,
 )
 from gpu_nodes import node_table, nodes
+from gpu_sass import SHARED_LIMIT
 from gpu_targets import target_table, targets
 
-from headrace.kernels.triton.aot import Compiled, compiling, triton_version
 from headrace.kernels.triton.operators import TritonOperators
-from headrace.kernels.triton.sass import SHARED_LIMIT
 from headrace.roofline.composition import compose
 from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES

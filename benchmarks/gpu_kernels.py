@@ -13,7 +13,8 @@ from gpu_models import BLOCK, Step, attend, decode, make_batch, mixture, prefill
 from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.cuda_graphs import CudaRecorder
-from headrace.kernels.operators import KvLayer, RopeTable, Unnormed
+from headrace.kernels.fuse import Norm
+from headrace.kernels.operators import KvLayer, RopeTable
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import sampling as triton_sampling
 from headrace.kernels.triton.operators import TritonOperators
@@ -163,7 +164,7 @@ def fused_products(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> 
     queries = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
     gain = torch.rand(hidden, device=device).to(dtype)
     x, residual = (torch.randn(rows, hidden, device=device).to(dtype) for _ in range(2))
-    given = Unnormed(x, gain, 1e-5, 0.0)
+    norm = Norm(gain, 1e-5, 0.0)
     normed = ref.rms_norm(x.float(), gain.float(), 1e-5, 0.0)
 
     def make(
@@ -184,15 +185,16 @@ def fused_products(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> 
         )  # fmt: skip
 
     yield from make(
-        "norm + qkv", queries, lambda w: ops.linear_fused(given, w, None, None),
+        "norm + qkv", queries, lambda w: ops.linear_around(x, w, None, norm, "", None),
         lambda w: normed @ w.T,
     )  # fmt: skip
     yield from make(
-        "output + residual", hidden, lambda w: ops.linear_fused(x, w, None, residual),
+        "output + residual", hidden, lambda w: ops.linear_around(x, w, None, None, "", residual),
         lambda w: x.float() @ w.T + residual.float(),
     )  # fmt: skip
     yield from make(
-        "norm + gate and up", 2 * inner, lambda w: ops.linear_gated(given, w, "silu"),
+        "norm + gate and up", 2 * inner,
+        lambda w: ops.linear_around(x, w, None, norm, "silu", None),
         lambda w: ref.gated(normed @ w.T, "silu"),
     )  # fmt: skip
 
@@ -260,13 +262,13 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
     fp8 = quantise_weight(torch.randn(256, sizes.hidden, device=device))
 
     def codes_error() -> float:
-        coded, _ = ops.add_rms_norm_codes(x, residual.clone(), weight, 1e-5, 0.0, fp8)
-        values = coded.codes.float() * coded.scales
+        codes, scales, _ = ops.norm_codes(x, residual.clone(), Norm(weight, 1e-5, 0.0), fp8)
+        values = codes.float() * scales
         return error(values, ref.add_rms_norm(x, residual.clone(), weight, 1e-5, 0.0)[0], 0.04)
 
     yield Kernel(
         f"add_rms_norm to fp8, {rows} rows",
-        lambda: ops.add_rms_norm_codes(x, residual, weight, 1e-5, 0.0, fp8),
+        lambda: ops.norm_codes(x, residual, Norm(weight, 1e-5, 0.0), fp8),
         3.5 * x.nbytes, 5.0 * x.numel(), codes_error,
     )  # fmt: skip
     both = torch.randn(rows, 2 * sizes.inner, device=device).to(dtype)

@@ -15,10 +15,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from gpu_aot import compiling
 from gpu_models import ARCHS, build, decode, make_batch, make_cache, windows_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headrace.kernels.triton.aot import compiling
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.product_packed_skinny import PackedSkinnyConfig
 from headrace.kernels.triton.product_skinny import SkinnyConfig

@@ -21,10 +21,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import gpu_aot as aot
+import gpu_sass as sass
 import torch
 from gpu_models import ARCHS, ROOFLINE
 
-from headrace.kernels.triton import aot, sass
 from headrace.kernels.triton.packed import BYTES, planes_of
 from headrace.kernels.triton.product_packed import product_packed
 from headrace.kernels.triton.product_packed_skinny import product_packed_skinny

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from headrace.base.errors import OptionError
 from headrace.base.graph import AttentionSpec
 from headrace.kernels.backend import Question
 from headrace.kernels.operators import StepBatch
 from headrace.kernels.reference import ReferenceOperators
-from headrace.kernels.select import ENCODER_OPERATORS, choose
+from headrace.kernels.select import choose
+from oracle import graphs
 
 OPS = ReferenceOperators(torch.float32)
 HEADS, WIDTH = 3, 16
@@ -39,7 +39,7 @@ def batch_of(lengths: list[int]) -> StepBatch:
 
 
 def attention(qkv: torch.Tensor, lengths: list[int], dtype: torch.dtype = torch.float32):
-    return ReferenceOperators(dtype).attend_both_sides(qkv, SPEC, batch_of(lengths))
+    return ReferenceOperators(dtype).attend(qkv, SPEC, None, batch_of(lengths), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -87,9 +87,9 @@ def test_rowwise() -> None:
 
 
 def test_the_reference_serves_encoders() -> None:
-    question = Question("cpu", "float32", "float32", 32, frozenset({"float32"}), encoder=True)
+    question = Question("cpu", "float32", "float32", graphs.encoder(), frozenset({"float32"}))
     _, decisions = choose(question, "ref")
-    assert [each.name for each in decisions] == [f"kernels.{name}" for name in ENCODER_OPERATORS]
+    assert [each.name for each in decisions] == [
+        f"kernels.{kind}" for kind in graphs.kinds(question.graph)
+    ]
     assert {each.value for each in decisions} == {"ref"}
-    with pytest.raises(OptionError, match="no kernels for encoders"):
-        choose(question, "triton")

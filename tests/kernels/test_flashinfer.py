@@ -26,7 +26,8 @@ from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, S
 from headrace.kernels.program import LOGITS
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.reference_backend import ReferenceBackend
-from headrace.kernels.select import OPERATORS, choose, known_backends
+from headrace.kernels.select import choose, known_backends
+from oracle import graphs
 from oracle.steps import Forwards, plain
 
 CPU = torch.device("cpu")
@@ -199,7 +200,7 @@ def test_a_step_that_is_captured_is_not_planned(monkeypatch: pytest.MonkeyPatch)
     assert ops._prefill.plans == 0
 
 
-QUESTION = Question("cuda", "bfloat16", "bfloat16", 128, frozenset({"bfloat16"}))
+QUESTION = Question("cuda", "bfloat16", "bfloat16", graphs.decoder(128), frozenset({"bfloat16"}))
 
 
 @pytest.fixture
@@ -233,7 +234,7 @@ def test_it_serves_where_it_was_measured_to_be_better(installed: Path) -> None:
         ({"deterministic": True}, "depend on the batch"),
         ({"dtype": torch.float32}, "float32"),
         ({"kv_dtype": "fp8"}, "one scale"),
-        ({"head_dim": 80}, "80"),
+        ({"graph": graphs.decoder(80)}, "80"),
     ],
 )
 def test_what_it_cannot_do_it_says(installed: Path, change: dict[str, Any], says: str) -> None:
@@ -267,8 +268,7 @@ class Host(ReferenceOperators):
 class Serves:
     def __init__(self, name: str, kind: type[ReferenceOperators], *operators: str) -> None:
         self.name, self._kind, self._operators = name, kind, operators
-        if name == "guest":
-            self.beside = ("host",)
+        self.beside = ("host",) if name == "guest" else ()
 
     def supports(self, operator: str, question: Question) -> str | None:
         return None if operator in self._operators else f"has no {operator}"
@@ -278,10 +278,12 @@ class Serves:
 
 
 def test_asked_for_by_name_it_runs_within_the_programs_of_those_beside_it() -> None:
-    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}))
+    question = Question("cpu", "float32", "float32", graphs.decoder(), frozenset({"float32"}))
     backends = [
-        Serves("guest", Within, "attend"), Serves("host", Host, *OPERATORS), ReferenceBackend()
-    ]  # fmt: skip
+        Serves("guest", Within, "attend"),
+        Serves("host", Host, *graphs.kinds(question.graph)),
+        ReferenceBackend(),
+    ]
     operators, decisions = choose(question, "guest", backends=backends)
     served = {decision.name: decision.value for decision in decisions}
     assert served.pop("kernels.attend") == "guest"

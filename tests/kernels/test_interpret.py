@@ -172,7 +172,7 @@ def test_a_product_takes_what_lies_around_it(model: Model) -> None:
 def test_a_product_of_codes_is_given_codes(model: Model) -> None:
     nodes = fused(model.variant("every"), model.weights, lambda *_: "codes", {"N": 4, "R": 1})
     assert kinds(nodes)[:9] == [
-        "embed", "norm_codes", "linear_codes", "write", "attend", "linear", "add_norm_codes",
+        "embed", "norm_codes", "linear_codes", "write", "attend", "linear", "norm_codes",
         "linear_codes", "gated_codes",
     ]  # fmt: skip
 

@@ -10,10 +10,11 @@ from headrace.kernels.backend import Question
 from headrace.kernels.operators import StepLimits
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.reference_backend import ReferenceBackend
-from headrace.kernels.select import OPERATORS, choose, known_backends
+from headrace.kernels.select import choose, known_backends
 from headrace.kernels.weights import BlockWeight, DenseWeight
+from oracle import graphs
 
-QUESTION = Question("cpu", "float32", "float32", 64, frozenset({"Q4_K"}))
+QUESTION = Question("cpu", "float32", "float32", graphs.decoder(), frozenset({"Q4_K"}))
 
 
 class FastOperators(ReferenceOperators):
@@ -28,6 +29,7 @@ class FastOperators(ReferenceOperators):
 
 class Fast:
     name = "fast"
+    beside = ()
 
     def __init__(self, *operators: str) -> None:
         self.operators = operators
@@ -45,11 +47,11 @@ def test_the_reference_is_always_there() -> None:
     assert known_backends()[-1].name == "ref"
     operators, decisions = choose(QUESTION, "ref")
     assert operators.name == "ref"
-    assert [decision.value for decision in decisions] == ["ref"] * len(OPERATORS)
+    assert [decision.value for decision in decisions] == ["ref"] * len(graphs.kinds(QUESTION.graph))
 
 
 def test_each_operator_goes_to_the_first_that_can() -> None:
-    fast = Fast("linear", "logits")
+    fast = Fast("linear")
     operators, decisions = choose(QUESTION, backends=[fast, ReferenceBackend()])
     served = {decision.name: (decision.value, decision.reason) for decision in decisions}
     assert served["kernels.linear"] == ("fast", "first choice for this device")
@@ -70,7 +72,7 @@ def test_weights_are_prepared_by_who_will_use_them() -> None:
 
 def test_programs_need_one_provider_for_all() -> None:
     arguments = (None, StepLimits(1, 1, 8))
-    alone, _ = choose(QUESTION, backends=[Fast(*OPERATORS), ReferenceBackend()])
+    alone, _ = choose(QUESTION, backends=[Fast(*graphs.kinds(QUESTION.graph)), ReferenceBackend()])
     assert alone.compile(*arguments) == "program"
     mixed, _ = choose(QUESTION, backends=[Fast("linear"), ReferenceBackend()])
     assert mixed.compile(*arguments) is None

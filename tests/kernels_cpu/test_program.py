@@ -208,10 +208,10 @@ def test_adapters_are_records_of_the_program(best: CpuOperators) -> None:
         add_lora(y, x, groups, additions[ref.names])
 
     everything = want(logits=True, hidden="every")
-    batch.every_hidden, batch.adapters = True, of_token.numpy()
+    batch.adapters = of_token.numpy()
     found = program.step(batch, everything)
     hidden, logits = tensor(found.hidden).clone(), tensor(found.logits).clone()
-    wanted = net.forward(best, batch, make_cache(64), adding)
+    wanted = net.forward(best, batch, make_cache(64), adding, every=True)
     torch.testing.assert_close(hidden, wanted[0], atol=2e-3, rtol=2e-2)
     torch.testing.assert_close(logits, wanted[1], atol=2e-2, rtol=2e-2)
     batch.adapters = None

@@ -16,6 +16,7 @@ from headrace.kernels.select import choose
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import tile_weight
 from headrace.kernels.weights import DenseWeight, Weight
+from oracle import graphs
 
 from .test_attention import make_batch
 from .test_product_packed import random_weight
@@ -93,13 +94,20 @@ def test_experts(rows: int, place: float) -> None:
 
 def test_the_reference_does_not_promise_it_on_a_gpu() -> None:
     question = Question(
-        "cuda", "bfloat16", "bfloat16", 64, frozenset({"bfloat16"}), deterministic=True
+        "cuda",
+        "bfloat16",
+        "bfloat16",
+        graphs.decoder(),
+        frozenset({"bfloat16"}),
+        deterministic=True,
     )
     with pytest.raises(OptionError, match="depends on the batch"):
         choose(question, "ref")
 
 
 def test_the_option_reaches_the_operators() -> None:
-    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}), deterministic=True)
+    question = Question(
+        "cpu", "float32", "float32", graphs.decoder(), frozenset({"float32"}), deterministic=True
+    )
     operators, _ = choose(question, "triton")
     assert operators.linear.__self__.deterministic  # type: ignore[attr-defined]

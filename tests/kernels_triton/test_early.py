@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu_sass import find_unwaited
+
 from headrace.kernels.triton import early, table
 from headrace.kernels.triton.early import OFF, EarlyConfig, launch_options
 from headrace.kernels.triton.operators import TritonOperators
-from headrace.kernels.triton.sass import find_unwaited
 
 FILES = sorted(Path(early.__file__).parent.glob("*.py"))
 TOUCHES = ("load", "store", "atomic_add")

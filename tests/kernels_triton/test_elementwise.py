@@ -12,6 +12,7 @@ from headrace.kernels.operators import KvLayer, RopeTable
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.gated import gated, gated_codes
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_codes
+from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.rope_cache import rope_and_cache
 
 from .test_attention import make_batch
@@ -25,6 +26,16 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm_and_activations(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    ops, ref = TritonOperators(dtype), ReferenceOperators(dtype)
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((5, 384), (384,), (384,)))
+    close(ops.layer_norm(x, weight, bias, 1e-6), ref.layer_norm(x, weight, bias, 1e-6), dtype)
+    for activation in ("silu", "gelu", "gelu_tanh", "tanh"):
+        close(ops.activate(x, activation), ref.activate(x, activation), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -55,9 +55,8 @@ def test_logits_are_near_the_oracle(
             dtype="float32", max_context=64,
         )  # fmt: skip
         batch, cache = step(files.arch, 17)
-        batch.every_hidden = True
         quantised.clear()
-        answers.append(model.forward(operators, batch, cache))
+        answers.append(model.forward(operators, batch, cache, every=True))
     error = (answers[1][0] - answers[0][0]).norm() / answers[0][0].norm()
     assert error < 0.1
     # Only the attention's output has no operator before it that could write its codes; the

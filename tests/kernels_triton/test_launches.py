@@ -117,7 +117,6 @@ def launched(model: str) -> Iterator[tuple[str, list[str]]]:
             ends = np.cumsum(counts) - 1
             for variant in VARIANTS:
                 batch = make_batch(step, windows_of(arch), "meta")
-                batch.every_hidden = variant == "every_hidden"
                 step_adding = None
                 if variant == "adapted":
                     batch.adapters = slots
@@ -125,7 +124,8 @@ def launched(model: str) -> Iterator[tuple[str, list[str]]]:
                     step_adding = adding(adapters.additions, batch)
                 cache = make_cache(arch, 64, "meta", kv)
                 with Launches() as noted:
-                    built.forward(operators, batch, cache, step_adding)
+                    every = variant == "every_hidden"
+                    built.forward(operators, batch, cache, step_adding, every=every)
                 yield f"{variant} {step.name}", noted.found
 
 

@@ -19,6 +19,7 @@ from headrace.kernels.triton.product_fp8 import (
 )
 from headrace.kernels.triton.table import architecture, multiplies_fp8
 from headrace.kernels.weights import DenseWeight, Fp8Weight, StackedWeight
+from oracle import graphs
 
 
 def blocked_weight(out: int, width: int) -> Fp8Weight:
@@ -113,7 +114,9 @@ def test_an_l40s_multiplies_fp8_in_the_row_of_those_before_it(
 
 
 def test_who_cannot_quantise_says_so() -> None:
-    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}), quantise="fp8")
+    question = Question(
+        "cpu", "float32", "float32", graphs.decoder(), frozenset({"float32"}), quantise="fp8"
+    )
     with pytest.raises(OptionError, match="does not quantise weights to fp8"):
         choose(question)
     _, decisions = choose(question, "triton")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.operators import Unnormed
+from headrace.kernels.fuse import Norm
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.packed import merge_tiled, tile_weight
@@ -173,10 +173,10 @@ def test_who_fuses_and_what_it_gives() -> None:
     assert TritonOperators(torch.float32, deterministic=True).plan_product(weight, 1) == "library"
     x, gain = torch.randn(4, 128), torch.rand(128)
     normed = ref.rms_norm(x.double(), gain.double(), 1e-6, 0.0)
-    y = ops.linear_gated(Unnormed(x, gain, 1e-6, 0.0), weight, "silu")
+    y = ops.linear_around(x, weight, None, Norm(gain, 1e-6, 0.0), "silu", None)
     close(y, ref.gated(normed @ exact(packed).T, "silu"), 2e-5)
     residual, bias = torch.randn(4, 96), torch.randn(96)
-    y = ops.linear_fused(x, weight, bias, residual)
+    y = ops.linear_around(x, weight, bias, None, "", residual)
     close(y, x.double() @ exact(packed).T + bias.double() + residual.double(), 2e-5)
 
 

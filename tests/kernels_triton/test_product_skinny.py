@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.kernels.operators import Coded, Unnormed
+from headrace.kernels.fuse import Norm
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.product_fp8 import quantise_rows, quantise_weight
@@ -42,8 +42,10 @@ def test_product(
     weight, gain = torch.randn(out, width).to(dtype), torch.rand(width).to(dtype)
     bias, residual = torch.randn(out).to(dtype), torch.randn(rows, out).to(dtype)
     tickets = make_tickets(CPU)
-    given = Unnormed(x, gain, 1e-5, 1.0) if normed else x
-    y = product_skinny(given, DenseWeight(weight), bias, config, tickets, residual=residual)
+    norm = Norm(gain, 1e-5, 1.0) if normed else None
+    y = product_skinny(
+        x, DenseWeight(weight), bias, config, tickets, norm=norm, residual=residual
+    )  # fmt: skip
     wide = x.double()
     if normed:
         factor = (wide.square().mean(1, keepdim=True) + 1e-5).rsqrt()
@@ -62,7 +64,7 @@ def test_gate(config: SkinnyConfig, activation: str, rows: int, inner: int, widt
     gain = torch.rand(width)
     tickets = make_tickets(CPU)
     y = product_skinny(
-        Unnormed(x, gain, 1e-6, 0.0), DenseWeight(weight), None, config, tickets,
+        x, DenseWeight(weight), None, config, tickets, norm=Norm(gain, 1e-6, 0.0),
         activation=activation,
     )  # fmt: skip
     ref = ReferenceOperators(torch.float32)
@@ -79,7 +81,7 @@ def test_codes(config: SkinnyConfig, rows: int, out: int, width: int) -> None:
     x, bias = torch.randn(rows, width), torch.randn(out)
     weight = quantise_weight(torch.randn(out, width))
     codes, scales = quantise_rows(x, blocked=False)
-    y = product_skinny(Coded(codes, scales, x.dtype), weight, bias, config, make_tickets(CPU))
+    y = product_skinny(codes, weight, bias, config, make_tickets(CPU), torch.float32, scales=scales)
     values = codes.double() * scales.double()
     close(y, values @ weight.values().double().T + bias.double(), torch.float32)
 
@@ -92,7 +94,7 @@ def test_rows_do_not_depend_on_each_other(config: SkinnyConfig) -> None:
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         return product_skinny(
-            Unnormed(rows, gain, 1e-6, 0.0), DenseWeight(weight), None, config, tickets,
+            rows, DenseWeight(weight), None, config, tickets, norm=Norm(gain, 1e-6, 0.0),
             activation="silu",
         )  # fmt: skip
 
@@ -128,8 +130,8 @@ def test_norm_apart_for_more_rows_and_for_halves() -> None:
     for rows, dtype, size in ((9, torch.float32, 1.0), (2, torch.float16, 3e4)):
         x = (torch.randn(rows, 64).clamp(-2, 2) * size).to(dtype)
         ops = TritonOperators(dtype)
-        given = Unnormed(x, gain.to(dtype) * 4, 1e-6, 0.0)
-        y = ops.linear_fused(given, DenseWeight(weight.to(dtype)), None, None)
+        norm = Norm(gain.to(dtype) * 4, 1e-6, 0.0)
+        y = ops.linear_around(x, DenseWeight(weight.to(dtype)), None, norm, "", None)
         ref = ReferenceOperators(torch.float32)
         normed = ref.rms_norm(x.double(), gain.to(dtype).double() * 4, 1e-6, 0.0)
         close(y, normed @ weight.to(dtype).double().T, torch.float16)

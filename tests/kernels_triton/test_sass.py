@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from headrace.kernels.triton.aot import Compiled
-from headrace.kernels.triton.sass import KINDS, Code, count_instructions, resident_blocks
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from gpu_aot import Compiled
+from gpu_sass import KINDS, Code, count_instructions, resident_blocks
 
 LISTING = """
 .text._kernel:

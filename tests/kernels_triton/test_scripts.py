@@ -57,7 +57,7 @@ def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
 def test_sampling_compiles_nothing_for_another_number_of_rows() -> None:
     code = (
         "import torch\n"
-        "from headrace.kernels.triton.aot import compiling\n"
+        "from gpu_aot import compiling\n"
         "from headrace.kernels.triton.operators import TritonOperators\n"
         "operators = TritonOperators(torch.bfloat16)\n"
         "with compiling('sm_90') as found:\n"
@@ -69,7 +69,7 @@ def test_sampling_compiles_nothing_for_another_number_of_rows() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={**environment, "PYTHONPATH": str(ROOT / "src")},
+        env={**environment, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'benchmarks'}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line.partition(" ")[2] for line in done.stdout.splitlines()] == ["13 {()}"] * 6

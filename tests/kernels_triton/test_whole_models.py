@@ -17,7 +17,7 @@ from headrace.kernels.select import choose
 from headrace.kernels.triton.backend import TritonBackend
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import sampled_rows, tiny
+from oracle import graphs, sampled_rows, tiny
 from oracle.driving import Driver
 
 SLOW = pytest.mark.slow
@@ -111,14 +111,26 @@ def test_preempted_sequences_come_back_the_same(workers) -> None:
 
 
 def test_backend_refuses_where_it_cannot_serve() -> None:
-    question = Question("cpu", "float64", "float32", 64, frozenset({"float32"}), asked=True)
+    question = Question(
+        "cpu", "float64", "float32", graphs.decoder(), frozenset({"float32"}), asked=True
+    )
     assert "float64" in (TritonBackend().supports("linear", question) or "")
-    wide = Question("cpu", "bfloat16", "bfloat16", 512, frozenset({"bfloat16"}), asked=True)
+    wide = Question(
+        "cpu", "bfloat16", "bfloat16", graphs.decoder(512), frozenset({"bfloat16"}), asked=True
+    )
     assert "512" in (TritonBackend().supports("attend", wide) or "")
 
 
+def test_of_an_encoder_the_reference_serves_the_attention() -> None:
+    question = Question("cpu", "float32", "float32", graphs.encoder(), frozenset({"float32"}))
+    _, decisions = choose(question, "triton")
+    served = {decision.name: decision.value for decision in decisions}
+    assert served.pop("kernels.attend") == "ref"
+    assert set(served.values()) == {"triton"}
+
+
 def test_on_a_cpu_only_who_asks_gets_the_interpreter() -> None:
-    question = Question("cpu", "float32", "float32", 64, frozenset({"float32"}))
+    question = Question("cpu", "float32", "float32", graphs.decoder(), frozenset({"float32"}))
     _, decisions = choose(question)
     assert "triton" not in {decision.value for decision in decisions}
     _, decisions = choose(question, "triton")

@@ -14,6 +14,7 @@ from headrace.kernels.backend import Question
 from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.select import choose
 from loader.fakes import hf_model, save_folder
+from oracle import graphs
 
 FORMS = ("hub-tensor", "hub-static", "hub-block", "tensor", "channel", "block")
 WIDE = {"hidden_size": 192, "intermediate_size": 320}
@@ -82,7 +83,9 @@ def fp8_folder(folder: Path, form: str, kind: str = "Llama", **values: Any) -> d
 
 def operators(name: str) -> Operators:
     """Of a backend by name, in fp32 on the CPU."""
-    question = Question("cpu", "float32", "float32", 16, frozenset({"fp8"}), threads=1)
+    question = Question(
+        "cpu", "float32", "float32", graphs.decoder(16), frozenset({"fp8"}), threads=1
+    )
     return choose(question, name)[0]
 
 

@@ -72,9 +72,7 @@ def allocate(worker: Worker) -> None:
 
 def of_every_token(worker: Worker, batch: StepBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Call by call, with the last layer for every token."""
-    whole = copy(batch)
-    whole.every_hidden = True
-    hidden, logits = worker._model.forward(worker._operators, whole, worker._cache)
+    hidden, logits = worker._model.forward(worker._operators, batch, worker._cache, every=True)
     return tensor(hidden).clone(), tensor(logits).clone()
 
 

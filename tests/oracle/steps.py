@@ -17,7 +17,9 @@ class Forwards:
     def __init__(self, forward: Callable[..., tuple[Any, Any]]) -> None:
         self._forward = forward
 
-    def forward(self, ops: Any, batch: StepBatch, cache: KvCache, adding: Any) -> tuple[Any, Any]:
+    def forward(
+        self, ops: Any, batch: StepBatch, cache: KvCache, adding: Any, *, every: bool
+    ) -> tuple[Any, Any]:
         assert adding is None
         return self._forward(ops, batch, cache)
 

@@ -57,6 +57,16 @@ def test_everything_fits_and_nothing_is_given_up() -> None:
     assert made.kv_bytes == group.blocks * 16 * 24 * 1024
 
 
+def test_ranks_that_share_the_kv_hold_more_tokens() -> None:
+    """Each keeps its part of a token, so a pool of the same bytes has room for more of them."""
+    wish = {"arch": LLAMA_8B, "available": 24 * GIB, "device": "cuda", "rows": 512}
+    whole = plan(**wish, max_context=8192)
+    parts = plan(**wish, max_context=8192, kv_share=4)
+    assert parts.kv_bytes == pytest.approx(whole.kv_bytes, rel=1e-3)
+    assert parts.kv_tokens == pytest.approx(4 * whole.kv_tokens, rel=1e-3)
+    assert parts.kv_bytes_per_token * 4 == whole.kv_bytes_per_token
+
+
 def test_windowed_layers_have_a_group_of_their_own() -> None:
     made = plan(GEMMA_270M, rows=8, available=40 * GIB, device="cuda")
     full, windowed = made.pool.groups

@@ -125,7 +125,7 @@ def test_the_command_takes_another_skew() -> None:
         assert done.exit_code == 0, done.output
         steps = json.loads(done.output)
         decode = next(step for name, step in steps.items() if name.startswith("decode"))
-        return float(next(o["flops"] for o in decode["operators"] if o["operator"] == "moe"))
+        return float(next(o["flops"] for o in decode["operators"] if o["operator"] == "experts"))
 
     even, published = experts("--skew", "0"), experts()
     assert even == 6 * 256 * 8 * 7168 * 2048, "each rank as many pairs as it has tokens, times k"

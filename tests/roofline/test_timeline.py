@@ -103,7 +103,7 @@ def test_steps_are_kept_and_drawn(tmp_path: Path) -> None:
     assert all(event["dur"] == 4000 for event in device)
     assert device[0]["ts"] + device[0]["dur"] <= device[1]["ts"] + 1
     operators = [event for event in spans if event["pid"] == 1 and event["tid"] == 4]
-    assert {"linear qkv", "attention attention", "logits head"} <= {e["name"] for e in operators}
+    assert {"linear qkv", "attend attention", "linear head"} <= {e["name"] for e in operators}
     assert {event["args"]["bound"] for event in operators} <= {"compute", "memory", "launch"}
     assert sorted(event["tid"] for event in spans if event["pid"] == 2) == [77, 77, 78]
     path = tmp_path / "steps.jsonl"

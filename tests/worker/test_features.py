@@ -11,10 +11,10 @@ import pytest
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, StepPlan, StepResult
-from headrace.kernels.program import LOGITS, Outputs, Want, want
+from headrace.kernels.program import EVERY, LOGITS, Outputs, Want, want
 from headrace.worker import Worker
 from headrace.worker.bans import AllowedTokens, BadWords
-from headrace.worker.features import EVERY, Features, RowFeature
+from headrace.worker.features import Features, RowFeature
 from headrace.worker.filters import Filters
 from headrace.worker.logprobs import Logprobs
 from headrace.worker.masks import LogitBias, MinTokens, Penalties

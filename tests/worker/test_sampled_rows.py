@@ -40,8 +40,9 @@ def test_the_same_bits_for_the_rows_that_sample(folder: Path, family: str, kerne
     path = folder / family
     worker = worker_of(path if path.exists() else tiny.make(family, folder), kernels)
     sampled_rows.check(worker)
-    recorded = isinstance(worker._program, CpuProgram)
-    assert recorded == (kernels == "cpu" and "moe" not in family)
+    program = worker._program
+    assert isinstance(program, CpuProgram) == (kernels == "cpu")
+    assert program.whole == (kernels == "cpu" and "moe" not in family), "experts are called"
 
 
 def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:

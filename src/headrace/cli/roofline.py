@@ -135,7 +135,7 @@ def _steps(
 ) -> list[tuple[str, Composition]]:
     """The steps that are shown, by name."""
     arch = case.arch
-    if arch.encoder is not None:
+    if arch.task != "tokens":
         if prompt > arch.max_context:
             raise OptionError(
                 f"prompt ({prompt}) is more than the model was made for ({arch.max_context})",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..base.config import Decision
+from ..base.graph import AttentionSpec, Graph
 from .program import Provider
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class Question:
     """Of activations: "float32", "bfloat16" or "float16"."""
     kv_dtype: str
     """"float32", "bfloat16", "float16", "fp8" or "int8"."""
-    head_dim: int
+    graph: Graph
+    """What the model computes: asked for is who serves its kinds of nodes."""
     weights: frozenset[str]
     """Kinds among the model's matrices: a ggml type name, the dtype of a dense one ("float32",
     "bfloat16", "float16"), or "packed4" and the like for a `PackedWeight` of so many bits."""
@@ -54,27 +56,43 @@ class Question:
     """Rows must be invariant, also where that costs time."""
     quantise: str = "auto"
     """"auto": weights as they come; "fp8": dense matrices of layers become fp8 at load."""
-    encoder: bool = False
-    """The model is an encoder: see `select.ENCODER_OPERATORS`."""
     asked: bool = False
     """The backend was named by the user: it may serve where it would not offer itself."""
     shelf: Shelf | None = None
     """Where repacked weights are kept; None: they are repacked at each start."""
 
+    @property
+    def attentions(self) -> list[AttentionSpec]:
+        return [each for each in self.graph.attentions() if isinstance(each, AttentionSpec)]
+
+    @property
+    def bidirectional(self) -> bool:
+        return any(each.bidirectional for each in self.attentions)
+
+    def head_sizes(self) -> list[int]:
+        """Of the heads that have pages in the KV cache, each size once."""
+        return sorted({each.size for each in self.attentions if not each.bidirectional})
+
 
 class Backend(Protocol):
-    """A provider of operators. One that serves only some may have a `beside`: the names of those
-    that serve the others where it is asked for by name (before the reference)."""
+    """A provider of operators."""
 
     @property
     def name(self) -> str: ...
 
-    def supports(self, operator: str, question: Question) -> str | None:
-        """None: yes. Otherwise the reason why not, as half a sentence."""
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The backends that serve the other kinds where this one is asked for by name, before the
+        reference."""
+        ...
+
+    def supports(self, kind: str, question: Question) -> str | None:
+        """Does it compute the nodes of this kind? None: yes. Otherwise the reason why not, as half
+        a sentence."""
         ...
 
     def build(self, question: Question) -> Provider:
-        """The operators it supports; others are never called."""
+        """The operators of the kinds that it supports; others are never called."""
         ...
 
 

@@ -173,7 +173,7 @@ _EVERYTHING = want(logits=True, hidden="every")
 class GraphProgram:
     """A model's step by the graph of its bucket, or call by call. See `Program`."""
 
-    host = False
+    host = whole = False
 
     def __init__(self, plain: CallByCall, limits: StepLimits, recorder: Recorder) -> None:
         """Captures nothing yet: see `capture`."""

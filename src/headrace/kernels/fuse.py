@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ..base.graph import (
     ActivationSpec,
@@ -22,9 +22,12 @@ from ..base.graph import (
     Value,
     WeightRef,
 )
+from .arrays import Array
 from .weights import Weight
 
 if TYPE_CHECKING:
+    import torch
+
     from .model import Prepared
 
 Way = Literal["library", "around", "codes"]
@@ -48,6 +51,57 @@ class CodesSpec:
 
     of: NormSpec | ActivationSpec
     consumer: WeightRef
+
+
+class Norm(NamedTuple):
+    """An RMS norm that the product behind it takes."""
+
+    gain: Array
+    """[D]."""
+    eps: float
+    offset: float
+
+
+class Joining(Protocol):
+    """The joined nodes, as a backend computes them. Codes are 8-bit activations [N, D] e4m3 with
+    fp32 scales [N, 1], or [N, ceil(D / 128)] where the product's weight has one per block."""
+
+    def plan_product(self, weight: Weight, rows: int) -> Way:
+        """How the product of this weight, as `prepare` made it, and so many rows is computed."""
+        ...
+
+    def row_class(self, rows: int, device: torch.device) -> object:
+        """What `plan_product` depends on beside the weight: few classes of numbers of rows."""
+        ...
+
+    def linear_around(
+        self,
+        x: Array,
+        weight: Weight,
+        bias: Array | None,
+        norm: Norm | None,
+        activation: str,
+        residual: Array | None,
+    ) -> Array:
+        """act(norm(x) · weightᵀ + bias) + residual, each where it is given; x [N, in] → [N, out].
+        `activation`, where it is not "": the weight is gate over up [2I, in], the result [N, I]."""
+        ...
+
+    def norm_codes(
+        self, x: Array, residual: Array | None, norm: Norm, consumer: Weight
+    ) -> tuple[Array, Array, Array]:
+        """Codes and scales of norm(residual + x), as input of `consumer`; and the sum."""
+        ...
+
+    def gated_codes(self, gate_up: Array, activation: str, consumer: Weight) -> tuple[Array, Array]:
+        """Codes and scales of `gated`, as input of `consumer`."""
+        ...
+
+    def linear_codes(
+        self, codes: Array, scales: Array, weight: Weight, bias: Array | None
+    ) -> Array:
+        """`linear` of what one of the others gave."""
+        ...
 
 
 def fused(
@@ -189,10 +243,10 @@ class _Fusing:
         if isinstance(spec, NormSpec) and spec.kind != "rms":
             return
         codes = CodesSpec(spec, product.weights[0])
-        kind = {"norm": "norm_codes", "add_norm": "add_norm_codes", "gated": "gated_codes"}[
-            node.kind
-        ]
-        self._made[before] = Node(kind, node.reads, node.out, node.weights, codes)
+        kind = "gated_codes" if node.kind == "gated" else "norm_codes"
+        scales = Value(source.rows, 0, "f32")
+        out = (source, scales, *node.out[1:])
+        self._made[before] = Node(kind, node.reads, out, node.weights, codes)
         self._made[index] = Node(
-            "linear_codes", product.reads, product.out, product.weights, product.spec
+            "linear_codes", (source, scales), product.out, product.weights, product.spec
         )

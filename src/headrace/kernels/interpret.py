@@ -7,7 +7,7 @@ of 8,000 tokens would else hold every layer's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..base.graph import (
     ActivationSpec,
@@ -23,17 +23,8 @@ from ..base.graph import (
     WeightRef,
 )
 from .arrays import Array
-from .fuse import AroundSpec, CodesSpec
-from .operators import (
-    CodedOperators,
-    EncoderOperators,
-    FusedOperators,
-    KvCache,
-    KvLayer,
-    Operators,
-    StepBatch,
-    Unnormed,
-)
+from .fuse import AroundSpec, CodesSpec, Joining, Norm
+from .operators import KvCache, KvLayer, Operators, StepBatch
 
 if TYPE_CHECKING:
     from .model import Prepared
@@ -124,8 +115,7 @@ class _Run:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]
         gain, *shift = map(self.weights.vector, node.weights)
         if shift:
-            ops = cast(EncoderOperators, self.ops)
-            self.values[node.out[0]] = ops.layer_norm(x, gain, shift[0], spec.eps)
+            self.values[node.out[0]] = self.ops.layer_norm(x, gain, shift[0], spec.eps)
         else:
             self.values[node.out[0]] = self.ops.rms_norm(x, gain, spec.eps, spec.offset)
 
@@ -165,11 +155,8 @@ class _Run:
 
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
-        if spec.bidirectional:
-            ops = cast(EncoderOperators, self.ops)
-            self.values[node.out[0]] = ops.attend_both_sides(x, spec, self.batch)
-        else:
-            self.values[node.out[0]] = self.ops.attend(x, spec, *self._kv(spec))
+        kv = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
+        self.values[node.out[0]] = self.ops.attend(x, spec, *kv)
 
     def _kv(self, spec: AttentionSpec) -> tuple[KvLayer, StepBatch, int]:
         """The layer's KV, the step, the layer's group in it."""
@@ -181,8 +168,7 @@ class _Run:
 
     def _activate(self, node: Node) -> None:
         name = cast(ActivationSpec, node.spec).name
-        ops = cast(EncoderOperators, self.ops)
-        self.values[node.out[0]] = ops.activate(self.values[node.reads[0]], name)
+        self.values[node.out[0]] = self.ops.activate(self.values[node.reads[0]], name)
 
     def _route(self, node: Node) -> None:
         found = self.ops.route(self.values[node.reads[0]], cast(RouteSpec, node.spec))
@@ -202,47 +188,46 @@ class _Run:
         x = self.values[node.reads[0]]
         self.values[node.out[0]] = self.ops.select(x, self.batch.sample_rows)
 
+    @property
+    def joined(self) -> Joining:
+        assert self.ops.joined is not None, "nodes are joined for those who compute joined ones"
+        return self.ops.joined
+
     def _around(self, node: Node) -> None:
         spec = cast(AroundSpec, node.spec)
-        ops, weight = cast(FusedOperators, self.ops), self.weights.weight(node.weights[0])
         x, *residual = (self.values[value] for value in node.reads)
+        norm = None
         if spec.norm is not None and spec.gain is not None:
-            gain = self.weights.vector(spec.gain)
-            x = Unnormed(x, gain, spec.norm.eps, spec.norm.offset)
-        if spec.gate is not None:
-            made: Any = ops.linear_gated(x, weight, spec.gate.name)
-        else:
-            bias = None if spec.bias is None else self.weights.vector(spec.bias)
-            made = ops.linear_fused(x, weight, bias, residual[0] if residual else None)
-        self.values[node.out[0]] = made
+            norm = Norm(self.weights.vector(spec.gain), spec.norm.eps, spec.norm.offset)
+        self.values[node.out[0]] = self.joined.linear_around(
+            x,
+            self.weights.weight(node.weights[0]),
+            None if spec.bias is None else self.weights.vector(spec.bias),
+            norm,
+            "" if spec.gate is None else spec.gate.name,
+            residual[0] if residual else None,
+        )
 
     def _norm_codes(self, node: Node) -> None:
-        codes, norm, ops = self._codes(node)
-        x, gain = self.values[node.reads[0]], self.weights.vector(node.weights[0])
-        self.values[node.out[0]] = ops.rms_norm_codes(x, gain, norm.eps, norm.offset, codes)
-
-    def _add_norm_codes(self, node: Node) -> None:
-        codes, norm, ops = self._codes(node)
-        residual, x = node.reads
-        gain = self.weights.vector(node.weights[0])
-        found = ops.add_rms_norm_codes(
-            self.values[x], self._spent(residual), gain, norm.eps, norm.offset, codes
-        )
-        self.values.update(zip(node.out, found, strict=True))
+        """Of a sum, where there are two values to read; then the sum is a result too."""
+        spec = cast(CodesSpec, node.spec)
+        of, consumer = cast(NormSpec, spec.of), self.weights.weight(spec.consumer)
+        norm = Norm(self.weights.vector(node.weights[0]), of.eps, of.offset)
+        *residual, x = node.reads
+        spent = self._spent(residual[0]) if residual else None
+        found = self.joined.norm_codes(self.values[x], spent, norm, consumer)
+        self.values.update(zip(node.out, found[: len(node.out)], strict=True))
 
     def _gated_codes(self, node: Node) -> None:
-        codes, gate, ops = self._codes(node)
-        x = self.values[node.reads[0]]
-        self.values[node.out[0]] = ops.gated_codes(x, gate.name, codes)
-
-    def _codes(self, node: Node) -> tuple[Any, Any, CodedOperators]:
-        """The weight of the product that takes the codes, what they are made of, and by whom."""
         spec = cast(CodesSpec, node.spec)
-        return self.weights.weight(spec.consumer), spec.of, cast(CodedOperators, self.ops)
+        name, consumer = cast(ActivationSpec, spec.of).name, self.weights.weight(spec.consumer)
+        found = self.joined.gated_codes(self.values[node.reads[0]], name, consumer)
+        self.values.update(zip(node.out, found, strict=True))
 
     def _linear_codes(self, node: Node) -> None:
         matrix, *bias = node.weights
-        ops, x = cast(CodedOperators, self.ops), self.values[node.reads[0]]
-        weight = self.weights.weight(matrix)
+        codes, scales = (self.values[value] for value in node.reads)
         added = self.weights.vector(bias[0]) if bias else None
-        self.values[node.out[0]] = ops.linear_codes(x, weight, added)
+        self.values[node.out[0]] = self.joined.linear_codes(
+            codes, scales, self.weights.weight(matrix), added
+        )

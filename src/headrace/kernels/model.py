@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..base.arch import Rope
 from ..base.demand import Hidden, demand, head
-from ..base.graph import Graph, Role, WeightRef
+from ..base.graph import EmbedSpec, Graph, Role, WeightRef
 from .arrays import Array, floats_like
 from .fuse import fused
 from .interpret import Adding, Interpreter
@@ -59,29 +58,50 @@ class Model:
             self._variants[hidden] = demand(self.graph, hidden, logits=hidden != "none")
         return self._variants[hidden]
 
+    @property
+    def generates(self) -> bool:
+        """Has it a head over a vocabulary?"""
+        return "logits" in self.graph.outputs
+
+    @property
+    def labels(self) -> bool:
+        """Has it a head that is asked for chosen rows (`logits`)?"""
+        return "labels" in self.graph.outputs
+
+    @property
+    def indices(self) -> set[str]:
+        """What its tables are read by: `EmbedSpec.index`."""
+        specs = (node.spec for node in self.graph.nodes)
+        return {spec.index for spec in specs if isinstance(spec, EmbedSpec)}
+
     def products(self) -> list[WeightRef]:
         """The matrices of operator `linear`: what adapters can add to."""
         return [ref for ref in self.graph.weights() if ref.role == "linear"]
 
     def forward(
-        self, ops: Operators, batch: StepBatch, cache: KvCache, adding: Adding | None = None
+        self,
+        ops: Operators,
+        batch: StepBatch,
+        cache: KvCache,
+        adding: Adding | None = None,
+        *,
+        every: bool = False,
     ) -> tuple[Array, Array]:
-        """A whole step, operator by operator: hidden after the last norm, [N, D] with
-        `StepBatch.every_hidden`, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of
-        those, or [0, 0] of a model without a head over a vocabulary.
+        """A whole step, operator by operator: hidden after the last norm, [N, D] where `every` one
+        is wanted, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of the sampled, or
+        [0, 0] of a model without a head over a vocabulary.
 
         `adding` is called behind each product, and may add to it.
         """
-        if "logits" not in self.graph.outputs:
+        if not self.generates:
             (hidden,) = self._run("every", ops, batch, cache, adding)
             return hidden, hidden[:0, :0]
-        if not len(batch.sample_rows) and not batch.every_hidden:
+        if not len(batch.sample_rows) and not every:
             (first,) = self._run("none", ops, batch, cache, adding)
             vocabulary = self.graph.outputs["logits"].width
             return first[:0], floats_like(first, 0, vocabulary)
-        hidden, logits = self._run(
-            "every" if batch.every_hidden else "sampled", ops, batch, cache, adding
-        )
+        variant: Hidden = "every" if every else "sampled"
+        hidden, logits = self._run(variant, ops, batch, cache, adding)
         return hidden, logits
 
     def logits(self, ops: Operators, hidden: Array) -> Array:
@@ -101,15 +121,15 @@ class Model:
         adding: Adding | None,
     ) -> list[Array]:
         graph = self.variant(hidden)
-        plan = None if adding is not None else getattr(ops, "plan_product", None)
+        joined = None if adding is not None else ops.joined
         tokens, samples = len(batch.tokens), len(batch.sample_rows)
         key: object = hidden
-        if plan is not None:
+        if joined is not None:
             # Asked of the backend: in which classes of rows its products are computed alike.
-            row_class: Callable[[int, object], object] = ops.row_class  # type: ignore[attr-defined]
             device = batch.tokens.device
-            key = hidden, row_class(tokens, device), row_class(samples, device)
+            key = hidden, joined.row_class(tokens, device), joined.row_class(samples, device)
         if key not in self._interpreters:
+            plan = None if joined is None else joined.plan_product
             nodes = fused(graph, self.weights, plan, {"N": tokens, "R": samples})
             outputs = tuple(graph.outputs.values()) or graph.nodes[0].out
             self._interpreters[key] = Interpreter(nodes, self.weights, outputs)

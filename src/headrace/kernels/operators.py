@@ -27,7 +27,7 @@ from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 if TYPE_CHECKING:
     import torch
 
-    from .fuse import Way
+    from .fuse import Joining
 
 
 class Dequantise(Protocol):
@@ -103,9 +103,6 @@ class StepBatch:
     max_count: int
     """Largest count in the step: 1 means pure decode."""
     max_length: int
-    every_hidden: bool = False
-    """Are hidden states wanted of every token, and not only of `sample_rows`? Then the last layer
-    is computed for all of them. Programs set it, by what is wanted."""
     types: Array | None = None
     """[N] int64: token type of each token, for encoders that have them."""
     adapters: npt.NDArray[np.int32] | None = None
@@ -180,6 +177,11 @@ class Operators(Protocol):
     """Are the arrays that it is given the host's (numpy), vectors in fp32? Else they are tensors on
     its device. One that says yes takes tensors of the host's memory too."""
 
+    @property
+    def joined(self) -> Joining | None:
+        """What it computes of several nodes at once (`kernels.fuse`); None: sums and norms only."""
+        ...
+
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Turn a weight, as the file holds it, into what operator `role` takes here.
 
@@ -194,6 +196,10 @@ class Operators(Protocol):
 
     def rms_norm(self, x: Array, weight: Array, eps: float, offset: float) -> Array:
         """x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
+        ...
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+        """x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in fp32."""
         ...
 
     def add_rms_norm(
@@ -233,18 +239,25 @@ class Operators(Protocol):
         ...
 
     def attend(
-        self, q: Array, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
+        self, q: Array, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
     ) -> Array:
         """Causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
         sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32;
         `softcap` c replaces a score s by c · tanh(s / c).
+
+        Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
+        its own entry, which are all in this step.
         """
         ...
 
     def gated(self, gate_up: Array, activation: str) -> Array:
         """gate_up [N, 2I] → act(gate) · up [N, I]; activation silu, gelu_tanh or gelu."""
+        ...
+
+    def activate(self, x: Array, activation: str) -> Array:
+        """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
         ...
 
     def route(self, logits: Array, spec: RouteSpec) -> tuple[Array, Array]:
@@ -270,116 +283,4 @@ class Operators(Protocol):
 
     def logits(self, x: Array, weight: Weight, softcap: float | None) -> Array:
         """x [R, D] → fp32 logits [R, V]."""
-        ...
-
-
-@dataclass(slots=True)
-class Coded:
-    """Activations [N, D] as 8-bit codes, made by the operator before a product that takes such."""
-
-    codes: torch.Tensor
-    """[N, D] e4m3."""
-    scales: torch.Tensor
-    """fp32 [N, 1], or [N, ceil(D / 128)] where the product's weight has a scale per block."""
-    dtype: torch.dtype
-    """Of the values that they stand for, and of the product's result."""
-
-
-class CodedOperators(Operators, Protocol):
-    """What a backend may offer beside: norms and gates that write the codes of the next product,
-    which saves it reading and writing its input once more (`kernels.fuse`)."""
-
-    def rms_norm_codes(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
-    ) -> Coded:
-        """`rms_norm`, as input of `consumer`."""
-        ...
-
-    def add_rms_norm_codes(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        offset: float,
-        consumer: Weight,
-    ) -> tuple[Coded, torch.Tensor]:
-        """`add_rms_norm`, as input of `consumer`."""
-        ...
-
-    def gated_codes(self, gate_up: torch.Tensor, activation: str, consumer: Weight) -> Coded:
-        """`gated`, as input of `consumer`."""
-        ...
-
-    def linear_codes(self, x: Coded, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """`linear` of what one of the others gave."""
-        ...
-
-
-@dataclass(slots=True)
-class Unnormed:
-    """Activations x [N, D] whose RMS norm is taken by the product that reads them."""
-
-    x: torch.Tensor
-    weight: torch.Tensor
-    eps: float
-    offset: float
-
-
-class FusedOperators(Operators, Protocol):
-    """What a backend may offer beside: products, of few rows, that do what lies around them, each
-    of which saves a kernel (`kernels.fuse`)."""
-
-    def plan_product(self, weight: Weight, rows: int) -> Way:
-        """How `linear` of this weight, as `prepare` made it, and so many rows is computed."""
-        ...
-
-    def row_class(self, rows: int, device: torch.device) -> object:
-        """What `plan_product` depends on beside the weight."""
-        ...
-
-    def linear_fused(
-        self,
-        x: torch.Tensor | Unnormed,
-        weight: Weight,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """`rms_norm` where x is to be normed, then `linear`, then + residual [N, out]."""
-        ...
-
-    def linear_gated(
-        self, x: torch.Tensor | Unnormed, weight: Weight, activation: str
-    ) -> torch.Tensor:
-        """The same with a weight of gate over up [2I, in], then `gated` → [N, I]."""
-        ...
-
-
-FUSED = (
-    "plan_product", "row_class", "linear_fused", "linear_gated", "rms_norm_codes",
-    "add_rms_norm_codes", "gated_codes", "linear_codes",
-)  # fmt: skip
-"""The names that `FusedOperators` and `CodedOperators` add."""
-
-
-class EncoderOperators(Operators, Protocol):
-    """What a backend that serves encoders implements beside embed, add, linear and select."""
-
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in fp32."""
-        ...
-
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
-        ...
-
-    def attend_both_sides(
-        self, qkv: torch.Tensor, spec: AttentionSpec, batch: StepBatch
-    ) -> torch.Tensor:
-        """Bidirectional attention: qkv [N, 3 · H · E] (q, k, v) → [N, H · E].
-
-        Every token sees all tokens of its own entry, which are all in this step. Softmax in fp32.
-        """
         ...

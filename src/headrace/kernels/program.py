@@ -46,6 +46,7 @@ def want(tokens: Tokens = "none", *, logits: bool = False, hidden: Hidden = "non
 BEST = want("best")
 RULES = want("rules")
 LOGITS = want(logits=True)
+EVERY = want(hidden="every")
 
 
 @dataclass(slots=True)
@@ -65,7 +66,9 @@ class Program(Protocol):
     """A model's step."""
 
     host: bool
-    """Are its arrays the host's (numpy), with no tensor in a step?"""
+    """Are its arrays the host's (numpy)?"""
+    whole: bool
+    """Does a step compute nothing on tensors?"""
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
         """Compute a step: the KV of its tokens, and what is wanted. `batch.adapters` add to the
@@ -83,6 +86,8 @@ class Provider(Operators, Protocol):
 
     drawing: Drawing
     """Makes tokens of the logits that these operators make."""
+    within: str
+    """The provider within whose programs these operators run; "": within their own."""
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         """A faster way to run whole steps than `plain` (a recorded program, graphs), or None.
@@ -109,7 +114,7 @@ def choose(drawing: Drawing, logits: Array, batch: StepBatch) -> Array:
 class CallByCall:
     """A step by the operators, one after the other."""
 
-    host = False
+    host = whole = False
 
     def __init__(
         self,
@@ -125,13 +130,14 @@ class CallByCall:
         self.additions: Mapping[tuple[str, ...], LoraWeight] = additions or {}
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
-        batch.every_hidden = want.hidden == "every"
         adding: Adding | None = None
         if batch.adapters is not None:
             from . import adapted  # Local: additions call by call are on tensors.
 
             adding = adapted.adding(self.additions, batch)
-        hidden, logits = self.model.forward(self.operators, batch, self.cache, adding)
+        hidden, logits = self.model.forward(
+            self.operators, batch, self.cache, adding, every=want.hidden == "every"
+        )
         tokens: Array | None = None
         if want.tokens == "best":
             tokens = self.drawing.argmax(logits)

@@ -31,6 +31,7 @@ from .reference_encoder import encoder_attention
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 
 if TYPE_CHECKING:
+    from .fuse import Joining
     from .program import CallByCall, Program
 
 ROWS = 4
@@ -43,10 +44,15 @@ class ReferenceOperators:
 
     name = "ref"
     host = False
-    drawing = sampling.REFERENCE
+    within = ""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.drawing = sampling.REFERENCE
+
+    @property
+    def joined(self) -> Joining | None:
+        return None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Everything becomes one dense matrix in the model's dtype."""
@@ -111,8 +117,10 @@ class ReferenceOperators:
         return _rotate(q, cos, sin).flatten(1)
 
     def attend(
-        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
+        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
     ) -> torch.Tensor:
+        if kv is None:
+            return encoder_attention(q, spec.heads, batch.query_starts.tolist(), spec.scale)
         heads = q.view(len(q), spec.heads, spec.size)
         return reference_attention.attention(heads, kv, batch, group, spec.scale, spec.softcap)
 
@@ -161,11 +169,6 @@ class ReferenceOperators:
 
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
         return torch.tanh(x) if activation == "tanh" else _ACTIVATIONS[activation](x)
-
-    def attend_both_sides(
-        self, qkv: torch.Tensor, spec: AttentionSpec, batch: StepBatch
-    ) -> torch.Tensor:
-        return encoder_attention(qkv, spec.heads, batch.query_starts.tolist(), spec.scale)
 
     def _dense(self, weight: Weight, dequantise: Dequantise) -> torch.Tensor:
         if isinstance(weight, DenseWeight):

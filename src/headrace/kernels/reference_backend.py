@@ -5,19 +5,20 @@ from __future__ import annotations
 from .backend import Question
 from .program import Provider
 
-ELEMENTWISE = ("embed", "add", "gated", "select", "activate")
-"""Operators that sum over nothing."""
+ELEMENTWISE = ("embed", "add", "gated", "select", "activate", "part")
+"""Kinds that sum over nothing."""
 
 
 class ReferenceBackend:
     """Supports everything, everywhere that torch runs; row invariance only on the CPU."""
 
     name = "ref"
+    beside = ()
 
-    def supports(self, operator: str, question: Question) -> str | None:
-        if question.deterministic and question.device != "cpu" and operator not in ELEMENTWISE:
+    def supports(self, kind: str, question: Question) -> str | None:
+        if question.deterministic and question.device != "cpu" and kind not in ELEMENTWISE:
             return "torch's kernels for this device sum in an order that depends on the batch"
-        if question.quantise != "auto" and operator == "linear":
+        if question.quantise != "auto" and kind == "linear":
             return f"does not quantise weights to {question.quantise}"
         return None
 

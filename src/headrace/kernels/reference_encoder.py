@@ -20,7 +20,7 @@ SCORES = 1 << 22
 def encoder_attention(
     qkv: torch.Tensor, heads: int, bounds: Sequence[int], scale: float
 ) -> torch.Tensor:
-    """See `EncoderOperators.attend_both_sides`; entry b owns rows bounds[b] : bounds[b + 1]."""
+    """Bidirectional `Operators.attend`; entry b owns rows bounds[b] : bounds[b + 1]."""
     width = qkv.shape[1] // (3 * heads)
     out = qkv.new_empty(len(qkv), heads * width)
     for padded, entries in _by_length(bounds).items():

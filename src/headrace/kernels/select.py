@@ -1,15 +1,14 @@
-"""Which backend serves which operator: asked, not configured, and every answer has its reason.
+"""Which backend serves which node: asked, not configured, and every answer has its reason.
 
-A backend answers one question per operator, `supports`; `choose` composes one `Operators` object
-from the first backend that says yes, in the order of the list it is given, and records a
-`Decision` for each. The reference comes last and supports everything.
+A backend answers one question per kind of the model's graph, `supports`; `choose` composes one
+`Operators` object from the first backend that says yes, in the order of the list it is given, and
+records a `Decision` for each. The reference comes last and supports everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 from ..base.config import Decision
 from ..base.errors import OptionError
@@ -17,73 +16,52 @@ from ..base.graph import Role
 from .backend import Backend, Explaining, Question
 from .cpu.backend import CpuBackend
 from .flashinfer.backend import FlashInferBackend
-from .operators import FUSED, Dequantise, StepLimits
+from .operators import Dequantise, StepLimits
 from .program import CallByCall, Program, Provider
 from .reference_backend import ReferenceBackend
 from .triton.backend import TritonBackend
 from .weights import Weight
 
-OPERATORS = (
-    "embed",
-    "rms_norm",
-    "add_rms_norm",
-    "add",
-    "linear",
-    "write",
-    "attend",
-    "gated",
-    "route",
-    "experts",
-    "select",
-    "logits",
-)
-"""What has to be served for a decoder."""
-ENCODER_OPERATORS = (
-    "embed",
-    "add",
-    "linear",
-    "select",
-    "layer_norm",
-    "activate",
-    "attend_both_sides",
-)
-"""What has to be served for an encoder."""
-
 
 class ComposedOperators:
     """One `Operators` face over several backends: each call goes straight to its provider."""
 
-    def __init__(self, providers: dict[str, Provider]) -> None:
+    def __init__(self, providers: Mapping[str, Provider]) -> None:
+        """`providers`: by kind of node; what nobody was asked for is never called."""
         self.providers = providers
-        distinct = {id(provider): provider for provider in providers.values()}
-        self.name = "+".join(sorted(provider.name for provider in distinct.values()))
-        self._single = self._host(list(distinct.values()))
-        # An encoder has no logits, and nobody draws from it.
-        self.drawing = providers.get("logits", next(iter(providers.values()))).drawing
-        self.host = all(provider.host for provider in distinct.values())
-        for operator, provider in providers.items():
-            setattr(self, operator, getattr(provider, operator))
-        # What joins these four operators: only where one provider has them all.
-        ends = {id(providers.get(name)) for name in ("linear", "rms_norm", "add_rms_norm", "gated")}
-        if len(ends) == 1 and "linear" in providers:
-            for name in FUSED:
-                if hasattr(providers["linear"], name):
-                    setattr(self, name, getattr(providers["linear"], name))
+        distinct = list({id(provider): provider for provider in providers.values()}.values())
+        self.name = "+".join(sorted(provider.name for provider in distinct))
+        self.host = all(provider.host for provider in distinct)
+        self.within = ""
+        self._single = self._host(distinct)
+
+        def of(kind: str) -> Provider:
+            return providers.get(kind, distinct[0])
+
+        self.drawing = of("linear").drawing
+        self.embed, self.select, self.add = of("embed").embed, of("select").select, of("add").add
+        self.rms_norm, self.layer_norm = of("norm").rms_norm, of("norm").layer_norm
+        self.add_rms_norm = of("norm").add_rms_norm
+        self.linear, self.logits = of("linear").linear, of("linear").logits
+        self.write, self.attend = of("write").write, of("attend").attend
+        self.gated, self.activate = of("gated").gated, of("activate").activate
+        self.route, self.experts = of("route").route, of("experts").experts
+        together = {id(of(kind)) for kind in ("linear", "norm", "add", "gated")}
+        self.joined = of("linear").joined if len(together) == 1 else None
 
     @staticmethod
     def _host(distinct: list[Provider]) -> Provider | None:
         """Who makes whole steps into programs: the only provider, or the one within which all
         others say that they run."""
-        hosts = [each for each in distinct if not hasattr(each, "within")]
+        hosts = [each for each in distinct if not each.within]
         if len(hosts) != 1:
             return None
-        inside = all(getattr(each, "within", hosts[0].name) == hosts[0].name for each in distinct)
+        inside = all(each.within in ("", hosts[0].name) for each in distinct)
         return hosts[0] if inside else None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        return self.providers["experts" if role == "moe" else role].prepare(
-            weight, role, dequantise
-        )
+        kind = {"embed": "embed", "moe": "experts"}.get(role, "linear")
+        return self.providers[kind].prepare(weight, role, dequantise)
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return None if self._single is None else self._single.compile(plain, limits)
@@ -110,27 +88,26 @@ def choose(
                 f"kernels {wish!r} are not built into this installation; there are: {names}",
                 param="kernels",
             )
-        beside = (*getattr(wished[0], "beside", ()), "ref")
+        beside = (*wished[0].beside, "ref")
         candidates = [*wished, *(b for b in candidates if b.name in beside and b not in wished)]
         question = replace(question, asked=True)
-    wanted = ENCODER_OPERATORS if question.encoder else OPERATORS
     built: dict[str, Provider] = {}
     providers: dict[str, Provider] = {}
     decisions = []
-    for operator in wanted:
+    for kind in dict.fromkeys(node.kind for node in question.graph.nodes):
         refusals = []
         for backend in candidates:
-            refusal = backend.supports(operator, question)
+            refusal = backend.supports(kind, question)
             if refusal is None:
                 break
             refusals.append(f"{backend.name}: {refusal}")
         else:
-            raise OptionError(f"no kernel for {operator}: {'; '.join(refusals)}", param="kernels")
+            raise OptionError(f"no kernel for {kind}: {'; '.join(refusals)}", param="kernels")
         if backend.name not in built:
             built[backend.name] = backend.build(question)
-        providers[operator] = built[backend.name]
+        providers[kind] = built[backend.name]
         reason = "; ".join(refusals) if refusals else "first choice for this device"
-        decisions.append(Decision(f"kernels.{operator}", backend.name, reason))
+        decisions.append(Decision(f"kernels.{kind}", backend.name, reason))
     for backend in candidates:
         if backend.name in built and isinstance(backend, Explaining):
             decisions += backend.decisions()
@@ -138,7 +115,7 @@ def choose(
         raise OptionError(
             f"kernels {wish!r} can serve nothing here: {decisions[0].reason}", param="kernels"
         )
-    return cast(Provider, ComposedOperators(providers)), decisions
+    return ComposedOperators(providers), decisions
 
 
 def known_backends() -> list[Backend]:

@@ -82,10 +82,11 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
     """
     if _HF_HARMLESS.fullmatch(name) or (arch.family == "gemma3" and _HF_VISION.fullmatch(name)):
         return None
-    if arch.encoder is not None:
+    if arch.family == "bert":
         name = name.removeprefix("bert.")
+        pooled = "labels" in describe(arch).outputs
         unread = _ENCODER_HARMLESS.fullmatch(name) or (
-            not arch.encoder.labels and _ENCODER_POOLER.fullmatch(name)
+            not pooled and _ENCODER_POOLER.fullmatch(name)
         )
         return None if unread else name
     if arch.tied_embedding and name.endswith("lm_head.weight"):

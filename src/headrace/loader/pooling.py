@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..base.arch import ModelArch, Pooling
 from ..base.errors import ModelFileError, UnsupportedModel
+from ..models.registry import describe
 from .jsonfile import read_json, read_list
 
 _MODES: dict[str, Literal["mean", "cls", "last"]] = {
@@ -25,7 +26,8 @@ def read_pooling(folder: Path, config: dict[str, Any], arch: ModelArch) -> Pooli
     """Raises `UnsupportedModel` for parts and modes that would give other vectors."""
     shortens = bool(config.get("is_matryoshka") or config.get("matryoshka_dimensions"))
     if not (folder / "modules.json").is_file():
-        return Pooling("last" if arch.encoder is None else "mean", shortens=shortens)
+        both = any(each.kind == "bidirectional" for each in describe(arch).attentions())
+        return Pooling("mean" if both else "last", shortens=shortens)
     kind: Literal["mean", "cls", "last"] | None = None
     normalise = False
     for module in read_list(folder / "modules.json"):

@@ -32,7 +32,7 @@ def _attention(
     size = tokens * arch.heads * arch.head_dim * b / tp
     token = kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads)
     return Count(
-        "attention", label, calls, "attention",
+        "attend", label, calls, "attention",
         flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
         kv_bytes=attended.kv_tokens * token, read_bytes=size, write_bytes=size, rows=tokens,
         depth=attended.kv_tokens / max(1, entries), entries=entries,
@@ -40,16 +40,19 @@ def _attention(
     )  # fmt: skip
 
 
-def latent_attention(case: Case, step: Composition, calls: int, numbers: int, layers: int) -> Count:
+def latent_attention(
+    case: Case, step: Composition, calls: int, numbers: int, weight_bytes: float
+) -> Count:
     """Attention over the latent, or over unpacked heads.
 
     Absorbed (Wᵤₖ into the query, Wᵤᵥ into the result): per pair and head 2 · (r + p) for the score
     and 2 · r for the sum, with rank r and rotary size p. Unpacked: the latents of the visible
     tokens go through kv_b (2 · r · H · (n + v) each), then 2 · (n + p) + 2 · v per pair and head.
     The cheaper one of the step is counted. Every rank keeps the whole latent: tp does not share it.
+    `weight_bytes` of a layer's products of this role, which have so many `numbers`.
     """
     attended = step.attended[None]
-    each = case.weights.of("qkv", numbers, layers) / numbers
+    each = weight_bytes / numbers
     parts = tuple(_latent(case, *part, calls, each) for part in attended.parts(step))
     whole = _latent(case, attended, step.tokens, step.entries, calls, each)
     return replace(whole, parts=parts) if parts else whole
@@ -70,7 +73,7 @@ def _latent(
     absorbed += 2 * tokens * out * inner
     unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
     return Count(
-        "attention", "latent", calls, "attention",
+        "attend", "latent", calls, "attention",
         flops=(min(absorbed, unpacked) + 5 * scores) / tp,
         weight_bytes=out * inner * each / tp,
         kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
@@ -91,7 +94,7 @@ def bidirectional_attention(case: Case, step: Composition) -> Count:
     pairs = 2 * step.attended[None].pairs - tokens
     size = tokens * arch.heads * arch.head_dim * dtype_bytes(case.dtype) / tp
     return Count(
-        "encoder_attention", "attention", arch.layers, "attention",
+        "attend", "attention", arch.layers, "attention",
         flops=pairs * arch.heads * (4 * arch.head_dim + 5) / tp, read_bytes=3 * size,
         write_bytes=size, rows=tokens, depth=tokens / max(1, step.entries), entries=step.entries,
         pieces=step.entries * arch.heads / tp,

@@ -109,8 +109,8 @@ class Count:
     """One operator of a step, for one call on one device."""
 
     operator: str
-    """The method of `kernels.operators.Operators`; "sample", "pool" and the collectives
-    ("all_reduce", "all_to_all", "send") come beside it."""
+    """The kind of the model's node; "sample", "pool" and the collectives ("all_reduce",
+    "all_to_all", "send") come beside it."""
     label: str
     """What the call is for: qkv, gate_up, head …"""
     calls: int
@@ -151,9 +151,8 @@ class Count:
 
 
 def linear(
-    case: Case, role: str, operator: str, out: int, inner: int, rows: int, calls: int,
-    layers: int, share: int = 1, *, out_bytes: int | None = None,
-    weight_bytes: float | None = None, split: Literal["out", "in"] = "out",
+    case: Case, label: str, out: int, inner: int, rows: int, calls: int, weight_bytes: float,
+    share: int = 1, *, out_bytes: int | None = None, split: Literal["out", "in"] = "out",
 ) -> Count:  # fmt: skip
     """2 · N · in · out FLOPs; in · out · bits / 8 of weights, N · in · b read, N · out · b written.
 
@@ -161,12 +160,10 @@ def linear(
     summed, whose results a collective then adds up.
     """
     b = dtype_bytes(case.dtype)
-    if weight_bytes is None:
-        weight_bytes = case.weights.of(role, out * inner, layers)
     touched = weight_bytes if rows else 0.0
     outs, ins = (out / share, inner) if split == "out" else (out, inner / share)
     return Count(
-        operator, role, calls, "product", flops=2.0 * rows * inner * out / share,
+        "linear", label, calls, "product", flops=2.0 * rows * inner * out / share,
         weight_bytes=touched / share, read_bytes=rows * ins * b,
         write_bytes=rows * outs * (out_bytes or b), rows=rows, shape=(out, inner), depth=ins,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from .formats import dtype_bytes
 from .routing import busiest
 
 
-def moe(case: Case, tokens: int, calls: int, layers: int, mark: str = "") -> Count:
+def moe(case: Case, tokens: int, calls: int, weight_bytes: float, mark: str = "") -> Count:
     """6 · D · I FLOPs for each (token, expert) pair of the rank; the experts that are hit are read.
 
     Without expert parallelism each rank has 1 / tp of every expert and of all N · k pairs. With it
@@ -15,6 +15,7 @@ def moe(case: Case, tokens: int, calls: int, layers: int, mark: str = "") -> Cou
     which the others wait (`routing.busiest`). Experts hit: Σ 1 - (1 - p) ** N over their
     popularities p, k / X each where routing is even. Gathering each expert's rows and adding up the
     results is in the kernel's curve: the tables that it is fitted to measure the whole call.
+    `weight_bytes`: of all experts of a layer.
     """
     arch, layout = case.arch, case.layout
     assert arch.moe is not None
@@ -23,12 +24,12 @@ def moe(case: Case, tokens: int, calls: int, layers: int, mark: str = "") -> Cou
     ranks = layout.ranks if layout.ep else 1
     load = busiest(experts, active, everyone, ranks, case.skew)
     slices = 1 if layout.ep else layout.tp
-    one = case.weights.of("experts", experts * 3 * arch.hidden * inner, layers) / experts
+    one = weight_bytes / experts
     b = dtype_bytes(case.dtype)
     # With slices every rank has all tokens of its group, with whole experts those that come to it.
     arriving = load.tokens if layout.ep else tokens
     return Count(
-        "moe", f"experts{mark}", calls, "experts",
+        "experts", f"experts{mark}", calls, "experts",
         flops=6.0 * load.pairs * arch.hidden * inner / slices,
         weight_bytes=load.hit * one / slices,
         read_bytes=arriving * (arch.hidden * b + experts * b),

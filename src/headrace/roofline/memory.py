@@ -17,6 +17,7 @@ from ..base.config import Decision
 from ..base.errors import DoesNotFit, OptionError
 from ..base.groups import layer_groups, pool_bytes
 from ..base.step import PoolShape
+from ..models.registry import describe
 from .formats import dtype_bytes, kv_token_bytes
 
 USABLE = {"cpu": 0.5, "cuda": 0.92}
@@ -158,7 +159,7 @@ def plan_memory(
     if device not in USABLE:
         raise OptionError(f"device must be one of {', '.join(USABLE)}, not {device!r}")
     decisions: list[Decision] = []
-    if device == "cuda" and not step_bytes and not graph_bytes and arch.encoder is None:
+    if device == "cuda" and not step_bytes and not graph_bytes and _has_logits(arch):
         graph_bytes = GRAPH_LOGITS * min(rows, GRAPH_ROWS) * arch.vocab_size
     if max_context is not None and max_context > arch.max_context:
         raise OptionError(
@@ -177,7 +178,7 @@ def plan_memory(
         return int(available * USABLE[device]) - fixed_bytes(candidate)
 
     def fits(candidate: Wish) -> bool:
-        return room(candidate) >= pool_bytes(smallest_pool(candidate))
+        return room(candidate) >= kept_bytes(candidate, smallest_pool(candidate))
 
     if kv_memory is not None and kv_memory > available - fixed_bytes(wish):
         left = available - fixed_bytes(wish)
@@ -199,7 +200,7 @@ def plan_memory(
                 "max_context",
                 str(fitted.max_context),
                 f"the model's {wish.max_context} would need "
-                f"{_size(pool_bytes(smallest_pool(wish)))} of KV for one sequence, "
+                f"{_size(kept_bytes(wish, smallest_pool(wish)))} of KV for one sequence, "
                 f"{_size(room(wish))} are there",
             )
         )
@@ -221,7 +222,7 @@ def plan_memory(
         else:
             per_row = None
     pool = largest_pool(fitted, allowed)
-    kv_bytes = pool_bytes(pool)
+    kv_bytes = kept_bytes(fitted, pool)
     decisions.append(_pool_decision(fitted, pool, kv_bytes, per_row))
     plan = MemoryPlan(
         pool=pool,
@@ -246,7 +247,11 @@ def plan_memory(
 
 def cached_layers(arch: ModelArch) -> int:
     """Layers that keep KV."""
-    return 0 if arch.encoder is not None else arch.layers
+    return sum(len(group.layers) for group in layer_groups(arch, "float32"))
+
+
+def _has_logits(arch: ModelArch) -> bool:
+    return "logits" in describe(arch).outputs
 
 
 def activation_bytes(wish: Wish) -> int:
@@ -272,7 +277,7 @@ def activation_bytes(wish: Wish) -> int:
         )
         extra = 2 * arch.moe.active * arch.hidden
     feed_forward = 2 * arch.hidden + 3 * inner + extra
-    sampling = 0 if arch.encoder else SAMPLING_COPIES * wish.rows * arch.vocab_size * 4
+    sampling = SAMPLING_COPIES * wish.rows * arch.vocab_size * 4 if _has_logits(arch) else 0
     return tokens * arch.hidden * width + max(
         tokens * attention * width, tokens * feed_forward * width, sampling
     )
@@ -301,6 +306,11 @@ def fixed_bytes(wish: Wish) -> int:
         + wish.graph_bytes
         + wish.workspace_bytes
     )
+
+
+def kept_bytes(wish: Wish, pool: PoolShape) -> int:
+    """What one rank keeps of a pool: its part of every token's KV."""
+    return pool_bytes(pool) // wish.kv_share
 
 
 def window_cap(wish: Wish, window: int | None, rows: int | None = None) -> int:
@@ -334,7 +344,7 @@ def largest_pool(wish: Wish, room: int) -> PoolShape:
     high = max([low, *(window_cap(wish, group.window) for group in groups)])
     while low < high:
         middle = (low + high + 1) // 2
-        if pool_bytes(_pool(wish, middle)) <= room:
+        if kept_bytes(wish, _pool(wish, middle)) <= room:
             low = middle
         else:
             high = middle - 1
@@ -345,7 +355,7 @@ def _enough_for_a_host(wish: Wish, available: int, per_row: int) -> int:
     """Bytes of the pool that a host's engine takes unless it is told otherwise."""
     average = _pool(wish, wish.rows * _blocks(wish, per_row))
     share = int(available * HOST_POOL_SHARE)
-    return max(pool_bytes(smallest_pool(wish)), min(share, pool_bytes(average)))
+    return max(kept_bytes(wish, smallest_pool(wish)), min(share, kept_bytes(wish, average)))
 
 
 def _pool(wish: Wish, blocks: int) -> PoolShape:
@@ -398,7 +408,7 @@ def _too_small(wish: Wish, kv_memory: int, *, explicit: bool) -> DoesNotFit:
     least = wish.max_context
     if not explicit:
         least = min(wish.max_context, COMFORTABLE_CONTEXT, 8 * wish.block_size)
-    needed = pool_bytes(smallest_pool(replace(wish, rows=1, max_context=least)))
+    needed = kept_bytes(wish, smallest_pool(replace(wish, rows=1, max_context=least)))
     return DoesNotFit(
         f"kv_memory of {_size(kv_memory)} is too small: one sequence of {least} tokens needs "
         f"{_size(needed)}; what would help: --kv-memory {-(-needed // 2**20)}MiB"
@@ -427,14 +437,14 @@ def _refusal(
         help_.append(f"--step-tokens {smaller.step_tokens}")
     if wish.kv_dtype != "int8" and fits(replace(wish, kv_dtype="int8")):
         help_.append("--kv-dtype int8")
-    missing = max(1, pool_bytes(smallest_pool(wish)) - room(wish))
+    missing = max(1, kept_bytes(wish, smallest_pool(wish)) - room(wish))
     if not help_ and wish.weight_bytes > available:
         help_.append("a smaller model or a smaller weight format")
     advice = "any of " + ", ".join(help_) if len(help_) > 1 else "".join(help_)
     return DoesNotFit(
         f"{_size(wish.weight_bytes)} of weights, "
         f"{_size(fixed_bytes(wish) - wish.weight_bytes)} of activations and tables and "
-        f"{_size(pool_bytes(smallest_pool(wish)))} of KV for one sequence of "
+        f"{_size(kept_bytes(wish, smallest_pool(wish)))} of KV for one sequence of "
         f"{wish.max_context} tokens do not fit into {_size(available)} "
         f"({_size(missing)} are missing)"
         + (f"; what would help: {advice}" if advice else "; no single option would help"),

@@ -23,10 +23,12 @@ from .composition import Composition
 from .counts import Case, Count, linear, vector
 from .experts import moe
 from .formats import dtype_bytes, kv_token_bytes
-from .weights import numbers_of, role_of
+from .weights import Which, numbers_of, role_of
 
+JOINED = "norms"
+"""Label of norms that are one operator with the sum before them; and of all in an encoder."""
 LAST = "/last"
-"""Behind the labels of what is of the last layer, where that is of fewer rows.
+"""Behind the labels of what is of the last layer, where that is of fewer rows or wider weights.
 
 The models compute no more where nobody wants other hidden states; steps of embeddings and of prompt
 log-probabilities, which do, take up to a layer's time more than is counted."""
@@ -38,7 +40,6 @@ class Group:
 
     node: Node
     """One of them."""
-    operator: str
     label: str
     calls: int
     sampled: bool
@@ -47,6 +48,23 @@ class Group:
     """Of one layer's weights in the role of this node's."""
     layers: int
     """Those that have such weights."""
+
+    def is_wider(self, case: Case) -> bool:
+        """Are these of a last layer whose weights are of another size than the other layers'?"""
+        if not self.node.weights:
+            return False
+        role = role_of(self.node.weights[0])
+        mean = case.weights.of(role, self.numbers, self.layers)
+        return case.weights.last.get(role, mean) != mean
+
+    def weight_bytes(self, case: Case) -> float:
+        """Of those weights, of one layer that the nodes are of: where the rows that sample alone
+        are of the last layer, the others are of those before it."""
+        role = role_of(self.node.weights[0])
+        which: Which = "last" if self.sampled else "all"
+        if not self.sampled and self.calls == self.layers - 1:
+            which = "others"
+        return case.weights.of(role, self.numbers, self.layers, which)
 
 
 def count_step(case: Case, step: Composition) -> list[Count]:
@@ -57,8 +75,9 @@ def count_step(case: Case, step: Composition) -> list[Count]:
     counts: list[Count] = []
     for group in _groups_of(case.arch, step):
         rows = step.samples if group.sampled else step.tokens
-        mark = LAST if group.sampled and step.samples < step.tokens else ""
-        found = PRICES[group.operator](case, step, group, rows, mark)
+        apart = step.samples < step.tokens or group.is_wider(case)
+        mark = LAST if group.sampled and apart else ""
+        found = PRICES[group.node.kind](case, step, group, rows, mark)
         if found is not None:
             counts.append(found)
     if step.samples == step.tokens:
@@ -81,7 +100,7 @@ def _groups_of(arch: ModelArch, step: Composition) -> tuple[Group, ...]:
 def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
     """The nodes of a step in which somebody samples, or nobody."""
     described = describe(arch)
-    if arch.encoder is None:
+    if "logits" in described.outputs:
         graph = demand(described, "sampled" if samples else "none", logits=samples)
         marked = [(node, node.out[0].rows == SAMPLED) for node in graph.nodes]
     else:
@@ -91,15 +110,15 @@ def groups(arch: ModelArch, samples: bool) -> tuple[Group, ...]:
         marked = [(node, index >= body) for index, node in enumerate(graph.nodes)]
     found: dict[tuple[str, str, object, bool], list[Node]] = {}
     for node, sampled in marked:
-        named = _name(graph, node, sampled=sampled)
-        if named is not None:
-            found.setdefault((*named, _attended(node), sampled), []).append(node)
+        label = _label(graph, node, sampled=sampled)
+        if label is not None:
+            found.setdefault((node.kind, label, _attended(node), sampled), []).append(node)
     made = []
-    for (operator, label, _, sampled), nodes in found.items():
+    for (_, label, _, sampled), nodes in found.items():
         refs = nodes[0].weights
         role = role_of(refs[0]) if refs else ""
         numbers, layers = numbers_of(arch, role) if role else (0, 0)
-        made.append(Group(nodes[0], operator, label, len(nodes), sampled, numbers, layers))
+        made.append(Group(nodes[0], label, len(nodes), sampled, numbers, layers))
     return tuple(made)
 
 
@@ -109,50 +128,45 @@ def _attended(node: Node) -> object:
     return spec.window if node.kind == "attend" and isinstance(spec, AttentionSpec) else None
 
 
-def _name(graph: Graph, node: Node, *, sampled: bool) -> tuple[str, str] | None:
-    """(operator, label) of a node; None: it is part of another one, or a view."""
+def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
+    """What a node is for; None: it is part of another one, or a view."""
     if node.kind == "norm":
-        return _name_norm(graph, node)
+        return _label_norm(graph, node)
     if node.kind == "add":
         readers = graph.readers(node.out[0])
         joined = any(_joins(graph, graph.nodes[index], node) for index in readers)
         deep = any(each.kind == "activate" for each in graph.nodes)
-        return None if joined else ("add", "sums" if deep else "shared")
+        return None if joined else "sums" if deep else "shared"
     if node.kind == "linear":
-        (matrix, *_) = node.weights
-        return ("logits" if matrix.role == "logits" else "linear"), product_label(node)
+        return product_label(node)
     if node.kind == "select":
         maker = graph.nodes[graph.maker(node.reads[0])]
-        return "select", "sampled/attention" if maker.kind == "attend" else "sampled"
+        return "sampled/attention" if maker.kind == "attend" else "sampled"
     if node.kind == "embed":
         tables = sum(each.kind == "embed" for each in graph.nodes)
-        return "embed", "tables" if tables > 1 else "embed"
+        return "tables" if tables > 1 else "embed"
     if node.kind == "write":
-        return (
-            ("rope_and_cache", "rope_and_cache") if isinstance(node.spec, AttentionSpec) else None
-        )
+        return "write" if isinstance(node.spec, AttentionSpec) else None
     if node.kind == "gated":
         maker = graph.nodes[graph.maker(node.reads[0])]
-        return "gated", "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
+        return "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
     if node.kind == "activate":
-        return "activate", "pooled" if sampled else "inner"
-    if node.kind == "experts":
-        return "moe", "experts"
-    return ("attend", "attention") if node.kind == "attend" else None
+        return "pooled" if sampled else "inner"
+    return {"experts": "experts", "attend": "attention"}.get(node.kind)
 
 
-def _name_norm(graph: Graph, node: Node) -> tuple[str, str] | None:
+def _label_norm(graph: Graph, node: Node) -> str | None:
     spec = node.spec
     assert isinstance(spec, NormSpec)
     if spec.kind == "layer":
-        return "layer_norm", "norms"
+        return "norms"
     maker = graph.nodes[graph.maker(node.reads[0])]
     if _joins(graph, node, maker):
-        return "add_rms_norm", "norms"
+        return JOINED
     if maker.kind == "embed":
-        return "rms_norm", "input"
+        return "input"
     # Norms of latents are a thousandth of the products beside them, and priced with those.
-    return ("rms_norm", "post") if maker.kind == "linear" and _widens(maker) else None
+    return "post" if maker.kind == "linear" and _widens(maker) else None
 
 
 def _widens(product: Node) -> bool:
@@ -194,12 +208,11 @@ def _merged(counts: list[Count]) -> list[Count]:
 def _ends(case: Case, step: Composition) -> Iterator[Count]:
     """What comes behind the graph."""
     arch = case.arch
-    if arch.encoder is not None:
-        if not arch.encoder.labels:
-            yield vector(case, "pool", "inputs", 1, step.tokens * arch.hidden, 1, 1, 0)
-        else:
-            size = step.samples * arch.hidden
-            yield vector(case, "select", "first", 1, size, 0, 1, 1)
+    outputs = describe(arch).outputs
+    if "labels" in outputs:
+        yield vector(case, "select", "first", 1, step.samples * arch.hidden, 0, 1, 1)
+    elif "logits" not in outputs:
+        yield vector(case, "pool", "inputs", 1, step.tokens * arch.hidden, 1, 1, 0)
     elif step.samples:
         size = step.samples * arch.vocab_size
         yield Count("sample", "greedy", 1, "vector", flops=size, read_bytes=size * 4)
@@ -213,25 +226,24 @@ INWARD = frozenset(("output", "down", "shared_down"))
 
 def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """See `counts.linear`."""
-    ref, label, arch = group.node.weights[0], group.label, case.arch
+    ref, label = group.node.weights[0], group.label
     role = role_of(ref)
     mark = "" if role == "head" else mark
-    size = ref.out * ref.width
-    bytes_ = None
-    if group.numbers != size:
-        bytes_ = size * (case.weights.of(role, group.numbers, group.layers) / group.numbers)
-    alone = label in REPLICATED or (arch.encoder is not None and role == "head")
+    size, vocabulary = ref.out * ref.width, ref.role == "logits"
+    whole = group.weight_bytes(case)
+    alone = label in REPLICATED or (role == "head" and not vocabulary)
     return linear(
-        case, f"{label}{mark}", group.operator, ref.out, ref.width, rows, group.calls, group.layers,
-        1 if alone else case.layout.tp, out_bytes=4 if group.operator == "logits" else None,
-        weight_bytes=bytes_, split="in" if label in INWARD else "out",
+        case, f"{label}{mark}", ref.out, ref.width, rows, group.calls,
+        whole if group.numbers == size else size * (whole / group.numbers),
+        1 if alone else case.layout.tp, out_bytes=4 if vocabulary else None,
+        split="in" if label in INWARD else "out",
     )  # fmt: skip
 
 
 def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """N rows of a table are read (D · bits / 8 each) and N · D · b written; N · D FLOPs."""
     hidden = case.arch.hidden
-    row = case.weights.of("embed", group.numbers, 1) / (group.numbers // hidden)
+    row = group.weight_bytes(case) / (group.numbers // hidden)
     return Count(
         "embed", group.label, group.calls, "vector", flops=rows * hidden, weight_bytes=rows * row,
         read_bytes=rows * 8, write_bytes=rows * hidden * dtype_bytes(case.dtype),
@@ -241,13 +253,11 @@ def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
 def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """4 FLOPs per number (square, sum, scale, weight), 8 of a layer norm; N · D read and written.
     With the sum before it 5; two arrays of N · D read, two written."""
-    flops, arrays = {"rms_norm": (4, 1), "layer_norm": (8, 1), "add_rms_norm": (5, 2)}[
-        group.operator
-    ]
+    spec = group.node.spec
+    assert isinstance(spec, NormSpec)
+    flops, arrays = (8, 1) if spec.kind == "layer" else (5, 2) if group.label == JOINED else (4, 1)
     size = rows * case.arch.hidden
-    return vector(
-        case, group.operator, f"{group.label}{mark}", group.calls, size, flops, arrays, arrays
-    )
+    return vector(case, "norm", f"{group.label}{mark}", group.calls, size, flops, arrays, arrays)
 
 
 def add(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
@@ -280,7 +290,7 @@ def select(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
     return vector(case, "select", group.label, group.calls, step.samples * width, 0, 1, 1)
 
 
-def rope_and_cache(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
+def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """6 FLOPs per rotated pair, 4 per number of a q/k norm; qkv read, q and the KV written.
 
     N · (H + 2G) · E · b read; N · H · E · b and N · `kv_token_bytes` written.
@@ -289,7 +299,7 @@ def rope_and_cache(case: Case, step: Composition, group: Group, rows: int, mark:
     assert isinstance(spec, AttentionSpec)
     rotated = rows * (spec.heads + spec.kv_heads) * spec.size
     return Count(
-        "rope_and_cache", "rope_and_cache", group.calls, "vector",
+        "write", "write", group.calls, "vector",
         flops=rotated * (3 + (4 if group.node.weights else 0)) / tp,
         read_bytes=rows * spec.stacked * b / tp,
         write_bytes=rows * spec.queries * b / tp,
@@ -301,7 +311,7 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
     """By the kind of attention."""
     spec = group.node.spec
     if not isinstance(spec, AttentionSpec):
-        return latent_attention(case, step, group.calls, group.numbers, group.layers)
+        return latent_attention(case, step, group.calls, group.numbers, group.weight_bytes(case))
     if spec.bidirectional:
         return bidirectional_attention(case, step)
     return attention(case, step, spec.window, step.attended[spec.window], group.calls)
@@ -309,23 +319,20 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
 
 def experts(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """See `experts.moe`."""
-    return moe(case, rows, group.calls, group.layers, mark)
+    return moe(case, rows, group.calls, group.weight_bytes(case), mark)
 
 
 Price = Callable[[Case, Composition, Group, int, str], Count | None]
 PRICES: Mapping[str, Price] = {
     "activate": activate,
     "add": add,
-    "add_rms_norm": norm,
     "attend": attend,
     "embed": embed,
+    "experts": experts,
     "gated": gated,
-    "layer_norm": norm,
     "linear": product,
-    "logits": product,
-    "moe": experts,
-    "rms_norm": norm,
-    "rope_and_cache": rope_and_cache,
+    "norm": norm,
     "select": select,
+    "write": write,
 }
-"""By operator: (case, step, group, rows, mark of the last layer) → what all its calls do."""
+"""By kind of node: (case, step, group, rows, mark of the last layer) → what all its calls do."""

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ..base.arch import ModelArch
 from ..base.errors import DoesNotFit, InvalidRequest
+from ..models.registry import describe
 from .counts import Case, Layout
 from .formats import weight_bits
 from .hardware import DEVICES, Hardware
@@ -158,7 +159,7 @@ def verify(arch: ModelArch, demand: Demand, goal: Goal) -> None:
     ):  # fmt: skip
         if not (math.isfinite(value) and value > 0):
             raise InvalidRequest(f"{name} must be above 0, not {value}", param=name)
-    if arch.encoder is not None:
+    if "logits" not in describe(arch).outputs:
         raise InvalidRequest("an encoder has no TTFT and TPOT to plan for", param="model")
     length = demand.input_tokens + demand.output_tokens
     if length > arch.max_context:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
@@ -29,6 +30,9 @@ _ROLE_PATTERNS = (
     ("down", r"mlp\.down_proj\.weight$"),
 )
 
+Which = Literal["all", "last", "others"]
+"""Of the layers."""
+
 
 WIDE_ENDS: Mapping[str, str] = {"embed": "bfloat16", "head": "bfloat16"}
 """What recipes for narrow weights leave wide."""
@@ -45,6 +49,8 @@ class WeightBytes:
 
     format: str = "bfloat16"
     by_role: Mapping[str, float] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    """Those of the last layer, which recipes leave wider too; what is not there is as the rest."""
     formats: Mapping[str, str] = field(default_factory=dict)
     """Of the roles that are in another format than the rest."""
 
@@ -54,11 +60,16 @@ class WeightBytes:
     def bits(self, role: str) -> float:
         return weight_bits(self.format_of(role))
 
-    def of(self, role: str, parameters: float, layers: int) -> float:
-        """Bytes of one layer's weight of `parameters` numbers in this role."""
-        if role in self.by_role:
-            return self.by_role[role] / max(1, layers)
-        return parameters * self.bits(role) / 8
+    def of(self, role: str, parameters: float, layers: int, which: Which = "all") -> float:
+        """Bytes of one layer's weight of `parameters` numbers in this role, which `layers` have:
+        the mean of all, of the last, or the mean of the others."""
+        if role not in self.by_role:
+            return parameters * self.bits(role) / 8
+        mean = self.by_role[role] / max(1, layers)
+        if which == "all" or role not in self.last:
+            return mean
+        last = self.last[role]
+        return last if which == "last" else (self.by_role[role] - last) / max(1, layers - 1)
 
 
 def parse_format(text: str) -> WeightBytes:
@@ -93,13 +104,16 @@ def from_tensors(arch: ModelArch, sizes: Mapping[str, int], format: str) -> Weig
     tensor was found for. A tied head is read as often as a head of its own.
     """
     found: dict[str, float] = {}
+    last: dict[str, float] = {}
     for name, size in sizes.items():
         role = role_of_name(name)
         if role:
             found[role] = found.get(role, 0.0) + size
+            if f".layers.{arch.layers - 1}." in name:
+                last[role] = last.get(role, 0.0) + size
     if "head" not in found and arch.tied_embedding and "embed" in found:
         found["head"] = found["embed"]
-    return WeightBytes(format, found)
+    return WeightBytes(format, found, last)
 
 
 def role_of(ref: WeightRef) -> str:

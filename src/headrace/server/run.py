@@ -313,7 +313,7 @@ async def _given_up(starting: asyncio.Future[ServingEngine]) -> None:
 
 def _example(address: str, engine: ServingEngine) -> str:
     """A line for the shell that gets an answer from this model."""
-    if engine.files.arch.encoder is not None:
+    if engine.files.arch.task != "tokens":
         path, body = "embeddings", '{"input": "a river"}'
     elif engine.files.chat_template is None:
         path, body = "completions", '{"prompt": "A river is", "max_tokens": 30}'

@@ -114,7 +114,7 @@ class Service:
 
     def check_generates(self) -> None:
         """Raise `InvalidRequest` where the model makes vectors only."""
-        if self.engine.files.arch.encoder is not None:
+        if self.engine.files.arch.task != "tokens":
             raise coded(
                 InvalidRequest(
                     "this model does not generate; use /v1/embeddings, /rerank or /score",

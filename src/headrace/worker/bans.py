@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..base.step import Admission, StepPlan
+from ..base.step import Admission
 from ..kernels.arrays import Array, tensor
-from ..kernels.program import LOGITS, Want
+from ..kernels.program import LOGITS
 from .arrays import like
-from .features import RowWish
+from .features import Indices, RowWish
 from .rows import Rows
 
 FORBIDDEN = float("-inf")
@@ -22,16 +22,13 @@ class AllowedTokens(RowWish[npt.NDArray[np.int64]]):
     """A row draws from some ids alone. With a grammar it could be left with nothing, so
     `engine.input` admits no row that has both."""
 
+    want = LOGITS
+
     def wish(self, admission: Admission) -> npt.NDArray[np.int64] | None:
         ids = admission.spec.sampling.allowed_token_ids
         return None if ids is None else np.unique(np.asarray(ids, np.int64))
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         for index, row in enumerate(rows.tolist()):
             ids = self._rows.get(row)
             if ids is None:
@@ -62,6 +59,8 @@ class BadWords(RowWish[_Words]):
     answer's last. Where a mask before this one leaves nothing else (a grammar, a list of
     ids, the end of reasoning), the word is written: a form is promised, a word only unwanted."""
 
+    want = LOGITS
+
     def __init__(self, rows: Rows) -> None:
         super().__init__()
         self._table = rows
@@ -70,12 +69,7 @@ class BadWords(RowWish[_Words]):
         words = admission.spec.bad_words
         return _Words(words, admission.prompt_length) if words else None
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         for index, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
             words = self._rows.get(row)
             if words is None:

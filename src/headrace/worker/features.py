@@ -25,13 +25,16 @@ from ..kernels.program import Hidden, Outputs, Want, want
 Arrived = Callable[[], Sequence[int]]
 """Waits for a step's tokens [R]."""
 
+Indices = npt.NDArray[np.int64]
 T = TypeVar("T")
 NOTHING = want()
-EVERY = want(hidden="every")
 
 
 class RowFeature:
     """One thing that rows may ask for. A verb that is not defined has nothing to do."""
+
+    want: Want = NOTHING
+    """What `wants` says where it is the same for every step."""
 
     def admit(self, admission: Admission) -> bool:
         """Note what the row that is taken asks for. Does it ask for this? Also after a preemption:
@@ -44,15 +47,13 @@ class RowFeature:
 
     def wants(self, plan: StepPlan) -> Want:
         """What this step has to give beside tokens: `logits` where `mask` reads or changes them."""
-        return NOTHING
+        return self.want
 
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         """Change logits [R, V] fp32 of these rows [R], in place; `places` [R] is where each new
         token will stand in its sequence."""
 
-    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> Mapping[int, str]:
+    def advance(self, rows: Indices, arrived: Arrived) -> Mapping[int, str]:
         """These rows [R] got tokens. → place among them → why that one is void and its sequence
         has to end."""
         return {}
@@ -95,13 +96,11 @@ class Asked(NamedTuple):
         every = any(each.hidden == "every" for each in wants)
         return any(each.logits for each in wants), "every" if every else "none"
 
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         for feature in self.features:
             feature.mask(logits, rows, places)
 
-    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> dict[int, str]:
+    def advance(self, rows: Indices, arrived: Arrived) -> dict[int, str]:
         failures: dict[int, str] = {}
         for feature in self.features:
             failures |= feature.advance(rows, arrived)

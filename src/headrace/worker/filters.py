@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from ..base.step import Admission, StepPlan
+from ..base.step import Admission
 from ..kernels.arrays import Array
-from ..kernels.program import LOGITS, Want
+from ..kernels.program import LOGITS
 from .arrays import exp
-from .features import RowWish
+from .features import Indices, RowWish
 
 
 class _Wish(NamedTuple):
@@ -28,18 +25,15 @@ class _Wish(NamedTuple):
 class Filters(RowWish[_Wish]):
     """Top-n-sigma (Tang et al. 2024), locally typical sampling (Meister et al. 2022) and top-a."""
 
+    want = LOGITS
+
     def wish(self, admission: Admission) -> _Wish | None:
         asked = admission.spec.sampling
         wish = _Wish(asked.typical_p, asked.top_a, asked.top_n_sigma)
         off = wish.typical_p >= 1 and wish.top_a == 0 and wish.top_n_sigma <= 0
         return None if off or asked.greedy else wish
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         for index, row in enumerate(rows.tolist()):
             wish = self._rows.get(row)
             if wish is None:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..base.step import Admission, StepPlan
+from ..base.step import Admission
 from ..kernels.arrays import Array
-from ..kernels.program import LOGITS, Want
+from ..kernels.program import LOGITS
 from .arrays import like
 from .compile_queue import CompileQueue
-from .features import Arrived, RowFeature
+from .features import Arrived, Indices, RowFeature
 
 if TYPE_CHECKING:
     import torch
@@ -172,6 +172,8 @@ class Form:
 class GrammarMasks(RowFeature):
     """The forms of all rows that have one. Calls come from the worker's thread."""
 
+    want = LOGITS
+
     def __init__(self, compiler: GrammarCompiler, vocabulary: int, *, on_host: bool) -> None:
         """`on_host`: logits lie in the host's memory."""
         self._compiler = compiler
@@ -195,12 +197,7 @@ class GrammarMasks(RowFeature):
         for row in rows:
             self._forms.pop(row, None)
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         """Set what may not come next to -inf."""
         indices, forms = [], []
         for place, row in enumerate(rows.tolist()):
@@ -225,7 +222,7 @@ class GrammarMasks(RowFeature):
             banned = expand(words)[:, : logits.shape[1]]
             logits[index] = logits[index].masked_fill_(banned, float("-inf"))
 
-    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> dict[int, str]:
+    def advance(self, rows: Indices, arrived: Arrived) -> dict[int, str]:
         """Begin to compute what may come next. Tokens are waited for: the next step's masks follow
         from them."""
         faults: dict[int, str] = {}

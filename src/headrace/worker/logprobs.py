@@ -8,14 +8,16 @@ import numpy.typing as npt
 from ..base.step import Admission, StepPlan, StepResult, TokenLogprobs
 from ..kernels import host_sampling
 from ..kernels.arrays import Array
-from ..kernels.program import LOGITS, Outputs, Want
+from ..kernels.program import LOGITS, Outputs
 from .arrays import like
-from .features import RowWish
+from .features import Indices, RowWish
 
 
 class Logprobs(RowWish[int]):
     """How likely the chosen tokens were. Before anything is masked a step's raw logits are kept, of
     the rows that ask. Of a row: how many of the most likely tokens it wants beside its own."""
+
+    want = LOGITS
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,12 +27,7 @@ class Logprobs(RowWish[int]):
     def wish(self, admission: Admission) -> int | None:
         return admission.spec.sampling.logprobs
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         asked = [row in self._rows for row in rows.tolist()]
         some = np.flatnonzero(asked)
         if len(some):

@@ -6,14 +6,13 @@ Logits are numpy arrays or tensors. The definition of each is in `kernels.sampli
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from ..base.step import Admission, StepPlan
+from ..base.step import Admission
 from ..kernels import host_sampling
 from ..kernels.arrays import Array, tensor
-from ..kernels.program import LOGITS, Want
+from ..kernels.program import LOGITS
 from .arrays import like
-from .features import RowWish
+from .features import Indices, RowWish
 from .rows import Rows
 
 
@@ -21,16 +20,13 @@ class MinTokens(RowWish[tuple[int, tuple[int, ...]]]):
     """Ids that end a sequence are out of reach until it has `min_tokens`. Of a row: the place from
     which it may end, and the ids that end it."""
 
+    want = LOGITS
+
     def wish(self, admission: Admission) -> tuple[int, tuple[int, ...]] | None:
         least = admission.spec.sampling.min_tokens
         return (admission.prompt_length + least, admission.spec.stop_ids) if least else None
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         pairs = [
             (index, token)
             for index, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True))
@@ -51,15 +47,12 @@ class MinTokens(RowWish[tuple[int, tuple[int, ...]]]):
 class LogitBias(RowWish[dict[int, float]]):
     """What a request adds to the logits of some ids."""
 
+    want = LOGITS
+
     def wish(self, admission: Admission) -> dict[int, float] | None:
         return admission.spec.sampling.logit_bias or None
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         found = [
             (index, token, bias)
             for index, row in enumerate(rows.tolist())
@@ -89,6 +82,8 @@ class Penalties(RowWish[tuple[int, float, float, float]]):
     """Repetition, frequency and presence. Counted from the row's tokens each time: there is no
     state that a preemption could spoil."""
 
+    want = LOGITS
+
     def __init__(self, rows: Rows) -> None:
         super().__init__()
         self._table = rows
@@ -98,12 +93,7 @@ class Penalties(RowWish[tuple[int, float, float, float]]):
         numbers = asked.repetition_penalty, asked.frequency_penalty, asked.presence_penalty
         return None if numbers == (1, 0, 0) else (admission.prompt_length, *numbers)
 
-    def wants(self, plan: StepPlan) -> Want:
-        return LOGITS
-
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         some = np.array([i for i, row in enumerate(rows.tolist()) if row in self._rows], np.int64)
         if not len(some):
             return

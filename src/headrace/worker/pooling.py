@@ -9,9 +9,9 @@ import numpy as np
 from ..base.arch import Pooling
 from ..base.step import Admission, Scores, StepPlan, StepResult, Vector
 from ..kernels.arrays import Array
-from ..kernels.program import Outputs, Want
+from ..kernels.program import EVERY, Outputs
 from .arrays import concatenate, copy, fp32, normalised, stack
-from .features import EVERY, RowWish
+from .features import RowWish
 
 TILE = 64
 """Tokens that are summed at once, counted from the input's start: how a prompt was cut into
@@ -50,6 +50,8 @@ class Pooler(RowWish[int]):
     """Follows the chunks of rows that want a vector; the last chunk of an input gives it. Of a row:
     how long its input is."""
 
+    want = EVERY
+
     def __init__(self, pooling: Pooling, head: Head | None = None) -> None:
         super().__init__()
         self._pooling = pooling
@@ -65,9 +67,6 @@ class Pooler(RowWish[int]):
         for row in rows:
             self._means.pop(row, None)
             self._firsts.pop(row, None)
-
-    def wants(self, plan: StepPlan) -> Want:
-        return EVERY
 
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
         """The vectors or scores of inputs that are complete; hidden [N, D]."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..base.step import Admission, StepPlan, StepResult, TokenLogprobs
 from ..kernels.arrays import Array, tensor
-from ..kernels.program import Outputs, Want
+from ..kernels.program import EVERY, Outputs, Want
 from .arrays import concatenate, copy, int64
-from .features import EVERY, NOTHING, RowWish
+from .features import NOTHING, RowWish
 from .logprobs import log_probabilities
 from .rows import Rows
 

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ..base.spec import ReasoningBudget
 from ..base.step import Admission, StepPlan
 from ..kernels.arrays import Array
 from ..kernels.program import LOGITS, Want
 from .arrays import like
-from .features import NOTHING, Arrived, RowWish
+from .features import NOTHING, Arrived, Indices, RowWish
 
 
 @dataclass(slots=True)
@@ -60,9 +59,7 @@ class ReasoningBudgets(RowWish[_Row]):
     def wants(self, plan: StepPlan) -> Want:
         return NOTHING if self._rows.keys().isdisjoint(plan.rows) else LOGITS
 
-    def mask(
-        self, logits: Array, rows: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
+    def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
         """Leave nothing but the closing mark to rows whose budget is spent."""
         spent = [
             (place, found.rule.close)
@@ -74,7 +71,7 @@ class ReasoningBudgets(RowWish[_Row]):
             logits[index[:, 0]] = float("-inf")
             logits[index[:, 0], index[:, 1]] = 0.0
 
-    def advance(self, rows: npt.NDArray[np.int64], arrived: Arrived) -> Mapping[int, str]:
+    def advance(self, rows: Indices, arrived: Arrived) -> Mapping[int, str]:
         if self._rows:
             for row, token in zip(rows.tolist(), arrived(), strict=True):
                 found = self._rows.get(row)

@@ -21,7 +21,7 @@ from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..kernels.backend import Question, Shelf
 from ..kernels.operators import StepBatch, StepLimits
-from ..kernels.program import BEST, LOGITS, CallByCall, Program, Provider
+from ..kernels.program import BEST, EVERY, CallByCall, Program, Provider
 from ..kernels.select import choose
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
@@ -63,12 +63,11 @@ def choose_operators(
         device=resolved.device,
         dtype=resolved.dtype,
         kv_dtype=resolved.kv_dtype,
-        head_dim=files.arch.head_dim,
+        graph=describe(files.arch),
         weights=source.kinds(),
         threads=options.threads or hardware.cpu().cores,
         deterministic=options.deterministic,
         quantise=options.quantise,
-        encoder=files.arch.encoder is not None,
         shelf=shelf,
     )
     return choose(question, options.kernels)
@@ -128,7 +127,7 @@ class Worker:
             )
             weight_bytes = self._model.weights.nbytes
             self._adapters: Adapters | None = None
-            if options.adapters and files.arch.encoder is None:
+            if options.adapters and self._model.generates:
                 # Local: they are tensors everywhere.
                 import torch
 
@@ -152,7 +151,7 @@ class Worker:
         self._memory = memory or _memory_of(device)
         begin = time.perf_counter()
         measured = StepMemory(0, 0)
-        if self._memory is not None and files.arch.encoder is None:
+        if self._memory is not None and self._model.generates:
             from .step_memory import measure_step  # Local: a matter of GPUs, on tensors.
 
             with self._inference():
@@ -179,9 +178,8 @@ class Worker:
         )
 
     def _features(self) -> tuple[str, ...]:
-        encoder = self.arch.encoder
-        if encoder is not None:
-            return ("pooling", "score") if encoder.labels else ("pooling",)
+        if not self._model.generates:
+            return ("pooling", "score") if self._model.labels else ("pooling",)
         parts = {"grammar": self._grammars, "adapter": self._adapters}
         return ("pooling", *(name for name, part in parts.items() if part is not None))
 
@@ -219,7 +217,6 @@ class Worker:
         with self._inference():
             self._pool = pool
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
-            encoder = self.arch.encoder
             self._cache = allocate_kv(pool, device, host=self._operators.host)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
             limits = StepLimits(options.step_tokens, options.rows, options.max_context)
@@ -232,7 +229,7 @@ class Worker:
             )
             program: Program = self._operators.compile(plain, limits) or plain
             self._program = program
-            typed = encoder is not None
+            typed = "types" in self._model.indices
             host = None
             if device == "cpu":
                 host = HostBatches(
@@ -251,7 +248,7 @@ class Worker:
                     draws=True,
                 )
             )
-            if program.host:
+            if program.whole:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 _set_torch_threads(1)
             self._steps = Steps(
@@ -271,7 +268,6 @@ class Worker:
 
     def _listed(self, program: Program) -> list[RowFeature]:
         """What rows may ask for, in the order of `features`, for a table without a held row."""
-        encoder = self.arch.encoder
         listed: list[RowFeature] = [Logprobs()]
         if self._masks is not None:
             self._masks.close()
@@ -286,7 +282,7 @@ class Worker:
         if self._adapters is not None:
             self._adapters.bind(self._rows)
             listed.append(self._adapters)
-        head = program.head if encoder is not None and encoder.labels else None
+        head = program.head if self._model.labels else None
         return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
 
     def warm_up(self) -> None:
@@ -296,7 +292,7 @@ class Worker:
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
                 batch = self._batch(plan)
-                self._program.step(batch, LOGITS if self.arch.encoder is not None else BEST)
+                self._program.step(batch, BEST if self._model.generates else EVERY)
             clear_null_blocks(self._cache)
         if self._memory is not None:
             pool = pool_bytes(self._pool)

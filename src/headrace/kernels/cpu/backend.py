@@ -10,10 +10,9 @@ from .operators import CpuOperators
 from .records import KINDS
 
 KV_DTYPES = ("float32", "float16", "bfloat16", "int8")
-OPERATORS = frozenset(
-    ("embed", "rms_norm", "add_rms_norm", "add", "linear", "write", "attend", "gated", "route",
-     "experts", "select", "logits", "layer_norm", "activate", "attend_both_sides")
-)  # fmt: skip
+SERVED = frozenset(
+    ("embed", "norm", "add", "linear", "write", "attend", "gated", "activate", "route", "experts")
+)
 DENSE = {"float32", "float16", "bfloat16"}
 
 
@@ -21,13 +20,14 @@ class CpuBackend:
     """Serves every operator of a model, or none: its KV pages have a layout of their own."""
 
     name = "cpu"
+    beside = ()
 
     def __init__(self, level: str | None = None) -> None:
         self._level = level
 
-    def supports(self, operator: str, question: Question) -> str | None:
-        if operator not in OPERATORS:
-            return f"has no {operator}"
+    def supports(self, kind: str, question: Question) -> str | None:
+        if kind not in SERVED:
+            return f"has no {kind}"
         if question.device != "cpu":
             return "the device is not the CPU"
         try:
@@ -40,8 +40,9 @@ class CpuBackend:
             return "activations are float32 on the CPU"
         if question.kv_dtype not in KV_DTYPES:
             return f"no {question.kv_dtype} KV cache"
-        if question.head_dim % 16 and not question.encoder:
-            return f"the head size {question.head_dim} is no multiple of 16"
+        for size in question.head_sizes():
+            if size % 16:
+                return f"the head size {size} is no multiple of 16"
         unknown = sorted(question.weights - DENSE - set(KINDS))
         if unknown:
             return f"no kernel for weights of type {', '.join(unknown)}"

@@ -38,6 +38,7 @@ from ..operators import KvCache
 from ..weights import LoraWeight, Weight
 from . import emit
 from .arena import Arena
+from .cuts import CALLED, Cut, borders
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .records import ROWS_N, ROWS_R, UNIT, HrKv, HrLinear, HrQuantised
 
@@ -61,6 +62,8 @@ class Lowering:
         self._results = set(graph.outputs.values())
         self.names: list[str] = []
         self.emitted: list[Emitted] = []
+        self.cuts: list[Cut] = []
+        """In the order of the records that they come before."""
         self.head: HrLinear | None = None
         """The last record, where that is a product of one part which gives the logits."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
@@ -238,15 +241,38 @@ class Lowering:
 
     def run(self) -> list[Emitted]:
         """Raises `Unrecordable`."""
+        cut = 0
+        """Nodes before this one are in a cut."""
         for index, node in enumerate(self._nodes):
             lower: Callable[[int, Node], None] | None = getattr(self, f"_{node.kind}", None)
-            if lower is None:
+            if node.kind in CALLED:
+                if index >= cut:
+                    cut = self._cut(index)
+            elif lower is None:
                 raise Unrecordable(f"there is no record of {node.kind}")
-            lower(index, node)
+            else:
+                lower(index, node)
             for place in self._dying[index]:
                 self._bury(place)
         self._find_head()
         return self.emitted
+
+    def _cut(self, first: int) -> int:
+        """Call the nodes from `first` on between two records; → the first node behind them."""
+        end, given, made = borders(self._graph, first)
+        for value in made:
+            self._make_floats(value)
+        rooms = {value: self.floats(value) for value in (*given, *made)}
+        self.cuts.append(
+            Cut(
+                len(self.emitted),
+                self._nodes[first:end],
+                self._weights,
+                {value: rooms[value] for value in given},
+                {value: rooms[value] for value in made},
+            )
+        )
+        return end
 
     def _find_head(self) -> None:
         node, (_, op) = self._nodes[-1], self.emitted[-1]

@@ -1,7 +1,7 @@
 """The operators one by one: each call builds its records and runs them at once.
 
-The model's step does not go this way (see `recorder` and `compile`); prompt log-probabilities,
-tests and forward passes that cannot be recorded do. Arrays of both kinds go in, and what comes out
+The model's step does not go this way (see `program`); prompt log-probabilities, tests and steps
+beyond a program's limits do. Arrays of both kinds go in, and what comes out
 is of the kind of what went in.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ...base.graph import AttentionSpec, Role, RouteSpec
-from ..arrays import Array, address, floats_like, stride
+from ..arrays import Array, address, floats_like, host, stride, tensor
 from ..backend import Shelf
 from ..operators import (
     Dequantise,
@@ -47,6 +49,8 @@ class CpuOperators:
 
     name = "cpu"
     host = True
+    joined = None
+    within = ""
 
     def __init__(self, threads: int, level: str | None = None, shelf: Shelf | None = None) -> None:
         self.team = Team(threads, level)
@@ -148,14 +152,17 @@ class CpuOperators:
         return qkv[:, : spec.queries]
 
     def attend(
-        self, q: Array, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
+        self, q: Array, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
     ) -> Array:
         q = q if stride(q, 1) == 1 else in_order(q)
         y = floats_like(q, len(q), spec.queries)
-        op = emit.attention(
-            emit.kv(kv, spec.heads, spec.kv_heads, group), matrix(q), matrix(y), NOT_QUANTISED,
-            spec.scale, spec.softcap, ROWS_N,
-        )  # fmt: skip
+        if kv is None:
+            op = emit.bidirectional(matrix(q), spec.heads, spec.size, spec.scale, matrix(y))
+        else:
+            op = emit.attention(
+                emit.kv(kv, spec.heads, spec.kv_heads, group), matrix(q), matrix(y),
+                NOT_QUANTISED, spec.scale, spec.softcap, ROWS_N,
+            )  # fmt: skip
         self._run([op], fill_step(HrStep(), batch))
         return y
 
@@ -169,7 +176,7 @@ class CpuOperators:
         return y
 
     def route(self, logits: Array, spec: RouteSpec) -> tuple[Array, Array]:
-        return self._reference.route(logits, spec)
+        return self._reference.route(tensor(logits), spec)
 
     def experts(
         self,
@@ -180,7 +187,8 @@ class CpuOperators:
         down: list[Weight],
         activation: str,
     ) -> Array:
-        return self._reference.experts(x, chosen, shares, gate_up, down, activation)
+        y = self._reference.experts(tensor(x), chosen, shares, gate_up, down, activation)
+        return host(y) if isinstance(x, np.ndarray) else y
 
     def select(self, x: Array, rows: Array) -> Array:
         return x if len(rows) == len(x) else x[rows]
@@ -201,12 +209,6 @@ class CpuOperators:
         y = floats_like(x, *x.shape)
         op = emit.activate(matrix(x), x.shape[1], activation, matrix(y), NOT_QUANTISED, ROWS_N)
         self._run([op], HrStep(n=len(x)))
-        return y
-
-    def attend_both_sides(self, qkv: Array, spec: AttentionSpec, batch: StepBatch) -> Array:
-        y = floats_like(qkv, len(qkv), spec.queries)
-        op = emit.bidirectional(matrix(qkv), spec.heads, spec.size, spec.scale, matrix(y))
-        self._run([op], fill_step(HrStep(), batch))
         return y
 
     def _run(self, ops: list[Emitted], step: HrStep) -> None:

@@ -1,4 +1,7 @@
-"""A model's step as one call of the library: recorded once, lowered, called for any step."""
+"""A model's step as one call of the library: lowered once, called for any step.
+
+A mixture of experts cuts it: records, a call, records (`cuts`).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from .emit import Emitted
 from .library import Team
 from .lowering import Lowering, Unrecordable, tables
 from .mapped import MappedRows
-from .records import ROWS_N, ROWS_R, HrStep
+from .records import ROWS_N, ROWS_R, HrRecord, HrStep
 from .step import fill_step
 
 
@@ -55,7 +58,7 @@ Variant = tuple[bool, bool]
 
 
 class CpuProgram:
-    """A model's step as one call of the library. See `Program`.
+    """A model's step as one call of the library, or one between each two cuts. See `Program`.
 
     A step has one of three ends behind the same records: logits; the most likely tokens, without
     logits, by the bounds of the head; or logits and tokens by rules.
@@ -80,7 +83,7 @@ class CpuProgram:
         self._variants[variant] = self
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena)
-        every = variant[0] or "logits" not in plain.model.graph.outputs
+        every = variant[0] or not plain.model.generates
         graph = plain.model.variant("every" if every else "sampled")
         hidden, logits = graph.outputs["hidden"], graph.outputs.get("logits")
         self._sampled = hidden.rows == SAMPLED
@@ -89,6 +92,8 @@ class CpuProgram:
         weights = plain.model.weights
         lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
         self._emitted = lowering.run()
+        self._cuts = lowering.cuts
+        self.whole = not self._cuts
         self.names = lowering.names
         self._hidden = lowering.floats(hidden)
         # [0, 0] of a model without a head over a vocabulary, which nobody asks for tokens.
@@ -120,8 +125,20 @@ class CpuProgram:
             self._drawing.use(batch.rules)
         for table in self._tables:
             table.read(self._step.n)
-        self._operators.team.run_at(*self._at)
+        if self._cuts:
+            self._run_cut(batch)
+        else:
+            self._operators.team.run_at(*self._at)
         return self._outputs
+
+    def _run_cut(self, batch: StepBatch) -> None:
+        """The records up to a cut, what it calls, and so on."""
+        (first, count, step), done, size = self._at, 0, ctypes.sizeof(HrRecord)
+        for cut in self._cuts:
+            self._operators.team.run_at(first + done * size, cut.at - done, step)
+            cut.run(self._operators, batch, self._plain.cache)
+            done = cut.at
+        self._operators.team.run_at(first + done * size, count - done, step)
 
     def head(self, hidden: Array) -> Array:
         return self._plain.head(hidden)
@@ -167,7 +184,8 @@ class CpuProgram:
         return self._drawing
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
-        """Run a step; → (name, seconds) of every record."""
+        """Run a step that has no cuts; → (name, seconds) of every record."""
+        assert self.whole, "what is called between records has no record"
         count = len(self._emitted)
         seconds = (ctypes.c_double * count)()
         self._filled = None

@@ -42,9 +42,9 @@ class FlashInferOperators(TritonOperators):
         self._planned: tuple[StepBatch, tuple[object, ...]] | None = None
 
     def attend(
-        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
+        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
     ) -> torch.Tensor:
-        if batch.host is None or kv.k_scale is not None:
+        if kv is None or batch.host is None or kv.k_scale is not None:
             # A graph is captured: nothing may be planned in it.
             return super().attend(q, spec, kv, batch, group)
         heads, width, scale, softcap = spec.heads, spec.size, spec.scale, spec.softcap

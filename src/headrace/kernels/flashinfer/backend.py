@@ -32,8 +32,8 @@ class FlashInferBackend:
     beside = ("triton",)
     """Who serves the other operators where this backend is asked for by name."""
 
-    def supports(self, operator: str, question: Question) -> str | None:
-        if operator != "attend" or question.encoder:
+    def supports(self, kind: str, question: Question) -> str | None:
+        if kind != "attend" or question.bidirectional:
             return "has attention of decoders only"
         if find_spec("flashinfer") is None:
             return "flashinfer is not installed"
@@ -45,8 +45,9 @@ class FlashInferBackend:
             return f"no kernels for {question.dtype}"
         if question.kv_dtype not in ("bfloat16", "float16"):
             return "its 8-bit caches have one scale for all tokens, ours one for each"
-        if question.head_dim not in HEAD_DIMS:
-            return f"no kernels for head size {question.head_dim}"
+        for size in question.head_sizes():
+            if size not in HEAD_DIMS:
+                return f"no kernels for head size {size}"
         return None if question.asked else self._preferred(question)
 
     def _preferred(self, question: Question) -> str | None:
@@ -54,11 +55,12 @@ class FlashInferBackend:
 
         major, minor = torch.cuda.get_device_capability()
         measured = load_measured().get(f"sm_{major}{minor}", {})
-        ratio = measured.get(str(question.head_dim))
-        if ratio is None:
-            return "not measured against triton on this device (gpu_bench.py --write does)"
-        if ratio < BETTER:
-            return f"measured at {ratio:.2f} times the speed of triton"
+        for size in question.head_sizes():
+            ratio = measured.get(str(size))
+            if ratio is None:
+                return "not measured against triton on this device (gpu_bench.py --write does)"
+            if ratio < BETTER:
+                return f"measured at {ratio:.2f} times the speed of triton"
         return None
 
     def build(self, question: Question) -> Provider:

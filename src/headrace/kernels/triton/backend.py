@@ -19,24 +19,27 @@ class TritonBackend:
     """
 
     name = "triton"
+    beside = ()
 
-    def supports(self, operator: str, question: Question) -> str | None:
+    def supports(self, kind: str, question: Question) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed"
-        if question.encoder:
-            return "no kernels for encoders"
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         if question.device != "cuda":
             if not (interpreted and question.asked):
                 return "needs an NVIDIA GPU"
         elif _capability() < (8, 0):
             return "needs compute capability 8.0 or later"
-        elif operator in ("linear", "write", "attend") and not _has_fp8(question):
+        elif kind in ("linear", "write", "attend") and not _has_fp8(question):
             return "needs compute capability 8.9 for fp8"
         if question.dtype not in DTYPES:
             return f"no kernels for {question.dtype}"
-        if operator in ("attend", "write") and question.head_dim > 256:
-            return f"head size {question.head_dim} is over 256"
+        if kind == "attend" and question.bidirectional:
+            return "no kernel for attention to both sides"
+        if kind in ("attend", "write"):
+            for size in question.head_sizes():
+                if size > 256:
+                    return f"head size {size} is over 256"
         return None
 
     def build(self, question: Question) -> Provider:

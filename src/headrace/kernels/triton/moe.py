@@ -29,7 +29,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..operators import Coded
 from .early import launch_options, wait_for_inputs
 from .gated import gated, gated_codes
 from .moe_packed import grouped_packed
@@ -200,14 +199,13 @@ def experts(
     rows = config.rows if few is None else few.rows
     tiles = place(chosen, count, rows, early=early)
     if few is not None:
-        acted: torch.Tensor | Coded = grouped_packed(
-            x, gate_up, tiles, active, few, tickets, activation, early=early
-        )
-        assert isinstance(acted, torch.Tensor)
+        acted = grouped_packed(x, gate_up, tiles, active, few, tickets, activation, early=early)
         parts = grouped_packed(acted, down, tiles, 1, few, tickets, early=early)
     else:
-        acted = _gate_up(x, gate_up, down, tiles, active, activation, config, early=early)
-        parts = grouped_product(acted, down, tiles, 1, config, early=early)
+        acted, scales = _gate_up(x, gate_up, down, tiles, active, activation, config, early=early)
+        parts = grouped_product(
+            acted, down, tiles, 1, config, dtype=x.dtype, scales=scales, early=early
+        )
     y = torch.empty_like(x)
     _gather_kernel[(tokens, triton.cdiv(width, 1024))](
         parts, shares, y, width, ACTIVE=active, TILE=1024, num_warps=4, **launch_options(early)
@@ -225,16 +223,19 @@ def _gate_up(
     config: MoeConfig,
     *,
     early: bool,
-) -> torch.Tensor | Coded:
-    """What the products of `down` multiply: act(gate) · up [assignments, I], or its codes."""
-    x_in: torch.Tensor | Coded = x
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What the products of `down` multiply: act(gate) · up [assignments, I]; or its codes, and
+    their scales."""
+    values, scales, dtype = x, None, x.dtype
     if gate_up.blocked is not None:
-        x_in = Coded(*quantise_rows(x, blocked=gate_up.blocked, early=early), x.dtype)
+        values, scales = quantise_rows(x, blocked=gate_up.blocked, early=early)
     dense = gate_up.blocked is None and not gate_up.bits
     if dense and down.blocked is None and config.rows <= GATE_ROWS:
-        return grouped_product(x_in, gate_up, tiles, active, config, activation, early=early)
-    inner = grouped_product(x_in, gate_up, tiles, active, config, early=early)
+        gate = grouped_product(x, gate_up, tiles, active, config, activation, early=early)
+        return gate, None
+    inner = grouped_product(
+        values, gate_up, tiles, active, config, dtype=dtype, scales=scales, early=early
+    )
     if down.blocked is None:
-        return gated(inner, activation, early=early)
-    group = BLOCK if down.blocked else 0
-    return Coded(*gated_codes(inner, activation, "fp8", group, early=early), x.dtype)
+        return gated(inner, activation, early=early), None
+    return gated_codes(inner, activation, "fp8", BLOCK if down.blocked else 0, early=early)

@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ..operators import Coded
 from .early import launch_options, wait_for_inputs
 from .gated import activate
 from .moe_tiles import ExpertTable, Tiles, tile_rows
@@ -161,16 +160,19 @@ def _fp8_kernel(
 
 
 def grouped_product(
-    x: torch.Tensor | Coded,
+    x: torch.Tensor,
     table: ExpertTable,
     tiles: Tiles,
     shared: int,
     config: MoeConfig,
     activation: str = "",
     *,
+    dtype: torch.dtype | None = None,
+    scales: torch.Tensor | None = None,
     early: bool = False,
 ) -> torch.Tensor:
-    """x [assignments / shared, in] → [assignments, out]; codes for a table of fp8.
+    """x [assignments / shared, in] → [assignments, out] in `dtype` (x's unless given). For a table
+    of fp8 x are codes with `scales`.
 
     `activation`, of dense tables: gate over up [2 · I, in] → act(gate) · up [assignments, I].
     """
@@ -186,18 +188,15 @@ def grouped_product(
     cut = {"SHARED": shared, "SINGLE": tiles.single, "ROWS": config.rows, "OUTS": each,
            "INTERPRET": INTERPRETED, "num_warps": config.warps, "num_stages": config.stages,
            **launch_options(early)}  # fmt: skip
-    if isinstance(x, Coded):
-        assert table.blocked is not None
+    assert (scales is None) == (table.blocked is None), "codes are for codes"
+    y = torch.empty(assignments, outs, dtype=dtype or x.dtype, device=x.device)
+    if scales is not None:
         assert table.scales is not None
-        y = torch.empty(assignments, outs, dtype=x.dtype, device=x.codes.device)
         _fp8_kernel[grid](
-            x.codes, x.scales, table.data, table.scales, listed, expert, y, width, outs,
-            x.scales.shape[1], BLOCKED=table.blocked, INNER=BLOCK, **cut,
+            x, scales, table.data, table.scales, listed, expert, y, width, outs, scales.shape[1],
+            BLOCKED=table.blocked, INNER=BLOCK, **cut,
         )  # fmt: skip
-        return y
-    assert table.blocked is None
-    y = torch.empty(assignments, outs, dtype=x.dtype, device=x.device)
-    if table.bits:
+    elif table.bits:
         _packed_kernel[grid](
             x, table.data, table.scales, table.factors, listed, expert, y,
             width, outs, -(-width // 128), x.stride(0), BITS=table.bits, BYTES=BYTES[table.bits],

@@ -1,7 +1,7 @@
 """The public operators on an NVIDIA GPU: Triton kernels, and the library where it is at the limit.
 
 Dense products go to cuBLASLt through torch; with `deterministic`, to our own kernel whose rows
-are invariant. Lookups and additions are torch's: one elementwise kernel each, nothing to gain.
+are invariant.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
-from ..fuse import Way
+from ..fuse import Norm, Way
 from ..operators import (
-    Coded,
     Dequantise,
     KvLayer,
     RopeTable,
     StepBatch,
     StepLimits,
-    Unnormed,
 )
 from ..program import LOGITS, CallByCall, Program
-from ..reference import unpack_rows
+from ..reference import ReferenceOperators, unpack_rows
 from ..weights import (
     BlockWeight,
     DenseWeight,
@@ -63,11 +61,11 @@ FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
 
-class TritonOperators:
-    """See `Operators` for the meaning and the shapes of each method."""
+class TritonOperators(ReferenceOperators):
+    """See `Operators` for the meaning and the shapes of each method; `embed`, `add`, `select`,
+    `activate` and `layer_norm` are the reference's: one kernel of the library each."""
 
     name = "triton"
-    host = False
 
     def __init__(
         self,
@@ -78,7 +76,7 @@ class TritonOperators:
         architecture: str | None = None,
     ) -> None:
         """`architecture`: a row of the table, where it is not to be that of the device."""
-        self.dtype = dtype
+        super().__init__(dtype)
         self._quantise = quantise
         self._architecture = architecture
         self.deterministic = deterministic
@@ -87,6 +85,10 @@ class TritonOperators:
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
         self._tickets: dict[torch.device, torch.Tensor] = {}
+
+    @property
+    def joined(self) -> TritonOperators:
+        return self
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Dense weights stay dense; packed ones are tiled; what is looked up is made dense."""
@@ -145,10 +147,6 @@ class TritonOperators:
             return 0
         return GraphProgram(plain, limits, CudaRecorder(device)).estimate()
 
-    def embed(self, tokens: torch.Tensor, weight: Weight, scale: float) -> torch.Tensor:
-        rows = functional.embedding(tokens, _data(weight))
-        return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype)
-
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float
     ) -> torch.Tensor:
@@ -181,63 +179,41 @@ class TritonOperators:
         table = self._table(device)
         return table.skinny(rows).library, table.packed_skinny(rows).serves
 
-    def rms_norm_codes(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, consumer: Weight
-    ) -> Coded:
-        codes, scales, _ = norm.rms_norm_codes(
-            x, None, weight, eps, offset, "fp8", _code_group(consumer), early=self._early(x).early
+    def norm_codes(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm_of: Norm, consumer: Weight
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return norm.rms_norm_codes(
+            x, residual, *norm_of, "fp8", _code_group(consumer), early=self._early(x).early
         )
-        return Coded(codes, scales, x.dtype)
 
-    def add_rms_norm_codes(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        offset: float,
-        consumer: Weight,
-    ) -> tuple[Coded, torch.Tensor]:
-        codes, scales, total = norm.rms_norm_codes(
-            x, residual, weight, eps, offset, "fp8", _code_group(consumer),
-            early=self._early(x).early,
-        )  # fmt: skip
-        return Coded(codes, scales, x.dtype), total
-
-    def gated_codes(self, gate_up: torch.Tensor, activation: str, consumer: Weight) -> Coded:
-        codes, scales = gated.gated_codes(
+    def gated_codes(
+        self, gate_up: torch.Tensor, activation: str, consumer: Weight
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return gated.gated_codes(
             gate_up, activation, "fp8", _code_group(consumer), early=self._early(gate_up).early
         )  # fmt: skip
-        return Coded(codes, scales, gate_up.dtype)
 
-    def linear_codes(self, x: Coded, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        assert isinstance(weight, Fp8Weight)
-        rows = 1 if self.deterministic else len(x.codes)
-        skinny = self._skinny(weight, len(x.codes))
-        if skinny is not None:
-            tickets, early = self._ticket(x.codes.device), self._early(x.codes)
-            return product_skinny(x, weight, bias, skinny, tickets, early=early)
-        return product_codes(
-            x.codes, x.scales, weight, bias, self._table(x.codes.device).fp8(rows), x.dtype,
-            library=x.codes.is_cuda and not self.deterministic, early=self._early(x.codes),
-        )  # fmt: skip
-
-    def linear_fused(
+    def linear_codes(
         self,
-        x: torch.Tensor | Unnormed,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
         weight: Weight,
         bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        return self._fused(x, weight, bias, residual=residual)
-
-    def linear_gated(
-        self, x: torch.Tensor | Unnormed, weight: Weight, activation: str
-    ) -> torch.Tensor:
-        return self._fused(x, weight, None, activation=activation)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual + x
+        """`dtype`: of the result, where it is not that of activations."""
+        assert isinstance(weight, Fp8Weight)
+        dtype, early = dtype or self.dtype, self._early(codes)
+        skinny = self._skinny(weight, len(codes))
+        if skinny is not None:
+            return product_skinny(
+                codes, weight, bias, skinny, self._ticket(codes.device), dtype, scales=scales,
+                early=early,
+            )  # fmt: skip
+        return product_codes(
+            codes, scales, weight, bias, self._table(codes.device).fp8(self._rows(codes)), dtype,
+            library=codes.is_cuda and not self.deterministic, early=early,
+        )  # fmt: skip
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         return self._product(x, weight, bias, x.dtype)
@@ -256,9 +232,10 @@ class TritonOperators:
         return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group, early=early)
 
     def attend(
-        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer, batch: StepBatch, group: int
+        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
     ) -> torch.Tensor:
         """Entries of one token are split along the KV, the others along their queries."""
+        assert kv is not None, "no kernel for attention to both sides"
         flat, width, scale, softcap = q, spec.size, spec.scale, spec.softcap
         q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)
@@ -312,9 +289,6 @@ class TritonOperators:
             None if self.deterministic else self._ticket(x.device), early=self._early(x).early,
         )  # fmt: skip
 
-    def select(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return x if len(rows) == len(x) else x[rows]
-
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         out = self._product(x, weight, None, torch.float32)
         return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
@@ -338,7 +312,7 @@ class TritonOperators:
         if isinstance(weight, Fp8Weight):
             if self._skinny(weight, len(x)) is not None:
                 codes, scales = quantise_rows(x, blocked=False, early=self._early(x).early)
-                return self.linear_codes(Coded(codes, scales, dtype), weight, bias)
+                return self.linear_codes(codes, scales, weight, bias, dtype)
             library = x.is_cuda and not self.deterministic
             config = table.fp8(self._rows(x))
             early = self._early(x)
@@ -367,34 +341,34 @@ class TritonOperators:
         else:
             y.copy_(self._product(x, weight, bias, y.dtype))
 
-    def _fused(
+    def linear_around(
         self,
-        x: torch.Tensor | Unnormed,
+        x: torch.Tensor,
         weight: Weight,
         bias: torch.Tensor | None,
-        *,
-        residual: torch.Tensor | None = None,
-        activation: str = "",
+        norm: Norm | None,
+        activation: str,
+        residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        values = x.x if isinstance(x, Unnormed) else x
+        tickets, early = self._ticket(x.device), self._early(x)
         if isinstance(weight, TiledWeight):
-            packed = self._packed_skinny(weight, len(values))
+            packed = self._packed_skinny(weight, len(x))
             assert packed is not None, "see `plan_product`"
-            if isinstance(x, Unnormed):
-                values = self.rms_norm(values, x.weight, x.eps, x.offset)
+            if norm is not None:
+                x = self.rms_norm(x, *norm)
             return product_packed_skinny(
-                values, weight, bias, packed, self._ticket(values.device), residual=residual,
-                activation=activation, early=self._early(values),
+                x, weight, bias, packed, tickets, residual=residual, activation=activation,
+                early=early,
             )  # fmt: skip
         assert isinstance(weight, DenseWeight), "see `plan_product`"
-        config = self._skinny(weight, len(values))
+        config = self._skinny(weight, len(x))
         assert config is not None, "see `plan_product`"
         # The gain is applied before rms(x): in fp16 what is large may then leave its range.
-        if isinstance(x, Unnormed) and (not config.norm or values.dtype == torch.float16):
-            x = self.rms_norm(values, x.weight, x.eps, x.offset)
+        if norm is not None and (not config.norm or x.dtype == torch.float16):
+            x, norm = self.rms_norm(x, *norm), None
         return product_skinny(
-            x, weight, bias, config, self._ticket(values.device), residual=residual,
-            activation=activation, early=self._early(values),
+            x, weight, bias, config, tickets, norm=norm, residual=residual,
+            activation=activation, early=early,
         )  # fmt: skip
 
     def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:

@@ -30,7 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..operators import Coded, Unnormed
+from ..fuse import Norm
 from ..weights import DenseWeight, Fp8Weight
 from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
 from .gated import activate
@@ -170,34 +170,33 @@ def _product_kernel(
 
 
 def product_skinny(
-    x: torch.Tensor | Unnormed | Coded,
+    x: torch.Tensor,
     weight: DenseWeight | Fp8Weight,
     bias: torch.Tensor | None,
     config: SkinnyConfig,
     tickets: torch.Tensor,
     dtype: torch.dtype | None = None,
     *,
+    norm: Norm | None = None,
+    scales: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     activation: str = "",
     early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] · weightᵀ + bias + residual → [N, out] in `dtype` (x's unless given); N ≤ 16.
 
-    x: values, values to be normed, or codes for an fp8 weight with a scale per row. `activation`:
-    the weight is gate over up [2 · I, in] → act(gate) · up [N, I].
+    `norm`: x is normed first. `scales`: x are codes, for an fp8 weight with a scale per row.
+    `activation`: the weight is gate over up [2 · I, in] → act(gate) · up [N, I].
     """
-    norm = isinstance(x, Unnormed)
-    coded = isinstance(x, Coded)
-    values = x.x if isinstance(x, Unnormed) else x.codes if isinstance(x, Coded) else x
-    assert isinstance(weight, Fp8Weight) == coded, "codes are for codes"
-    rows, width = values.shape
+    assert isinstance(weight, Fp8Weight) == (scales is not None), "codes are for codes"
+    assert scales is None or dtype is not None, "codes do not say what they stand for"
+    rows, width = x.shape
     assert rows <= config.rows, f"{rows} rows"
     outs = weight.shape[0] // 2 if activation else weight.shape[0]
-    assert values.stride(1) == 1
+    assert x.stride(1) == 1
     assert weight.data.stride(1) == 1
     assert residual is None or residual.stride(1) == 1
-    result = dtype or (x.dtype if isinstance(x, Coded) else values.dtype)
-    y = torch.empty(rows, outs, dtype=result, device=values.device)
+    y = torch.empty(rows, outs, dtype=dtype or x.dtype, device=x.device)
     steps = triton.cdiv(width, config.inner)
     per_split = triton.cdiv(steps, count_splits(config.programs, outs, config.outs, steps))
     splits = triton.cdiv(steps, per_split)
@@ -206,16 +205,15 @@ def product_skinny(
     if splits > 1:
         assert tiles <= len(tickets)
         cell = (2 * config.outs + 1) * config.rows
-        partial = torch.empty(splits * tiles * cell, dtype=torch.float32, device=values.device)
+        partial = torch.empty(splits * tiles * cell, dtype=torch.float32, device=x.device)
+    gain, eps, offset = norm or (x, 0.0, 0.0)
     _product_kernel[(tiles, splits)](
-        values, x.weight if isinstance(x, Unnormed) else values, weight.data,
-        weight.scales if isinstance(weight, Fp8Weight) else values,
-        x.scales if isinstance(x, Coded) else values, values if bias is None else bias,
-        values if residual is None else residual, y, partial, tickets, rows, width, outs,
-        values.stride(0), weight.data.stride(0), 0 if residual is None else residual.stride(0),
-        per_split * config.inner, x.eps if isinstance(x, Unnormed) else 0.0,
-        x.offset if isinstance(x, Unnormed) else 0.0,
-        NORM=norm, GATE=activation, SCALED=coded, BIAS=bias is not None,
+        x, gain, weight.data, weight.scales if isinstance(weight, Fp8Weight) else x,
+        x if scales is None else scales, x if bias is None else bias,
+        x if residual is None else residual, y, partial, tickets, rows, width, outs,
+        x.stride(0), weight.data.stride(0), 0 if residual is None else residual.stride(0),
+        per_split * config.inner, eps, offset,
+        NORM=norm is not None, GATE=activation, SCALED=scales is not None, BIAS=bias is not None,
         RESIDUAL=residual is not None, SPLITS=splits, ROWS=config.rows, OUTS=config.outs,
         INNER=config.inner, AHEAD=early.ahead if early.early else 0, INTERPRET=INTERPRETED,
         num_warps=config.warps, num_stages=config.stages, **launch_options(early.early),

@@ -23,7 +23,8 @@ import torch
 from torch.nn import functional
 
 from ..cuda_graphs import CudaRecorder
-from ..operators import GroupBatch, KvLayer, StepBatch, Unnormed
+from ..fuse import Norm
+from ..operators import GroupBatch, KvLayer, StepBatch
 from ..weights import DenseWeight, PackedWeight
 from .attention_decode import DecodeConfig, attention_decode
 from .attention_prefill import PrefillConfig, attention_prefill
@@ -116,13 +117,13 @@ def _skinny(
         ]  # fmt: skip
 
         def run(config: SkinnyConfig, x: torch.Tensor = x) -> object:
-            given = Unnormed(x, gain, 1e-5, 0.0)
             apart = x if config.norm and not config.library else rms_norm(x, gain, 1e-5, 0.0)
             if config.library:
                 return gated(functional.linear(apart, weight.data), "silu")
             return product_skinny(
-                given if config.norm else apart, weight, None, config, tickets, activation="silu"
-            )
+                apart, weight, None, config, tickets, activation="silu",
+                norm=Norm(gain, 1e-5, 0.0) if config.norm else None,
+            )  # fmt: skip
 
         yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
 
@@ -171,12 +172,16 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
     cut, decode = replace(table.skinny(1), library=False), table.decode(width)
 
     def layer(early: EarlyConfig) -> None:
-        def normed(x: torch.Tensor) -> torch.Tensor | Unnormed:
-            if cut.norm:
-                return Unnormed(x, gain, 1e-5, 0.0)
-            return rms_norm(x, gain, 1e-5, 0.0, early=early.early)
+        def normed(x: torch.Tensor, weight: DenseWeight, activation: str = "") -> torch.Tensor:
+            norm = Norm(gain, 1e-5, 0.0)
+            if not cut.norm:
+                x = rms_norm(x, *norm, early=early.early)
+            return product_skinny(
+                x, weight, None, cut, tickets, norm=norm if cut.norm else None,
+                activation=activation, early=early,
+            )  # fmt: skip
 
-        q = product_skinny(normed(x), qkv, None, cut, tickets, early=early)
+        q = normed(x, qkv)
         heads = q[:, :hidden].view(1, shapes.heads, width)
         out = torch.empty_like(heads)
         attention_decode(
@@ -185,9 +190,7 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
         y = product_skinny(
             out.view(1, hidden), output, None, cut, tickets, residual=x, early=early
         )  # fmt: skip
-        acted = product_skinny(
-            normed(y), gate_up, None, cut, tickets, activation="silu", early=early
-        )  # fmt: skip
+        acted = normed(y, gate_up, "silu")
         product_skinny(acted, down, None, cut, tickets, residual=y, early=early)
 
     replays: dict[EarlyConfig, Callable[[], object]] = {}

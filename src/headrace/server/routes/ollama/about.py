@@ -83,7 +83,7 @@ def loaded(service: Service, name: str) -> Loaded:
 
 def capabilities(service: Service) -> list[str]:
     engine = service.engine
-    if engine.files.arch.encoder is not None:
+    if engine.files.arch.task != "tokens":
         return ["embedding"]
     found = ["completion"]
     template = engine.files.chat_template or ""

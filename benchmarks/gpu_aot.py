@@ -18,12 +18,12 @@ from typing import Any
 from unittest.mock import patch
 
 import triton
+from gpu_sass import Code, read_code, resident_blocks
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from .sass import Code, read_code, resident_blocks
-from .support import INTERPRETED
+from headrace.kernels.triton.support import INTERPRETED
 
 
 @dataclass(slots=True)
