@@ -131,6 +131,19 @@ def _small_gguf() -> bytes:
     return head + b"\0" * (-len(head) % 32) + np.arange(32, dtype="<f4").tobytes()
 
 
+TEMPLATE = (
+    "{%- if messages[0].role == 'system' %}{% set first = messages[0].content | trim %}"
+    "{%- else %}{% set first = 'You are ' ~ ['kind', 'able'] | join(' and ') %}{% endif %}"
+    "{%- set ns = namespace(seen=0) %}{% macro turn(m, end='<end>') %}"
+    "{{- m.role | upper }}: {{ m.content | replace('\n', ' ') | truncate(99) ~ end }}{% endmacro %}"
+    "{%- for m in messages if m.role != 'system' %}{% set ns.seen = ns.seen + loop.index0 * 2 %}"
+    "{{- turn(m) if loop.last else turn(m, end='') }}{{ m | tojson(indent=2) }}"
+    "{%- for word in m.content.split(' ')[:8] | map('lower') | sort | unique %}{{ word[1:-1] }}"
+    "{%- endfor %}{% endfor %}{{ '%.2f' | format(ns.seen | float) }}{{ range(9) | sum }}"
+    "{%- if add_generation_prompt and not tools %}{{ '<assistant>' }}{% endif %}"
+)
+
+
 def examples() -> dict[str, tuple[list[bytes], Try]]:
     """kind → (valid inputs, what reads one)."""
     with tempfile.TemporaryDirectory() as name:
@@ -155,7 +168,7 @@ def examples() -> dict[str, tuple[list[bytes], Try]]:
         "config": ([config], _config),
         "safetensors": ([save(tensors)], _safetensors),
         "gguf": ([_small_gguf()], _gguf),
-        "template": ([CHATML.encode()], _template),
+        "template": ([CHATML.encode(), TEMPLATE.encode()], _template),
         "schema": ([json.dumps(schema).encode()], _schema),
         "lark": ([lark], _lark),
         "regex": ([rb"(https?://)?[a-z0-9.-]{1,63}(:\d{2,5})?(/\S*)?"], _regex),
@@ -163,9 +176,11 @@ def examples() -> dict[str, tuple[list[bytes], Try]]:
     }
 
 
-def mutate(kind: str, count: int, seed: int = 0) -> tuple[Counter[str], list[tuple[int, str]]]:
+def mutate(
+    kind: str, count: int, seed: int = 0, before: Callable[[int], object] = lambda number: None
+) -> tuple[Counter[str], list[tuple[int, str]]]:
     """Try `count` mutations; returns how they ended (read, refused), and the findings: (seed of
-    the mutation, what was raised)."""
+    the mutation, what was raised). `before` is told the seed of each, before it is tried."""
     valid, attempt = examples()[kind]
     ends: Counter[str] = Counter()
     findings: list[tuple[int, str]] = []
@@ -175,6 +190,7 @@ def mutate(kind: str, count: int, seed: int = 0) -> tuple[Counter[str], list[tup
             attempt(data, folder)  # What is whole is read.
         for number in range(seed, seed + count):
             draw = random.Random(number)
+            before(number)
             try:
                 attempt(mutated(draw.choice(valid), draw), folder)
                 ends["read"] += 1

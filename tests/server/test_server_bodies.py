@@ -128,7 +128,7 @@ async def test_a_wrong_completion_body_names_its_field(
     "data",
     [
         b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"messages": "\xc3\x28"}',
-        b'{"messages": "\\ud800"}', b"[" * 60_000, b'{"a":' * 12_000,
+        b'{"messages": "\\ud800"}', b"[" * 10_000, b'{"a":' * 9_000,
         b'{"n": ' + b"9" * 20_000 + b"}", b'{"temperature": NaN, "messages": []}',
         b'{"temperature": 1e999, "messages": []}', b"\x00" * 100,
     ],

@@ -7,6 +7,7 @@ import asyncio
 import json
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,26 +269,32 @@ async def test_a_large_conversation_is_written_out_in_a_process() -> None:
 # Seen
 
 
-def hold_the_loop(seconds: float) -> None:
-    time.sleep(seconds)
+def hold_the_loop(watch: LoopWatch, seconds: float) -> None:
+    """For so long, and until the thread that watches has had its turn."""
+    begin = time.monotonic()
+    while time.monotonic() < begin + seconds or (
+        "hold_the_loop" not in watch._seen[1] and time.monotonic() < begin + 60
+    ):
+        time.sleep(0.01)
 
 
 async def test_a_hold_is_seen_with_its_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loopwatch, "REMEMBERED", 0.5)
-    monkeypatch.setattr(loopwatch, "DUMP_EVERY", 0.0)  # A busy machine may hold it before we do.
+    # Whatever else a busy machine does to this loop is shorter, or is a dump beside this one.
+    monkeypatch.setattr(loopwatch, "NOTED", 1.0)
+    monkeypatch.setattr(loopwatch, "REMEMBERED", 1e9)
+    monkeypatch.setattr(loopwatch, "DUMP_EVERY", 0.0)
     app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
     watch = app.state.service.loop = LoopWatch(dumps=tmp_path, on_beat=app.state.meter.late)
-    watch.start()
     async with client_of(app) as client:
-        await asyncio.sleep(0.2)
-        await client.get("/health")  # The first one builds the application, which holds it too.
-        await asyncio.sleep(1.0)
+        # The first one builds the application.
         assert (await client.get("/health")).status_code == 200
+        watch.start()
         await asyncio.sleep(0.2)
-        hold_the_loop(1.3)
-        await asyncio.sleep(0.1)
+        hold_the_loop(watch, 1.3)
+        while watch.longest < 1:  # Until the beat that was held.
+            await asyncio.sleep(0.01)
         reply = await client.get("/health")
         assert reply.status_code == 503
         assert "the event loop was held for" in reply.json()["message"]
@@ -296,14 +303,16 @@ async def test_a_hold_is_seen_with_its_stack(
         text = (await client.get("/metrics")).text
         assert 'headrace_event_loop_lag_seconds_bucket{le="0.25"}' in text
         assert watch.longest > 1
-        await asyncio.sleep(0.8)
+        monkeypatch.setattr(loopwatch, "REMEMBERED", -1.0)
         assert (await client.get("/health")).status_code == 200
     watch.stop()
-    for _ in range(100):
-        records = [json.loads(dump.read_text()) for dump in tmp_path.glob("flight-*.json")]
-        if any("hold_the_loop" in line for record in records for line in record["stacks"]):
+    for _ in range(400):
+        records = []
+        for path in tmp_path.glob("flight-*.json"):
+            with suppress(ValueError):  # It is being written.
+                records.append(json.loads(path.read_text()))
+        held = [one for one in records if any("hold_the_loop" in x for x in one["stacks"])]
+        if held:
             break
         await asyncio.sleep(0.05)
-    else:
-        raise AssertionError("no flight record has the stack")
-    assert {record["kind"] for record in records} == {"loop"}
+    assert held[0]["kind"] == "loop"

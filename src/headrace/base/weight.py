@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from .errors import TooLarge
 
 PIECE = 32 * 1024
-LIGHT = 64 * 1024
-"""Bytes of a text that need not be weighed: whatever it is, it is parsed in some milliseconds."""
+LIGHT = 16 * 1024
+"""Bytes of a text that need not be weighed: whatever it is, it is parsed, and made into what the
+engine takes, in some milliseconds."""
 _OF_NUMBERS = b"0123456789+-.eE \t\r\n"
 _RUNS = re.compile(rb",,+")
 

@@ -62,9 +62,10 @@ from .routes.stats.route import router as stats
 from .routes.tokenize.route import router as tokenize
 from .routes.version.route import router as version
 from .routes.vllm.route import router as vllm
-from .service import Service
+from .service import Service, of
 from .store import ResponseStore
 from .traced import traced
+from .wire import json_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Scope
@@ -96,6 +97,14 @@ class Application(FastAPI):
         self.add_exception_handler(HTTPException, _http)
         self.add_exception_handler(RequestValidationError, _validation)
         self.add_exception_handler(Exception, _bug)
+
+    def setup(self) -> None:
+        """Called by FastAPI: its own route would make the document in the event loop."""
+
+        async def openapi(request: Request) -> Response:
+            return json_response(await of(request).hands.run(self.openapi))
+
+        self.add_route("/openapi.json", openapi, include_in_schema=False)
 
     def openapi(self) -> dict[str, Any]:
         closed = (lambda path: not is_open(path)) if self.state.accounts is not None else None

@@ -24,7 +24,8 @@ async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]
     Raises what `Service.check_open`, `body.read_model` and `Service.enter` raise.
     """
     service, body = await entered_raw(request)
-    return service, parse(body, model)
+    # Python runs for each message of a conversation, so others get their turn meanwhile.
+    return service, await service.hands.beside(parse, body, model)
 
 
 async def entered_raw(request: Request) -> tuple[Service, bytearray]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..base.request import OutputDelta
 from .generation import deltas
+from .wire import Large
 
 if TYPE_CHECKING:
     from ..engine.face import OutputStream
@@ -39,25 +40,31 @@ class Frames:
     def __init__(
         self,
         streams: Sequence[OutputStream],
-        news: Callable[[int, OutputDelta], bytes],
+        news: Callable[[int, OutputDelta], bytes | Large],
         end: Callable[[], bytes],
+        *,
+        straight: bool = True,
     ) -> None:
-        """`news` gets the index of the stream and its delta; it may make nothing of it."""
+        """`news` gets the index of the stream and its delta; it may make nothing of it. Where not
+        `straight` it may make what is large, and all of it is told by the exchange's task."""
         self._streams = streams
         self._news = news
         self._end = end
+        self._goes_straight = straight
 
     async def frames(self) -> AsyncIterator[bytes]:
         """All of them, but for those that went straight; raises as `generation.deltas`."""
         async for place, delta in deltas(self._streams):
             data = self._news(place, delta)
-            if data:
+            if isinstance(data, Large):
+                yield await data.written()
+            elif data:
                 yield data
         yield self._end()
 
     def divert(self, outlet: Outlet) -> None:
         """Let frames go straight to `outlet` while it is open."""
-        for place, stream in enumerate(self._streams):
+        for place, stream in enumerate(self._streams if self._goes_straight else ()):
             stream.divert(partial(self._straight, place, outlet))
 
     def _straight(self, place: int, outlet: Outlet, delta: OutputDelta) -> bool:
@@ -68,6 +75,7 @@ class Frames:
         except Exception:  # The border between one answer and the engine's delivery to all.
             log.exception("a delta could not be told")
             return False  # Its reader meets the same, as the error of its exchange.
+        assert not isinstance(data, Large)
         if data:
             outlet.write(data)
         return True

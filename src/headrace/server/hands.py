@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from ..base.errors import Overloaded
+from ..base.weight import LIGHT
 from .caller import BODY_SIZE, CALLER, RECEIVE
 from .connection import while_connected
 
@@ -72,6 +73,12 @@ class Hands:
         if receive is None:
             return await done
         return await while_connected(receive, _result(done))
+
+    async def beside(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """As `run` for a body that is not light, else here and now."""
+        if BODY_SIZE.get() <= LIGHT:
+            return work(*arguments)
+        return await self.run(work, *arguments)
 
     def _ended(self, job: Any, done: asyncio.Future[Any], large: bool) -> None:
         self._free += 1

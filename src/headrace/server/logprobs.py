@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.step import TokenLogprobs
+from .wire import Many
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
@@ -67,56 +69,57 @@ class CompletionLogprobs:
     """`logprobs` of one completions choice, continued over its chunks (text_offset counts)."""
 
     def __init__(
-        self, tokenizer: Tokenizer, top: int, offset: int = 0, *, as_ids: bool = False
+        self, tokenizer: Tokenizer, top: int, *, as_ids: bool = False, many: bool = False
     ) -> None:
+        """`many`: its lists may be long, so they are `Many`, to be written in the order in which
+        they were made."""
         self._as_ids = as_ids
         self._tokenizer = tokenizer
         self._top = top
-        self._offset = offset
+        self._offset = 0
+        self._list: Callable[[Iterable[Any]], Any] = Many if many else list
 
-    def feed(self, tokens: list[int], logprobs: list[TokenLogprobs | None]) -> dict[str, Any]:
+    def feed(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    ) -> dict[str, Any]:
         """The object for these tokens; an entry without value (the prompt's first) is null."""
-        texts: list[str] = []
-        offsets: list[int] = []
-        values: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        for token, info in zip(tokens, logprobs, strict=True):
-            text = token_name(self._tokenizer, token, self._as_ids)
-            texts.append(text)
-            offsets.append(self._offset)
-            self._offset += len(token_text(self._tokenizer, token))
-            if info is None:
-                values.append(None)
-                tops.append(None)
-                continue
-            values.append(finite(info.logprob))
-            top = {
-                token_name(self._tokenizer, other, self._as_ids): finite(logprob)
-                for other, logprob in list(zip(info.top_ids, info.top_logprobs, strict=True))[
-                    : self._top
-                ]
-            }
-            # As OpenAI does, the chosen token is always among them.
-            top.setdefault(text, finite(info.logprob))
-            tops.append(top)
+        pairs = zip(tokens, logprobs, strict=True)
         return {
-            "tokens": texts,
-            "token_logprobs": values,
-            "top_logprobs": tops if self._top else None,
-            "text_offset": offsets,
+            "tokens": self._list(map(self._name, tokens)),
+            "token_logprobs": self._list(
+                None if info is None else finite(info.logprob) for info in logprobs
+            ),
+            "top_logprobs": self._list(self._alternatives(token, info) for token, info in pairs)
+            if self._top
+            else None,
+            "text_offset": self._list(self._offsets(tokens)),
         }
+
+    def _name(self, token: int) -> str:
+        return token_name(self._tokenizer, token, self._as_ids)
+
+    def _offsets(self, tokens: Sequence[int]) -> Iterator[int]:
+        for token in tokens:
+            yield self._offset
+            self._offset += len(token_text(self._tokenizer, token))
+
+    def _alternatives(self, token: int, info: TokenLogprobs | None) -> dict[str, float] | None:
+        if info is None:
+            return None
+        pairs = zip(info.top_ids[: self._top], info.top_logprobs[: self._top], strict=True)
+        top = {self._name(other): finite(logprob) for other, logprob in pairs}
+        # As OpenAI does, the chosen token is always among them.
+        top.setdefault(self._name(token), finite(info.logprob))
+        return top
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, prompt: list[int], logprobs: list[TokenLogprobs | None]
-) -> list[dict[str, Any] | None]:
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: list[TokenLogprobs | None]
+) -> Many:
     """vLLM's `prompt_logprobs`: per token of the prompt {id: {logprob, rank, decoded_token}}."""
-    shaped: list[dict[str, Any] | None] = []
-    for token, info in zip(prompt, logprobs, strict=True):
-        if info is None:
-            shaped.append(None)
-            continue
-        entry: dict[str, Any] = {
+
+    def entry(token: int, info: TokenLogprobs) -> dict[str, Any]:
+        shaped: dict[str, Any] = {
             str(other): {
                 "logprob": finite(logprob),
                 "rank": rank,
@@ -126,10 +129,14 @@ def prompt_logprobs(
                 zip(info.top_ids, info.top_logprobs, strict=True), start=1
             )
         }
-        entry[str(token)] = {
+        shaped[str(token)] = {
             "logprob": finite(info.logprob),
             "rank": info.rank,
             "decoded_token": token_text(tokenizer, token),
         }
-        shaped.append(entry)
-    return shaped
+        return shaped
+
+    return Many(
+        None if info is None else entry(token, info)
+        for token, info in zip(prompt, logprobs, strict=True)
+    )

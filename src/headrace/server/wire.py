@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+
+class Many:
+    """A JSON list whose items are made as they are written (`written`), once and in order."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 """Any plain value → UTF-8 JSON."""
+
+TURN = 0.004
+"""Seconds of writing one large value, after which whatever else waits gets its turn."""
+BATCH = 32
+"""Items of a list that are written at once."""
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -32,3 +53,59 @@ def json_response(
     return Response(
         encode(value), status_code=status, headers=headers, media_type="application/json"
     )
+
+
+async def written(value: Any) -> bytes:
+    """As `encode`, for what may be large: others get their turn while it is written."""
+    out = bytearray()
+    begun = time.monotonic()
+    for piece in _pieces(value, lists=2):
+        out += piece
+        if time.monotonic() - begun > TURN:
+            await asyncio.sleep(0)
+            begun = time.monotonic()
+    return bytes(out)
+
+
+async def large_response(value: Any) -> Response:
+    """As `json_response`, for what may be large, or holds `Many`."""
+    return Response(await written(value), media_type="application/json")
+
+
+class Large:
+    """An event that may be large, or holds `Many`, and the small ones behind it."""
+
+    __slots__ = ("_behind", "_value")
+
+    def __init__(self, value: Any, behind: bytes = b"") -> None:
+        self._value, self._behind = value, behind
+
+    async def written(self) -> bytes:
+        return b"data: " + await written(self._value) + b"\n\n" + self._behind
+
+
+def _pieces(value: Any, lists: int) -> Iterator[bytes]:
+    """The text in small pieces. `lists`: how deep lists are gone into, of what they hold; objects
+    in them are as long as a choice is, so the entries of the innermost lists are taken whole."""
+    match value:
+        case dict() if lists:
+            mark = b"{"
+            for key, inner in value.items():
+                yield b"%b%b:" % (mark, encode(key))
+                yield from _pieces(inner, lists)
+                mark = b","
+            yield b"}" if value else b"{}"
+        case list() | Many() if lists:
+            items, mark = iter(value), b"["
+            while batch := list(islice(items, BATCH)):
+                if isinstance(batch[0], dict) and lists > 1 and isinstance(value, list):
+                    for item in batch:
+                        yield mark
+                        yield from _pieces(item, lists - 1)
+                        mark = b","
+                else:
+                    yield mark + encode(batch)[1:-1]
+                    mark = b","
+            yield b"]" if mark == b"," else b"[]"
+        case _:
+            yield encode(value)

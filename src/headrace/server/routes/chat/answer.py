@@ -10,7 +10,7 @@ from ....base.request import OutputDelta
 from ...frames import Frames
 from ...generation import deltas
 from ...logprobs import chat_logprobs, prompt_logprobs
-from ...wire import DONE, encode, frame, json_response
+from ...wire import DONE, Large, encode, frame, json_response, large_response
 
 if TYPE_CHECKING:
     from ....engine.face import OutputStream
@@ -57,6 +57,8 @@ async def whole(chat: Chat, stream: OutputStream) -> Response:
     reply["usage"] = chat.usage.as_openai()
     if chat.body.return_token_ids:
         reply["prompt_token_ids"] = chat.prompt
+    if chat.body.prompt_logprobs is not None or chat.top_logprobs is not None:
+        return await large_response(reply)
     return json_response(reply)
 
 
@@ -78,6 +80,8 @@ def _finished(chat: Chat, index: int, parts: Parts) -> dict[str, Any]:
 def events(chat: Chat, stream: OutputStream) -> Frames:
     """The answer as it comes: role, text, finish reason, usage where asked, end mark."""
     telling = _Telling(chat)
+    if chat.body.prompt_logprobs is not None:
+        return Frames([stream], telling.scores, telling.end, straight=False)
     return Frames([stream], telling.news, telling.end)
 
 
@@ -101,6 +105,13 @@ class _Telling:
             for index in range(chat.n)
         ]
         self._greeted: set[int] = set()
+
+    def scores(self, _: int, delta: OutputDelta) -> bytes | Large:
+        """As `news`, of an answer that begins with the scores of its prompt."""
+        if delta.index in self._greeted:
+            return self.news(_, delta)
+        self._greeted.add(delta.index)
+        return Large(_opening(self._chat, self._head, delta), self.news(_, delta))
 
     def news(self, _: int, delta: OutputDelta) -> bytes:
         """The events of one delta; none where it brings no text."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -18,7 +20,7 @@ from ...generation import Usage, deltas
 from ...infill import infill_prompt
 from ...logprobs import CompletionLogprobs, prompt_logprobs
 from ...prompts import check_ids
-from ...wire import DONE, frame, json_response
+from ...wire import DONE, Large, Many, frame, json_response, large_response
 from .schema import CompletionBody
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ class Completion:
         self.echo = bool(body.echo)
         self.only_prompt = self.echo and body.max_tokens == 0
         """`echo` without a token: scores of the prompt, as evaluation harnesses ask for them."""
+        scored = body.prompt_logprobs is not None
+        self.large = scored or (self.echo and body.logprobs is not None)
+        """Does the answer score the prompt? Then it is written bit by bit."""
         self.prompts: list[list[int]] = []
         self.texts: list[str] = []
         self.ends: tuple[int, ...] = ()
@@ -132,7 +137,7 @@ class Completion:
             self.grammar = await self.service.hands.run(self.body.form)
             self.service.check_grammar(self.grammar)
 
-    def submit(self, sampling: SamplingParams) -> list[OutputStream]:
+    async def submit(self, sampling: SamplingParams) -> list[OutputStream]:
         """One stream per prompt; none stays behind where one is refused."""
         sampling.stop_token_ids = [*sampling.stop_token_ids, *self.ends]
         streams: list[OutputStream] = []
@@ -151,6 +156,8 @@ class Completion:
                     )
                 )
                 self.usage.known_prompt(index, len(prompt))
+                if index % 8 == 7:  # Each may have thousands of parameters.
+                    await asyncio.sleep(0)
         except BaseException:
             for stream in streams:
                 stream.cancel()
@@ -184,6 +191,7 @@ class ChoiceState:
                 work.service.engine.tokenizer,
                 top,
                 as_ids=bool(work.body.return_tokens_as_token_ids),
+                many=work.large,
             )
         )
 
@@ -223,7 +231,7 @@ async def serve(service: Service, request: Request, body: CompletionBody) -> Res
     sampling = work.sampling()
     await work.tokenise()
     await work.demand()
-    streams = work.submit(sampling)
+    streams = await work.submit(sampling)
     request.scope["headrace.usage"] = work.usage
     if body.stream:
         return EventStream(_events(work, streams), keep_alive=service.keep_alive)
@@ -256,6 +264,8 @@ async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
         parts[state.index].append(state.fields(delta))
     reply = work.reply([_joined(parts[index]) for index in sorted(parts)])
     reply["usage"] = work.usage.as_openai()
+    if work.large or work.body.logprobs is not None:
+        return await large_response(reply)
     return json_response(reply)
 
 
@@ -267,7 +277,7 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         whole["logprobs"] = {
             name: None
             if first is None
-            else [value for part in parts for value in part["logprobs"][name]]
+            else Many(chain.from_iterable([part["logprobs"][name] for part in parts]))
             for name, first in parts[0]["logprobs"].items()
         }
     if "token_ids" in whole:
@@ -279,12 +289,12 @@ def _events(work: Completion, streams: list[OutputStream]) -> Frames:
     states = _states(work)
     body = work.body
 
-    def news(prompt: int, delta: OutputDelta) -> bytes:
+    def news(prompt: int, delta: OutputDelta) -> bytes | Large:
         _count(work, prompt, delta)
         chunk = work.reply([states[prompt, delta.index].fields(delta)])
         if body.continuous_usage:
             chunk["usage"] = work.usage.as_openai()
-        return frame(chunk)
+        return Large(chunk) if work.large else frame(chunk)
 
     def end() -> bytes:
         if not body.usage_wanted:
@@ -293,7 +303,7 @@ def _events(work: Completion, streams: list[OutputStream]) -> Frames:
         chunk["usage"] = work.usage.as_openai()
         return frame(chunk) + DONE
 
-    return Frames(streams, news, end)
+    return Frames(streams, news, end, straight=not work.large)
 
 
 def _is_ids(given: Any) -> bool:

@@ -46,7 +46,9 @@ async def invocations(request: Request) -> Response:
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing as a chat says what is wrong
     if bytes(kind.messages):
-        return await serve_chat(service, request, parse(body, ChatBody))
+        return await serve_chat(service, request, await service.hands.beside(parse, body, ChatBody))
     if bytes(kind.prompt):
-        return await serve_completion(service, request, parse(body, CompletionBody))
+        return await serve_completion(
+            service, request, await service.hands.beside(parse, body, CompletionBody)
+        )
     raise InvalidRequest("the body must have messages or a prompt", param="messages")

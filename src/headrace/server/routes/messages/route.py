@@ -31,6 +31,6 @@ async def count_tokens(request: Request) -> Response:
     request.scope["headrace.error_reply"] = error_reply
     service, body = await entered(request, CountBody)
     service.check_model(body.model)
-    chat = Chat(service, to_chat(body), "")
+    chat = Chat(service, await service.hands.beside(to_chat, body), "")
     await chat.tokenise()
     return json_response({"input_tokens": len(chat.prompt)})

@@ -50,7 +50,8 @@ def _error_frame(error: HeadraceError) -> bytes:
 
 
 async def serve(service: Service, request: Request, body: MessagesBody) -> Response:
-    given = to_chat(body, counts_reasoning=service.speech.counts_reasoning)
+    counts = service.speech.counts_reasoning
+    given = await service.hands.beside(lambda: to_chat(body, counts_reasoning=counts))
     name = request.scope["headrace.request_id"]
     chat, stream = await begin(service, given, name, whole=not body.stream)
     # What was asked to be edited away was not, in the protocol's own words.

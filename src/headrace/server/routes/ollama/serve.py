@@ -149,7 +149,7 @@ async def chat(service: Service, request: Request, body: OllamaChatBody) -> Resp
     if not body.messages:
         service.check_model(plain_name(body.model), adapters=True)
         return talk.opened()
-    talk.start(chat_of(service, body))
+    talk.start(await service.hands.beside(chat_of, service, body))
     sampling = talk.chat.sampling()
     await talk.chat.tokenise()
     return await talk.finish(body.stream is not False, sampling)

@@ -15,7 +15,7 @@ from ...connection import EventStream, while_connected
 from ...generation import Usage, deltas
 from ...store import ResponseStore, Stored
 from ...wire import json_response, named_frame
-from ..chat.request import Chat, begin
+from ..chat.request import SHORT, Chat, begin
 from .build import ResponseBuilder
 from .convert import items_of, to_chat
 from .schema import ResponseBody
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ....engine.face import OutputStream
     from ...accounts import Account
     from ...service import Service
+    from ..chat.schema import ChatBody
 
 MAX_TURNS = 1000
 """Earlier responses that one conversation may have."""
@@ -69,9 +70,9 @@ class Responses:
         owner = request.scope.get("headrace.owner", "")
         if body.background and body.store is False:
             raise InvalidRequest("background needs store: true", param="background")
-        items = items_of(body)
+        items = await self.service.hands.beside(items_of, body)
         past = await self.history(body.previous_response_id, owner)
-        chat_body = to_chat(body, [*past, *items])
+        chat_body = await self._to_chat(body, [*past, *items])
         name = request.scope["headrace.request_id"]
         # What is made in the background can be watched while it comes.
         whole = not (body.stream or body.background)
@@ -133,11 +134,19 @@ class Responses:
             return EventStream(_just(named_frame(kind, last)), keep_alive=self.service.keep_alive)
         return EventStream(turn.told(after), keep_alive=self.service.keep_alive)
 
+    async def _to_chat(self, body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
+        """A short body may continue a conversation of thousands of items."""
+        hands = self.service.hands
+        if len(items) > SHORT:
+            return await hands.run(to_chat, body, items)
+        return await hands.beside(to_chat, body, items)
+
     async def count(self, body: ResponseBody, owner: str) -> int:
         """The tokens of the conversation, without answering it."""
         self.service.check_model(body.model, adapters=True)
         past = await self.history(body.previous_response_id, owner)
-        chat = Chat(self.service, to_chat(body, [*past, *items_of(body)]), "")
+        items = await self.service.hands.beside(items_of, body)
+        chat = Chat(self.service, await self._to_chat(body, [*past, *items]), "")
         await chat.tokenise()
         return len(chat.prompt)
 

@@ -11,7 +11,7 @@ from ...logprobs import token_text
 from ...openapi import replies, takes
 from ...prompts import check_ids
 from ...service import Service
-from ...wire import json_response
+from ...wire import Many, json_response, large_response
 from ..chat.request import Chat
 from ..chat.schema import ChatBody
 from .schema import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
@@ -27,13 +27,13 @@ async def tokenize(request: Request) -> Response:
     service.check_model(body.model)
     tokens = await ids_of(service, body)
     tokenizer = service.engine.tokenizer
-    strings = [token_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
-    return json_response(
+    strings = Many(token_text(tokenizer, token) for token in tokens)
+    return await large_response(
         {
             "count": len(tokens),
             "max_model_len": service.engine.max_context,
             "tokens": tokens,
-            "token_strs": strings,
+            "token_strs": strings if body.return_token_strs else None,
         }
     )
 
@@ -48,7 +48,7 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
         exclude_none=True, by_alias=True,
         exclude={"prompt", "add_special_tokens", "return_token_strs"},
     )  # fmt: skip
-    chat = Chat(service, converted(given, ChatBody), "")
+    chat = Chat(service, await service.hands.beside(converted, given, ChatBody), "")
     await chat.tokenise()
     return chat.prompt
 
