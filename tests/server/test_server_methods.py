@@ -62,6 +62,14 @@ async def test_a_stream_without_an_end_ends_at_its_head(client: httpx.AsyncClien
     assert reply.headers["content-type"].startswith("text/event-stream")
 
 
+async def test_a_path_of_its_own_has_its_own_methods(client: httpx.AsyncClient) -> None:
+    """`/v1/responses/{response_id}` matches it too, and is another resource."""
+    allowed = (await client.options("/v1/responses/input_tokens")).headers["allow"]
+    assert allowed == "OPTIONS, POST"
+    allowed = (await client.options("/v1/responses/resp_1")).headers["allow"]
+    assert set(allowed.split(", ")) == {"DELETE", "GET", "HEAD", "OPTIONS"}
+
+
 async def test_unknown_paths_have_neither(client: httpx.AsyncClient) -> None:
     assert (await client.head("/nothing")).status_code == 404
     assert (await client.options("/nothing")).status_code == 404

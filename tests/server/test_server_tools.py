@@ -83,6 +83,30 @@ async def test_tool_calls_streamed_assemble_to_the_same(extra: dict[str, Any]) -
     assert finishes == [None] * (len(chunks) - 1) + ["tool_calls"]
 
 
+async def test_one_call_alone_where_no_more_are_wanted() -> None:
+    """No grammar holds the answer under `auto`: what is behind the first call is left out."""
+    asked = {"tools": TOOLS, "parallel_tool_calls": False}
+    (call,) = (await ask(ANSWER, **asked)).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    whole = assembled(events(await ask(ANSWER, stream=True, **asked)))
+    (streamed,) = whole["tool_calls"]
+    assert streamed["function"] == call["function"]
+    twice = ANSWER + ANSWER.partition("look.")[2]
+    reply = (await ask(twice, tools=TOOLS)).json()
+    names = [each["function"]["name"] for each in reply["choices"][0]["message"]["tool_calls"]]
+    assert names == ["weather", "time"] * 2, "equal calls are two calls"
+    old = {"functions": [tool["function"] for tool in TOOLS]}
+    whole_old = (await ask(ANSWER, **old)).json()["choices"][0]["message"]
+    assert whole_old["function_call"]["name"] == "weather"
+    deltas = [
+        chunk["choices"][0]["delta"].get("function_call", {})
+        for chunk in events(await ask(ANSWER, stream=True, **old))
+    ]
+    assert [each["name"] for each in deltas if "name" in each] == ["weather"]
+    text = "".join(each.get("arguments", "") for each in deltas)
+    assert json.loads(text) == {"city": "Bern", "days": 2}
+
+
 async def test_a_call_that_is_cut_says_length() -> None:
     choice = (await ask(ANSWER, tools=TOOLS, max_tokens=110)).json()["choices"][0]
     assert choice["finish_reason"] == "length"

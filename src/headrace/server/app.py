@@ -118,14 +118,18 @@ class Application(FastAPI):
         return self._inside
 
     def methods_of(self, scope: Scope) -> set[str]:
-        """Of every route with the scope's path; Starlette's own `Allow` knows the first alone."""
-        found = {
-            method
+        """Of every route with the scope's path; Starlette's own `Allow` knows the first alone.
+
+        A path that is a route's own word for word is no other's parameter.
+        """
+        routes = [
+            route
             for router in self._routers
             for route in router.routes
             if isinstance(route, APIRoute) and route.matches(scope)[0] is not Match.NONE
-            for method in route.methods or ()
-        }
+        ]
+        own = [route for route in routes if not route.param_convertors]
+        found = {method for route in own or routes for method in route.methods or ()}
         if found:
             found.add("OPTIONS")
         return found | {"HEAD"} if "GET" in found else found

@@ -19,8 +19,8 @@ class Parts:
     """What one choice has come to so far; `take` gives the fields of its next chunks."""
 
     __slots__ = (
-        "_legacy", "_router", "_show_reasoning", "calls", "content", "finish", "logprobs",
-        "reasoning", "stop", "tokens",
+        "_legacy", "_most_calls", "_router", "_show_reasoning", "calls", "content", "finish",
+        "logprobs", "reasoning", "stop", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -30,11 +30,14 @@ class Parts:
         show_reasoning: bool = True,
         echoed: str = "",
         legacy: bool = False,
+        parallel: bool = True,
     ) -> None:
-        """`echoed`: what the content begins with; `legacy`: a call is told as `function_call`."""
+        """`echoed`: what the content begins with; `legacy`: a call is told as `function_call`;
+        `parallel`: False keeps the first call alone, whatever the model writes behind it."""
         self._router = router
         self._show_reasoning = show_reasoning
         self._legacy = legacy
+        self._most_calls = None if parallel else 1
         self.content: list[str] = [echoed] if echoed else []
         self.reasoning: list[str] = []
         self.calls: list[dict[str, Any]] = []
@@ -77,6 +80,8 @@ class Parts:
             case ReasoningDelta(text):
                 self.reasoning.append(text)
                 return {"reasoning_content": text} if self._show_reasoning else None
+            case ToolCallStart(index) | ToolCallArguments(index) if self._beyond(index):
+                return None
             case ToolCallStart(index, call_id, name):
                 function = {"name": name, "arguments": ""}
                 self.calls.append({"id": call_id, "type": "function", "function": function})
@@ -90,6 +95,9 @@ class Parts:
                     return {"function_call": {"arguments": text}}
                 return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
         return None
+
+    def _beyond(self, index: int) -> bool:
+        return self._most_calls is not None and index >= self._most_calls
 
     def message(self) -> dict[str, Any]:
         content = "".join(self.content)

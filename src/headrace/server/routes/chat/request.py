@@ -159,6 +159,7 @@ class Chat:
             show_reasoning=self.body.include_reasoning is not False,
             echoed=self.echoed,
             legacy=self.legacy,
+            parallel=self.body.parallel_tool_calls is not False,
         )
 
     def submit(self, sampling: SamplingParams, *, whole: bool) -> OutputStream:

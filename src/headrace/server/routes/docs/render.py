@@ -36,7 +36,8 @@ def rendered(document: Schema, base: str) -> str:
 
 def _operation(document: Schema, path: str, method: str, operation: Schema) -> str:
     words = operation.get("description") or operation.get("summary", "")
-    parts = [f"<p>{escape(words)}</p>"]
+    head, _, rest = words.partition(". ")
+    parts = [f"<p>{escape(rest)}</p>"] if rest else []
     asked = operation.get("parameters")
     if asked:
         parts.append(_table("Parameters", [_parameter(document, each) for each in asked]))
@@ -46,7 +47,7 @@ def _operation(document: Schema, path: str, method: str, operation: Schema) -> s
     parts.append(_answers(document, operation["responses"]))
     return (
         f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
-        f"<span>{escape(words.split('. ')[0].rstrip('.'))}</span></summary>"
+        f"<span>{escape(head.rstrip('.'))}</span></summary>"
         f"{''.join(parts)}</details>"
     )
 
