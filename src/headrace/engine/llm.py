@@ -29,7 +29,15 @@ from ..base.spec import Task
 from ..base.step import Scores, Vector
 from ..loader import open_model
 from ..obs.progress import TokenProgress
-from ..text import ChatTemplate, Tokenizer, chat_template, load_tokenizer
+from ..text import (
+    ChatTemplate,
+    Foreign,
+    Tokenizer,
+    chat_template,
+    encode_between,
+    load_tokenizer,
+)
+from ..text.foreign import CUT
 from .adapters import AdapterBook
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
@@ -221,17 +229,18 @@ class LLM:
         one = messages and isinstance(messages[0], Mapping)
         conversations = [messages] if one else messages  # type: ignore[list-item,assignment]
         compiled = self._compiled(template)
+        foreign = Foreign(self.tokenizer.special_tokens)
         prompts: list[TextOrIds] = []
         for conversation in conversations:
             text = compiled.render(
-                conversation,
+                foreign.cut(conversation),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
-            ids = self.tokenizer.encode(text)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            ids = encode_between(self.tokenizer, text)
+            prompts.append({"prompt": text.replace(CUT, ""), "prompt_token_ids": ids})
         return self.generate(
             prompts, sampling_params, use_tqdm=use_tqdm, grammar=grammar, on_delta=on_delta
         )

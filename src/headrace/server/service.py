@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from ..engine.input import default_sampling
 from ..obs.loopwatch import LoopWatch
 from ..obs.spans import Spans
 from ..obs.tasks import TaskWatch
+from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
 from .errors import coded
@@ -221,16 +222,26 @@ class Service:
         await self._idle.wait()
 
     async def encode(
-        self, text: str, *, raw: bool, must_fit: bool = True, beside: bool = False
+        self,
+        text: str,
+        *,
+        raw: bool,
+        must_fit: bool = True,
+        beside: bool = False,
+        cut: bool = False,
     ) -> list[int]:
         """Token ids. `raw`: no template made the text, so the model's prefix goes before it.
-        `beside`: also a short one is done off the loop, being one of many.
+        `beside`: also a short one is done off the loop, being one of many. `cut`: it has cuts
+        (`text.foreign`).
 
         `must_fit`: raises `ContextOverflow` at once for a text that cannot fit, however it is
         encoded.
         """
-        encode, most = self.engine.tokenizer.encode, self.engine.max_context
-        if must_fit and len(text) > most and self.engine.tokenizer.fewest(text) > most:
+        tokenizer, most = self.engine.tokenizer, self.engine.max_context
+        encode: Callable[..., list[int]] = tokenizer.encode
+        if cut:
+            encode = partial(encode_between, tokenizer)
+        if must_fit and len(text) > most and tokenizer.fewest(text) > most:
             raise ContextOverflow(
                 f"the prompt has {len(text)} characters, which are more tokens than the {most} "
                 "that fit in the context",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..text import Dialect, ReasoningMarks, StreamRouter, detect_dialect, detect_reasoning
+from ..text import Dialect, Foreign, ReasoningMarks, StreamRouter, detect_dialect, detect_reasoning
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
@@ -20,6 +20,8 @@ class Speech:
     marks: ReasoningMarks | None = None
     special: Mapping[str, int] = field(default_factory=dict)
     """Special tokens, text → id."""
+    foreign: Foreign = field(default_factory=lambda: Foreign(()))
+    """Takes the special tokens out of others' texts."""
     counts_reasoning: bool = False
     """Are the marks one token each? Then reasoning can be limited to a number of tokens
     (`engine.input`, ADR 0103)."""
@@ -37,7 +39,7 @@ class Speech:
         counts = marks is not None and all(
             len(engine.tokenizer.encode(mark)) == 1 for mark in (marks.open, marks.close)
         )
-        return cls(detect_dialect(template), marks, special, counts)
+        return cls(detect_dialect(template), marks, special, Foreign(special), counts)
 
     def hidden(self, *, tools: bool) -> frozenset[str]:
         """Special tokens that carry meaning: they must reach the router, and not the user."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .detokenizer import IncrementalDetokenizer
 from .dialects import DIALECTS, Dialect, detect_dialect, find_dialect
+from .foreign import Foreign, encode_between
 from .load import load_tokenizer
 from .reasoning import ReasoningMarks, detect_reasoning
 from .router import StreamRouter
@@ -20,6 +21,7 @@ __all__ = [
     "DIALECTS",
     "ChatTemplate",
     "Dialect",
+    "Foreign",
     "IncrementalDetokenizer",
     "ReasoningMarks",
     "StopStrings",
@@ -28,6 +30,7 @@ __all__ = [
     "chat_template",
     "detect_dialect",
     "detect_reasoning",
+    "encode_between",
     "find_dialect",
     "load_tokenizer",
     "open_end",

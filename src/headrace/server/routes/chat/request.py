@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ....base.errors import ContextOverflow, InvalidRequest
 from ....base.sampling import MAX_LOGPROBS, SamplingParams
 from ....text import open_end
+from ....text.foreign import CUT
+from ....text.template import SMALL_CHARACTERS
 from ...caller import CALLER, engine_id
 from ...errors import coded
 from ...generation import Usage
@@ -101,10 +104,10 @@ class Chat:
         }
         small = None
         if _is_short(body.messages):
-            small = template.render_small(_plain_messages(body.messages), **arguments)
+            small = template.render_small(self._messages(), **arguments)
 
         def whole() -> str:
-            text: str = template.render(_plain_messages(body.messages), **arguments)
+            text: str = template.render(self._messages(), **arguments)
             return text
 
         self.text = await self.service.hands.run(whole) if small is None else small
@@ -115,12 +118,16 @@ class Chat:
         self.prompt = await self.service.encode(
             self.text,
             raw=bool(body.add_special_tokens),
+            cut=CUT in self.text,
             must_fit=body.truncate_prompt_tokens is None,
         )
         limit = body.max_completion_tokens or body.max_tokens
         self.prompt = body.cut(self.prompt, self.service.engine.max_context - (limit or 1))
         if body.echo and final:
             self.echoed = open_end(_plain_messages(body.messages[-1:]))
+
+    def _messages(self) -> list[Mapping[str, Any]]:
+        return self.service.speech.foreign.cut(_plain_messages(self.body.messages))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
@@ -196,7 +203,8 @@ _RESERVED = {
 
 def _is_short(messages: list[Message]) -> bool:
     parts = sum(len(each.content) for each in messages if isinstance(each.content, list))
-    return len(messages) + parts <= SHORT
+    texts = sum(len(each.content) for each in messages if isinstance(each.content, str))
+    return len(messages) + parts <= SHORT and texts <= SMALL_CHARACTERS
 
 
 def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:

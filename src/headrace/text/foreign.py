@@ -1,0 +1,87 @@
+"""Control tokens that stand in somebody's text are text.
+
+A template writes a conversation out, and the tokenizer that reads it cannot tell the template's
+`<|im_end|>` from one in a user's message or in the page that a tool fetched: either would end the
+turn, and what follows could forge another's. So such a token is cut behind its first character
+before the template runs, and the rendered text is encoded between the cuts: its letters arrive, the
+token does not. Text without such a token is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from headrace.base.errors import InvalidRequest
+
+from .pieces import SPACE
+from .specials import SpecialSplitter
+
+CUT = "\ue0f2\ue0f3"
+"""Private characters, as `template` has others; those of a text are left out with the cuts."""
+MAX_CUTS = 10_000
+"""In one text: every cut costs a call of the encoder."""
+FOREIGN = frozenset({"user", "tool"})
+"""Roles whose texts come from outside. A developer's own (system) may name control tokens, and the
+model's (assistant) are its own words, which templates look into."""
+
+
+class Encoder(Protocol):
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]: ...
+
+
+class Foreign:
+    """Cuts the control tokens of one model; `tokens`: as the vocabulary writes them."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        names = [name for token in tokens for name in {token, token.replace(SPACE, " ")}]
+        self._names = [name for name in names if len(name) > 1]
+        self._splitter = SpecialSplitter({name: at for at, name in enumerate(self._names)})
+
+    def cut(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages with their foreign texts cut; contents are texts or lists of parts."""
+        return [
+            {**message, "content": self._content(message.get("content"))}
+            if message.get("role") in FOREIGN
+            else message
+            for message in messages
+        ]
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return self.text(content)
+        if isinstance(content, list):
+            return [
+                {**part, "text": self.text(part["text"])}
+                if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+                else part
+                for part in content
+            ]
+        return content
+
+    def text(self, text: str) -> str:
+        parts: list[str] = []
+        cuts = 0
+        for part in self._splitter.split(text):
+            if isinstance(part, str):
+                parts.append(part)
+                continue
+            cuts += 1
+            if cuts > MAX_CUTS:
+                raise InvalidRequest(
+                    f"a message has more than {MAX_CUTS} of the model's control tokens in its "
+                    "text, each of which is encoded by itself",
+                    param="messages",
+                )
+            name = self._names[part]
+            parts += name[0], CUT, name[1:]
+        return "".join(parts) if cuts else text
+
+
+def encode_between(tokenizer: Encoder, text: str, *, add_bos: bool = False) -> list[int]:
+    """Ids of a rendered text, encoded between its cuts."""
+    first, *others = text.split(CUT)
+    ids = tokenizer.encode(first, add_bos=add_bos)
+    for part in others:
+        ids += tokenizer.encode(part)
+    return ids
