@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from headrace.base.facts import WorkerFacts
@@ -102,6 +103,30 @@ def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, Worke
     return FakeWorker(), WorkerFacts(
         weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0}
     )
+
+
+class CompilingWorker(FakeWorker):
+    """Its grammars are done once one that is called "release" is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = False
+        self.told: list[Callable[[], None]] = []
+
+    def prepare_grammar(
+        self, source: str, owner: str = "", done: Callable[[], None] | None = None
+    ) -> bool:
+        if source == "release":
+            self.released = True
+            for told in self.told:
+                told()
+        elif done is not None:
+            self.told.append(done)
+        return self.released
+
+
+def load_compiling(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+    return CompilingWorker(), WorkerFacts(weight_bytes=1000, device_memory=10**9)
 
 
 class DyingWorker(FakeWorker):

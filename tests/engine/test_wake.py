@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.base.errors import EngineDead
 from headrace.base.request import StepStats
 from headrace.dist.channel import Channel, address
 from headrace.dist.wake import Wake
-from headrace.engine import messages
+from headrace.engine import messages, multiproc, process
+from headrace.engine.multiproc import MultiprocExecutor
 from headrace.engine.process import serve
+from headrace.loader import open_model
 
 
 class Waiting:
     """A core with work that cannot run before `ready`."""
 
-    def __init__(self, wake: Wake | None) -> None:
+    def __init__(self, wake: Wake) -> None:
+        self.stalled = True
         self.executor = SimpleNamespace(wake=wake)
         self.stats = StepStats()
         self.has_work = True
@@ -31,30 +38,28 @@ class Waiting:
     def turn(self) -> list[Any]:
         self.turns += 1
         if self.ready:
-            self.has_work = False
+            self.has_work = self.stalled = False
             self.stats = StepStats(step=1)
             self.done.set()
         return []
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_a_ring_ends_the_wait(tmp_path: Path, watched: bool) -> None:
+def test_a_ring_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "BEAT_SECONDS", 1e6)
     where = address(tmp_path, "engine")
     parent = Channel(where, messages.FromEngine, bind=True)
     child = Channel(where, messages.ToEngine, bind=False)
     wake = Wake()
-    core = Waiting(wake if watched else None)
+    core = Waiting(wake)
     operator: Any = SimpleNamespace(asleep=False)
     thread = threading.Thread(target=serve, args=(child, core, operator), daemon=True)
     thread.start()
     try:
-        time.sleep(0.3)
-        if watched:
-            assert core.turns <= 3, "it sleeps"
         core.ready = True
         wake.ring()
         wake.ring()
         assert core.done.wait(30)
+        assert core.turns <= 2
     finally:
         parent.receive(0.0)
         parent.send(messages.Stop())
@@ -65,11 +70,61 @@ def test_a_ring_ends_the_wait(tmp_path: Path, watched: bool) -> None:
     assert not thread.is_alive()
 
 
+@pytest.fixture
+def executor(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Of a worker whose grammars are done when another, called "release", is asked for."""
+    monkeypatch.setattr(multiproc, "_ASK_AGAIN", 1e6)
+    files = open_model(options["model"], offline=True)
+    it = MultiprocExecutor(files, {}, "engine_fakes:load_compiling")
+    try:
+        it.load()
+        yield it
+    finally:
+        it.close()
+
+
+def test_a_worker_process_says_when_a_grammar_is_done(executor: MultiprocExecutor) -> None:
+    """Two questions in all, and every wait is ended by the worker."""
+    bell = executor.wake
+    sent: list[Any] = []
+    send = executor._channel.send
+    executor._channel.send = lambda message: (sent.append(message), send(message))  # type: ignore[method-assign,func-returns-value]
+
+    def rung() -> None:
+        assert select.select([bell], [], [], 60)[0], "nobody rings"
+        assert bell.clear()
+
+    assert not executor.prepare_grammar("one")
+    rung()  # It is not done.
+    for _ in range(100):
+        assert not executor.prepare_grammar("one")
+    assert len(sent) == 1
+    assert not executor.prepare_grammar("release")
+    while not executor._prepared:  # The answer to that, and then that another is done.
+        rung()
+    while executor._compiling:
+        rung()
+    assert not executor.prepare_grammar("one")
+    rung()
+    assert executor.prepare_grammar("one")
+    assert [message.grammar for message in sent] == ["one", "release", "one"]
+    assert not bell.clear(), "nothing is left unheard"
+
+
+def test_a_worker_that_dies_between_steps_rings(executor: MultiprocExecutor) -> None:
+    bell = executor.wake
+    os.kill(executor.pid, signal.SIGKILL)
+    assert select.select([bell], [], [], 60)[0]
+    with pytest.raises(EngineDead, match="worker process"):
+        bell.clear()
+
+
 def test_a_ring_before_the_wait_is_heard_once() -> None:
     wake = Wake()
     for _ in range(100_000):
         wake.ring()
-    wake.clear()
+    assert wake.clear()
+    assert not wake.clear()
     with pytest.raises(BlockingIOError):
         wake._heard.recv(1)
     wake.close()

@@ -265,6 +265,16 @@ class Channel(_End):
         if self._listener is not None:
             self._poll.register(self._listener, select.POLLIN)
 
+    def fileno(self) -> int:
+        """Of the connection: readable when there is a message, or an end. Connected first."""
+        assert self._socket is not None, "nobody is connected"
+        return self._socket.fileno()
+
+    @property
+    def lost(self) -> bool:
+        """Has the other end gone? Seen by receiving."""
+        return self._socket is None and self._listener is None
+
     def watch(self, descriptor: int) -> None:
         """Wake `receive` also when this file descriptor becomes readable (a pidfd: a death)."""
         self._poll.register(descriptor, select.POLLIN)

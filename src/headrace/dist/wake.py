@@ -1,13 +1,31 @@
-"""A bell: any thread rings it, and the thread that waits on a channel hears it."""
+"""Bells: what wakes a thread that waits on a channel, other than a message of that channel."""
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+from typing import Protocol
+
+
+class Bell(Protocol):
+    """`Channel.watch` its descriptor, and clear it after each wait."""
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable."""
+
+    def clear(self) -> bool:
+        """Was it rung since the last time? Never waits."""
+
+
+def wait(bell: Bell, seconds: float) -> None:
+    """Sleep until it rings, at most so long."""
+    select.select([bell], [], [], seconds)
+    bell.clear()
 
 
 class Wake:
-    """`Channel.watch` its descriptor. Ringing twice before it is heard is ringing once."""
+    """A bell that any thread rings. Ringing twice before it is heard is ringing once."""
 
     def __init__(self) -> None:
         self._heard, self._rung = socket.socketpair()
@@ -15,7 +33,6 @@ class Wake:
         self._rung.setblocking(False)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable."""
         return self._heard.fileno()
 
     def ring(self) -> None:
@@ -23,11 +40,12 @@ class Wake:
         with contextlib.suppress(BlockingIOError, OSError):  # Full: it has been rung enough.
             self._rung.send(b"\0")
 
-    def clear(self) -> None:
-        """It was heard."""
+    def clear(self) -> bool:
+        rung = False
         with contextlib.suppress(BlockingIOError, OSError):
             while self._heard.recv(4096):
-                pass
+                rung = True
+        return rung
 
     def close(self) -> None:
         self._heard.close()

@@ -80,6 +80,8 @@ class EngineCore:
         self._predict = predict
         self._last_estimate: tuple[int, int, Estimate] | None = None
         """Of the latest step that only decoded and was asked about: (entries, step, estimate)."""
+        self.stalled = False
+        """Is there work of which nothing can run now? Then `executor.wake` rings when it can."""
         self.announce: Callable[[float], None] | None = None
         """Told, before a step that may take longer than `QUIET_SECONDS`, how long at most."""
         self._slower = 1.0
@@ -111,14 +113,17 @@ class EngineCore:
         if not self.has_work:
             self._device_free_at = None  # Time without work is not the engine's idleness.
         self.scheduler.add(request)
+        self.stalled = False
 
     def abort(self, request_id: str) -> None:
         """End a request in any state; its deltas come with the next turn."""
         self._emitted += self.scheduler.abort(request_id)
+        self.stalled = False
 
     def abort_choice(self, request_id: str, choice: int) -> None:
         """End one choice of a request, whose reader has seen a stop string."""
         self._emitted += self.scheduler.abort_choice(request_id, choice)
+        self.stalled = False
 
     def load_adapter(self, name: str, path: str) -> None:
         """Raises `InvalidRequest` where none are served, and what is wrong with the files."""
@@ -158,6 +163,7 @@ class EngineCore:
 
     def _turn(self) -> list[SequenceDelta]:
         self._fill()
+        self.stalled = not (self._flying or self._emitted) and self.scheduler.has_work
         if self._flying:
             plan, future, expected = self._flying.popleft()
             result = future.result()

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from ..base.facts import WorkerFacts
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..dist.wake import Wake
+from ..dist.wake import Bell, Wake
 
 
 class StepFuture(Protocol):
@@ -28,8 +28,9 @@ class Executor(Protocol):
     """One worker, wherever it runs. Calls come in the order load, allocate, warm_up, submit*."""
 
     @property
-    def wake(self) -> Wake | None:
-        """Rings when a grammar that was not ready is; None: who waits for one asks again."""
+    def wake(self) -> Bell:
+        """Rings when a grammar that was not ready is, and where the worker dies between steps.
+        Clearing it raises `EngineDead` then. To be had from `load` on."""
 
     def load(self) -> WorkerFacts:
         """Load the weights."""
@@ -40,7 +41,8 @@ class Executor(Protocol):
         """Start a step. Steps run in the order of submission."""
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """Begin to compile a grammar unless that was begun; is it done?"""
+        """Begin to compile a grammar unless that was begun; is it done? Who waits asks again now
+        and then, which says that it is still wanted."""
 
     def load_adapter(self, name: str, path: str) -> None:
         """Read an adapter, after the steps in flight. Raises what is wrong with it."""

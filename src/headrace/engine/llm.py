@@ -27,6 +27,7 @@ from ..base.request import (
 from ..base.sampling import SamplingParams
 from ..base.spec import Task
 from ..base.step import Scores, Vector
+from ..dist.wake import wait
 from ..loader import open_model
 from ..obs.progress import TokenProgress
 from ..text import (
@@ -55,6 +56,9 @@ TextOrIds = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 _AHEAD = 256
 """Sequences that wait in the scheduler; further prompts wait here, where they cost less."""
+
+_LOOK_UP = 0.5
+"""Seconds after which a wait for a grammar looks whether another thread has closed the LLM."""
 
 
 class LLM:
@@ -427,6 +431,8 @@ class LLM:
                         raise EngineDead("the LLM was closed while it worked")
                     while waiting and core.scheduler.waiting <= _AHEAD:
                         core.add(waiting.popleft())
+                    if core.stalled:
+                        wait(core.executor.wake, _LOOK_UP)
                     for delta in core.turn():
                         outputs = texts[delta.request_id]
                         out = outputs.feed(delta)

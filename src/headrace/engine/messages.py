@@ -270,5 +270,9 @@ class Prepared(_Message):
     done: bool
 
 
+class Compiled(_Message):
+    """A grammar that was not done is now: ask again."""
+
+
 ToWorker = Load | Allocate | WarmUp | Execute | Prepare | LoadAdapter | UnloadAdapter | Stop
-FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared | AdapterDone
+FromWorker = Hello | Failed | Loaded | Done | Executed | Prepared | Compiled | AdapterDone

@@ -10,6 +10,8 @@ import contextlib
 import os
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..base.errors import EngineDead
@@ -17,6 +19,7 @@ from ..base.facts import WorkerFacts
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.channel import Channel, PeerGone, PrivateFolder, address
+from ..dist.wake import Bell
 from . import messages
 from .executor import StepFuture
 from .messages import WireFiles
@@ -26,12 +29,12 @@ _PREPARED = 32
 """Grammars of which the engine remembers that the worker has them; fewer than the worker keeps."""
 _POLL = 0.25
 """Seconds between looks at the worker where the system has no pidfd."""
+_ASK_AGAIN = 0.5
+"""Seconds after which the worker is told that a grammar is still wanted."""
 
 
 class MultiprocExecutor:
     """Speaks to `engine.worker_process`."""
-
-    wake = None
 
     def __init__(self, files: ModelFiles, settings: dict[str, Any], worker: str) -> None:
         """`worker`: `module:function` that loads one, as in `engine.real`."""
@@ -52,7 +55,13 @@ class MultiprocExecutor:
         self._asked: deque[int] = deque()
         """Hashes of the grammars about which the worker was asked and has not answered."""
         self._prepared: OrderedDict[int, None] = OrderedDict()
+        self._compiling: dict[int, float] = {}
+        """Hashes of those that it has not done yet, and when it was asked."""
         self._closed = False
+
+    @property
+    def wake(self) -> Bell:
+        return _Bell(self._channel, self.listen)
 
     @property
     def pid(self) -> int:
@@ -82,27 +91,32 @@ class MultiprocExecutor:
         return coming
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        """Asks the worker, and asks again until it says yes; never waits for an answer."""
-        name = hash(source)
+        """Asks the worker, and again when that says that one is done; never waits for an answer."""
+        self.listen()
+        name, now = hash(source), time.monotonic()
         if name in self._prepared:
             self._prepared.move_to_end(name)
             return True
-        try:
-            if name not in self._asked:
+        if name not in self._asked and now - self._compiling.get(name, -_ASK_AGAIN) >= _ASK_AGAIN:
+            try:
                 self._channel.send(messages.Prepare(source, owner))
-                self._asked.append(name)
-            # With a step in flight its result may come first: then `pump` hears the answer.
-            elif not self._waiting:
-                message = self._channel.receive_one(0.0)
-                if isinstance(message, messages.Prepared):
-                    self._hear(message)
-                elif isinstance(message, messages.Failed):
-                    raise message.error.error()
-        except PeerGone:
-            raise self._death() from None
-        if self._child.exit_code is not None:
+            except PeerGone:
+                raise self._death() from None
+            self._asked.append(name)
+        return False
+
+    def listen(self) -> bool:
+        """Hear what the worker says between steps: has it said anything? Raises as results do."""
+        if self._waiting:
+            return False  # A result comes first: who takes it hears what comes before.
+        said = self._channel.receive(0.0)
+        for message in said:
+            if not self._heard(message):
+                assert isinstance(message, messages.Failed), f"not expected: {message!r:.200}"
+                raise message.error.error()
+        if self._channel.lost:
             raise self._death()
-        return name in self._prepared
+        return bool(said)
 
     def load_adapter(self, name: str, path: str) -> None:
         self._about_adapter(messages.LoadAdapter(name, path))
@@ -121,12 +135,25 @@ class MultiprocExecutor:
         if done.error is not None:
             raise done.error.error()
 
-    def _hear(self, answer: messages.Prepared) -> None:
-        name = self._asked.popleft()
-        if answer.done:
-            self._prepared[name] = None
-            if len(self._prepared) > _PREPARED:
-                self._prepared.popitem(last=False)
+    def _heard(self, message: Any) -> bool:
+        """Was it about grammars?"""
+        match message:
+            case messages.Prepared(done):
+                name = self._asked.popleft()
+                self._compiling.pop(name, None)
+                if done:
+                    self._prepared[name] = None
+                    if len(self._prepared) > _PREPARED:
+                        self._prepared.popitem(last=False)
+                else:
+                    self._compiling[name] = time.monotonic()
+                    if len(self._compiling) > _PREPARED:
+                        del self._compiling[next(iter(self._compiling))]
+            case messages.Compiled():
+                self._compiling.clear()
+            case _:
+                return False
+        return True
 
     def pump(self) -> None:
         """Take one result, which is that of the oldest step in flight."""
@@ -144,8 +171,7 @@ class MultiprocExecutor:
                     raise self._death()
             if isinstance(message, messages.Failed):
                 raise message.error.error()
-            if isinstance(message, messages.Prepared):
-                self._hear(message)
+            if self._heard(message):
                 continue
             assert isinstance(message, kind), f"expected {kind.__name__}, got {message!r:.200}"
             return message
@@ -175,6 +201,20 @@ class MultiprocExecutor:
         if self._pidfd is not None:
             os.close(self._pidfd)
         self._private.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bell:
+    """What the worker says unasked."""
+
+    _channel: Channel
+    _listen: Callable[[], bool]
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def clear(self) -> bool:
+        return self._listen()
 
 
 class _Coming:

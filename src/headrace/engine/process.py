@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from ..base.errors import EngineDead, EngineFault, HeadraceError, Overloaded
 from ..base.hardware import torch_build
-from ..base.request import SequenceDelta
 from ..dist.channel import Channel
 from ..obs.flight import FlightRecorder
 from ..obs.logs import configure_logs
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.engine")
 BEAT_SECONDS = 0.5
-"""Time between two signs of life when there is nothing to do."""
-_STALLED_SECONDS = 0.005
-"""Pause when there is work but nothing of it can run now, where nobody wakes us when it can."""
+"""Time between two signs of life when there is nothing to do, or nothing that can run now."""
 
 
 class _Terminated(BaseException):
@@ -147,16 +144,13 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
 
 def serve(channel: Channel, core: EngineCore, operator: Operator) -> None:
     """accept → turn → emit, until `Stop` comes."""
-    stalled, wake = False, core.executor.wake
-    if wake is not None:
-        channel.watch(wake.fileno())
+    bell = core.executor.wake
+    channel.watch(bell.fileno())
     while True:
-        timeout = 0.0 if core.has_work and not stalled else BEAT_SECONDS
-        if stalled and wake is None:
-            timeout = _STALLED_SECONDS
-        arrived = channel.receive(timeout)
-        if timeout and wake is not None:
-            wake.clear()
+        waits = core.stalled or not core.has_work
+        arrived = channel.receive(BEAT_SECONDS if waits else 0.0)
+        if waits:
+            bell.clear()
         for message in arrived:
             if isinstance(message, messages.Stop):
                 return
@@ -171,11 +165,11 @@ def serve(channel: Channel, core: EngineCore, operator: Operator) -> None:
         if not arrived and not core.has_work:
             channel.send(messages.Beat(core.stats.step))
             continue
-        step = core.stats.step
-        deltas: list[SequenceDelta] = core.turn()
-        stalled = core.has_work and core.stats.step == step and not deltas
-        if not stalled:
+        deltas = core.turn()
+        if not core.stalled:
             channel.send(messages.News(deltas, core.stats))
+        elif not arrived:
+            channel.send(messages.Beat(core.stats.step))
 
 
 def accept(channel: Channel, core: EngineCore, message: object) -> None:

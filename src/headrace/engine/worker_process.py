@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..base.errors import EngineFault, HeadraceError
 from ..dist.channel import Channel
+from ..dist.wake import Wake
 from . import messages
 from .executor import LoadedWorker, execute
 from .messages import WireError
@@ -35,11 +36,15 @@ def main() -> None:
 
 def serve(channel: Channel, loader: str, spawned: float) -> None:
     """Do what the engine says until it says stop."""
+    wake = Wake()
+    channel.watch(wake.fileno())
     channel.send(messages.Hello(0))
     worker: LoadedWorker | None = None
     began = time.monotonic()
     while True:
         message = channel.receive_one(None)
+        if wake.clear():
+            channel.send(messages.Compiled())
         begin = time.monotonic()
         try:
             match message:
@@ -55,7 +60,8 @@ def serve(channel: Channel, loader: str, spawned: float) -> None:
                     channel.send(messages.AdapterDone(name))
                 case messages.Prepare(grammar, owner):
                     assert worker is not None
-                    channel.send(messages.Prepared(worker.prepare_grammar(grammar, owner)))
+                    done = worker.prepare_grammar(grammar, owner, wake.ring)
+                    channel.send(messages.Prepared(done))
                 case messages.Load(files, settings):
                     worker, facts = worker_loader(loader)(files.open(), settings)
                     phases = {"worker_process": began - spawned, **facts.phases}
