@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .graph import ROW_WISE, SAMPLED, TOKENS, Graph, Node, Rows, Value
+from .graph import ROW_WISE, SAMPLED, Graph, Node, Value
 
 Hidden = Literal["none", "sampled", "every"]
 """Whose hidden states are wanted."""
@@ -21,15 +21,12 @@ def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:
     `logits` are those of the sampled rows; with `hidden` "none" and no logits only what later steps
     need is left: what is written.
     """
-    wanted: dict[Value, Rows] = {}
+    wanted: dict[Value, bool] = {}
     if hidden != "none":
-        wanted[graph.outputs["hidden"]] = SAMPLED if hidden == "sampled" else TOKENS
+        wanted[graph.outputs["hidden"]] = hidden == "every"
     if logits and "logits" in graph.outputs:
-        wanted.setdefault(graph.outputs["logits"], SAMPLED)
-    needs = _needs(graph, wanted)
-    return _Rewriting(graph, needs, wanted).run(
-        {name: graph.outputs[name] for name in graph.outputs if graph.outputs[name] in wanted}
-    )
+        wanted.setdefault(graph.outputs["logits"], False)
+    return _Rewriting(graph, wanted).run()
 
 
 def head(graph: Graph) -> Graph | None:
@@ -48,93 +45,88 @@ def head(graph: Graph) -> Graph | None:
     return Graph(tuple(nodes), {name: logits}, (hidden,))
 
 
-def _needs(graph: Graph, wanted: dict[Value, Rows]) -> dict[Value, Rows]:
-    """The rows of each value that somebody needs: all of them where one reader needs all."""
+def _needs(graph: Graph, wanted: dict[Value, bool]) -> dict[Value, bool]:
+    """Which values somebody needs: of all tokens (also where one reader alone needs all), or of
+    those that sample."""
     needs = dict(wanted)
-
-    def need(value: Value, rows: Rows) -> None:
-        if needs.get(value) != TOKENS:
-            needs[value] = rows
-
     for node in reversed(graph.nodes):
         found = [needs[value] for value in node.out if value in needs]
         if node.kind == "write":
             # Its effect is of every token, and what it gives lies where its input lay.
             for value in (*node.reads, *node.out):
-                need(value, TOKENS)
+                needs[value] = True
         elif found and node.kind in ROW_WISE:
-            rows = TOKENS if TOKENS in found else SAMPLED
+            every = True in found
             for value in (*node.reads, *node.out):
-                need(value, rows)
+                needs[value] = every or needs.get(value, False)
         elif found:
             # It reads more than its row. Whoever can computes no more than what is selected of it.
             for value in node.reads:
-                need(value, TOKENS)
+                needs[value] = True
     return needs
 
 
 class _Rewriting:
-    """The nodes that are needed, in their order, with values of the rows that they have now."""
+    """The nodes that are needed, in their order. Those of all tokens stay the nodes they were."""
 
-    def __init__(self, graph: Graph, needs: dict[Value, Rows], wanted: dict[Value, Rows]) -> None:
-        self._graph, self._needs, self._wanted = graph, needs, wanted
-        self._full: dict[Value, Value] = {value: value for value in graph.inputs}
+    def __init__(self, graph: Graph, wanted: dict[Value, bool]) -> None:
+        """`wanted`: outputs, and whether of all tokens."""
+        self._graph, self._wanted = graph, wanted
+        self._needs = _needs(graph, wanted)
         self._picked: dict[Value, Value] = {}
         self._nodes: list[Node] = []
-        self._pending: dict[Value, int] = {}
-        """Values to be selected from: behind which node."""
+        self._pending: dict[int, list[Value]] = {}
+        """Index of a node → values to be selected from behind it."""
 
-    def run(self, outputs: dict[str, Value]) -> Graph:
+    def run(self) -> Graph:
         for index, node in enumerate(self._graph.nodes):
             kept = [value for value in node.out if value in self._needs]
-            if kept:
-                self._node(node)
+            if kept and self._whole(node):
+                self._nodes.append(node)
                 for value in kept:
                     self._plan_select(index, node, value)
-            for value in [v for v, after in self._pending.items() if after == index]:
-                del self._pending[value]
+            elif kept:
+                self._reduce(node)
+            for value in self._pending.pop(index, ()):
                 self._select(value)
-        found = {
-            name: self._of(value, self._wanted[value]) for name, value in outputs.items()
-        }  # fmt: skip
-        return Graph(tuple(self._nodes), found, self._graph.inputs)
+        outputs = {
+            name: value if self._wanted[value] else self._of(value)
+            for name, value in self._graph.outputs.items()
+            if value in self._wanted
+        }
+        return Graph(tuple(self._nodes), outputs, self._graph.inputs)
 
-    def _node(self, node: Node) -> None:
-        whole = node.kind not in ROW_WISE
-        rows = TOKENS if whole else self._needs[node.out[0]]
-        reads = tuple(self._of(value, rows) for value in node.reads)
-        out = tuple(Value(rows, value.width, value.dtype) for value in node.out)
-        target = self._full if rows == TOKENS else self._picked
-        target.update(zip(node.out, out, strict=True))
+    def _whole(self, node: Node) -> bool:
+        """Is a node that is needed computed for all tokens?"""
+        return node.kind not in ROW_WISE or self._needs[node.out[0]]
+
+    def _reduce(self, node: Node) -> None:
+        """The node for the rows that sample."""
+        reads = tuple(self._of(value) for value in node.reads)
+        out = tuple(Value(SAMPLED, value.width, value.dtype) for value in node.out)
+        self._picked.update(zip(node.out, out, strict=True))
         self._nodes.append(Node(node.kind, reads, out, node.weights, node.spec))
 
     def _plan_select(self, index: int, node: Node, value: Value) -> None:
         """Where rows of `value` are selected: behind the node that reads all of it, which may be
         joined with the one that makes it; else at once."""
-        if value not in self._full:
-            return
-        readers = self._graph.readers(value)
-        nodes = self._graph.nodes
-        rows = {i: self._rows_read(nodes[i]) for i in readers}
-        if SAMPLED in rows.values() or (
-            node.kind not in ROW_WISE and self._wanted.get(value) == SAMPLED
+        nodes, needs = self._graph.nodes, self._needs
+        readers = [
+            reader
+            for reader in self._graph.readers(value)
+            if any(made in needs for made in nodes[reader].out)
+        ]
+        whole = [reader for reader in readers if self._whole(nodes[reader])]
+        if len(whole) < len(readers) or (
+            node.kind not in ROW_WISE and self._wanted.get(value) is False
         ):
-            whole = [i for i in readers if rows[i] == TOKENS]
-            self._pending[value] = whole[0] if whole else index
-
-    def _rows_read(self, node: Node) -> Rows | None:
-        """The rows that a node reads of its inputs; None: it is not needed itself."""
-        if not any(value in self._needs for value in node.out):
-            return None
-        return TOKENS if node.kind not in ROW_WISE else self._needs[node.out[0]]
+            self._pending.setdefault(whole[0] if whole else index, []).append(value)
 
     def _select(self, value: Value) -> None:
-        x = self._full[value]
-        y = Value(SAMPLED, x.width, x.dtype)
-        self._nodes.append(Node("select", (x,), (y,)))
-        self._picked[value] = y
+        picked = Value(SAMPLED, value.width, value.dtype)
+        self._nodes.append(Node("select", (value,), (picked,)))
+        self._picked[value] = picked
 
-    def _of(self, value: Value, rows: Rows) -> Value:
-        if rows == TOKENS or value in self._graph.inputs:
-            return self._full[value]
-        return self._picked[value]
+    def _of(self, value: Value) -> Value:
+        """The rows that sample; of what was given, all are those."""
+        return value if value in self._graph.inputs else self._picked[value]
