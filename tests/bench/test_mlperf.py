@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import InvalidRequest
+from headrace.bench import mlperf
+from headrace.bench.client import judge
 from headrace.bench.job import Target
 from headrace.bench.lengths import Lengths
 from headrace.bench.material import Material
@@ -69,6 +73,39 @@ def test_failures_are_told_beside_loadgens_verdict(tmp_path: Path) -> None:
     found = run(tmp_path, "Offline", behaviour=Behaviour(ttft=0.005, itl=0, error_rate=0.3))
     assert 0 < len(found.failures) < found.requests
     assert "as was set" in found.failures[0]
+
+
+@pytest.mark.slow
+def test_a_client_that_is_late_is_told_beside_loadgens_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer holds up the loop that stamps all others for 40 ms."""
+
+    def slow(*given: Any) -> None:
+        time.sleep(0.04)
+        judge(*given)
+
+    monkeypatch.setattr(mlperf, "judge", slow)
+    found = run(tmp_path, "Offline")
+    assert found.failures == []
+    assert "client_lag" in {one.code for one in found.findings if one.severity == "invalid"}
+
+
+@pytest.mark.slow
+def test_offline_lasts_without_being_told_a_rate(tmp_path: Path) -> None:
+    with MockServer(Behaviour(ttft=0.01, itl=0.001, slots=4)) as server:
+        options = MlperfOptions(
+            Target(server.url, "mock"), "Offline", "performance", 16, Lengths("fixed", 8),
+            Lengths("fixed", 4), min_seconds=1.0,
+        )  # fmt: skip
+        found = run_mlperf(options, Material(), tmp_path)
+    assert found.requests > 16, "more than the one pass that told the rate"
+
+
+def test_a_scenario_is_checked_before_the_server_is_asked() -> None:
+    done = CliRunner().invoke(command, ["mlperf", "Foo", "--url", "http://127.0.0.1:9"])
+    assert isinstance(done.exception, InvalidRequest)
+    assert "Offline" in done.exception.message
 
 
 def test_bad_options(tmp_path: Path) -> None:

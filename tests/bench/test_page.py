@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
+from rich.console import Console
 
+from headrace.bench import live
 from headrace.bench.metrics import Run
 from headrace.bench.options import RunOptions
 from headrace.bench.record import RequestRecord
 from headrace.bench.report import html_report
 from headrace.bench.result import document, histogram
+from headrace.bench.run import Progress
+from headrace.bench.slo import Slo, parse_slo
 from headrace.roofline.page import STYLE
 from headrace.roofline.plot import Chart, Series, svg
 
 
-def page(joules: float | None = None) -> str:
+def page(joules: float | None = None, slo: Slo | None = None) -> str:
     records = [
         RequestRecord(
             n, n, 0, 0, 0, 0, [10**8, 2 * 10**8], 2 * 10**8, 200, asked_tokens=2, output_tokens=2,
@@ -25,7 +30,7 @@ def page(joules: float | None = None) -> str:
     ]  # fmt: skip
     return html_report(
         document(
-            run=Run(records, 0, 2 * 10**8, joules=joules), options=RunOptions().public(),
+            run=Run(records, 0, 2 * 10**8, slo, joules=joules), options=RunOptions().public(),
             server={"url": "x", "model": "<m>", "version": None}, audits=[], findings=[],
             interrupted=False,
         )
@@ -68,3 +73,33 @@ def test_a_histogram_of_few_values_shows_them_all() -> None:
     assert few["edges"][-1] == 5.0
     assert many["edges"][-1] < 1, "one that is far away does not flatten the others"
     assert many["quantiles"][-1] == 60.0
+
+
+def test_an_slo_that_was_missed_is_not_green() -> None:
+    for limit, bad in (("1s", False), ("1ms", True)):
+        slo = parse_slo(f"ttft:p50<{limit}")
+        text = page(slo=slo)
+        assert ('class="verdict bad"' in text) is bad
+
+
+def test_a_run_without_answers_has_no_empty_table() -> None:
+    record = RequestRecord(0, 0, 0, 0, 0, 0, [], 10**8, 500, error="x", error_kind="server")
+    text = html_report(
+        document(
+            run=Run([record], 0, 10**8), options=RunOptions().public(),
+            server={"url": "x", "model": "m", "version": None}, audits=[], findings=[],
+            interrupted=False,
+        )
+    )  # fmt: skip
+    assert "<h2>Latency</h2>" not in text
+
+
+def test_a_run_without_a_terminal_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 11.0, 12.0, 22.0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: next(clock))
+    written = io.StringIO()
+    progress = Progress(8, phase="running", started=0.0)
+    view = live.LiveView(Console(file=written, force_terminal=False))
+    for _ in range(4):
+        view.watch(progress)
+    assert written.getvalue().count("running: 0 of 8 requests") == 2

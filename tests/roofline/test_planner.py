@@ -9,12 +9,22 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import DoesNotFit, InvalidRequest
+from headrace.cli.plan import demand_of, percentile, simulate, steady_part
 from headrace.roofline.counts import Layout, device_bytes
 from headrace.roofline.hardware import DEVICES
-from headrace.roofline.known import KNOWN
-from headrace.roofline.planner import LOADS, Found, frontier, layouts, make_case, search
+from headrace.roofline.known import KNOWN, PUBLISHED
+from headrace.roofline.planner import (
+    LOADS,
+    Found,
+    formats_of,
+    frontier,
+    layouts,
+    make_case,
+    search,
+)
 from headrace.roofline.prices import PRICES, read_prices
 from headrace.roofline.steady import Demand, Engine, Goal
+from headrace.roofline.weights import WeightBytes, parse_format
 
 LLAMA, LARGE = KNOWN["llama-3.1-8b"], KNOWN["llama-3.1-70b"]
 QWEN_MOE, DEEPSEEK = KNOWN["qwen3-30b-a3b"], KNOWN["deepseek-v3"]
@@ -185,3 +195,52 @@ def test_prices(tmp_path: Path) -> None:
         few(demand=replace(DEMAND, rate=0))
     with pytest.raises(InvalidRequest, match="made for"):
         few(demand=replace(DEMAND, input_tokens=140_000))
+
+
+def test_formats_are_the_published_ones_or_as_good() -> None:
+    assert formats_of(WeightBytes()) == ("bfloat16", "fp8")
+    assert formats_of(PUBLISHED["gpt-oss-120b"]) == ("bfloat16,experts=mxfp4",)
+    assert formats_of(PUBLISHED["deepseek-v3"]) == ("fp8",)
+    for weights in (PUBLISHED["gpt-oss-120b"], PUBLISHED["deepseek-v3"], WeightBytes()):
+        assert parse_format(weights.name) == weights
+    oss = KNOWN["gpt-oss-120b"]
+    found = few(oss, formats=formats_of(PUBLISHED["gpt-oss-120b"]), devices=("H100",), pools=False)
+    assert {one.case.weights.bits("experts") for one in found.candidates} == {4.25}
+    kept = {one.case.kv_dtype for one in few(kv_dtype="bfloat16", pools=False).candidates}
+    assert kept == {"bfloat16"}
+
+
+def test_the_last_word_is_of_a_steady_load(tmp_path: Path) -> None:
+    """Answers of 600 tokens: so many requests that the batch is full, and neither its filling nor
+    its emptying counts (Little: rate · stay are in the engine)."""
+    demand = Demand(20.0, 200, 600)
+    found = few(demand=demand, devices=("H100",), formats=("fp8",), pools=False)
+    candidate = found.candidates[0]
+    run = simulate(candidate, demand, GOAL, 50)
+    stay = candidate.ttft + 600 * candidate.tpot
+    assert len(run.records) >= 4 * stay * 20
+    steady = steady_part(run.records)
+    assert 50 < len(steady) < len(run.records)
+    begin, end = steady[0].planned_ns, steady[-1].planned_ns
+    inside = sum(
+        max(0, min(end, r.end_ns) - max(begin, r.planned_ns)) for r in run.records
+    ) / (end - begin)  # fmt: skip
+    stays = sum(r.end_ns - r.planned_ns for r in steady) / len(steady) / 1e9
+    assert inside == pytest.approx(20 * stays, rel=0.25)
+    first = [r for r in run.records if r.planned_ns < begin]
+    assert percentile("tpot", first[: len(first) // 2]) < percentile("tpot", steady)
+
+
+def test_a_trace_is_a_demand(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(
+        json.dumps({"timestamp": n * 500, "input_length": 1024, "output_length": 100 + n % 2,
+                    "hash_ids": [1, 100 + n]}) + "\n"
+        for n in range(41)
+    ))  # fmt: skip
+    found = demand_of(f"mooncake:{path}", None)
+    assert found == Demand(pytest.approx(2.05), 1024, 100, round(512 * 40 / 41))
+    assert demand_of(f"mooncake:{path}", 7.0).rate == 7.0
+    (tmp_path / "p.jsonl").write_text('{"text": "hello there"}\n')
+    with pytest.raises(InvalidRequest, match="--rate"):
+        demand_of(f"prompts:{tmp_path / 'p.jsonl'}", None)

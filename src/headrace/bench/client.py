@@ -124,7 +124,7 @@ class Client:
     async def run(self, start_ns: int) -> None:
         """All sessions; returns when the last answer is in."""
         job = self.job
-        lag = asyncio.create_task(self._watch_lag())
+        lag = asyncio.create_task(watch_lag(self._lags))
         cpu, wall = time.process_time(), time.monotonic()
         end_ns = None if job.duration is None else start_ns + int(job.duration * 1e9)
         try:
@@ -330,12 +330,13 @@ class Client:
                 reply.cancel()
                 connection.close()
 
-    async def _watch_lag(self) -> None:
-        """How late does a timer fire? What delays it also delays stamps and sends."""
-        while True:
-            due = time.monotonic_ns() + int(LAG_PERIOD * 1e9)
-            await asyncio.sleep(LAG_PERIOD)
-            self._lags.append(max(0, time.monotonic_ns() - due))
+
+async def watch_lag(lags: list[int]) -> None:
+    """How late does a timer fire? What delays it also delays stamps and sends."""
+    while True:
+        due = time.monotonic_ns() + int(LAG_PERIOD * 1e9)
+        await asyncio.sleep(LAG_PERIOD)
+        lags.append(max(0, time.monotonic_ns() - due))
 
 
 class _Stalled(Exception):

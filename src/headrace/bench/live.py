@@ -16,6 +16,8 @@ from .report import HEADER, figure_rows, latency_rows, verdict
 from .run import Progress
 
 PERIOD = 0.25
+LINE_PERIOD = 10.0
+"""Where there is no terminal: a line each."""
 
 
 class LiveView:
@@ -23,7 +25,7 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._shown = 0.0
+        self._shown = time.monotonic()
 
     def __enter__(self) -> LiveView:
         self._live.__enter__()
@@ -33,36 +35,43 @@ class LiveView:
         self._live.__exit__(*what)
 
     def watch(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._shown < PERIOD:
+        now, terminal = time.monotonic(), self._live.console.is_terminal
+        if now - self._shown < (PERIOD if terminal else LINE_PERIOD):
             return
         self._shown = now
+        if not terminal:
+            self._live.console.print(_said(progress, now - progress.started), highlight=False)
+            return
         self._live.update(self._render(progress, now - progress.started))
 
     def _render(self, progress: Progress, seconds: float) -> Group:
-        records = progress.records
-        recent = [r for r in records[-200:] if r.ok and r.chunk_ns]
-        failed = sum(record.error is not None for record in records)
-        tokens = sum(record.tokens for record in records)
-        done, total = float(len(records)), float(max(1, progress.total))
-        text = f"{progress.phase}: {len(records)} of {progress.total} requests, {seconds:.0f} s"
+        done, total = float(len(progress.records)), float(max(1, progress.total))
         if progress.lasts is not None:
             done, total = min(seconds, progress.lasts), progress.lasts
-            text = f"{progress.phase}: {len(records)} requests, {seconds:.0f} of {total:g} s"
-        if recent:
-            ttft = median((r.chunk_ns[0] - r.planned_ns) / 1e6 for r in recent)
-            text += f" · {tokens / seconds:,.0f} tok/s · TTFT {ttft:,.0f} ms"
-            gaps = [
-                (r.chunk_ns[-1] - r.chunk_ns[0]) / 1e6 / (len(r.chunk_ns) - 1)
-                for r in recent
-                if len(r.chunk_ns) > 1
-            ]
-            if gaps:
-                text += f" · ITL {median(gaps):,.1f} ms"
-        if failed:
-            text += f" · {failed} failed"
         bar = ProgressBar(total=total, completed=done, width=60)
-        return Group(Text(text), bar)
+        return Group(Text(_said(progress, seconds)), bar)
+
+
+def _said(progress: Progress, seconds: float) -> str:
+    """A run's state in one line."""
+    records = progress.records
+    recent = [r for r in records[-200:] if r.ok and r.chunk_ns]
+    failed = sum(record.error is not None for record in records)
+    tokens = sum(record.tokens for record in records)
+    text = f"{progress.phase}: {len(records)} of {progress.total} requests, {seconds:.0f} s"
+    if progress.lasts is not None:
+        text = f"{progress.phase}: {len(records)} requests, {seconds:.0f} of {progress.lasts:g} s"
+    if recent:
+        ttft = median((r.chunk_ns[0] - r.planned_ns) / 1e6 for r in recent)
+        text += f" · {tokens / seconds:,.0f} tok/s · TTFT {ttft:,.0f} ms"
+        gaps = [
+            (r.chunk_ns[-1] - r.chunk_ns[0]) / 1e6 / (len(r.chunk_ns) - 1)
+            for r in recent
+            if len(r.chunk_ns) > 1
+        ]
+        if gaps:
+            text += f" · ITL {median(gaps):,.1f} ms"
+    return text + (f" · {failed} failed" if failed else "")
 
 
 def show_result(console: Console, result: dict[str, Any]) -> None:
@@ -78,7 +87,8 @@ def show_result(console: Console, result: dict[str, Any]) -> None:
         latency.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in latency_rows(result):
         latency.add_row(*row)
-    console.print(latency)
+    if latency.row_count:
+        console.print(latency)
     colours = {"invalid": "red", "server": "yellow", "warning": "yellow"}
     for finding in result["findings"]:
         severity = finding["severity"]

@@ -15,22 +15,27 @@ import asyncio
 import random
 import re
 import threading
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError, InvalidRequest, OptionError
-from .client import Stream, judge, make_body
+from .audit import Finding, examine
+from .client import Stream, judge, make_body, watch_lag
 from .http import ConnectionLost, Pool, parse_url, request_bytes
 from .job import Target
 from .lengths import Lengths
 from .material import Material
-from .record import RequestRecord
+from .record import ClientAudit, RequestRecord
 from .sse import Lines
 from .workload import Turn
 
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Interactive", "Offline")
 MULTISTREAM_SAMPLES = 8
+HEADROOM = 1.5
+"""Over the rate of one pass through the library, which has its beginning and its end in it."""
 SUMMARY = "mlperf_log_summary.txt"
 SUBMISSION_SECONDS = 600.0
 """Shortest run that MLPerf's rules accept."""
@@ -57,8 +62,9 @@ class MlperfOptions:
     min_seconds: float = SUBMISSION_SECONDS
     """Shorter runs are for trying: LoadGen judges by what it is told here."""
     min_queries: int = 1
-    qps: float = 1.0
-    """Target of Server and Interactive, expectation of Offline."""
+    qps: float | None = None
+    """Target of Server and Interactive (none: 1), expectation of Offline (none: measured before:
+    LoadGen makes as many samples as that rate takes in the shortest run)."""
     ttft_ms: float = 2000.0
     tpot_ms: float = 100.0
     system: str = "this"
@@ -73,7 +79,8 @@ class MlperfOptions:
         if self.mode not in ("performance", "accuracy"):
             raise InvalidRequest("mode must be performance or accuracy", param="mode")
         for name in ("samples", "min_seconds", "min_queries", "qps", "ttft_ms", "tpot_ms"):
-            if not getattr(self, name) > 0:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise InvalidRequest(f"{name} must be above 0", param=name)
 
 
@@ -87,6 +94,8 @@ class MlperfResult:
     summary: dict[str, str]
     requests: int
     failures: list[str]
+    findings: list[Finding]
+    """What `bench run` would say of this client and server; LoadGen looks at neither."""
 
 
 class SystemUnderTest:
@@ -94,8 +103,9 @@ class SystemUnderTest:
 
     def __init__(self, loadgen: Any, options: MlperfOptions, material: Material) -> None:
         self._loadgen = loadgen
-        self._target = options.target
-        self._accuracy = options.mode == "accuracy"
+        self.target = options.target
+        self.accuracy = options.mode == "accuracy"
+        self.offline = options.scenario == "Offline"
         rng = random.Random(options.seed)
         ids = bool(material.ids) and options.target.endpoint == "completions"
         self.samples = []
@@ -107,38 +117,84 @@ class SystemUnderTest:
                 else Turn(material.text(tokens, rng), output)
             )
             self.samples.append(turn)
-        self.requests = 0
-        self.failures: list[str] = []
+        self.records: list[RequestRecord] = []
+        self.audit = ClientAudit(0)
         self._loop = asyncio.new_event_loop()
         self._pool = Pool(parse_url(options.target.url))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._watched = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+
+    async def _watch(self) -> None:
+        """The loop's lag and the CPU of its thread, while LoadGen runs."""
+        cpu, wall = time.thread_time(), time.monotonic()
+        try:
+            await watch_lag(self.audit.lag_ns)
+        finally:
+            self.audit.cpu_seconds = time.thread_time() - cpu
+            self.audit.wall_seconds = time.monotonic() - wall
+
+    def rate(self) -> float:
+        """Samples a second of the whole library, sent at once."""
+        begin = time.monotonic()
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(self._exchange(turn, begin, None) for turn in self.samples))
+
+        asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result()
+        return len(self.samples) / (time.monotonic() - begin)
+
+    def failures(self) -> list[str]:
+        return [record.error for record in self.records if record.error is not None]
 
     def issue(self, queries: list[Any]) -> None:
         """LoadGen's call: returns at once."""
         pairs = [(query.id, query.index) for query in queries]
-        self._loop.call_soon_threadsafe(self._start, pairs)
+        self._loop.call_soon_threadsafe(self._start, pairs, time.monotonic())
 
     def flush(self) -> None:
         """Nothing is held back."""
 
     def close(self) -> None:
+        self._watched.cancel()
         self._loop.call_soon_threadsafe(self._pool.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
 
-    def _start(self, pairs: list[tuple[int, int]]) -> None:
+    def _start(self, pairs: list[tuple[int, int]], planned: float) -> None:
         for query, index in pairs:
-            task = self._loop.create_task(self._query(query, self.samples[index]))
+            task = self._loop.create_task(self._query(query, self.samples[index], planned))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _query(self, query: int, turn: Turn) -> None:
-        loadgen, target = self._loadgen, self._target
-        record = RequestRecord(self.requests, 0, 0, 0, 0, asked_tokens=turn.output_tokens)
-        self.requests += 1
+    async def _query(self, query: int, turn: Turn, planned: float) -> None:
+        loadgen = self._loadgen
+
+        def first_token() -> None:
+            loadgen.FirstTokenComplete([loadgen.QuerySampleResponse(query, 0, 0)])
+
+        record, text = await self._exchange(turn, planned, first_token)
+        self.records.append(record)
+        if record.error is not None and not record.chunk_ns:
+            first_token()
+        tokens = max(1, record.tokens) if record.error is None else 1
+        answer = array.array("B", text.encode() if self.accuracy else b"")
+        address, size = answer.buffer_info()
+        loadgen.QuerySamplesComplete(
+            [loadgen.QuerySampleResponse(query, address if size else 0, size, tokens)]
+        )
+
+    async def _exchange(
+        self, turn: Turn, planned: float, first_token: Callable[[], None] | None
+    ) -> tuple[RequestRecord, str]:
+        """Ask the server; `planned` is when it was due, on the monotonic clock."""
+        target = self.target
+        record = RequestRecord(
+            len(self.records), len(self.records), 0, 0, int(planned * 1e9),
+            asked_tokens=turn.output_tokens,
+        )  # fmt: skip
         history = [{"role": "user", "content": turn.text}] if turn.text else []
         path, body = make_body(target, turn, history, record)
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else None
@@ -150,8 +206,10 @@ class SystemUnderTest:
             stream.on_body(now, data)
             if record.chunk_ns and not first:
                 first = True
-                loadgen.FirstTokenComplete([loadgen.QuerySampleResponse(query, 0, 0)])
+                if first_token is not None:
+                    first_token()
 
+        record.sent_ns = time.monotonic_ns()
         try:
             async with asyncio.timeout(target.timeout):
                 reply = await self._pool.request(
@@ -159,17 +217,12 @@ class SystemUnderTest:
                 )
             judge(target, stream, reply)
         except (TimeoutError, ConnectionLost) as error:
+            record.error_kind = "connection"
             record.error = str(error) or f"no end after {target.timeout:g} s"
-        if record.error is not None:
-            self.failures.append(record.error)
-            if not first:
-                loadgen.FirstTokenComplete([loadgen.QuerySampleResponse(query, 0, 0)])
-        tokens = max(1, record.tokens) if record.error is None else 1
-        answer = array.array("B", "".join(stream.text).encode() if self._accuracy else b"")
-        address, size = answer.buffer_info()
-        loadgen.QuerySamplesComplete(
-            [loadgen.QuerySampleResponse(query, address if size else 0, size, tokens)]
-        )
+        record.end_ns = time.monotonic_ns()
+        text = "".join(stream.text)
+        record.text_bytes = len(text.encode(errors="replace"))
+        return record, text
 
 
 def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> MlperfResult:
@@ -201,6 +254,8 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     logs.log_output = output
     logs.enable_trace = False
     try:
+        if options.scenario == "Offline" and options.qps is None:
+            options = replace(options, qps=HEADROOM * under_test.rate())
         loadgen.StartTestWithLogSettings(sut, qsl, settings(loadgen, options), logs)
     finally:
         loadgen.DestroyQSL(qsl)
@@ -209,9 +264,26 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     summary = read_summary(folder / SUMMARY)
     verdict = summary.get("Result is")
     return MlperfResult(
-        folder, None if verdict is None else verdict == "VALID", summary, under_test.requests,
-        under_test.failures,
+        folder, None if verdict is None else verdict == "VALID", summary,
+        len(under_test.records), under_test.failures(), audit(under_test),
     )  # fmt: skip
+
+
+def audit(under_test: SystemUnderTest) -> list[Finding]:
+    """Whether client and server can be believed, by the rules of `bench run`."""
+    target = under_test.target
+    found = examine(
+        under_test.records, [under_test.audit], open_loop=False, ignore_eos=target.ignore_eos,
+        stream=target.stream,
+    )  # fmt: skip
+    # How many queries are enough is LoadGen's to say; an accuracy run has no times; Offline's
+    # queries are all due at once.
+    aside = {"few_requests"}
+    if under_test.accuracy:
+        aside |= {"client_lag", "client_cpu", "late_sends"}
+    if under_test.offline:
+        aside.add("late_sends")
+    return [finding for finding in found if finding.code not in aside]
 
 
 def settings(loadgen: Any, options: MlperfOptions) -> Any:
@@ -229,8 +301,7 @@ def settings(loadgen: Any, options: MlperfOptions) -> Any:
     made.use_token_latencies = True
     made.ttft_latency = int(options.ttft_ms * 1e6)
     made.tpot_latency = int(options.tpot_ms * 1e6)
-    made.server_target_qps = options.qps
-    made.offline_expected_qps = options.qps
+    made.server_target_qps = made.offline_expected_qps = options.qps or 1.0
     made.multi_stream_samples_per_query = MULTISTREAM_SAMPLES
     for name, seed in SEEDS.items():
         setattr(made, name, seed)

@@ -146,13 +146,16 @@ def html_report(result: dict[str, Any]) -> str:
     subtitle = (
         f"{server['model']} at {server['url']} · {what}, {size} · {load} · {result['created']}"
     )
-    bad = "" if result["valid"] and result["succeeded"] == result["requests"] else " bad"
+    kept = result["slo"] is None or result["slo"]["met"]
+    good = result["valid"] and kept and result["succeeded"] == result["requests"]
+    bad = "" if good else " bad"
     body = f'<div class="verdict{bad}">{html.escape(verdict(result))}</div>'
     body += '<div class="cards">' + "".join(
         f'<div class="card"><span>{html.escape(title)}</span><b>{html.escape(text)}</b></div>'
         for title, text in figure_rows(result)
     ) + "</div>"  # fmt: skip
-    body += "<h2>Latency</h2>" + table(HEADER, latency_rows(result))
+    if latencies := latency_rows(result):
+        body += "<h2>Latency</h2>" + table(HEADER, latencies)
     body += charts(result_charts(result))
     if result["slo"] is not None:
         body += "<h2>SLO</h2>" + table(

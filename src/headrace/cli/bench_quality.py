@@ -48,7 +48,13 @@ def mlperf_command(
     output: Output = "128",
     seconds: Annotated[float, typer.Option(help="Shortest run; a submission needs 600.")] = 600.0,
     queries: Annotated[int, typer.Option(help="Fewest queries.")] = 1,
-    qps: Annotated[float, typer.Option(help="Rate of Server and Interactive.")] = 1.0,
+    qps: Annotated[
+        float | None,
+        typer.Option(
+            help="Rate of Server and Interactive (none: 1); of Offline the rate that is expected "
+            "(none: measured with one pass through the library)."
+        ),
+    ] = None,
     ttft: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 2000.0,
     tpot: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 100.0,
     tokenizer: TokenizerOf = None,
@@ -67,13 +73,14 @@ def mlperf_command(
         if mode != "accuracy":
             raise InvalidRequest("a reference needs --mode accuracy", param="reference")
         read_log(reference)
-    base = RunOptions(url=url, model=model, api_key=api_key)
-    server = ask_server(base)
-    target = Target(url, model or server["model"], endpoint or "completions", api_key)
+    target = Target(url, model or "", endpoint or "completions", api_key)
     options = MlperfOptions(
         target, scenario, mode, samples, parse_lengths(input, "input"),
         parse_lengths(output, "output"), seconds, queries, qps, ttft, tpot, system,
     )  # fmt: skip
+    options.verify()
+    server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
+    target.model = model or server["model"]
     found = run_mlperf(options, make_material(tokenizer), out or Path("."))
     print((found.folder / SUMMARY).read_text())
     print(f"logs: {found.folder}")
@@ -82,11 +89,16 @@ def mlperf_command(
             f"LoadGen judged a run of at least {seconds:g} s, as it was told; a submission needs "
             f"{SUBMISSION_SECONDS:g} s"
         )
+    for finding in found.findings:
+        print(f"{finding.severity}: {finding.text}")
     if found.failures:
         raise HeadraceError(
             f"{len(found.failures)} of {found.requests} requests failed, which LoadGen does not "
             f"know: do not use this result; for example: {found.failures[0]:.200}"
         )
+    if any(finding.severity == "invalid" for finding in found.findings):
+        print("INVALID, whatever LoadGen says: the numbers are not the server's")
+        raise typer.Exit(INVALID_RUN)
     if found.valid is False:
         raise typer.Exit(INVALID_RUN)
     if reference is not None:

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
+from ..bench.material import Material
+from ..bench.metrics import Run
 from ..bench.options import RunOptions
+from ..bench.record import RequestRecord
+from ..bench.run import make_sessions
+from ..bench.slo import request_values
 from ..bench.virtual import Simulation
+from ..bench.workload import shareable_tokens
 from ..engine.described import describe_model
 from ..engine.sim import Cluster, ReplicaSpec
 from ..roofline.hardware import DEVICES, find_hardware
@@ -26,6 +37,7 @@ from ..roofline.planner import (
     Found,
     Pool,
     Rejected,
+    formats_of,
     frontier,
     search,
 )
@@ -34,6 +46,8 @@ from ..roofline.steady import Demand, Goal
 
 TRIES = 6
 """Candidates that are simulated before giving up."""
+STAYS, MAX_REQUESTS = 4, 20_000
+"""A simulation lasts so many times as long as a request stays, with so many requests at most."""
 GROWTH = 4
 """Times that a candidate which misses gets 15 % more replicas."""
 MAX_SIMULATED = 8
@@ -53,40 +67,61 @@ class Checked:
 
 def plan(
     model: Annotated[str, typer.Argument(help="Model, or the name of a known architecture.")],
-    rate: Annotated[float, typer.Option(help="Requests a second.")] = 10.0,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second; none: 10, or the trace's own.")
+    ] = None,
     input: Annotated[int, typer.Option(min=1, help="Prompt tokens, mean.")] = 1024,
     output: Annotated[int, typer.Option(min=1, help="Output tokens, mean.")] = 256,
     shared: Annotated[int, typer.Option(min=0, help="Prompt tokens from the prefix cache.")] = 0,
+    trace: Annotated[
+        str | None,
+        typer.Option(help="FORMAT:FILE: lengths, sharing and rate of recorded requests instead."),
+    ] = None,
     ttft: Annotated[float, typer.Option(help="Limit of the p99 TTFT in ms.")] = 1000.0,
     tpot: Annotated[float, typer.Option(help="Limit of the p99 TPOT in ms.")] = 50.0,
     itl: Annotated[float | None, typer.Option(help="Limit of the p99 ITL in ms.")] = None,
     hardware: Annotated[str, typer.Option(help="Devices to choose from, by commas.")] = "all",
-    formats: Annotated[str, typer.Option(help="Weight formats to choose from.")] = ",".join(
-        FORMATS
-    ),
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            help="Weight formats to choose from; none: as published, of wide ones "
+            + " and ".join(FORMATS)
+            + " (int4 and nvfp4 can cost quality: name them)."
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str, typer.Option(help="auto: fp8 beside fp8 and nvfp4 weights where the device has it.")
+    ] = "auto",
     pools: Annotated[bool, typer.Option(help="Also try prefill and decode pools.")] = True,
     max_devices: Annotated[int, typer.Option(min=1, help="Of one replica.")] = MAX_DEVICES,
     prices: Annotated[Path | None, typer.Option(help='JSON as in {"H200": 3.8}.')] = None,
-    requests: Annotated[int, typer.Option(min=50, help="Requests of a simulation.")] = 400,
+    requests: Annotated[
+        int, typer.Option(min=50, help="Requests of a simulation at least; as many as are steady.")
+    ] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
-    arch = describe_model(model).arch
+    described = describe_model(model)
+    arch = described.arch
     names = list(DEVICES) if hardware == "all" else [
         find_hardware(name).name for name in hardware.split(",")
     ]  # fmt: skip
-    if shared >= input:
+    if trace is not None:
+        demand = demand_of(trace, rate)
+    elif shared >= input:
         raise InvalidRequest("shared must be less than input", param="shared")
-    demand = Demand(rate, input, output, shared)
+    else:
+        demand = Demand(10.0 if rate is None else rate, input, output, shared)
     goal = Goal(ttft / 1e3, tpot / 1e3, None if itl is None else itl / 1e3)
     found = search(
-        arch, demand, goal, read_prices(prices), devices=names, formats=formats.split(","),
-        pools=pools, max_devices=max_devices,
+        arch, demand, goal, read_prices(prices), devices=names,
+        formats=re.split(",(?![a-z_]+=)", formats) if formats else formats_of(described.weights),
+        kv_dtype=kv_dtype, pools=pools, max_devices=max_devices,
     )  # fmt: skip
     console = Console()
     checked: list[Checked] = []
     for candidate in found.candidates[:TRIES]:
-        checked.append(verify(candidate, demand, goal, requests))
+        checked.append(verify(candidate, demand, goal, requests, trace))
         if checked[-1].kept:
             break
     if as_json:
@@ -116,20 +151,40 @@ def impossible(found: Found, checked: list[Checked], demand: Demand) -> str:
     near_ = found.nearest
     return (
         f"no layout keeps these limits for {demand.input_tokens:,} + {demand.output_tokens:,} "
-        f"tokens; the nearest is {near_} in {near_.case.weights.format}: TTFT "
+        f"tokens; the nearest is {near_} in {near_.case.weights.name}: TTFT "
         f"{near_.ttft * 1e3:.0f} ms, TPOT {near_.tpot * 1e3:.1f} ms, ITL {near_.itl * 1e3:.1f} ms, "
         f"{near_.price_per_hour:.2f} per hour"
     )
 
 
-def verify(candidate: Candidate, demand: Demand, goal: Goal, requests: int) -> Checked:
+def demand_of(trace: str, rate: float | None) -> Demand:
+    """The means of a trace's requests; its own rate where none is asked."""
+    options = RunOptions(url="simulated", trace=trace)
+    options.verify()
+    sessions, _ = make_sessions(options, Material())
+    turns = [turn for session in sessions for turn in session.turns]
+    times = [session.at for session in sessions if session.at is not None]
+    if rate is None:
+        if len(times) < 2 or max(times) == min(times):
+            raise InvalidRequest(f"{trace} has no times: say --rate", param="rate")
+        rate = len(turns) / (max(times) - min(times))
+    given = round(sum(turn.prompt_tokens for turn in turns) / len(turns))
+    wanted = round(sum(turn.output_tokens for turn in turns) / len(turns))
+    shared = round(shareable_tokens(sessions) / len(turns))
+    return Demand(rate, max(1, given), max(1, wanted), min(shared, max(0, given - 1)))
+
+
+def verify(
+    candidate: Candidate, demand: Demand, goal: Goal, requests: int, trace: str | None = None
+) -> Checked:
     """Simulate; add replicas while it misses."""
     for attempt in range(GROWTH + 1):
-        result = simulate(candidate, demand, goal, requests)
-        ttft, tpot, itl = (
-            float(result["samples"][name]["percentiles"]["p99"]) for name in ("ttft", "tpot", "itl")
-        )
-        met = bool(result["slo"]["met"])
+        run = simulate(candidate, demand, goal, requests, trace)
+        slo = run.slo
+        assert slo is not None
+        steady = steady_part(run.records)
+        ttft, tpot, itl = (percentile(name, steady) for name in ("ttft", "tpot", "itl"))
+        met = slo.met(steady)
         if met or attempt == GROWTH:
             break
         candidate = grown(candidate)
@@ -149,8 +204,25 @@ def grown(candidate: Candidate) -> Candidate:
     )  # fmt: skip
 
 
-def simulate(candidate: Candidate, demand: Demand, goal: Goal, requests: int) -> dict[str, Any]:
-    """A part of the layout with its share of a Poisson load and spread lengths."""
+def steady_part(records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Those that came after the first had gone and so that the last still came beside them: what
+    begins meets no full batch, and what ends none."""
+    residence = statistics.median(record.end_ns - record.planned_ns for record in records)
+    first, last = records[0].planned_ns, records[-1].planned_ns
+    kept = [r for r in records if first + residence <= r.planned_ns <= last - residence]
+    return kept or list(records)
+
+
+def percentile(metric: str, records: Sequence[RequestRecord]) -> float:
+    values = [value for record in records for value in request_values(metric, record)]
+    return float(np.percentile(values, 99)) if values else 0.0
+
+
+def simulate(
+    candidate: Candidate, demand: Demand, goal: Goal, requests: int, trace: str | None = None
+) -> Run:
+    """A part of the layout with its share of a Poisson load and spread lengths, for four times as
+    long as a request is expected to stay."""
     fresh = demand.fresh
     pools = candidate.pools
     engines = sum(pool.replicas * pool.case.layout.engines for pool in pools)
@@ -165,6 +237,8 @@ def simulate(candidate: Candidate, demand: Demand, goal: Goal, requests: int) ->
     # The log-normal's median for this mean, at sigma 0.4.
     median = {name: max(1, round(mean / 1.083)) for name, mean in
               (("input", fresh), ("output", demand.output_tokens))}  # fmt: skip
+    stay = candidate.ttft + demand.output_tokens * candidate.tpot
+    steady = min(MAX_REQUESTS, math.ceil(STAYS * stay * demand.rate * carried))
     limits = [f"ttft:p99<{goal.ttft:.6f}s", f"tpot:p99<{goal.tpot:.6f}s"]
     if goal.itl is not None:
         limits.append(f"itl:p99<{goal.itl:.6f}s")
@@ -172,12 +246,12 @@ def simulate(candidate: Candidate, demand: Demand, goal: Goal, requests: int) ->
         url="simulated",
         workload="shared-prefix" if demand.shared_tokens else "fixed",
         prefix_tokens=max(1, demand.shared_tokens), groups=4,
-        requests=max(requests, 40 * len(cluster.replicas)),
+        requests=max(requests, 40 * len(cluster.replicas), steady), trace=trace,
         input=f"lognormal:{median['input']}:0.4@1-{2 * demand.input_tokens}",
         output=f"lognormal:{median['output']}:0.4@2-{2 * demand.output_tokens + 2}",
         arrivals=f"poisson:{demand.rate * carried}", slo=",".join(limits),
     )  # fmt: skip
-    return Simulation(cluster, options).run()[0]
+    return Simulation(cluster, options).run()[1]
 
 
 def _spec(candidate: Candidate, pool: Pool, demand: Demand) -> ReplicaSpec:
@@ -201,7 +275,7 @@ def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, 
                     "role": pool.role, "replicas": pool.replicas, "tp": pool.case.layout.tp,
                     "pp": pool.case.layout.pp, "dp": pool.case.layout.dp,
                     "ep": pool.case.layout.ranks if pool.case.layout.ep else 1,
-                    "format": pool.case.weights.format, "kv_dtype": pool.case.kv_dtype,
+                    "format": pool.case.weights.name, "kv_dtype": pool.case.kv_dtype,
                     "max_sequences": pool.state.batch, "step_tokens": pool.state.step_tokens,
                 }
                 for pool in candidate.pools
@@ -234,7 +308,7 @@ def _show_best(console: Console, best: Checked, demand: Demand) -> None:
     for pool in c.pools:
         role = "" if pool.role == "all" else f"{pool.role}: "
         console.print(
-            f"  {role}weights {pool.case.weights.format}, KV {pool.case.kv_dtype}, max_sequences "
+            f"  {role}weights {pool.case.weights.name}, KV {pool.case.kv_dtype}, max_sequences "
             f"{pool.state.batch}, step_tokens {pool.state.step_tokens} (of each engine)",
             highlight=False,
         )
@@ -255,7 +329,7 @@ def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]
         title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     for column in ("layout", "format", "batch", "step", "per hour", "per Mtok",
-                   "TTFT / TPOT / ITL ms", "simulated"):  # fmt: skip
+                   "p99 TTFT / mean TPOT / p99 ITL", "simulated"):  # fmt: skip
         table.add_column(column, justify="left" if column == "layout" else "right")
     shown = found.candidates[: max(3, len(checked))]
     shown += [c for c in frontier(found.candidates) if all(c is not other for other in shown)]
@@ -268,7 +342,7 @@ def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]
                 verdict += f" with {after.devices}"
         state = c.pools[-1].state
         table.add_row(
-            str(c), c.case.weights.format, str(state.batch), str(c.pools[0].state.step_tokens),
+            str(c), c.case.weights.name, str(state.batch), str(c.pools[0].state.step_tokens),
             f"{c.price_per_hour:.2f}", f"{c.cost_per_million(demand):.3f}",
             f"{c.ttft * 1e3:.0f} / {c.tpot * 1e3:.1f} / {c.itl * 1e3:.1f}", verdict,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..base.errors import HeadraceError
+from ..base.errors import HeadraceError, OptionError
 from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
@@ -305,7 +305,9 @@ class Cluster:
         decode_spec: ReplicaSpec | None = None,
     ) -> None:  # fmt: skip
         if not 0 <= prefill < replicas:
-            raise HeadraceError(f"of {replicas} replicas {prefill} cannot be for prefill alone")
+            raise OptionError(
+                f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"
+            )
         if router not in ROUTERS:
             raise HeadraceError(
                 f"routing must be one of {', '.join(ROUTERS)}, not {router!r}", param="routing"

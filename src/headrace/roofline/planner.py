@@ -18,18 +18,19 @@ from ..base.arch import ModelArch
 from ..base.errors import DoesNotFit, InvalidRequest
 from ..models.registry import describe
 from .counts import Case, Layout
-from .formats import weight_bits
 from .hardware import DEVICES, Hardware
 from .routing import typical_skew
 from .steady import MAX_BATCH, Demand, Engine, Goal, State
-from .weights import WIDE_ENDS, WeightBytes
+from .weights import WeightBytes, parse_format
 
 LOADS = (0.85, 0.6, 0.35)
 """Shares of the steady rate that are planned: arrivals come in bursts, and a low share keeps the
 queue short."""
 BUDGETS = (512, 2048, 8192)
 """Tokens of a step: a small one keeps ITL short, a large one prefills more cheaply."""
-FORMATS = ("bfloat16", "fp8", "int4", "nvfp4")
+FORMATS = ("bfloat16", "fp8")
+"""That answer as well as the published weights to within what a benchmark can tell. Four bits
+(int4, nvfp4) can cost quality: they are planned with where they are asked for, or published."""
 MAX_DEVICES = 32
 """Of one replica."""
 Role = Literal["all", "prefill", "decode"]
@@ -115,6 +116,7 @@ def search(
     *,
     devices: Iterable[str] = DEVICES,
     formats: Iterable[str] = FORMATS,
+    kv_dtype: str = "auto",
     pools: bool = True,
     max_devices: int = MAX_DEVICES,
 ) -> Found:
@@ -124,11 +126,11 @@ def search(
     for device in devices:
         hardware = DEVICES[device]
         for format in formats:
-            weight_bits(format)
+            parse_format(format)
             prefills: list[Pool] = []
             decodes: list[Pool] = []
             for layout in layouts(arch, max_devices):
-                case = make_case(arch, format, hardware, layout)
+                case = make_case(arch, format, hardware, layout, kv_dtype)
                 try:
                     engine, room = _engine(case, hardware, demand)
                 except DoesNotFit as error:
@@ -184,11 +186,20 @@ def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
     )
 
 
-def make_case(arch: ModelArch, format: str, hardware: Hardware, layout: Layout) -> Case:
-    """fp8 also for the cache where the device computes in fp8; embedding and head stay wide."""
-    narrow = format in ("fp8", "nvfp4") and "fp8" in hardware.rates
-    weights = WeightBytes(format, formats=WIDE_ENDS)
-    kv_dtype = "fp8" if narrow else "bfloat16"
+def formats_of(published: WeightBytes) -> tuple[str, ...]:
+    """Those to choose from: of a model that is published narrow its own alone."""
+    wide = published.name in ("bfloat16", "float16", "float32")
+    return FORMATS if wide else (published.name,)
+
+
+def make_case(
+    arch: ModelArch, format: str, hardware: Hardware, layout: Layout, kv_dtype: str = "auto"
+) -> Case:
+    """KV "auto": fp8 where weights are narrow and the device computes in fp8, else bfloat16."""
+    weights = parse_format(format)
+    if kv_dtype == "auto":
+        narrow = weights.format in ("fp8", "nvfp4") and "fp8" in hardware.rates
+        kv_dtype = "fp8" if narrow else "bfloat16"
     return Case(arch, weights, "bfloat16", kv_dtype, layout, typical_skew(arch))
 
 
@@ -249,7 +260,7 @@ def _together(
         miss, state = near
         found.rejected.append(
             Rejected(
-                hardware.name, case.weights.format, case.layout,
+                hardware.name, case.weights.name, case.layout,
                 f"at best TTFT {state.ttft * 1e3:.0f} ms, TPOT {state.tpot * 1e3:.1f} ms, ITL "
                 f"{state.itl * 1e3:.1f} ms",
                 fits=True,

@@ -54,6 +54,13 @@ class WeightBytes:
     formats: Mapping[str, str] = field(default_factory=dict)
     """Of the roles that are in another format than the rest."""
 
+    @property
+    def name(self) -> str:
+        """As `parse_format` reads it."""
+        own = {role: format for role, format in self.formats.items()
+               if format != WIDE_ENDS.get(role)}  # fmt: skip
+        return ",".join([self.format, *(f"{role}={format}" for role, format in own.items())])
+
     def format_of(self, role: str) -> str:
         return self.formats.get(role, self.format)
 
