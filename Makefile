@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 # The default model needs torch on a GPU only.
 EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 
-.PHONY: help run test check explore faults lowest lock sanitize lint bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check explore faults lowest lock wheels sanitize lint bench-cpu gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -23,6 +23,7 @@ help:
 	@echo "make faults     the whole fault table and mutations of every input: an hour"
 	@echo "make lowest     the lower bounds of the dependencies, installed and tried"
 	@echo "make lock       resolve deploy/requirements.lock again"
+	@echo "make wheels     dist/: an sdist, and wheels for x86_64 and aarch64 with every kernel level"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
@@ -73,6 +74,9 @@ lock: $(VENV)/.installed
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-annotate --no-header --upgrade pyproject.toml --output-file deploy/requirements.lock
+
+wheels:
+	PYTHON=$(PYTHON) deploy/wheels.sh
 
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
 gpu-dry: $(VENV)/.tested
