@@ -1,4 +1,9 @@
-"""Where a program is cut: nodes that no record computes are called between its records."""
+"""Where a program is cut: nodes that no record computes are called between its records.
+
+So it is with a mixture's `route` and `experts`: which experts a row goes to is known in the step
+alone, and there is no kernel for several of them yet. They are computed on tensors, and torch is
+imported for them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,6 @@ from ..interpret import Interpreter
 from ..model import Prepared
 from ..operators import KvCache, Operators, StepBatch
 
-CALLED = frozenset(("route", "experts"))
-"""The kinds of such nodes: which experts a row goes to is known in the step alone, and there is no
-kernel for several of them yet. They are computed on tensors, and torch is imported for them."""
 Rooms = Mapping[Value, npt.NDArray[np.float32]]
 """Buffers of the arena by value."""
 
@@ -42,11 +44,10 @@ class Cut:
             used(value, room)[:] = host(array)
 
 
-def borders(graph: Graph, first: int) -> tuple[int, list[Value], list[Value]]:
-    """Of the cut that begins with node `first`: the node behind its last one, the values that it
-    is given and those that it makes for others."""
+def borders(graph: Graph, first: int, end: int) -> tuple[list[Value], list[Value]]:
+    """Of a cut of the nodes from `first` up to `end`: the values that it is given, and those that
+    it makes for others."""
     nodes = graph.nodes
-    end = next((i for i in range(first, len(nodes)) if nodes[i].kind not in CALLED), len(nodes))
     inside = [value for node in nodes[first:end] for value in node.out]
     read = dict.fromkeys(value for node in nodes[first:end] for value in node.reads)
     outputs = set(graph.outputs.values())
@@ -55,4 +56,4 @@ def borders(graph: Graph, first: int) -> tuple[int, list[Value], list[Value]]:
         for value in inside
         if value in outputs or any(reader >= end for reader in graph.readers(value))
     ]
-    return end, [value for value in read if value not in inside], made
+    return [value for value in read if value not in inside], made

@@ -38,7 +38,7 @@ from ..operators import KvCache
 from ..weights import LoraWeight, Weight
 from . import emit
 from .arena import Arena
-from .cuts import CALLED, Cut, borders
+from .cuts import Cut, borders
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .records import ROWS_N, ROWS_R, UNIT, HrKv, HrLinear, HrQuantised
 
@@ -244,22 +244,26 @@ class Lowering:
         cut = 0
         """Nodes before this one are in a cut."""
         for index, node in enumerate(self._nodes):
-            lower: Callable[[int, Node], None] | None = getattr(self, f"_{node.kind}", None)
-            if node.kind in CALLED:
-                if index >= cut:
-                    cut = self._cut(index)
-            elif lower is None:
-                raise Unrecordable(f"there is no record of {node.kind}")
-            else:
+            lower = self._lower(node)
+            if lower is not None:
                 lower(index, node)
+            elif index >= cut:
+                cut = self._cut(index)
             for place in self._dying[index]:
                 self._bury(place)
         self._find_head()
         return self.emitted
 
+    def _lower(self, node: Node) -> Callable[[int, Node], None] | None:
+        """What makes its records; None: there is no record of this kind."""
+        return getattr(self, f"_{node.kind}", None)
+
     def _cut(self, first: int) -> int:
         """Call the nodes from `first` on between two records; → the first node behind them."""
-        end, given, made = borders(self._graph, first)
+        end = first
+        while end < len(self._nodes) and self._lower(self._nodes[end]) is None:
+            end += 1
+        given, made = borders(self._graph, first, end)
         for value in made:
             self._make_floats(value)
         rooms = {value: self.floats(value) for value in (*given, *made)}
