@@ -157,3 +157,27 @@ def test_starts_without_torch(module: str) -> None:
         f"import {module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_task_ends_unseen() -> None:
+    """Every task is started by `obs.tasks.TaskWatch`, which sees its end; a future that a function
+    makes for itself stays a name of that function, which awaits it (ADR 0175)."""
+    wrong = []
+    for module, tree in modules():
+        bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        kept = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Attribute)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called == "create_task" and module != "obs.tasks":
+                wrong.append(f"{module}:{node.lineno} starts a task past TaskWatch")
+            if called == "ensure_future" and id(node) in bare | kept:
+                wrong.append(f"{module}:{node.lineno} leaves a future to nobody")
+    assert not wrong, "\n".join(wrong)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from headrace.base.errors import Overloaded
 from headrace.obs.tasks import TaskWatch
 
 
@@ -58,3 +59,31 @@ async def test_a_cancelled_task_is_no_failure() -> None:
     await asyncio.sleep(0)
     assert not watch.failures
     assert not watch.down
+
+
+async def test_an_errand_that_fails_is_counted_and_nothing_is_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[str] = []
+    watch = TaskWatch(told.append)
+
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def answer() -> int:
+        return 7
+
+    assert await watch.errand("sums", answer()) == 7
+    with pytest.raises(ZeroDivisionError):
+        await watch.errand("sums", fail(ZeroDivisionError("x")))
+    with pytest.raises(Overloaded):
+        await watch.errand("sums", fail(Overloaded("full", retry_after=1.0)))
+    await asyncio.sleep(0)
+    assert told == ["sums"]
+    assert watch.failures["sums"] == 1
+    assert not watch.down
+    assert caplog.text.count("the task sums ended by an error") == 1
+    cancelled = watch.errand("sums", asyncio.sleep(60))
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    assert told == ["sums"]

@@ -16,6 +16,7 @@ from headrace.base.errors import Overloaded
 from headrace.base.request import StepStats
 from headrace.obs.metrics import EngineMetrics
 from headrace.obs.sketch import BINS, GROWTH, Sketch, quantiles
+from headrace.obs.tasks import TaskWatch
 from headrace.server.app import Application
 from headrace.server.routes.stats import board as board_module
 from headrace.server.routes.stats import serve as serve_module
@@ -92,9 +93,27 @@ async def test_the_board_leaves_when_nobody_looks(monkeypatch: pytest.MonkeyPatc
     board = Board(engine)  # type: ignore[arg-type]
     await board.next()
     assert engine.callbacks
-    await asyncio.sleep(0.2)
-    assert board.closed
+    while not board.closed:
+        await asyncio.sleep(0.01)
     assert not engine.callbacks
+
+
+async def test_a_point_that_fails_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "SECONDS", 0.01)
+    tasks = TaskWatch()
+    board = Board(SteppingEngine(), tasks)  # type: ignore[arg-type]
+    point, failures = board.point, iter([ZeroDivisionError("once")])
+
+    def failing() -> dict[str, Any]:
+        for failure in failures:
+            raise failure
+        return point()
+
+    monkeypatch.setattr(board, "point", failing)
+    assert "running" in await board.next()
+    assert tasks.failures == {"statistics": 1}
+    assert not tasks.down
+    board.close()
 
 
 async def test_requests_are_told_without_their_content() -> None:

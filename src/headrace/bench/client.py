@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..obs.tasks import TaskWatch
 from .http import Connection, ConnectionLost, Pool, Reply, parse_url, request_bytes
 from .job import Job, More, Target
 from .record import ClientAudit, RequestRecord
@@ -110,6 +111,7 @@ class Client:
         self._recount = recount
         self._pool = Pool(parse_url(job.target.url))
         self._lags: list[int] = []
+        self._watch = TaskWatch()
         self._requests = 0
         self._stopped = False
         self.hang_up = False
@@ -124,7 +126,7 @@ class Client:
     async def run(self, start_ns: int) -> None:
         """All sessions; returns when the last answer is in."""
         job = self.job
-        lag = asyncio.create_task(watch_lag(self._lags))
+        lag = self._watch.errand("lag", watch_lag(self._lags))
         cpu, wall = time.process_time(), time.monotonic()
         end_ns = None if job.duration is None else start_ns + int(job.duration * 1e9)
         try:
@@ -159,7 +161,8 @@ class Client:
                 planned = max(planned, freed)
             if self.ended or (end_ns is not None and planned >= end_ns):
                 break
-            task = asyncio.create_task(self._session(session, number, planned, end_ns))
+            work = self._session(session, number, planned, end_ns)
+            task = self._watch.errand("conversation", work)
             tasks.add(task)
             task.add_done_callback(tasks.discard)
             if room is not None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import HeadraceError, InvalidRequest, OptionError
+from ..obs.tasks import TaskWatch
 from .audit import Finding, examine
 from .client import Stream, judge, make_body, watch_lag
 from .http import ConnectionLost, Pool, parse_url, request_bytes
@@ -123,6 +124,7 @@ class SystemUnderTest:
         self._pool = Pool(parse_url(options.target.url))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
+        self._errands = TaskWatch()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watched = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
@@ -165,7 +167,8 @@ class SystemUnderTest:
 
     def _start(self, pairs: list[tuple[int, int]], planned: float) -> None:
         for query, index in pairs:
-            task = self._loop.create_task(self._query(query, self.samples[index], planned))
+            work = self._query(query, self.samples[index], planned)
+            task = self._errands.errand("query", work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -86,7 +86,7 @@ class AsyncEngine:
         self.adapters = AdapterBook()
         self._loads = AdapterLoads(self.adapters, options, files, self.model_name, supervisor.send)
         self._own_phases = model.phases
-        self.operations = Operations(supervisor, self._work, self._end_all)
+        self.operations = Operations(supervisor, self._work, self._end_all, tasks)
 
     @classmethod
     async def start(

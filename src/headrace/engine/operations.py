@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from ..base import environment
 from ..base.errors import EngineDead, HeadraceError, Overloaded
+from ..obs.tasks import TaskWatch
 from . import messages
 from .supervisor import State, Supervisor
 
@@ -58,7 +59,11 @@ class Operations:
     """Belongs to one event loop; imports no torch. One of sleep and wake runs at a time."""
 
     def __init__(
-        self, supervisor: Supervisor, work: Work, on_end: Callable[[EngineDead], None]
+        self,
+        supervisor: Supervisor,
+        work: Work,
+        on_end: Callable[[EngineDead], None],
+        tasks: TaskWatch,
     ) -> None:
         """`on_end`: the engine process was ended, and whoever still waits for it ends too."""
         self.asleep = 0
@@ -66,6 +71,7 @@ class Operations:
         self._supervisor = supervisor
         self._work = work
         self._on_end = on_end
+        self._tasks = tasks
         self._ending: asyncio.Task[None] | None = None
         """The latest end of the engine process, which goes on though who asked for it has left."""
         self._asked: dict[int, asyncio.Future[dict[str, float]]] = {}
@@ -107,7 +113,7 @@ class Operations:
             try:
                 if level == 1:
                     return await self._when_idle("sleep")
-                self._ending = asyncio.create_task(self._end(), name="headrace-sleep")
+                self._ending = self._tasks.errand("sleep", self._end())
                 await asyncio.shield(self._ending)
                 return {}
             except HeadraceError:

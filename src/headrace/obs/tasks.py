@@ -1,8 +1,10 @@
-"""Long-lived tasks of an event loop, none of which ends unseen.
+"""The tasks of an event loop, none of which ends unseen.
 
-An `asyncio.Task` whose exception nobody awaits is silent until it is collected. Whoever starts one
-that is to live longer than a request starts it here: its end is logged with its stack, counted
-under its name, and shown by a probe for as long as nothing runs in its place.
+An `asyncio.Task` whose exception nobody awaits is silent until it is collected. Every task that
+outlives the function which starts it is started here: an end by an error is logged with its stack
+and counted under its name, and of those that are to run for ever a probe shows it for as long as
+nothing runs in their place. (A function that awaits its own futures to their end may make them with
+`asyncio.ensure_future`; `tests/test_architecture.py` holds both.)
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+from ..base.errors import HeadraceError
 
 log = logging.getLogger("headrace.tasks")
+Result = TypeVar("Result")
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 
 
 class TaskWatch:
-    """The long-lived tasks of one owner (an engine, a service), who shows `down` in its health."""
+    """The tasks of one owner (an engine, a service), who shows `down` in its health."""
 
     def __init__(self, on_failure: Callable[[str], None] = lambda name: None) -> None:
         """`on_failure`: counts, by the name of the task; called in the event loop."""
@@ -50,6 +55,13 @@ class TaskWatch:
         task.add_done_callback(lambda done: self._ended(name, done))
         return task
 
+    def errand(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run `work`, which ends by itself. An error in it is counted, and nothing is `down`; a
+        `HeadraceError` is the answer to whoever asked for it, and not even counted."""
+        task = asyncio.get_running_loop().create_task(work, name=f"headrace-{name}")
+        task.add_done_callback(lambda done: self._done(name, done))
+        return task
+
     async def _kept(self, name: str, work: Callable[[], Awaitable[None]], pause: float) -> None:
         loop, wait = asyncio.get_running_loop(), pause
         while True:
@@ -69,9 +81,18 @@ class TaskWatch:
         if not task.cancelled() and (fault := task.exception()) is not None:
             self.note(name, fault)
 
+    def _done(self, name: str, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or (fault := task.exception()) is None:
+            return
+        if not isinstance(fault, HeadraceError):
+            self._count(name, fault)
+
     def note(self, name: str, fault: BaseException) -> None:
         """Log and count the end of a task, which is `down` from now on."""
-        self.failures[name] += 1
         self.down[name] = f"{type(fault).__name__}: {fault}"
+        self._count(name, fault)
+
+    def _count(self, name: str, fault: BaseException) -> None:
+        self.failures[name] += 1
         log.error("the task %s ended by an error", name, exc_info=fault)
         self._on_failure(name)

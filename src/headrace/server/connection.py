@@ -12,11 +12,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..base.errors import HeadraceError
+from ..obs.tasks import TaskWatch
 from .errors import error_body, error_response
 from .frames import Frames, Outlet
 from .wire import DONE, KEEP_ALIVE, frame
 
 Result = TypeVar("Result")
+_SENDING = TaskWatch()
+"""What is sent beside the frames of a stream: no service is at hand, so errors are logged alone."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -176,7 +179,7 @@ class _Comments:
         if quiet >= self._interval * 0.99:
             # A reader so slow that the last comment still waits gets no second one.
             if self._task is None or self._task.done():
-                self._task = self._loop.create_task(self.send_now())
+                self._task = _SENDING.errand("comment", self.send_now())
             quiet = 0.0
         self._timer = self._loop.call_later(self._interval - quiet, self._tick)
 

@@ -169,7 +169,7 @@ class Job:
                 if line.body is None:
                     self._write(errors, line, None, line.problem)
                 elif await self._place(rows := sequences_of(line.body, self.batch.endpoint)):
-                    task = asyncio.create_task(self._one(line, output, errors))
+                    task = self._runner.tasks.errand("batch line", self._one(line, output, errors))
                     self._tasks.add(task)
                     task.add_done_callback(partial(self._left, rows))
                 elif not self._stopped:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...obs.tasks import TaskWatch
 from ..database import StoreFailed
 from ..files.store import FileStore
 from .courtesy import Courtesy
@@ -54,6 +55,7 @@ class BatchRunner:
         self.files = files
         self.book = BatchBook(files.base, failed)
         self.courtesy = Courtesy(app.state.service)
+        self.tasks: TaskWatch = app.state.service.tasks
         self.failed = failed
         self.line = line
         self.clock = clock
@@ -72,7 +74,7 @@ class BatchRunner:
         if self._closed:
             return
         if self._main is None:
-            self._main = asyncio.get_running_loop().create_task(self._run(), name="batches")
+            self._main = self.tasks.keep("batches", self._run)
         self._news.set()
 
     async def close(self) -> None:
@@ -138,8 +140,7 @@ class BatchRunner:
             batch = min(waiting, key=lambda one: busy[one.owner])
             waiting.remove(batch)
             job = self._jobs[batch.id] = Job(self, batch)
-            task = asyncio.get_running_loop().create_task(self._drive(job), name=batch.id)
-            self._tasks[batch.id] = task
+            self._tasks[batch.id] = self.tasks.errand("batch", self._drive(job))
 
     async def _drive(self, job: Job) -> None:
         batch = job.batch

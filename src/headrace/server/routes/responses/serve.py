@@ -97,7 +97,7 @@ class Responses:
         response = turn.builder.response
         reply = json_response({**response, "status": "queued"})
         await turn.save()
-        task = asyncio.create_task(turn.run())
+        task = self.service.tasks.errand("response", turn.run())
         self.running[response["id"]] = task
         self.turns[response["id"]] = turn
         # It goes on when its exchange has ended, and takes over the exchange's place in work: a
@@ -109,7 +109,9 @@ class Responses:
         }
 
         account: Account | None = work["headrace.account"]
-        removed = None if account is None else asyncio.create_task(account.removed.wait())
+        removed = None
+        if account is not None:
+            removed = self.service.tasks.errand("removed key", account.removed.wait())
         if removed is not None:
             removed.add_done_callback(lambda _: task.cancel())
 

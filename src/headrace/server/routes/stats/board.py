@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....base.request import StepStats
 from ....obs.sketch import quantiles
+from ....obs.tasks import TaskWatch
 
 if TYPE_CHECKING:
     from ....engine.face import ServingEngine
@@ -34,8 +35,13 @@ class Board:
     """Belongs to the event loop of its engine."""
 
     def __init__(
-        self, engine: ServingEngine, *, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: ServingEngine,
+        tasks: TaskWatch | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tasks`: of the service, which begin again what fails; None: watched by itself."""
         self.points: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.closed = False
         self._engine = engine
@@ -50,7 +56,7 @@ class Board:
         self._next: asyncio.Future[dict[str, Any]] = _future()
         self._unsubscribe = engine.subscribe(self._sums.add)
         self._snapshot()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = (tasks or TaskWatch()).keep("statistics", self._run)
 
     async def next(self) -> dict[str, Any]:
         """The next point. Raises `asyncio.CancelledError` where the board is closed."""

@@ -28,7 +28,7 @@ class Watchers:
         """Raises `Overloaded` while the model loads."""
         engine = self._service.engine
         if self._board is None or self._board.closed:
-            self._board = Board(engine)
+            self._board = Board(engine, self._service.tasks)
         self._board.asked()
         return self._board
 
