@@ -76,6 +76,11 @@ HINTS: list[dict[str, Any]] = [
     {"prediction": {"type": "content", "content": "x"}}, {"modalities": ["text"]},
     {"extra_body": {"foo": None}}, {"extra_body": {"temprature": None}}, {"temperature": None},
     {"top_logprobs": 0}, {"extra_body": {"cache_prompt": True}},
+    # LM Studio's, Ollama's, OpenRouter's and SGLang's, which editors send to any server.
+    {"extra_body": {"ttl": 300, "draft_model": "x", "keep_alive": "5m", "num_ctx": 4096}},
+    {"extra_body": {"usage": {"include": True}, "provider": {"order": []}, "transforms": []}},
+    {"extra_body": {"separate_reasoning": True, "timings_per_token": True}},
+    {"extra_body": {"enable_thinking": False}}, {"reasoning_effort": "max"},
     {"extra_body": {"guided_decoding_backend": "xgrammar"}},
     {"extra_body": {"spaces_between_special_tokens": False}},
     {"extra_body": {"documents": [{"text": "x"}]}}, {"extra_body": {"add_special_tokens": False}},

@@ -73,6 +73,10 @@ class Automaton:
                 return state, place + 1, found[state]
         return state, len(text), None
 
+    def passes(self, text: str) -> bool:
+        """Has this text, read from the start, no character with which a pattern begins?"""
+        return self._next[0].keys().isdisjoint(text)
+
     def held(self, state: int) -> int:
         """Characters at the end of the text that may be the beginning of a pattern."""
         return self._depth[state]

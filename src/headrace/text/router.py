@@ -163,6 +163,10 @@ class StreamRouter:
         events: list[Event],
     ) -> tuple[str, str, str] | None:
         """Passes text on up to a marker; returns the marker, the spaces before it, and the rest."""
+        idle = not (self._seek or self._held or self._drop_space)
+        if idle and text[-1] not in SPACES and automaton.passes(text):
+            events.append(kind(text))  # Nearly every token.
+            return None
         self._seek, read, found = automaton.scan(self._seek, text)
         window = self._held + text[:read]
         if self._drop_space:
@@ -268,6 +272,8 @@ def _add(events: list[Event], kind: type[ContentDelta] | type[ReasoningDelta], t
 
 def _merge(events: list[Event]) -> list[Event]:
     """Neighbouring deltas of one kind as one."""
+    if len(events) < 2:
+        return events
     merged: list[Event] = []
     for event in events:
         last = merged[-1] if merged else None

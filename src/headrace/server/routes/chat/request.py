@@ -84,6 +84,8 @@ class Chat:
             )
         final = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
+        if body.enable_thinking is not None:
+            variables.setdefault("enable_thinking", body.enable_thinking)
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
             if body.reasoning_effort == "none":

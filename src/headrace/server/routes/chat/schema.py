@@ -93,8 +93,8 @@ class ChatBody(FormFields):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="Given to the chat template."
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        Field(None, description="Given to the chat template.")
     )
     include_reasoning: bool | None = Field(None, description="false: drop the reasoning.")
     add_generation_prompt: bool | None = None
@@ -105,6 +105,19 @@ class ChatBody(FormFields):
         None, description="Further variables of the chat template."
     )
 
+    enable_thinking: bool | None = Field(
+        None, description="The template's variable of that name, as chat_template_kwargs sets it."
+    )
+    ttl: Any = inert("the one model stays for as long as the server runs")
+    keep_alive: Any = inert("the one model stays for as long as the server runs")
+    num_ctx: Any = inert("the context is a matter of the server's start")
+    draft_model: Any = inert("drafts do not change an answer")
+    usage: Any = inert("usage is always told whole")
+    provider: Any = inert("there is one place")
+    timings_per_token: Any = inert("a hint for llama.cpp's own page")
+    return_progress: Any = inert("a hint for llama.cpp's own page")
+    transforms: Any = unsupported([])
+    separate_reasoning: Any = unsupported(True)
     audio: Any = unsupported()
     modalities: Any = unsupported(["text"])
     prediction: Any = inert("a hint for speed: the answer is the same")
