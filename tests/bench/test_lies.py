@@ -231,3 +231,42 @@ def test_a_report_makes_its_folder(tmp_path: Path, form: str) -> None:
     )
     assert done.exit_code == 0, done.output
     assert list(itertools.islice(place.iterdir(), 1))
+
+
+LIES: list[tuple[str, dict[str, Any], dict[str, Any], set[str], bool]] = [
+    # what, server, options, findings that must be there, believed?
+    ("sound", {}, {}, set(), True),
+    ("twice the tokens claimed", {"claim": 2.0}, {}, {"claims_more"}, False),
+    ("half the tokens claimed", {"claim": 0.5}, {}, {"claims_less"}, False),
+    ("events twice", {"repeat": 2}, {}, {"claims_less"}, False),
+    ("dead from the start", {"error_rate": 1.0}, {}, {"no_success", "failed_server"}, False),
+    ("a third fails", {"error_rate": 0.33}, {}, {"failures", "failed_server"}, False),
+    ("cut in the middle", {"drop_rate": 1.0}, {}, {"no_success", "failed_connection"}, False),
+    ("stands still", {"stall_after": 2, "stall_seconds": 3.0}, {"stall": 0.5},
+     {"no_success", "failed_stalled"}, False),
+    ("pieces of four tokens", {"chunk": 4}, {}, set(), True),
+    ("CR line ends", {"line_end": "\r"}, {}, set(), True),
+    ("CRLF line ends", {"line_end": "\r\n"}, {}, set(), True),
+    ("no [DONE]", {"done": False}, {}, set(), True),
+    ("tool calls", {"calls": True}, {"endpoint": "chat", "ignore_eos": False}, set(), True),
+    ("no usage", {"no_usage": True}, {}, {"no_usage"}, True),
+]  # fmt: skip
+ACCUSATIONS = {
+    "claims_more", "claims_less", "claims_impossible", "failures", "no_success", "no_usage",
+    "failed_protocol", "failed_server", "failed_connection", "failed_stalled", "server_gone",
+}  # fmt: skip
+"""Findings that do not depend on how quick this machine is."""
+
+
+@pytest.mark.parametrize(("what", "server", "options", "told", "believed"), LIES)
+def test_the_table_of_lies(
+    what: str, server: dict[str, Any], options: dict[str, Any], told: set[str], *, believed: bool
+) -> None:
+    """Over HTTP, against a server with that fault: what is found, and nothing else is accused."""
+    with MockServer(Behaviour(ttft=0.005, itl=0.001, **server)) as mock:
+        values: dict[str, Any] = {"requests": 12, "input": "8", "output": "8", **options}
+        result = quick(mock, concurrency=4, **values).result
+    found = {finding["code"] for finding in result["findings"]}
+    assert found & ACCUSATIONS == told, what
+    invalid = {f["code"] for f in result["findings"] if f["severity"] == "invalid"}
+    assert bool(invalid & ACCUSATIONS) is not believed, what

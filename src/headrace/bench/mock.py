@@ -51,6 +51,14 @@ class Behaviour:
     """Embeddings of noughts."""
     template: int = 0
     """Tokens that a chat template puts around every prompt."""
+    repeat: int = 1
+    """Times that each event is sent."""
+    line_end: str = "\n"
+    """Of the events' lines: also CR alone or CR LF."""
+    calls: bool = False
+    """Answer with the arguments of a tool call instead of text."""
+    done: bool = True
+    """End streams with [DONE]."""
     seed: int = 0
 
 
@@ -183,6 +191,8 @@ class MockServer:
         prompt, cached = self._prompt(request)
         first = begin + behaviour.ttft + behaviour.ttft_per_token * (prompt - cached)
         chat = path.endswith("/chat/completions")
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        head = {"id": "mock", "object": kind, "created": 0, "model": "mock"}
         usage = {
             "prompt_tokens": prompt + behaviour.claim_prompt,
             "completion_tokens": round(tokens * behaviour.claim),
@@ -214,7 +224,12 @@ class MockServer:
                 await _until(first + shift + behaviour.itl * number)
             text = " tok" * min(behaviour.chunk, tokens - number)
             part = {"delta": {"content": text}} if chat else {"text": text}
-            _event(writer, {"choices": [{"index": 0, "finish_reason": None, **part}]})
+            if behaviour.calls and chat:
+                part = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
+            for _ in range(behaviour.repeat):
+                self._event(
+                    writer, {**head, "choices": [{"index": 0, "finish_reason": None, **part}]}
+                )
             if not behaviour.buffered:
                 await writer.drain()
             if writer.transport.is_closing():
@@ -222,13 +237,19 @@ class MockServer:
         if behaviour.buffered:
             await _until(first + behaviour.itl * (tokens - 1))
         end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-        _event(writer, {"choices": [{"index": 0, "finish_reason": "length", **end}]})
+        self._event(writer, {**head, "choices": [{"index": 0, "finish_reason": "length", **end}]})
         if not behaviour.no_usage:
-            _event(writer, {"choices": [], "usage": usage})
-        data = b"data: [DONE]\n\n"
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n0\r\n\r\n")
+            self._event(writer, {**head, "choices": [], "usage": usage})
+        if behaviour.done:
+            self._event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    def _event(self, writer: asyncio.StreamWriter, value: dict[str, Any] | str) -> None:
+        text = value if isinstance(value, str) else json.dumps(value)
+        data = f"data: {text}{self.behaviour.line_end * 2}".encode()
+        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     async def _vector(
         self, request: dict[str, Any], writer: asyncio.StreamWriter, begin: float
@@ -263,11 +284,6 @@ async def _until(when: float) -> None:
     delay = when - time.monotonic()
     if delay > 0:
         await asyncio.sleep(delay)
-
-
-def _event(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
-    data = b"data: " + json.dumps(value).encode() + b"\n\n"
-    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
 
 def _whole(writer: asyncio.StreamWriter, status: int, value: dict[str, Any]) -> None:
