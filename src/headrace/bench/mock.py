@@ -201,7 +201,7 @@ class MockServer:
         if not request.get("stream"):
             await _until(first + behaviour.itl * (tokens - 1))
             text = " tok" * tokens
-            part = {"message": {"content": text}} if chat else {"text": text}
+            part: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}
             _whole(
                 writer, 200,
                 {"choices": [{"index": 0, "finish_reason": "length", **part}], "usage": usage},
