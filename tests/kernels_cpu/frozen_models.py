@@ -11,7 +11,7 @@ from cpu_cases import random_blocks
 from headrace.base.arch import ModelArch, Moe, Rope
 from headrace.base.graph import WeightRef
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.cpu.program import CpuProgram, compile_program
+from headrace.kernels.cpu.program import CpuProgram, Variant, compile_program
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.program import CallByCall
 from headrace.kernels.weights import LoraWeight
@@ -88,8 +88,8 @@ def _programs(arch: ModelArch, source: WeightSource) -> Programs:
     plain = compile_program(ops, steps, LIMITS)
     return {
         "plain": plain,
-        "every": compile_program(ops, steps, LIMITS, plain, every_hidden=True),
-        "adapted": compile_program(ops, steps, LIMITS, plain, adapted=True),
+        "every": compile_program(ops, steps, LIMITS, plain, Variant(every=True)),
+        "adapted": compile_program(ops, steps, LIMITS, plain, Variant(adapted=True)),
     }
 
 

@@ -21,7 +21,7 @@ from headrace.base.graph import (
 )
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.cpu.program import CpuProgram, compile_program
+from headrace.kernels.cpu.program import CpuProgram, Variant, compile_program
 from headrace.kernels.cpu.records import HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.lora import add_lora
@@ -136,7 +136,7 @@ def test_same_bits_as_call_by_call(
 def test_what_is_fused(best: CpuOperators) -> None:
     net = Net(best, ("Q5_0", "Q8_0", "Q6_K"), False, False)
     steps = plain(best, net, make_cache(4))
-    program = compile_program(best, steps, StepLimits(8, 2, 64), every_hidden=True)
+    program = compile_program(best, steps, StepLimits(8, 2, 64), variant=Variant(every=True))
     assert isinstance(program, CpuProgram)
     layer = ["linear", "rope", "attention", "linear", "norm", "gate_up", "linear", "norm"]
     names = [name.split()[0] for name in program.names]

@@ -14,14 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from ..base.graph import (
-    ActivationSpec,
-    Graph,
-    Node,
-    NormSpec,
-    Value,
-    WeightRef,
-)
+from ..base.graph import ActivationSpec, Graph, Node, NormSpec, Value, WeightRef
 from .arrays import Array
 from .weights import Weight
 

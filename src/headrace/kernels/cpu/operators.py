@@ -15,22 +15,9 @@ import numpy as np
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import Array, address, floats_like, host, stride, tensor
 from ..backend import Shelf
-from ..operators import (
-    Dequantise,
-    KvLayer,
-    RopeTable,
-    StepBatch,
-    StepLimits,
-)
+from ..operators import Dequantise, KvLayer, RopeTable, StepBatch, StepLimits
 from ..program import CallByCall, Program
-from ..weights import (
-    BlockWeight,
-    DenseWeight,
-    PanelWeight,
-    StackedWeight,
-    Weight,
-    as_tensors,
-)
+from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight, as_tensors
 from . import emit
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix

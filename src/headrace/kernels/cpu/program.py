@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,30 +31,33 @@ class HasTeam(Operators, Protocol):
     team: Team
 
 
+class Variant(NamedTuple):
+    """Which records."""
+
+    every: bool = False
+    """Hidden states of all tokens, and not only of those that sample."""
+    adapted: bool = False
+    """Each product of one of the names in `CallByCall.additions` is followed by what the adapters
+    of `StepBatch.adapters` add to it."""
+
+
+PLAIN = Variant()
+
+
 def compile_program(
     operators: HasTeam,
     plain: CallByCall,
     limits: StepLimits,
     beside: CpuProgram | None = None,
-    *,
-    every_hidden: bool = False,
-    adapted: bool = False,
+    variant: Variant = PLAIN,
 ) -> CpuProgram | None:
-    """The records of the step of `plain`'s model, or None where there is no record of something
-    in it.
-
-    `adapted`: each product of one of the names in `plain.additions` is followed by what the
-    adapters of `StepBatch.adapters` add to it. The program may use the buffers of `beside`: then
-    the results of either are valid until the next call of either.
-    """
+    """The records of the step of `plain`'s model; None: something in it can neither be recorded
+    nor called. It may use the buffers of `beside`: then the results of either are valid until the
+    next call of either."""
     try:
-        return CpuProgram(operators, plain, limits, (every_hidden, adapted), beside)
+        return CpuProgram(operators, plain, limits, variant, beside)
     except Unrecordable:
         return None
-
-
-Variant = tuple[bool, bool]
-"""Which records: (every hidden state, adapters)."""
 
 
 class CpuProgram:
@@ -75,21 +78,17 @@ class CpuProgram:
         beside: CpuProgram | None,
     ) -> None:
         self._operators, self._plain, self._limits = operators, plain, limits
-        self._variant = variant
-        self._variants: dict[Variant, CpuProgram | None] = (
-            {} if beside is None else beside._variants
-        )
+        self._variants: dict[Variant, CpuProgram | None] = beside._variants if beside else {}
         """All of this step, made when they are first wanted; None: it cannot be recorded."""
         self._variants[variant] = self
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena)
-        every = variant[0] or not plain.model.generates
+        every = variant.every or not plain.model.generates
         graph = plain.model.variant("every" if every else "sampled")
         hidden, logits = graph.outputs["hidden"], graph.outputs.get("logits")
         self._sampled = hidden.rows == SAMPLED
         self._selects: bool = self._sampled if beside is None else beside._selects
-        additions = plain.additions if variant[1] else {}
-        weights = plain.model.weights
+        additions, weights = plain.additions if variant.adapted else {}, plain.model.weights
         lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
         self._emitted = lowering.run()
         self._cuts = lowering.cuts
@@ -145,17 +144,12 @@ class CpuProgram:
 
     def variant_of(self, batch: StepBatch, want: Want) -> CpuProgram | None:
         """The program of what this step wants; None where there is none."""
-        every = (
-            want.hidden == "every"
-            and self._selects
-            and len(batch.sample_rows) != len(batch.tokens)
-        )  # fmt: skip
-        variant = every, batch.adapters is not None
+        some = self._selects and len(batch.sample_rows) != len(batch.tokens)
+        variant = Variant(want.hidden == "every" and some, batch.adapters is not None)
         if variant not in self._variants:
             self._variants[variant] = compile_program(
-                self._operators, self._plain, self._limits, self,
-                every_hidden=every, adapted=variant[1],
-            )  # fmt: skip
+                self._operators, self._plain, self._limits, self, variant
+            )
         return self._variants[variant]
 
     def _fill(self, batch: StepBatch, want: Want) -> bool:

@@ -14,13 +14,7 @@ from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
-from ..operators import (
-    Dequantise,
-    KvLayer,
-    RopeTable,
-    StepBatch,
-    StepLimits,
-)
+from ..operators import Dequantise, KvLayer, RopeTable, StepBatch, StepLimits
 from ..program import LOGITS, CallByCall, Program
 from ..reference import ReferenceOperators, unpack_rows
 from ..weights import (

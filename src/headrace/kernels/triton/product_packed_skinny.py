@@ -41,16 +41,7 @@ from .gated import activate
 from .packed import BYTES
 from .split import count_splits, join_parts
 from .support import INTERPRETED, matrix_product
-from .unpack import (
-    BF16,
-    FP16,
-    NONE,
-    added,
-    fill,
-    halves,
-    unpack,
-    unpack_step,
-)
+from .unpack import BF16, FP16, NONE, added, fill, halves, unpack, unpack_step
 
 MAGIC = {torch.bfloat16: BF16, torch.float16: FP16, torch.float32: NONE}
 
