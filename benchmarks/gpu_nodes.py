@@ -33,7 +33,8 @@ CASES = (
 BATCHES = (1, 8, 32)
 VIEWS = {
     "empty", "empty_like", "empty_strided", "new_empty", "view", "_unsafe_view", "reshape", "t",
-    "transpose", "slice", "select", "as_strided", "detach", "unsqueeze", "expand", "alias",
+    "view_as", "transpose", "slice", "select", "as_strided", "detach", "unsqueeze", "expand",
+    "alias",
 }  # fmt: skip
 """Operators of torch that launch nothing."""
 MADE_OF_OTHERS = {"linear", "matmul"}
