@@ -42,7 +42,9 @@ class FakeTokenizer:
     special_ids: frozenset[int] = frozenset()
     vocabulary = SimpleNamespace(added={}, special_ids=special_ids)
 
-    def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = True, add_bos: bool = False, most: int | None = None
+    ) -> list[int]:
         return list(text.encode())
 
     def fewest(self, text: str) -> int:

@@ -56,3 +56,23 @@ async def test_one_text_of_megabytes_at_a_time() -> None:
     long = "x" * (LONG_CHARACTERS + 1)
     await asyncio.gather(*(served.encode(long, raw=True, must_fit=False) for _ in range(4)))
     assert (tokenizer.done, tokenizer.most) == (4, 1)
+
+
+async def test_a_long_text_is_encoded_as_far_as_it_may_fit() -> None:
+    asked: list[int | None] = []
+
+    class Cutting(FakeTokenizer):
+        def fewest(self, text: str) -> int:
+            return 0
+
+        def encode(self, text: str, *, most: int | None = None, **how: Any) -> list[int]:
+            asked.append(most)
+            return [0] * 65
+
+    engine = FakeEngine()
+    engine.tokenizer, engine.max_context = Cutting(), 64
+    served = Service(ServerOptions(), engine)
+    with pytest.raises(ContextOverflow, match="more than 64 tokens"):
+        await served.encode("x" * 10_000, raw=True)
+    assert len(await served.encode("x" * 10_000, raw=True, must_fit=False)) == 65
+    assert asked == [64, None]

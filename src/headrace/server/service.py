@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that they do not hold up the streams."""
 LONG_CHARACTERS = 2**20
-"""Longer ones wait for each other: a hostile one takes seconds, and a gigabyte, while it lasts."""
+"""Longer ones wait for each other: one that cannot be cut into segments (a word of megabytes) takes
+seconds, and a gigabyte, while it lasts."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client that met a draining server should ask (another one) again."""
 
@@ -250,10 +251,18 @@ class Service:
         if len(text) <= INLINE_CHARACTERS and not beside:
             ids: list[int] = encode(text, add_bos=raw)
             return ids
+        work = partial(encode, text, add_bos=raw, most=most if must_fit else None)
         if len(text) <= LONG_CHARACTERS:
-            return await self.hands.run(encode, text, add_bos=raw)
-        async with self._long_text:
-            return await self.hands.run(encode, text, add_bos=raw)
+            ids = await self.hands.run(work)
+        else:
+            async with self._long_text:
+                ids = await self.hands.run(work)
+        if must_fit and len(ids) > most:
+            raise ContextOverflow(
+                f"the prompt has more than {most} tokens, which is what fits in the context",
+                param="prompt",
+            )
+        return ids
 
 
 def of(request: Request) -> Service:

@@ -33,7 +33,8 @@ class LibraryEncoder:
 
     def encode_with_specials(self, text: str, *, special: bool) -> list[int]:
         library = self._library if special else self._without_specials()
-        return list(library.encode(text, add_special_tokens=False).ids)
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _without_specials(self) -> LibraryTokenizer:
         """A second object: whether special tokens are text is a state of the library's object,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,6 +12,7 @@ from headrace.base.errors import InvalidRequest, TooLarge
 
 from .detokenizer import IncrementalDetokenizer
 from .pieces import PIECE_READERS, SPACE, PieceKind, sentencepiece_piece
+from .segments import SEGMENT, may_be_cut, segments
 from .specials import SpecialSplitter
 
 MAX_CHARACTERS = 8 * 2**20
@@ -120,12 +122,15 @@ class Tokenizer:
         tokens = self.vocabulary.tokens
         return tokens[token_id] if 0 <= token_id < len(tokens) else None
 
-    def encode(self, text: str, *, special: bool = True, add_bos: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, special: bool = True, add_bos: bool = False, most: int | None = None
+    ) -> list[int]:
         """Ids of a text.
 
         `special`: are control tokens written out in the text taken as such (as in a rendered
         template), or as plain text? `add_bos`: put the model's prefix before it (none where the
-        model wants none). Raises `InvalidRequest` for text that is no Unicode (a lone surrogate)
+        model wants none). `most`: of a long text that has more ids, some more than these are
+        enough. Raises `InvalidRequest` for text that is no Unicode (a lone surrogate)
         and `TooLarge` above `MAX_CHARACTERS`.
         """
         if not isinstance(text, str):
@@ -144,8 +149,33 @@ class Tokenizer:
                 f"the text is not valid Unicode: a lone surrogate at character {error.start}",
                 param="prompt",
             ) from None
-        ids = self._encode(text, special=special)
+        if len(text) > 2 * SEGMENT and self._in_segments:
+            ids = self._encode_long(text, special=special, most=most)
+        else:
+            ids = self._encode(text, special=special)
         return [*self.vocabulary.prefix_ids, *ids] if add_bos else ids
+
+    def _encode_long(self, text: str, *, special: bool, most: int | None) -> list[int]:
+        """The same, segment by segment, with one object for all places of an id."""
+        ids: list[int] = []
+        shared = self._shared
+        for segment in segments(text):
+            ids += [shared[index] for index in self._encode(segment, special=special)]
+            if most is not None and len(ids) > most:
+                break
+        return ids
+
+    @functools.cached_property
+    def _in_segments(self) -> bool:
+        return may_be_cut(
+            lambda text: self._encode(text, special=True),
+            self.vocabulary.tokens,
+            self.vocabulary.added,
+        )
+
+    @functools.cached_property
+    def _shared(self) -> list[int]:
+        return list(range(self.vocab_size))
 
     def fewest(self, text: str) -> int:
         """How many ids a text has at least, without encoding it: one hostile word of megabytes

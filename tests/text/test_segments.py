@@ -1,0 +1,124 @@
+"""Long texts in segments: the same tokens, less memory, no more of them than are asked for."""
+
+from __future__ import annotations
+
+import tracemalloc
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocabularies import byte_level_metadata, sentencepiece_metadata
+
+from headrace.text import Tokenizer, load_tokenizer
+from headrace.text import tokenizer as tokenizer_module
+from headrace.text.segments import may_be_cut, segments
+
+PROSE = (
+    "the world in water on a line, then hello there. \n  Done? <tag> don't  we and <|end|> so on "
+)
+TEXTS = st.lists(
+    st.sampled_from([" ", "  ", "\n", "a", "the", " world", "'ll", "1", "ü", "日本", "<tag>",
+                     "<|end|>", "ello", ".", "\u0301", "👍"]), min_size=20, max_size=200,
+).map("".join)  # fmt: skip
+
+
+@pytest.fixture(params=["byte_level", "sentencepiece", "spaced_sentencepiece"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    found: Tokenizer = request.getfixturevalue(request.param)
+    return found
+
+
+@settings(max_examples=60)
+@given(text=TEXTS, size=st.integers(1, 40))
+def test_segments_are_the_text(text: str, size: int) -> None:
+    parts = list(segments(text, size))
+    assert "".join(parts) == text
+    assert all(len(part) >= size for part in parts[:-1])
+
+
+@settings(max_examples=100)
+@given(text=TEXTS, size=st.integers(1, 40))
+def test_segments_have_the_tokens_of_the_whole(text: str, size: int) -> None:
+    for tokenizer in _tokenizers():
+        assert tokenizer._in_segments
+        parts = [tokenizer._encode(part, special=True) for part in segments(text, size)]
+        assert list(chain.from_iterable(parts)) == tokenizer.encode(text)
+
+
+@cache
+def _tokenizers() -> list[Tokenizer]:
+    unspaced = sentencepiece_metadata(**{"tokenizer.ggml.add_space_prefix": False})
+    return [load_tokenizer(byte_level_metadata()), load_tokenizer(unspaced)]
+
+
+def test_who_may_be_cut(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, spaced_sentencepiece: Tokenizer
+) -> None:
+    assert byte_level._in_segments
+    assert sentencepiece._in_segments
+    # It puts a space before each text, and would before each segment.
+    assert not spaced_sentencepiece._in_segments
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added"),
+    [(["d w"], []), (["d\u2581"], []), (["d\u0120w"], []), ([], ["the"])],
+    ids=["space", "sentencepiece", "bytes", "an added token that may take the next space"],
+)  # fmt: skip
+def test_what_crosses_a_cut_forbids_it(tokens: list[str], added: list[str]) -> None:
+    assert may_be_cut(lambda text: list(text.encode()), ["a", "\u0120b", "<|x|>"], ["<|x|>"])
+    assert not may_be_cut(lambda text: list(text.encode()), tokens, added)
+
+
+def test_a_long_text_is_encoded_in_segments(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PROSE * 800
+    whole = tokenizer._encode(text, special=True)
+    sizes: list[int] = []
+    encode = tokenizer._encode
+
+    def seen(text: str, **how: Any) -> list[int]:
+        sizes.append(len(text))
+        return encode(text, **how)
+
+    monkeypatch.setattr(tokenizer, "_encode", seen)
+    assert tokenizer.encode(text) == whole
+    if tokenizer._in_segments:
+        assert max(sizes) < tokenizer_module.SEGMENT + 100
+        assert sum(sizes) == len(text)
+    sizes.clear()
+    some = tokenizer.encode(text, most=100)
+    assert some == whole[: len(some)]
+    assert len(some) > 100
+    if tokenizer._in_segments:
+        assert len(sizes) == 1
+
+
+def test_a_long_text_costs_little_memory(byte_level: Tokenizer) -> None:
+    text = PROSE * 10_000
+    byte_level.encode(PROSE * 1000)  # What is made once.
+    tracemalloc.start()
+    ids = byte_level.encode(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 12 * len(ids)  # A place in a list; an id of its own would be 36.
+
+
+def test_a_tokenizer_json_too(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Library(models.BPE({letter: place for place, letter in enumerate(alphabet)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer._in_segments
+    text = PROSE * 800
+    assert tokenizer.encode(text) == tokenizer._encode(text, special=True)
