@@ -13,6 +13,7 @@ from ..base.errors import Overloaded, TooLarge
 from ..base.weight import LIGHT, Weight, weigh
 from .caller import BODY_SIZE, CALLER
 from .errors import UnsupportedMediaType, from_validation
+from .ids import take_ids
 
 if TYPE_CHECKING:
     from .hands import Hands
@@ -104,7 +105,19 @@ async def read_json(request: Request, limit: int) -> bytearray:
 
 
 def parse(body: bytes | bytearray, model: type[Model]) -> Model:
-    """Raises `InvalidRequest` with the path of the first wrong field."""
+    """Raises `InvalidRequest` with the path of the first wrong field. Of a body that is not light
+    the ids of its `IDS` come as arrays."""
+    name: str | None = getattr(model, "IDS", None)
+    taken = take_ids(body, name) if name is not None and len(body) > LIGHT else None
+    if taken is None or name is None:
+        return _parsed(body, model)
+    rest, ids = taken
+    made = _parsed(rest, model)
+    setattr(made, name, ids)
+    return made
+
+
+def _parsed(body: bytes | bytearray, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 
 class Many:
@@ -30,6 +31,8 @@ encode = _encoder.encode
 
 TURN = 0.004
 """Seconds of writing one large value, after which whatever else waits gets its turn."""
+PART = 128 * 1024
+"""Bytes of a part of a body."""
 BATCH = 32
 """Items of a list that are written at once."""
 
@@ -55,21 +58,42 @@ def json_response(
     )
 
 
-async def written(value: Any) -> bytes:
-    """As `encode`, for what may be large: others get their turn while it is written."""
-    out = bytearray()
+async def written(value: Any) -> list[bytes]:
+    """As `encode`, in parts, for what may be large: others get their turn while it is written."""
+    parts: list[bytes] = []
+    part = bytearray()
     begun = time.monotonic()
     for piece in _pieces(value, lists=2):
-        out += piece
+        part += piece
+        if len(part) > PART:
+            parts.append(bytes(part))
+            part.clear()
         if time.monotonic() - begun > TURN:
             await asyncio.sleep(0)
             begun = time.monotonic()
-    return bytes(out)
+    return [*parts, bytes(part)]
+
+
+class _Parts(Response):
+    """A body that is sent part by part: one of megabytes is copied for a while."""
+
+    def __init__(self, parts: list[bytes]) -> None:
+        super().__init__(media_type="application/json")
+        self.headers["content-length"] = str(sum(map(len, parts)))
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        for place, part in enumerate(self._parts, start=1):
+            more = place < len(self._parts)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+            await asyncio.sleep(0)
 
 
 async def large_response(value: Any) -> Response:
     """As `json_response`, for what may be large, or holds `Many`."""
-    return Response(await written(value), media_type="application/json")
+    return _Parts(await written(value))
 
 
 class Large:
@@ -81,7 +105,7 @@ class Large:
         self._value, self._behind = value, behind
 
     async def written(self) -> bytes:
-        return b"data: " + await written(self._value) + b"\n\n" + self._behind
+        return b"".join([b"data: ", *await written(self._value), b"\n\n", self._behind])
 
 
 def _pieces(value: Any, lists: int) -> Iterator[bytes]:

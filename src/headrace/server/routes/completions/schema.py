@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
+from typing import Any, ClassVar, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -12,6 +12,7 @@ from .frontend import FrontendFields
 
 
 class CompletionBody(FrontendFields):
+    IDS: ClassVar = "prompt"
     prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
         description="Text, token ids, or a list of either."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ class Completion:
                         param="prompt",
                     )
                 check_ids(self.service, item, "prompt")
-                self.prompts.append(ids)
+                self.prompts.append(list(ids))
             if self.echo:
                 cut = self.prompts[-1]
                 self.texts.append(await self.service.hands.run(decode, cut, skip_special=False))
@@ -307,4 +308,4 @@ def _events(work: Completion, streams: list[OutputStream]) -> Frames:
 
 
 def _is_ids(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and isinstance(given[0], int)
+    return isinstance(given, list | array) and bool(given) and isinstance(given[0], int)

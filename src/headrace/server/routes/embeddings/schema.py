@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -38,6 +38,7 @@ class VectorFields(Body):
 
 
 class EmbeddingBody(VectorFields):
+    IDS: ClassVar = "input"
     input: str | list[str] | list[Integer] | list[list[Integer]] = Field(
         description="Text, token ids, or a list of either. Ids are taken as they are."
     )

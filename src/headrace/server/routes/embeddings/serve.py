@@ -103,7 +103,7 @@ def _ids(service: Service, item: str | list[int], limit: int | None, where: str)
         ids: list[int] = service.engine.tokenizer.encode_whole(item, limit=limit)
         return ids
     check_ids(service, item, where)
-    return item[:limit]
+    return list(item[:limit])
 
 
 def shortened(vector: list[float], size: int | None) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -27,6 +27,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
+    IDS: ClassVar = "tokens"
     tokens: list[Integer]
 
 
