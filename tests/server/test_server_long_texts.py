@@ -75,4 +75,5 @@ async def test_a_long_text_is_encoded_as_far_as_it_may_fit() -> None:
     with pytest.raises(ContextOverflow, match="more than 64 tokens"):
         await served.encode("x" * 10_000, raw=True)
     assert len(await served.encode("x" * 10_000, raw=True, must_fit=False)) == 65
-    assert asked == [64, None]
+    assert len(await served.encode("x" * 10_000, raw=True, counts=True)) == 65
+    assert asked == [64, None, None]

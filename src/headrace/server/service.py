@@ -236,7 +236,7 @@ class Service:
         (`text.foreign`).
 
         `must_fit`: raises `ContextOverflow` at once for a text that cannot fit, however it is
-        encoded.
+        encoded; and as soon as it has too many ids, unless it only `counts` them.
         """
         tokenizer, most = self.engine.tokenizer, self.engine.max_context
         encode: Callable[..., list[int]] = tokenizer.encode
@@ -251,13 +251,14 @@ class Service:
         if len(text) <= INLINE_CHARACTERS and not beside:
             ids: list[int] = encode(text, add_bos=raw)
             return ids
-        work = partial(encode, text, add_bos=raw, most=most if must_fit else None)
+        bounded = must_fit and not counts
+        work = partial(encode, text, add_bos=raw, most=most if bounded else None)
         if len(text) <= LONG_CHARACTERS:
             ids = await self.hands.run(work)
         else:
             async with self._long_text:
                 ids = await self.hands.run(work)
-        if must_fit and len(ids) > most:
+        if bounded and len(ids) > most:
             raise ContextOverflow(
                 f"the prompt has more than {most} tokens, which is what fits in the context",
                 param="prompt",

@@ -70,8 +70,9 @@ class Chat:
             vocab_size=self.service.vocab_size,
         )
 
-    async def tokenise(self) -> None:
-        """Render the messages and fill `prompt`."""
+    async def tokenise(self, *, counts: bool = False) -> None:
+        """Render the messages and fill `prompt`; `counts`: it is not to be answered, so it need
+        not fit."""
         body = self.body
         self.service.check_generates()
         template = self.service.engine.template
@@ -122,6 +123,7 @@ class Chat:
             raw=bool(body.add_special_tokens),
             cut=CUT in self.text,
             must_fit=body.truncate_prompt_tokens is None,
+            counts=counts,
         )
         limit = body.max_completion_tokens or body.max_tokens
         self.prompt = body.cut(self.prompt, self.service.engine.max_context - (limit or 1))

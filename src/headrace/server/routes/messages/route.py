@@ -32,5 +32,5 @@ async def count_tokens(request: Request) -> Response:
     service, body = await entered(request, CountBody)
     service.check_model(body.model)
     chat = Chat(service, await service.hands.beside(to_chat, body), "")
-    await chat.tokenise()
+    await chat.tokenise(counts=True)
     return json_response({"input_tokens": len(chat.prompt)})

@@ -149,7 +149,7 @@ class Responses:
         past = await self.history(body.previous_response_id, owner)
         items = await self.service.hands.beside(items_of, body)
         chat = Chat(self.service, await self._to_chat(body, [*past, *items]), "")
-        await chat.tokenise()
+        await chat.tokenise(counts=True)
         return len(chat.prompt)
 
     async def cancel(self, response_id: str, owner: str) -> dict[str, Any]:

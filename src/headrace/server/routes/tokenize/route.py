@@ -49,7 +49,7 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
         exclude={"prompt", "add_special_tokens", "return_token_strs"},
     )  # fmt: skip
     chat = Chat(service, await service.hands.beside(converted, given, ChatBody), "")
-    await chat.tokenise()
+    await chat.tokenise(counts=True)
     return chat.prompt
 
 
