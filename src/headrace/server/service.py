@@ -230,6 +230,7 @@ class Service:
         must_fit: bool = True,
         counts: bool = False,
         beside: bool = False,
+        cut: bool = False,
     ) -> list[int]:
         """Token ids. `raw`: no template made the text, so the model's prefix goes before it.
         `beside`: also a short one is done off the loop, being one of many. `cut`: it has cuts

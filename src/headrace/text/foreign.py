@@ -27,7 +27,7 @@ model's (assistant) are its own words, which templates look into."""
 
 
 class Encoder(Protocol):
-    def encode(self, text: str, *, add_bos: bool = False) -> list[int]: ...
+    def encode(self, text: str, *, add_bos: bool = False, most: int | None = None) -> list[int]: ...
 
 
 class Foreign:
@@ -78,10 +78,14 @@ class Foreign:
         return "".join(parts) if cuts else text
 
 
-def encode_between(tokenizer: Encoder, text: str, *, add_bos: bool = False) -> list[int]:
-    """Ids of a rendered text, encoded between its cuts."""
+def encode_between(
+    tokenizer: Encoder, text: str, *, add_bos: bool = False, most: int | None = None
+) -> list[int]:
+    """Ids of a rendered text, encoded between its cuts. `most`: as `Tokenizer.encode` has it."""
     first, *others = text.split(CUT)
-    ids = tokenizer.encode(first, add_bos=add_bos)
+    ids = tokenizer.encode(first, add_bos=add_bos, most=most)
     for part in others:
-        ids += tokenizer.encode(part)
+        if most is not None and len(ids) > most:
+            break
+        ids += tokenizer.encode(part, most=most)
     return ids
