@@ -1,0 +1,53 @@
+"""What is shipped: every dependency locked within its bounds, by hashes, with a licence that is
+listed. `.ci/locked` installs it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent.parent
+LOCK = (ROOT / "deploy" / "requirements.lock").read_text()
+
+
+def locked() -> dict[str, list[tuple[str, str]]]:
+    """Name → (version, the entry) of each of its entries; by marker there may be several."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for entry in re.split(r"\n(?=\S)", LOCK.strip()):
+        match = re.match(r"([\w.-]+)==(\S+)", entry)
+        assert match, entry
+        name = canonicalize_name(match.group(1))
+        found.setdefault(name, []).append((match.group(2), entry))
+    return found
+
+
+def test_every_dependency_is_locked_within_its_bounds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entries = locked()
+    for requirement in map(Requirement, project["dependencies"]):
+        for version, _ in entries[canonicalize_name(requirement.name)]:
+            assert version in requirement.specifier, f"{requirement} is locked at {version}"
+
+
+def test_every_locked_package_has_hashes() -> None:
+    for name, entries in locked().items():
+        for _, entry in entries:
+            assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), name
+
+
+def test_the_licence_of_every_locked_package_is_listed() -> None:
+    table = (ROOT / "docs" / "dependencies.md").read_text()
+    listed = {canonicalize_name(name) for name in re.findall(r"^\| ([\w.-]+) \| \d", table, re.M)}
+    assert not set(locked()) - listed
+
+
+def test_the_image_takes_runtime_packages_by_their_hashes_alone() -> None:
+    text = (ROOT / "deploy" / "Dockerfile").read_text()
+    installs = re.findall(r"pip install .*", text.rpartition("\nFROM ")[2])
+    assert len(installs) == 2
+    assert "--require-hashes -r /tmp/requirements.lock" in installs[0]
+    assert "--no-deps --no-index" in installs[1]
