@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -48,6 +49,7 @@ async def whole(chat: Chat, stream: OutputStream) -> Response:
         logprobs = _logprobs(chat, delta)
         if logprobs is not None:
             parts.logprobs += logprobs["content"]
+            await asyncio.sleep(0)  # All choices may come at once.
         if delta.prompt_logprobs and chat.body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_logprobs(
                 chat.service.engine.tokenizer, chat.prompt, delta.prompt_logprobs

@@ -263,6 +263,8 @@ async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
             state = states[prompt, delta.index] = ChoiceState(work, prompt, delta.index)
             parts[state.index] = []
         parts[state.index].append(state.fields(delta))
+        if work.body.logprobs is not None:
+            await asyncio.sleep(0)  # All choices may come at once.
     reply = work.reply([_joined(parts[index]) for index in sorted(parts)])
     reply["usage"] = work.usage.as_openai()
     if work.large or work.body.logprobs is not None:
