@@ -5,14 +5,17 @@ Run: `python benchmarks/paired.py --against PYTHON [--rounds 5] [--only decode] 
 PYTHON is that of another installation, of an earlier commit say. Each side is a process of its own
 that holds the model and waits; in each round one after the other does the same work, and the ratio
 of the two is taken round by round (this over that: above 1 is faster, and of memory and start below
-1 is less). `start` begins a fresh process for each sample, from its first instruction to the first
-token, with files that are warm.
+1 is less). The median of the ratios is given with an interval that holds the true one 95 times of
+100 (order statistics of the rounds, no assumption on their distribution): pieces of work are short
+and rounds many, since the clock of a shared machine moves by the minute. `start` begins a fresh
+process for each sample, from its first instruction to the first token, with files that are warm.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -83,8 +86,20 @@ def prompts(count: int, length: int, round_: int) -> list[list[int]]:
     ]
 
 
+def interval(ordered: list[float]) -> tuple[float, float]:
+    """Around the median, at 95 %; of few samples all of them."""
+    count, chance, place = len(ordered), 0.0, 0
+    while place < count // 2:
+        chance += math.comb(count, place) / 2**count
+        if chance > 0.025:
+            break
+        place += 1
+    place = max(0, place - 1)
+    return ordered[place], ordered[-1 - place]
+
+
 WORK = {
-    "decode": (1, 8, 128),
+    "decode": (1, 8, 8),
     "prefill_512": (1, 512, 1),
     "prefill_2048": (1, 2048, 1),
     "concurrent_32": (32, 32, 48),
@@ -105,12 +120,16 @@ def main() -> None:
 
     def say(name: str, samples: list[list[float]], *, faster: bool) -> None:
         ratios = [there / here if faster else here / there for here, there in samples]
+        low, high = interval(sorted(ratios))
         found[name] = {
+            "rounds": len(ratios),
             "seconds": [statistics.median(one) for one in zip(*samples, strict=True)],
-            "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
+            "ratio": statistics.median(ratios), "interval": [low, high],
+            "least": min(ratios), "most": max(ratios),
         }  # fmt: skip
         print(
-            f"{name}: x{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+            f"{name}: x{statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}, 95 %; "
+            f"{len(ratios)} rounds of {min(ratios):.3f} to {max(ratios):.3f})",
             flush=True,
         )
 
