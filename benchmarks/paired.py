@@ -102,7 +102,7 @@ WORK = {
     "decode": (1, 8, 8),
     "prefill_512": (1, 512, 1),
     "prefill_2048": (1, 2048, 1),
-    "concurrent_32": (32, 32, 48),
+    "concurrent_32": (32, 32, 16),
 }
 """Name → (prompts, tokens of each, tokens of each answer)."""
 
