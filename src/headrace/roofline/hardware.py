@@ -117,7 +117,7 @@ _DATASHEETS = {
         "B300", {"float32": 75e12, "bfloat16": 2250e12, "float16": 2250e12, "fp8": 4500e12,
                  "int8": 150e12, "fp4": 13_125e12},
         8.0e12, 288 * GB, 126 * 2**20, 10e12, 900e9, fabric_bandwidth=100e9, tile_rows=128,
-        source="NVIDIA DGX B300 datasheet / 8",
+        source="NVIDIA DGX B300 / 8, figures second-hand",
     ),
     # NVIDIA GB200 NVL72 datasheet / 72, dense: 720 PFLOPS FP4, 360 FP8, 180 BF16, 13.4 TB,
     # 576 TB/s; one NVLink domain of 72.
@@ -125,7 +125,7 @@ _DATASHEETS = {
         "GB200", {"float32": 80e12, "bfloat16": 2500e12, "float16": 2500e12, "fp8": 5000e12,
                   "int8": 5000e12, "fp4": 10_000e12},
         8.0e12, 186 * GB, 126 * 2**20, 10e12, 900e9, node_devices=72, fabric_bandwidth=50e9,
-        tile_rows=128, source="NVIDIA GB200 NVL72 datasheet / 72",
+        tile_rows=128, source="NVIDIA GB200 NVL72 / 72, figures second-hand",
     ),
     # NVIDIA GB300 NVL72 datasheet / 72, dense: 1,080 PFLOPS FP4, 360 FP8, 180 BF16, 12 POPS int8,
     # 20 TB, 576 TB/s.
@@ -133,14 +133,14 @@ _DATASHEETS = {
         "GB300", {"float32": 80e12, "bfloat16": 2500e12, "float16": 2500e12, "fp8": 5000e12,
                   "int8": 165e12, "fp4": 15_000e12},
         8.0e12, 279 * GB, 126 * 2**20, 10e12, 900e9, node_devices=72, fabric_bandwidth=100e9,
-        tile_rows=128, source="NVIDIA GB300 NVL72 datasheet / 72",
+        tile_rows=128, source="NVIDIA GB300 NVL72 / 72, figures second-hand",
     ),
     # NVIDIA H20 data sheet as its resellers print it: Hopper with fewer units, all of its NVLink.
     "H20": Hardware(
         "H20", {"float32": 44e12, "bfloat16": 148e12, "float16": 148e12, "fp8": 296e12,
                 "int8": 296e12},
         4.0e12, 96 * GB, 60 * 2**20, 7e12, 450e9, fabric_bandwidth=50e9, tile_rows=64,
-        source="NVIDIA H20 datasheet",
+        source="NVIDIA H20, figures second-hand",
     ),
     # AMD Instinct MI300X data sheet, dense; 256 MB Infinity Cache at 17 TB/s; seven links of
     # 64 GB/s in one direction.
@@ -148,21 +148,21 @@ _DATASHEETS = {
         "MI300X", {"float32": 163.4e12, "bfloat16": 1307.4e12, "float16": 1307.4e12,
                    "fp8": 2614.9e12, "int8": 2614.9e12},
         5.3e12, 192 * GB, 256 * 2**20, 17e12, 448e9, fabric_bandwidth=50e9, tile_rows=64,
-        kind="rocm", source="AMD Instinct MI300X data sheet",
+        kind="rocm", source="AMD Instinct MI300X, not checked against the data sheet",
     ),
     # AMD Instinct MI355X data sheet, dense; seven links of 76.8 GB/s in one direction.
     "MI355X": Hardware(
         "MI355X", {"float32": 157.3e12, "bfloat16": 2516.6e12, "float16": 2516.6e12,
                    "fp8": 5033.2e12, "int8": 5033.2e12, "fp4": 10_066.3e12},
         8.0e12, 288 * GB, 256 * 2**20, 17e12, 537.6e9, fabric_bandwidth=50e9, tile_rows=64,
-        kind="rocm", source="AMD Instinct MI355X data sheet",
+        kind="rocm", source="AMD Instinct MI355X, not checked against the data sheet",
     ),
     # NVIDIA L4 datasheet, sparsity halved out; PCIe 4.0 x16.
     "L4": Hardware(
         "L4", {"float32": 30.3e12, "bfloat16": 121e12, "float16": 121e12, "fp8": 242.5e12,
                "int8": 242.5e12},
         0.3e12, 24 * GB, 48 * 2**20, 2e12, 32e9, 15e-6, tile_rows=64,
-        source="NVIDIA L4 datasheet",
+        source="NVIDIA L4, not checked against the datasheet",
     ),
     # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.
     "L40S": Hardware(
@@ -198,7 +198,7 @@ _DATASHEETS = {
     "ORIN": Hardware(
         "ORIN", {"float32": 5.3e12, "bfloat16": 42.5e12, "float16": 42.5e12, "int8": 85e12},
         0.2048e12, 64 * GB, 4 * 2**20, 1e12, tile_rows=64,
-        source="NVIDIA Jetson AGX Orin 64 GB datasheet; bf16 derived from int8",
+        source="Jetson AGX Orin 64 GB, not checked against the datasheet; bf16 from int8",
     ),
 }  # fmt: skip
 DEVICES = {
