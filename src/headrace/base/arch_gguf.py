@@ -27,7 +27,7 @@ GGUF_ARCHITECTURES = {
 ROPE_FACTORS = "rope_freqs.weight"
 _MAX_CONTEXT = 2**27
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 8192}
-"""Of every Llama 3.1, 3.2 and 3.3; only `factor` differs (8 or 32)."""
+"""The parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32)."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,), "attention.clamp_kqv": (0.0,), "attention.max_alibi_bias": (0.0,),

@@ -37,7 +37,7 @@ from .errors import EngineFault
 Role = Literal["embed", "linear", "logits", "moe", "vector"]
 """What a weight is handed to: the form that a backend prepares it in."""
 Dtype = Literal["act", "f32", "i32"]
-"""Of a value: the model's own, fp32 (logits), int32 (indices)."""
+"""A value's type: the model's own, fp32 (logits), int32 (indices)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class WeightRef:
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
-    """Of each tensor."""
+    """Outputs of each tensor."""
     width: int
     """Columns; 0: these are vectors."""
     role: Role
@@ -144,7 +144,7 @@ class AttentionSpec:
     """Positions that a query sees, itself included; None: all before it."""
     softcap: float | None = None
     eps: float = 0.0
-    """Of the norms on the heads of q and k, where `write` has their gains."""
+    """Epsilon of the norms on the heads of q and k, where `write` has their gains."""
     norm_offset: float = 0.0
     bidirectional: bool = False
     """Every token sees its whole entry, nothing is cached: no `write`, and `attend` reads qkv."""

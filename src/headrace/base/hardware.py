@@ -19,7 +19,7 @@ _UNLIMITED = 2**60
 class CpuFacts:
     name: str
     flags: frozenset[str]
-    """As Linux names them: avx2, avx512f, avx512_vnni, amx_int8 …"""
+    """Instruction sets by Linux's names: avx2, avx512f, avx512_vnni, amx_int8 …"""
     cores: int
     """Usable by this process: the least of the affinity mask and the container's quota."""
     physical_cores: int

@@ -14,7 +14,7 @@ class ModelFiles:
     """Made by `loader.open_model`; holds no tensor and imports no torch."""
 
     name: str
-    """As the user named it: catalog name, folder, file or hub id."""
+    """The user's name for it: catalog name, folder, file or hub id."""
     format: str
     """"safetensors" or "gguf"."""
     path: Path

@@ -87,7 +87,7 @@ class StepStats:
     flops: float = 0.0
     bytes: float = 0.0
     launch_seconds: float = 0.0
-    """Of `predicted_seconds`: what beginning and ending its operators takes."""
+    """The part of `predicted_seconds` in which operators begin and end."""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class EmbeddingOutput:
     request_id: str
     prompt_token_ids: list[int]
     vector: list[float]
-    """As `ModelFiles.pooling` says; of a model that scores pairs: its one logit."""
+    """Pooled as `ModelFiles.pooling` says; the one logit of a model that scores pairs."""
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class ScoreOutput:
 
     prompt_tokens: int
     score: float
-    """Of a model that scores pairs: the sigmoid of its logit, 0 to 1. Of one that embeds: the
+    """The sigmoid of the logit, 0 to 1, where the model scores pairs; where it embeds, the
     cosine of the two vectors, -1 to 1."""
 
 

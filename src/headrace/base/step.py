@@ -30,7 +30,7 @@ class ArrayShape(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """Of one token."""
+    """Shape of one token's part."""
     dtype: str
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 2
-"""Of the C ABI: `hrt_version`."""
+"""Version of the C ABI: `hrt_version`."""
 FILE = Path(__file__).parents[1] / "text" / "_headrace_text.so"
 INSTALLED = Path(sysconfig.get_path("platlib"), "headrace", "text", FILE.name)
 """Where an editable install put it."""

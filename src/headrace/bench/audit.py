@@ -19,14 +19,14 @@ from .record import ClientAudit, RequestRecord
 from .slo import Slo
 
 MAX_CPU_SHARE = 0.9
-"""Of one core, per client process."""
+"""Largest share of one core that a client process may take."""
 LAG_SHARE = 0.1
-"""Of the median latency that is measured: a timer or a send that is later falsifies it."""
+"""Share of the measured median latency: a timer or a send that is later falsifies it."""
 LAG_FLOOR = 10e-3
 SEND_FLOOR = 10e-3
 BUFFER_SHARE = 0.05
 TOGETHER = 0.1
-"""Of the mean pause: a piece that comes sooner was sent together with the one before it."""
+"""Share of the mean pause: a piece that comes sooner was sent together with the one before it."""
 BURSTS = 0.25
 """From so large a share of such pieces on the pauses say how the server sends, not computes."""
 MAX_FAILURES = 0.05

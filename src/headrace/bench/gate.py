@@ -27,7 +27,7 @@ class Held:
     here: float
     reference: float
     share: float
-    """Of the reference; above 1 is better than it."""
+    """Share of the reference; above 1 is better than it."""
 
     def passes(self, gate: float) -> bool:
         return self.share >= gate

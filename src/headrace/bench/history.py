@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
     created: str
     commit: str
-    """Of the bench; what was measured says `server`."""
+    """Commit of the bench; `server` says what was measured."""
     machine: str
     model: str
     server: str
@@ -124,7 +124,7 @@ class History:
 
 
 def unit_of(name: str) -> str:
-    """Of a metric's value in the history."""
+    """Unit of a metric's value in the history."""
     units = {figure.name: figure.unit for figure in FIGURES}
     units |= {metric.name: metric.unit for metric in SAMPLES}
     return units.get(name) or units[name.rpartition("_")[0]]

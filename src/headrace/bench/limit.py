@@ -33,9 +33,9 @@ class Limit:
     was always busy."""
     flops: float
     bytes: float
-    """Of all prefills and decode steps."""
+    """Bytes read by all prefills and decode steps."""
     seconds: float
-    """Of the run."""
+    """Duration of the run."""
     decode: StepTime
     decode_seconds: float
     """The median TPOT that was measured."""

@@ -28,7 +28,7 @@ class Run:
     shareable_tokens: int | None = None
     devices: int = 1
     price_per_hour: float | None = None
-    """Of one device."""
+    """Price of one device."""
     joules: float | None = None
     queue_seconds: float | None = None
     """Mean wait in the server's queue, as its own histogram tells."""

@@ -45,7 +45,7 @@ SEEDS = {
     "sample_index_rng_seed": 2747215439041700203,
     "schedule_rng_seed": 16159082839903944936,
 }
-"""Of MLPerf Inference v6.1."""
+"""Seeds that MLPerf Inference v6.1 prescribes."""
 
 
 @dataclass(slots=True)

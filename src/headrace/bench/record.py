@@ -31,13 +31,13 @@ class RequestRecord(msgspec.Struct):
     """`known_prompt_tokens` must equal the server's count (token ids)."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    """As the server's usage says."""
+    """Counts by the server's `usage`."""
     cached_tokens: int | None = None
     characters: int = 0
     text_bytes: int = 0
-    """Of the answer in UTF-8: with the end token the most tokens that it can have."""
+    """Length of the answer in UTF-8: with the end token the most tokens that it can have."""
     call_bytes: int = 0
-    """Of the names and arguments of its tool calls."""
+    """Length of the names and arguments of its tool calls."""
     recount_tokens: int | None = None
     """Tokens of the answer's text, where the client has the tokenizer."""
     finish_reason: str | None = None

@@ -113,7 +113,7 @@ def audit_summary(records: list[RequestRecord], audits: list[ClientAudit]) -> di
 
 
 def machine() -> dict[str, Any]:
-    """Of the client; the server's is its own to tell."""
+    """Describe the client's machine; the server's is its own to tell."""
     facts = cpu()
     return {
         "cpu": facts.name,
@@ -126,7 +126,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Of the checkout that this code runs from; None for an installed package."""
+    """Commit of the checkout that this code runs from; None for an installed package."""
     done = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
         capture_output=True, text=True, check=False,

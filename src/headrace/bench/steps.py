@@ -24,7 +24,7 @@ from ..worker import Worker, WorkerOptions
 ROUNDS = 3
 SHORT_ROUNDS = 8
 SHORT_SECONDS = 0.15
-"""Of a step: up to this it has `SHORT_ROUNDS`."""
+"""A step up to this long has `SHORT_ROUNDS`."""
 CONTEXT = 2560
 ROWS = 32
 STEP_TOKENS = 512

@@ -20,7 +20,7 @@ from .material import Material
 from .workload import Session, Turn
 
 ANSWER_TOKENS = 128
-"""Of an own prompt that says nothing of its answer."""
+"""Length of the answer to an own prompt that says nothing of it."""
 HASH_TOKENS = 512
 """Tokens of one hashed block in Mooncake's traces."""
 

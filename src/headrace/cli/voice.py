@@ -1,4 +1,4 @@
-"""Who answers in the terminal: an engine in this process, or a server somewhere."""
+"""What answers in the terminal: an engine in this process, or a server somewhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Piece:
 
     text: str
     tokens: int = 0
-    """Of this part; 0 where a server does not say: its `usage` has the whole at the end."""
+    """Tokens of this part; 0 where a server does not say: its `usage` has the sum at the end."""
     finish: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -266,7 +266,7 @@ class Channel(_End):
             self._poll.register(self._listener, select.POLLIN)
 
     def fileno(self) -> int:
-        """Of the connection: readable when there is a message, or an end. Connected first."""
+        """File descriptor of the connection, readable when there is a message or an end. Connect first."""
         assert self._socket is not None, "nobody is connected"
         return self._socket.fileno()
 

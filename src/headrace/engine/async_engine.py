@@ -80,7 +80,7 @@ class AsyncEngine:
         self._most = options.max_sequences + options.max_waiting
         self._draining = False
         self._restarts = 0
-        """Of the supervisor, when the engine process of now began to serve."""
+        """The supervisor's restarts when the current engine process became ready."""
         self._subscribers: list[Callable[[StepStats], None]] = []
         self._reports: list[asyncio.Future[messages.Report]] = []
         self.adapters = AdapterBook()

@@ -25,7 +25,7 @@ SIZE = 512
 SECONDS = 0.12
 """For each figure: long enough that a round falls between others' turns on a busy machine."""
 RETRIES = 3
-"""Of a measurement that cannot be true; if it still cannot, the next start measures again."""
+"""Retries of a measurement that cannot be true; if none can, the next start measures again."""
 ITERATIONS = 200_000
 log = logging.getLogger("headrace.engine")
 

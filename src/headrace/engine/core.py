@@ -79,7 +79,7 @@ class EngineCore:
         self._clock = clock
         self._predict = predict
         self._last_estimate: tuple[int, int, Estimate] | None = None
-        """Of the latest step that only decoded and was asked about: (entries, step, estimate)."""
+        """(entries, step, estimate) of the latest step that only decoded and was asked about."""
         self.stalled = False
         """Is there work of which nothing can run now? Then `executor.wake` rings when it can."""
         self.announce: Callable[[float], None] | None = None

@@ -32,7 +32,7 @@ class Described:
 
     arch: ModelArch
     weights: WeightBytes
-    """As they are stored, or published."""
+    """Bytes by role, from the files or from what was published."""
     source: str
     files: ModelFiles | None = None
     """None: there is only a config."""
@@ -90,7 +90,7 @@ def _of_config(path: Path) -> Described:
 
 
 def _of_hub(name: str, repo: str, selector: str) -> Described:
-    """Of a repository whose weights are here its files, else its config alone is fetched."""
+    """Read a repository's files where its weights are here, else fetch its config alone."""
     try:
         files = open_model(name, offline=True)
         return Described(files.arch, stored_weights(files), "file", files)

@@ -104,7 +104,7 @@ class ServingEngine(Protocol):
     phases: dict[str, float]
     """Seconds of each start phase, in the order in which they ended."""
     stats: StepStats
-    """Of the latest step."""
+    """Statistics of the latest step."""
     registry: CollectorRegistry
     """Metrics of this engine; the server adds its own and renders it under /metrics."""
     # Optional, asked for with `getattr`: `metrics` (obs.metrics.EngineMetrics, whose sketches give

@@ -91,7 +91,7 @@ class RequestsInWork:
         return request_id in self._by_id
 
     def request(self, request_id: str) -> Request:
-        """As it was sent. `KeyError` where it has ended."""
+        """The request that was sent. Raises `KeyError` where it has ended."""
         return self._by_id[request_id].outputs.request
 
     def lives(self) -> list[tuple[str, RequestLife]]:

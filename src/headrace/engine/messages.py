@@ -137,7 +137,7 @@ class LoadAdapter(_Message):
 
 
 class UnloadAdapter(_Message):
-    """As `LoadAdapter`; the worker forgets it when the last request that has it has ended."""
+    """Let an adapter go; the worker forgets it when the last request that has it has ended."""
 
     name: str
 

@@ -118,7 +118,7 @@ class RequestOutputs:
         return max((choice.tokens for choice in self._choices if choice is not None), default=0)
 
     def feed(self, delta: SequenceDelta) -> OutputDelta | None:
-        """As `ChoiceOutput.feed`; prompt log-probabilities are gathered for choice 0."""
+        """Hand a delta to its choice; prompt log-probabilities are gathered for choice 0."""
         choice = self._choices[delta.choice]
         if choice is None:
             choice = self._choices[delta.choice] = ChoiceOutput(self.request, self._tokenizer)

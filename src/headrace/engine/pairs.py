@@ -31,7 +31,7 @@ class ScoreInputs:
     """What is wanted of each input."""
 
     def scores(self, vectors: Sequence[Sequence[float]]) -> list[ScoreOutput]:
-        """Of the inputs' vectors."""
+        """Scores of the pairs from the vectors of their inputs."""
         lengths = [len(ids) for ids, _ in self.inputs]
         return [
             ScoreOutput(lengths[a], sigmoid(vectors[a][0]))

@@ -30,7 +30,7 @@ from ..base.step import TokenLogprobs
 log = logging.getLogger("headrace.engine")
 
 MOST_BYTES = 1 << 30
-"""Of one file: what comes after it is not recorded, and the log says so once."""
+"""Bound of one file: what comes after it is not recorded, and the log says so once."""
 MOST_LINE = 64 << 20
 CARRIED = (*OPTIONS, "kernels", "max_context", "max_adapters", "adapter_rank")
 """Options of `EngineOptions` that a replay starts its engine with."""
@@ -94,7 +94,7 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"records-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.jsonl"
         self.identity: Identity | None = None
-        """Of the engine that answers; nothing is recorded before it is known."""
+        """Identity of the engine that answers; nothing is recorded before it is known."""
         self._model = options.model
         self._options = {
             spec.name: getattr(options, spec.name)

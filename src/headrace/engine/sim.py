@@ -119,7 +119,7 @@ class SimAnswer:
     request: SimRequest
     arrived: float
     times: list[float] = field(default_factory=list)
-    """Of each token."""
+    """When each token came."""
     end: float = 0.0
     cached: int = 0
     replica: int = -1

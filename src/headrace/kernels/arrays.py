@@ -51,7 +51,7 @@ def contiguous(x: Array) -> bool:
 
 
 def dtype_name(x: Array) -> str:
-    """Of its numbers, by torch's name for them: "float32", "bfloat16", "int8" …"""
+    """Torch's name for the type of the array's numbers: "float32", "bfloat16", "int8" …"""
     name = str(x.dtype).removeprefix("torch.")
     return "bfloat16" if name == "uint16" else name
 

@@ -43,7 +43,7 @@ class Question:
     device: str
     """"cpu" or "cuda"."""
     dtype: str
-    """Of activations: "float32", "bfloat16" or "float16"."""
+    """Type of activations: "float32", "bfloat16" or "float16"."""
     kv_dtype: str
     """"float32", "bfloat16", "float16", "fp8" or "int8"."""
     graph: Graph
@@ -70,7 +70,7 @@ class Question:
         return any(each.bidirectional for each in self.attentions)
 
     def head_sizes(self) -> list[int]:
-        """Of the heads that have pages in the KV cache, each size once."""
+        """Sizes of the heads that have pages in the KV cache, each once."""
         return sorted({each.size for each in self.attentions if not each.bidirectional})
 
 

@@ -142,7 +142,7 @@ class _Inputs:
     certain: torch.Tensor
     """fp32 ones."""
     draws: DrawParameters
-    """Of the rows of a graph; each its most likely token, unless a step says otherwise."""
+    """Rules by which a graph's rows draw: the most likely token, unless a step says otherwise."""
     windows: list[int | None] = field(default_factory=list)
 
     def view(self, bucket: Bucket, block_size: int) -> StepBatch:

@@ -55,7 +55,7 @@ class DrawParameters:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Who turns logits into tokens, numpy into numpy or tensors into tensors: the reference, or a
+    """What turns logits into tokens, numpy into numpy or tensors into tensors: the reference, or a
     backend's own kernels."""
 
     draw: Callable[[Any, DrawParameters], Any]

@@ -31,7 +31,7 @@ def penalise_rows(
     frequency: npt.NDArray[np.float32],
     presence: npt.NDArray[np.float32],
 ) -> None:
-    """As `sampling.penalise`, in place: rows [P] of logits [R, V], by tokens [P, L].
+    """`sampling.penalise` in place: rows [P] of logits [R, V], by tokens [P, L].
 
     Touched are the logits of tokens that appear, and no others.
     """
@@ -50,7 +50,7 @@ def penalise_rows(
 
 
 def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -> LogprobColumns:
-    """Of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
+    """Log-probabilities of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
     found = LogprobColumns([], [], [], [])
     for line, token in zip(logits, tokens.tolist(), strict=True):
         norm, own = _logsumexp(line), float(line[token])
@@ -63,7 +63,7 @@ def log_probabilities(logits: Logits, tokens: npt.NDArray[np.int64], top: int) -
 
 
 def draw(logits: Logits, parameters: DrawParameters) -> npt.NDArray[np.int64]:
-    """As `sampling.draw`, with a sort of the whole row for top-p: for rows that come rarely."""
+    """`sampling.draw` with a sort of the whole row for top-p: for rows that come rarely."""
     tokens = np.empty(len(logits), np.int64)
     # Where logits are not numbers the sequence gets some token, the others their own.
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):

@@ -167,7 +167,7 @@ def _draw_candidates(
     threshold: torch.Tensor,
     uniform: torch.Tensor,
 ) -> torch.Tensor:
-    """As `_draw_all`: the same masses in the same order, without the zeros between."""
+    """`_draw_all` without the zeros: the same masses in the same order."""
     ids, order = ids.sort(-1)
     masses = _masses(values.gather(1, order), peaks.unsqueeze(1), threshold.unsqueeze(1))
     return ids.gather(1, _invert(masses, uniform).unsqueeze(1)).squeeze(1)
@@ -185,7 +185,7 @@ def _invert(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> LogprobColumns:
-    """Of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
+    """Log-probabilities of `tokens` [R] and of the `top` most likely, by raw logits [R, V]."""
     norm = torch.logsumexp(logits, -1, keepdim=True)
     own = logits.gather(1, tokens.unsqueeze(1))
     ranks = (logits > own).sum(-1) + 1

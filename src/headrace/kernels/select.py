@@ -51,7 +51,7 @@ class ComposedOperators:
 
     @staticmethod
     def _host(distinct: list[Provider]) -> Provider | None:
-        """Who makes whole steps into programs: the only provider, or the one within which all
+        """The provider that makes steps into programs: the only one, or the one within which all
         others say that they run."""
         hosts = [each for each in distinct if not each.within]
         if len(hosts) != 1:

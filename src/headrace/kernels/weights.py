@@ -20,7 +20,7 @@ class DenseWeight:
 
     data: Array
     name: str = ""
-    """Of the weight in the model; empty for one that was computed."""
+    """Name of the weight in the model; empty for one that was computed."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,7 +44,7 @@ class BlockWeight:
     data: Array
     shape: tuple[int, int]
     name: str = ""
-    """Of the weight in the model; empty for one that was computed."""
+    """Name of the weight in the model; empty for one that was computed."""
     mapped: bool = False
     """Is `data` a mapping of the file, unwritten: may its pages be dropped, to come back as they
     were when they are read again?"""

@@ -24,7 +24,7 @@ SMALL_FILES = (
     "modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
 )  # fmt: skip
 CONFIG = "config.json"
-"""As a selector: of the repository this file alone."""
+"""The selector that takes this one file of a repository."""
 PREFERRED_QUANT = "q4_k_m"
 
 

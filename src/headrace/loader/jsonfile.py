@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_list(path: Path) -> list[Any]:
-    """As `read_json`, for a list."""
+    """`read_json` for a list."""
     value = _read(path)
     if not isinstance(value, list):
         raise ModelFileError(f"{path.name}: must be a JSON list")

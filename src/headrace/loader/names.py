@@ -49,7 +49,7 @@ _GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weigh
 _HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cached")
 _ENCODER_HARMLESS = re.compile(r"embeddings\.(position|token_type)_ids")
 _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
-"""Of the pre-training: no embedding reads it, a classifier does."""
+"""The head of the pre-training: no embedding reads it, a classifier does."""
 _HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")

@@ -46,10 +46,10 @@ class StoredTensor:
 
     shard: Path
     dtype: str
-    """As the format names it."""
+    """The format's own name of the type."""
     shape: tuple[int, ...]
     begin: int
-    """Of its bytes in the file."""
+    """Where its bytes begin in the file."""
     file: FileIO
 
     @property

@@ -107,7 +107,7 @@ class Exposition:
 
 
 def _bound(value: float) -> str:
-    """As the Prometheus clients write a bound: `1.0`, `0.001`."""
+    """A bound as the Prometheus clients write it: `1.0`, `0.001`."""
     return repr(float(value))
 
 

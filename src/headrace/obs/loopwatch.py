@@ -32,7 +32,7 @@ DUMP_EVERY = 60.0
 
 
 class LoopWatch:
-    """Of the loop in which `start` is called."""
+    """Watches the loop in which `start` is called."""
 
     def __init__(
         self, *, dumps: Path | None = None, on_beat: Callable[[float], None] = lambda late: None
@@ -42,7 +42,7 @@ class LoopWatch:
         self.longest = 0.0
         """Seconds of the longest hold since the start."""
         self.stack = ""
-        """Of the latest hold that was noted."""
+        """Stack of the latest hold that was noted."""
         self._dumps = dumps
         self._on_beat = on_beat
         self._due = 0.0

@@ -18,7 +18,7 @@ class Attended(NamedTuple):
     kv_tokens: int
     """Σ over entries of the cached positions that any of its queries sees."""
     decoded: int = 0
-    """Of these, what entries of one token with a past see: as many pairs as positions."""
+    """The part that entries of one token with a past see: as many pairs as positions."""
 
     def parts(self, step: Composition) -> tuple[tuple[Attended, int, int], ...]:
         """(work, tokens, entries) of the decoding entries and of the others, where there are

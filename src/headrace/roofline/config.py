@@ -46,7 +46,7 @@ UNGATED = frozenset(
 )  # fmt: skip
 """`model_type`s whose feed-forward has two matrices instead of three."""
 CHUNKS = 4
-"""Of as many layers of Llama 4 one sees everything, the others a chunk."""
+"""One of so many layers of Llama 4 sees everything, the others a chunk."""
 
 
 def read_config(config: Mapping[str, Any]) -> tuple[ModelArch, WeightBytes]:

@@ -13,7 +13,7 @@ from .curves import CURVES
 from .efficiency import Curve, Efficiency
 
 LEAST_RATE, LEAST_BANDWIDTH, MOST_INT8 = 1e9, 1e9, 30
-"""Of a CPU that runs models at all: FLOP/s, B/s, int8 rate over fp32 rate."""
+"""Bounds of a CPU that runs models at all: FLOP/s, B/s, int8 rate over fp32 rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Hardware:
     link_bandwidth: float = 0.0
     """One direction, to the other devices of a node."""
     link_latency: float = 5e-6
-    """Of one collective."""
+    """Latency of one collective."""
     node_devices: int = 8
     """That the links connect; beyond them it is the fabric."""
     fabric_bandwidth: float = 0.0

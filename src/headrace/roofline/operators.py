@@ -43,9 +43,9 @@ class Group:
     label: str
     calls: int
     sampled: bool
-    """Of the rows that sample alone?"""
+    """Computed for the rows that sample alone?"""
     numbers: int
-    """Of one layer's weights in the role of this node's."""
+    """How many weights one layer has in this node's role."""
     layers: int
     """Those that have such weights."""
 
@@ -58,7 +58,7 @@ class Group:
         return case.weights.last.get(role, mean) != mean
 
     def weight_bytes(self, case: Case) -> float:
-        """Of those weights, of one layer that the nodes are of: where the rows that sample alone
+        """Bytes of those weights in one of the layers that the nodes are of: where sampling rows alone
         are of the last layer, the others are of those before it."""
         role = role_of(self.node.weights[0])
         which: Which = "last" if self.sampled else "all"

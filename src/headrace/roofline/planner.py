@@ -32,7 +32,7 @@ FORMATS = ("bfloat16", "fp8")
 """That answer as well as the published weights to within what a benchmark can tell. Four bits
 (int4, nvfp4) can cost quality: they are planned with where they are asked for, or published."""
 MAX_DEVICES = 32
-"""Of one replica."""
+"""Devices that one replica may have."""
 Role = Literal["all", "prefill", "decode"]
 
 
@@ -43,7 +43,7 @@ class Pool:
     role: Role
     case: Case
     state: State
-    """Of each engine; a replica has `Layout.engines` of them."""
+    """State of each engine; a replica has `Layout.engines` of them."""
     replicas: int
 
     @property
@@ -103,7 +103,7 @@ class Found:
     """All that should keep the goal, the cheapest first."""
     rejected: list[Rejected] = field(default_factory=list)
     nearest: Candidate | None = None
-    """Of those that miss: the one whose worst limit is missed by least."""
+    """The candidate whose worst limit is missed by least, where all miss one."""
     settings: int = 0
     """Settings of engines that were computed."""
 

@@ -57,7 +57,7 @@ def popularity(experts: int, active: int, tokens: int, skew: float) -> tuple[flo
     first, last = low**power, high**power
     raw = [(first + (last - first) * (i + 0.5) / experts) ** (1 / power) for i in range(experts)]
     full = 0
-    """Of the most popular, those that every token chooses."""
+    """How many of the most popular experts every token chooses."""
     while full < active:
         scale = (active - full) / sum(raw[: experts - full])
         if raw[experts - full - 1] * scale <= 1:

@@ -58,7 +58,7 @@ class OperatorTime:
 
     @property
     def limit_seconds(self) -> float:
-        """Of this operator alone."""
+        """Least seconds of this operator alone."""
         return max(self.floor)
 
 
@@ -70,7 +70,7 @@ class Estimate(NamedTuple):
     bytes: float
     """Read and written."""
     launch: float = 0.0
-    """Of `seconds`: beginning and ending the calls, and the fixed part of a step."""
+    """The part of `seconds` in which calls begin and end, with the fixed part of a step."""
 
 
 class CallTime(NamedTuple):
@@ -101,7 +101,7 @@ class StepTime:
 
     @property
     def floor(self) -> Floor:
-        """Of all operators together."""
+        """Floor of all operators together."""
         return Floor(*map(sum, zip(*(operator.floor for operator in self.operators), strict=True)))
 
     @property
@@ -110,7 +110,7 @@ class StepTime:
 
     @property
     def bytes(self) -> float:
-        """Of the device's memory; what goes over links is not in it."""
+        """Bytes of the device's memory; what goes over links is not in it."""
         return sum(
             operator.count.bytes * operator.count.calls
             for operator in self.operators

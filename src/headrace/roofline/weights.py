@@ -31,7 +31,7 @@ _ROLE_PATTERNS = (
 )
 
 Which = Literal["all", "last", "others"]
-"""Of the layers."""
+"""Which of the layers are meant."""
 
 
 WIDE_ENDS: Mapping[str, str] = {"embed": "bfloat16", "head": "bfloat16"}
@@ -52,11 +52,11 @@ class WeightBytes:
     last: Mapping[str, float] = field(default_factory=dict)
     """Those of the last layer, which recipes leave wider too; what is not there is as the rest."""
     formats: Mapping[str, str] = field(default_factory=dict)
-    """Of the roles that are in another format than the rest."""
+    """Formats of the roles that differ from the rest."""
 
     @property
     def name(self) -> str:
-        """As `parse_format` reads it."""
+        """The name that `parse_format` reads."""
         own = {role: format for role, format in self.formats.items()
                if format != WIDE_ENDS.get(role)}  # fmt: skip
         return ",".join([self.format, *(f"{role}={format}" for role, format in own.items())])

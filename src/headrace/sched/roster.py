@@ -1,4 +1,4 @@
-"""Who runs and who waits, and what those who run hold: rows, blocks, resources.
+"""The running and the waiting work, and what the running holds: rows, blocks, resources.
 
 Work is in one of these places:
 
@@ -64,7 +64,7 @@ class Roster:
         return chain(self.decoding.values(), self.prefilling.values())
 
     def last_in_rank(self, *, keeps: bool = False) -> Work:
-        """Who is preempted first: the latest, or least urgent, of those who run. `keeps`: of those
+        """The running work that is preempted first: the latest, or least urgent. `keeps`: among those
         who hold blocks."""
         return max((s for s in self.all_running() if s.keeps or not keeps), key=lambda s: s.rank)
 

@@ -83,7 +83,7 @@ class Scheduler:
         self._order = 0
         self._retry = RetryEstimate()
         self._last = 0, 0, 0, 0, 0
-        """Of the latest step: its number, entries, units, those of prompts, and new tokens."""
+        """The latest step's number, entries, units, those of prompts, and new tokens."""
         self._held: tuple[float, int] | None = None
         """Rank of the atom for which the decodes of this step left no budget."""
         self._staged = 0

@@ -1,4 +1,4 @@
-"""Who is asking, how much they may, how much they did: keys at work."""
+"""Keys at work: who is asking, how much they may, how much they did."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ class Accounts:
         self._path = path
         self._clock = clock
         self._by_name: dict[str, Account] = {}
-        """Of every key that was in the file since the start."""
+        """Accounts of every key that was in the file since the start."""
         self._by_hash: dict[str, Account] = {}
-        """Of the keys that are in the file."""
+        """Accounts of the keys that are in the file."""
         self._stored: dict[str, Totals] = {}
         self._looked = clock()
         self._seen = self._state()

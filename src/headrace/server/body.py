@@ -27,7 +27,7 @@ IN_FLIGHT = 256 * 2**20
 """Bytes of the bodies of all requests that have not been answered. What is made of a text is up to
 three times its size; of many small values more, but at most 20 MiB."""
 MOST_SHARE = 0.5
-"""Of these bytes that one key may take."""
+"""Share of these bytes that one key may take."""
 
 
 class BodiesInFlight:

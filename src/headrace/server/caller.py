@@ -1,4 +1,4 @@
-"""Who a request is from, and what keeps apart what clients name and what we name."""
+"""The caller of a request, and what keeps apart what clients name and what we name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Caller:
 
 _NOBODY = Caller()
 CALLER: ContextVar[Caller] = ContextVar("headrace_caller", default=_NOBODY)
-"""Of the request that this task serves; tasks begun by it inherit it."""
+"""Caller of the request that this task serves; tasks begun by it inherit it."""
 
 
 def begin_exchange() -> None:

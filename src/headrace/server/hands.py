@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 MOST_WAITING = 1024
 """Jobs of all owners that wait for a thread."""
 MOST_OF_ONE = 256
-"""Of one owner."""
+"""Waiting jobs of one owner."""
 LARGE = 16 * 1024
 """Bytes of a body from which what is done for it is large."""
 
@@ -75,7 +75,7 @@ class Hands:
         return await while_connected(receive, _result(done))
 
     async def beside(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """As `run` for a body that is not light, else here and now."""
+        """`run` for a body that is not light, else work here and now."""
         if BODY_SIZE.get() <= LIGHT:
             return work(*arguments)
         return await self.run(work, *arguments)

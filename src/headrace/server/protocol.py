@@ -71,7 +71,7 @@ class RequestTimeout(HeadraceError):
 
 
 def most_connections() -> int:
-    """As many as this process may have files open, which is raised as far as it is allowed."""
+    """Files that this process may have open, a limit raised here as far as it is allowed."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.

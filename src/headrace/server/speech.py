@@ -49,7 +49,7 @@ class Speech:
         return frozenset(markers & self.special.keys())
 
     def ids(self, hidden: frozenset[str]) -> tuple[int, ...]:
-        """Of these special tokens."""
+        """Ids of these special tokens."""
         return tuple(self.special[text] for text in sorted(hidden))
 
     def router(

@@ -92,7 +92,7 @@ class _Parts(Response):
 
 
 async def large_response(value: Any) -> Response:
-    """As `json_response`, for what may be large, or holds `Many`."""
+    """`json_response` for what may be large, or holds `Many`."""
     return _Parts(await written(value))
 
 

@@ -383,7 +383,7 @@ def _regex_source(pattern: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """As a Lark terminal: a slash ends it, so slashes are escaped that are not yet."""
+    """Write a pattern as a Lark terminal: a slash ends it, so bare slashes are escaped."""
     escaped, previous = [], ""
     for char in pattern:
         if char == "/" and previous != "\\":

@@ -39,7 +39,7 @@ class Packed:
     """Strings as GGUF files hold them: a length word of 8 bytes before each, in one buffer."""
 
     def __init__(self, values: Sequence[str]) -> None:
-        """Of a `loader.gguf.StringArray`, which has both parts, or of any strings.
+        """Take a `loader.gguf.StringArray`, which has both parts, or any strings.
 
         Raises `UnicodeEncodeError` for what is no text.
         """
@@ -111,7 +111,7 @@ class ComposedBpe(NativeBpe):
 def native_bpe(
     tokens: Sequence[str], merges: Sequence[str], rules: WordRules, *, whole: bool, composed: bool
 ) -> NativeBpe | None:
-    """Of a vocabulary as a GGUF file holds it; None where the library is absent
+    """Make an encoder of a vocabulary as a GGUF file holds it; None where the library is absent
     (`textlibrary.absence` says why) or does not take it: bytes without a token, merges that do not
     fit, text that is none.
 

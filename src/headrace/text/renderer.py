@@ -26,7 +26,7 @@ import msgspec
 from headrace.base.errors import InvalidRequest, Overloaded
 
 HARD_SECONDS = 6.0
-"""Of one rendering, start of a process aside; `sandbox.MAX_SECONDS` is reached before, where
+"""Limit of one rendering without its process's start; `sandbox.MAX_SECONDS` comes before, where
 Python still runs."""
 START_SECONDS = 30.0
 MOST = 2

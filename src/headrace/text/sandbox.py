@@ -52,7 +52,7 @@ SMALL_SECONDS = 0.02
 SMALL_VALUE = 256 * 1024
 """Characters or elements of what a small rendering makes, and parts of a list or dict."""
 MAX_BITS = 1024
-"""Of a number that a template's source holds."""
+"""Width of a number in a template's source."""
 
 
 class Raised(Exception):

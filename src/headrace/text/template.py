@@ -215,7 +215,7 @@ def open_end(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _open_end(messages: list[dict[str, Any]]) -> str:
-    """Of cleaned messages, as templates strip it."""
+    """The text that cleaned messages end with, as templates strip it."""
     content = messages[-1].get("content")
     if not isinstance(content, str) or not content.strip():
         raise InvalidRequest(

@@ -65,7 +65,7 @@ class Tokenizer:
     ) -> None:
         self._vocabulary = vocabulary
         self.served = served
-        """Who turns text into ids, and why; for `headrace explain`."""
+        """Which implementation turns text into ids, and why; for `headrace explain`."""
         self._encoder = encoder
         self._pieces: list[bytes | None] = [None] * len(vocabulary.tokens)
         if hasattr(encoder, "encode_with_specials"):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from headrace.base.errors import InvalidRequest
 
 MAX_TOOLS = 1024
-"""Of one request: agents with many servers of tools offer hundreds."""
+"""Tools in one request: agents with many servers of tools offer hundreds."""
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
 ChoiceKind = Literal["auto", "none", "required", "named"]

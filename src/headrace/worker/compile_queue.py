@@ -86,7 +86,7 @@ class CompileQueue:
             job.future.cancel()
 
     def _more(self) -> None:
-        """As many threads as there should be."""
+        """Start threads until there are as many as there should be."""
         now = self._clock()
         overdue = sum(now - begun > OVERDUE for begun in self._running.values())
         missing = min(MOST_THREADS, THREADS + overdue) - len(self._threads)

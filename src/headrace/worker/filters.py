@@ -58,7 +58,7 @@ def _sigma_threshold(line: Array, n: float) -> float:
 
 
 def _keep_typical(line: Array, mass: float) -> None:
-    """Of logits [V] keep those whose surprise is nearest to the expected one, up to `mass`."""
+    """Keep those logits of [V] whose surprise is nearest to the expected one, up to `mass`."""
     grown = exp(line - line.max())
     total = grown.sum()
     p = grown / total

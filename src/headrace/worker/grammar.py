@@ -72,7 +72,7 @@ class GrammarCompiler:
         self._since: dict[str, float] = {}
         """When those that are not done were first asked for."""
         self._told: set[str] = set()
-        """Of these, those whose end somebody is told."""
+        """Those among them whose end somebody is told."""
         self._queue = CompileQueue(self._compile)
 
     def prepare(self, source: str, owner: str = "", done: Callable[[], None] | None = None) -> bool:

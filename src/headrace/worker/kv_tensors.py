@@ -45,7 +45,7 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
 
 
 def _zeros_of(device: str, *, host: bool) -> Callable[[tuple[int, ...], str], Array]:
-    """Who makes zeros of a shape and a type."""
+    """A function that makes zeros of a shape and a type."""
     if host:
         return _host_zeros_of
     import torch  # Local: arrays of the host do without.

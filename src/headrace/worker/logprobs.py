@@ -49,7 +49,7 @@ class Logprobs(RowWish[int]):
 def log_probabilities(
     logits: Array, tokens: Array, top: npt.NDArray[np.int64]
 ) -> list[TokenLogprobs]:
-    """Of tokens [R] by raw logits [R, V], with the top[r] most likely of each row."""
+    """Log-probabilities of tokens [R] by raw logits [R, V], with row r's top[r] most likely."""
     most = min(int(top.max()), logits.shape[1])
     if isinstance(logits, np.ndarray):
         found = host_sampling.log_probabilities(logits, tokens, most)

@@ -27,7 +27,7 @@ class _Mean:
     __slots__ = ("count", "rest", "total")
 
     def __init__(self, vectors: Array) -> None:
-        """Of `vectors` [N, D] fp32 and what will be added."""
+        """Begin with `vectors` [N, D] fp32 and what will be added."""
         self.count = 0
         self.total: Array = 0.0
         self.rest: Array = vectors[:0]

@@ -164,7 +164,7 @@ class Head:
 
     @property
     def worth(self) -> HrWorth:
-        """Of the first thread: whether bounds are worth it, and what they have spared."""
+        """The first thread's record of whether bounds are worth it, and what they have spared."""
         return HrWorth.from_address(address(self._worth))
 
     def spared(self) -> float:

@@ -25,7 +25,7 @@ from ..arrays import address
 from .records import MIRRORED, HrStep
 
 VERSION = 3
-"""Of the C ABI: `hr_version`."""
+"""Version of the C ABI: `hr_version`."""
 LAYOUT = "cpu panels 2"
 """Names how panels lie: kept panels of another layout are not used."""
 FILE = Path(__file__).parent / "_headrace_cpu.so"
@@ -38,7 +38,7 @@ LEVELS_OF = {
 """By processor, from the least to the most that is asked of it; each contains those before it."""
 _NAMES = {"AMD64": "x86_64", "amd64": "x86_64", "arm64": "aarch64"}
 LEVELS = LEVELS_OF.get(_NAMES.get(platform.machine(), platform.machine()), ())
-"""Of this processor; none where there are no kernels for it."""
+"""Levels of this processor; none where there are no kernels for it."""
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hr_version": (c_int32, []),

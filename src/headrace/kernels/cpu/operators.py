@@ -46,7 +46,7 @@ class CpuOperators:
 
     @cached_property
     def _reference(self) -> ReferenceOperators:
-        """Who computes a mixture of experts: on tensors."""
+        """What computes a mixture of experts: the reference, on tensors."""
         import torch  # Local: models without one do without.
 
         from ..reference import ReferenceOperators

@@ -18,9 +18,9 @@ DENSE_KINDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 PLANES = "Q8_0_PLANES"
 """Q8_0 with its three low bits apart: a head's (csrc/bound.h)."""
 OUTPUTS = 16
-"""Of a panel (csrc/layout.h)."""
+"""Outputs in a panel (csrc/layout.h)."""
 _UNIT_BYTES, _LOW_BYTES = 544, 192
-"""Of 16 outputs by 32 inputs of `PLANES`, and of them in the plane of low bits."""
+"""Bytes of 16 outputs by 32 inputs in `PLANES`, and those among them of the low plane."""
 LOW_SHARE = _LOW_BYTES / _UNIT_BYTES
 _CHUNK = 64 << 20
 _ALIGNMENT = 64

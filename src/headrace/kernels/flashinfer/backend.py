@@ -30,7 +30,7 @@ class FlashInferBackend:
 
     name = "flashinfer"
     beside = ("triton",)
-    """Who serves the other operators where this backend is asked for by name."""
+    """Backends of the other operators where this one is asked for by name."""
 
     def supports(self, kind: str, question: Question) -> str | None:
         if kind != "attend" or question.bidirectional:

@@ -182,7 +182,7 @@ def _prefill_kernel(
 
 
 def heads_beside(kv_heads: int, head_bytes: int) -> int:
-    """As many KV heads as L2 holds together of `head_bytes` each; a divisor of `kv_heads`."""
+    """How many KV heads of `head_bytes` each L2 holds together; a divisor of `kv_heads`."""
     most = max(1, min(kv_heads, L2 // max(1, head_bytes)))
     return max(count for count in range(1, most + 1) if kv_heads % count == 0)
 

@@ -62,7 +62,7 @@ def _has_fp8(question: Question) -> bool:
 
 
 def _capability() -> tuple[int, int]:
-    """Of the GPU."""
+    """Compute capability of the GPU."""
     import torch  # Local: asked only where there is one.
 
     return torch.cuda.get_device_capability()

@@ -88,7 +88,7 @@ def _gated_groups_kernel(
     gate_up, codes, scales, width, groups, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
     GROUP: tl.constexpr, HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """As `_gated_kernel`: a group's largest value lies in the tile, so nothing is read twice."""
+    """`_gated_kernel` with codes: a group's largest value is in the tile, so nothing is read twice."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE
@@ -116,7 +116,7 @@ def gated(gate_up: torch.Tensor, activation: str, *, early: bool = False) -> tor
 def gated_codes(
     gate_up: torch.Tensor, activation: str, codes: str, group: int = 0, *, early: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `gated`, → (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
+    """`gated` as (codes [N, I] in fp8 or int8, scales fp32 [N, 1] or [N, ceil(I / group)])."""
     rows, double = gate_up.shape
     width = double // 2
     dtype, high = CODES[codes]

@@ -28,7 +28,7 @@ class Tiles:
     """int32 [count]: of each tile, -1 behind the last."""
     assignments: int
     rows: int
-    """Of a tile."""
+    """Rows of a tile."""
     experts: int
     single: bool
     """Is assignment i the only one of tile i?"""
@@ -54,16 +54,16 @@ class ExpertTable:
     """(out, in) of every expert."""
     data: torch.Tensor
     scales: torch.Tensor | None = None
-    """Of fp8 codes, or the pairs of packed ones."""
+    """Scales of fp8 codes, or the pairs of packed ones."""
     factors: torch.Tensor | None = None
     zero: int | None = None
-    """Of packed codes, as `TiledWeight` has it."""
+    """The one zero of packed codes, as `TiledWeight` has it."""
     bits: int = 0
-    """Of packed codes; 0: not packed."""
+    """Width of packed codes; 0: not packed."""
     group: int = 0
     """Inputs that share a packed scale."""
     blocked: bool | None = None
-    """Of fp8: one scale per block, or per row; None: not fp8."""
+    """Whether fp8 has a scale per block or per row; None: not fp8."""
     kept: tuple[Weight, ...] = ()
     """Matrices that only this table keeps alive."""
 

@@ -182,7 +182,7 @@ def product_codes(
     library: bool = False,
     early: EarlyConfig = OFF,
 ) -> torch.Tensor:
-    """As `product_fp8`, of codes [N, in] with scales as `quantise_rows` gives them."""
+    """`product_fp8` from codes [N, in] with scales as `quantise_rows` gives them."""
     rows, width = codes.shape
     outs = weight.shape[0]
     assert weight.blocked or weight.scales.shape == (outs, 1), "see Fp8Weight.per_row"

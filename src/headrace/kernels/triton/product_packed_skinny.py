@@ -56,7 +56,7 @@ class PackedSkinnyConfig:
     programs: int = 528
     """The input is split until there are about this many programs."""
     rows: int = 8
-    """Of a tile, 8 or 16; at least those of the step."""
+    """Rows of a tile, 8 or 16; at least those of the step."""
     serves: bool = True
     """Or does `product_packed`?"""
 

@@ -49,7 +49,7 @@ class SkinnyConfig:
     programs: int = 264
     """The input is split until there are about this many programs."""
     rows: int = 16
-    """Of a tile; at least those of the step."""
+    """Rows of a tile; at least those of the step."""
     norm: bool = False
     """Is a norm before the product taken here? Costs instructions for every row of the tile."""
     library: bool = False

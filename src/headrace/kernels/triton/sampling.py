@@ -36,9 +36,9 @@ from .early import launch_options, wait_for_inputs
 TILE = 4096
 """Logits of a program."""
 TURN = tl.constexpr(1024)
-"""Of them in one comparison with all candidates."""
+"""Logits in one comparison with all candidates."""
 DIGITS = 8
-"""Of four bits."""
+"""Digits of four bits in a key."""
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def _ordered(value):
 def _peaks_kernel(
     logits, peaks, places, width, stride, tiles, TILE: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
-    """Of each tile of a row: its largest logit, and where it first is."""
+    """Write the largest logit of each tile of a row, and where it first is."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -205,7 +205,7 @@ def _mass_kernel(
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of each tile: the mass `kept` [rows, tiles] of what all filters leave. TOP_K, TOP_P: which
+    """Write the mass `kept` [rows, tiles] that all filters leave in each tile. TOP_K, TOP_P: which
     of them were done, `before` and `before_sums` are the last digit of the last."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -314,7 +314,7 @@ def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = Fals
 
 @triton.jit
 def _best_kernel(peaks, places, tokens, tiles, TILES: tl.constexpr, EARLY: tl.constexpr):
-    """Of equal logits the smallest id wins, as in the reference."""
+    """Find the most likely token; of equal logits the smallest id wins, as in the reference."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, TILES)

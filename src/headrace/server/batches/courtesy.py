@@ -22,7 +22,7 @@ class Courtesy:
         self._service = service
         self._freed = asyncio.Event()
         self._first: object | None = None
-        """Who waits and goes next: else one that needs many rows would wait for ever."""
+        """The waiter that goes next: else one that needs many rows would wait for ever."""
         self.in_work = 0
         """Rows that are taken."""
 

@@ -60,7 +60,7 @@ class Job:
         self._fault: BaseException | None = None
         self._deaths: dict[int, int] = {}
         self._suspects = asyncio.Lock()
-        """Who was in the engine when it died goes into it again one at a time."""
+        """Lines that were in the engine when it died go into it again one at a time."""
 
     def stop(self) -> None:
         """Cancelled: what is in the engine is stopped too."""
@@ -249,7 +249,7 @@ class Job:
         return answer
 
     def _account(self) -> Account | None:
-        """Of the key that made the batch. Raises `Ended` where there is no such key any more."""
+        """Account of the key that made the batch. Raises `Ended` where that key is gone."""
         account = self._payer()
         if account is None and self._runner.app.state.accounts is not None:
             raise Ended("key_removed", "the key that made this batch is not known any more")

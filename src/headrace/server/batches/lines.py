@@ -16,7 +16,7 @@ MOST_LINES = 50_000
 MOST_ID = 512
 """Characters of a custom_id."""
 PRIORITY = 10_000
-"""Of every request of a batch under the policy "priority": a week behind those of people."""
+"""Priority of a batch's requests under the policy "priority": a week behind those of people."""
 _FIELDS = {"custom_id", "method", "url", "body"}
 _VECTORS = ("input", "query", "documents", "text_1", "text_2")
 """Fields of a body each text of which is, or may be, one input of the model."""
@@ -118,7 +118,7 @@ def sequences_of(body: dict[str, Any], endpoint: str = "") -> int:
 
 
 def _items(value: Any) -> int:
-    """Of a text, the ids of one, or a list of either."""
+    """Count the inputs in a text, the ids of one, or a list of either."""
     several = isinstance(value, list) and bool(value) and type(value[0]) is not int
     return len(value) if several else 1
 

@@ -67,7 +67,7 @@ class Batch(msgspec.Struct):
         self.times[status] = now
 
     def reply(self, model: str | None) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """The batch as OpenAI's clients read it."""
         stamps = {
             f"{name}_at": self.times.get(name)
             for name in ("in_progress", "finalizing", "completed", "failed", "expired",

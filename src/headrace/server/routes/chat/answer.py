@@ -109,7 +109,7 @@ class _Telling:
         self._greeted: set[int] = set()
 
     def scores(self, _: int, delta: OutputDelta) -> bytes | Large:
-        """As `news`, of an answer that begins with the scores of its prompt."""
+        """`news` for an answer that begins with the scores of its prompt."""
         if delta.index in self._greeted:
             return self.news(_, delta)
         self._greeted.add(delta.index)

@@ -123,7 +123,7 @@ async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Resp
 
 
 def _tool_id(call_id: str) -> str:
-    """As Anthropic's ids begin, where the dialect leaves the choice."""
+    """An id that begins as Anthropic's do, where the dialect leaves the choice."""
     own = call_id.removeprefix("call_")
     return call_id if own == call_id else "toolu_" + own
 

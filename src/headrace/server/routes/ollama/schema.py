@@ -117,7 +117,7 @@ class EmbedBody(Asked):
 
 
 class EmbeddingsBody(Asked):
-    """Of the older `/api/embeddings`."""
+    """Body of the older `/api/embeddings`."""
 
     prompt: str | None = None
     options: Options | None = None

@@ -36,7 +36,7 @@ class Talk:
         self.service = service
         self.kind = kind
         self.model = model
-        """As the client named it."""
+        """The client's name for the model."""
         self.clock = Clock()
         self._request = request
         self.chat: Chat

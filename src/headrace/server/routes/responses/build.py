@@ -22,9 +22,9 @@ class ResponseBuilder:
         self._usage = usage
         self._sequence = 0
         self._text = ""
-        """Of the item that is open."""
+        """Text of the item that is open."""
         self._logprobs: list[dict[str, Any]] = []
-        """Of its tokens, where they are wanted."""
+        """Log-probabilities of its tokens, where they are wanted."""
         self._open: dict[str, Any] | None = None
         choice = body.tool_choice
         form = body.text.format if body.text else None

@@ -44,7 +44,7 @@ class RunningRequest(TypedDict):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    """Of all choices, as the next."""
+    """Tokens of all choices."""
     max_tokens: int | None
     choices: int
 
