@@ -16,7 +16,7 @@ from .hardware import torch_build
 
 def install_torch() -> str:
     """The command that installs it: from the checkout, where the package is one."""
-    # Local: with it come the mail and archive modules, 15 ms and 2 MB in every start.
+    # Local: with it come the mail and archive modules, 2 MB in every start.
     from importlib.metadata import PackageNotFoundError, distribution
 
     package, mode = "headrace", ""
