@@ -47,7 +47,7 @@ class RequestSpec:
 
     sampling: SamplingParams
     seed: int
-    """Seed of the random streams, 0 to 2**64 - 1: the user's, or drawn when the request is resolved.
+    """Seed of all random streams, 0 to 2**64 - 1: the user's, or drawn where the spec is resolved.
     Ranks, a second stay after a preemption and a replay draw the same tokens from it;
     `sampling.seed` still says whether the user gave one."""
     stop_ids: tuple[int, ...] = ()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from .build import Built
 
 MOST_ENTRIES = 50_000
-"""Bound of one recording (`RecordingExecutor`). Its timeline is made in the engine's only thread: with
-so many it takes a second or two, after which the supervisor hears of it again."""
+"""Bound of one recording (`RecordingExecutor`). Its timeline is made in the engine's only thread:
+with so many it takes a second or two, after which the supervisor hears of it again."""
 SLEEPING_BLOCKS = 2
 """Blocks of each group that stay: the null block, and one that is never handed out."""
 

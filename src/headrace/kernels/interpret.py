@@ -209,7 +209,7 @@ class _Run:
         )
 
     def _norm_codes(self, node: Node) -> None:
-        """Norm with codes; where there are two values to read, of their sum, which is a result too."""
+        """Write a norm as codes; of two values, that of their sum, which is a result too."""
         spec = cast(CodesSpec, node.spec)
         of, consumer = cast(NormSpec, spec.of), self.weights.weight(spec.consumer)
         norm = Norm(self.weights.vector(node.weights[0]), of.eps, of.offset)

@@ -58,7 +58,7 @@ class Group:
         return case.weights.last.get(role, mean) != mean
 
     def weight_bytes(self, case: Case) -> float:
-        """Bytes of those weights in one of the layers that the nodes are of: where sampling rows alone
+        """Bytes of those weights in one layer that the nodes are of: where sampling rows alone
         are of the last layer, the others are of those before it."""
         role = role_of(self.node.weights[0])
         which: Which = "last" if self.sampled else "all"

@@ -64,8 +64,8 @@ class Roster:
         return chain(self.decoding.values(), self.prefilling.values())
 
     def last_in_rank(self, *, keeps: bool = False) -> Work:
-        """The running work that is preempted first: the latest, or least urgent. `keeps`: among those
-        who hold blocks."""
+        """The running work that is preempted first: the latest, or least urgent. `keeps`: among
+        that which holds blocks."""
         return max((s for s in self.all_running() if s.keeps or not keeps), key=lambda s: s.rank)
 
     # In

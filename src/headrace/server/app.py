@@ -118,7 +118,7 @@ class Application(FastAPI):
         return self._inside
 
     def methods_of(self, scope: Scope) -> set[str]:
-        """Methods of every route with the scope's path; Starlette's own `Allow` knows the first alone.
+        """Methods of all routes with the scope's path; Starlette's `Allow` knows the first alone.
 
         A path that is a route's own word for word is no other's parameter.
         """

@@ -88,7 +88,7 @@ def _gated_groups_kernel(
     gate_up, codes, scales, width, groups, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
     GROUP: tl.constexpr, HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    """`_gated_kernel` with codes: a group's largest value is in the tile, so nothing is read twice."""
+    """`_gated_kernel` with codes: a group lies in one tile, so nothing is read twice."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TILE

@@ -198,7 +198,7 @@ class FileStore:
             await self._drop_content(file_id)
 
     async def _drop_content(self, file_id: str) -> None:
-        """Remove the content of a file whose row is gone: what cannot be removed only costs room."""
+        """Remove the content of a file whose row is gone; what cannot be removed costs room."""
         try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
         except OSError as error:
