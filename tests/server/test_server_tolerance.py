@@ -94,6 +94,32 @@ async def test_hints_of_chat_are_accepted(server: Server, hint: dict[str, Any]) 
     assert (await server.chat(**hint)).choices[0].message.content == "Hello"
 
 
+async def test_a_limit_of_minus_one_is_none(server: Server) -> None:
+    """As LM Studio's and llama.cpp's clients write it."""
+    hi = [{"role": "user", "content": "hi"}]
+    for path, asked in (("chat/completions", {"messages": hi}), ("completions", {"prompt": "hi"})):
+        sent = await server.http.post(f"/v1/{path}", json={**asked, "max_tokens": -1})
+        assert sent.status_code == 200, sent.text
+        assert sent.json()["choices"][0]["finish_reason"] == "stop"
+        sent = await server.http.post(f"/v1/{path}", json={**asked, "max_tokens": -2})
+        assert sent.json()["error"]["param"] == "max_tokens"
+
+
+async def test_a_call_with_an_object_and_a_tool_without_a_word(server: Server) -> None:
+    """Arguments as an object, as Ollama's clients keep them; null where a tool gave nothing."""
+    asked = {"role": "user", "content": "hi"}
+    for arguments in ({"city": "Oslo"}, '{"city": "Oslo"}'):
+        call = {"id": "c", "type": "function",
+                "function": {"name": "weather", "arguments": arguments}}  # fmt: skip
+        history: Any = [
+            asked,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": None},
+        ]
+        sent = await server.http.post("/v1/chat/completions", json={"messages": history})
+        assert sent.status_code == 200, sent.text
+
+
 async def test_echoed_and_decorated_messages_are_read_and_counted(server: Server) -> None:
     before = all_ignored()
     history: Any = [

@@ -53,9 +53,9 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
         if not clean["tool_calls"]:
             del clean["tool_calls"]
     if clean.get("content") is None:
-        if role != "assistant":
+        if role not in ("assistant", "tool", "function"):
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
-        clean["content"] = absent if "tool_calls" in clean else ""
+        clean["content"] = absent if "tool_calls" in clean else ""  # A tool may give nothing.
     return clean
 
 

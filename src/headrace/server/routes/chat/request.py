@@ -62,10 +62,9 @@ class Chat:
                 param="top_logprobs",
             )
         body.verify_stream_options()
-        limit = body.max_completion_tokens
         return body.sampling(
             defaults=self.service.defaults,
-            max_tokens=body.max_tokens if limit is None else limit,
+            max_tokens=body.limit,
             logprobs=self.top_logprobs,
             vocab_size=self.service.vocab_size,
         )
@@ -125,8 +124,7 @@ class Chat:
             must_fit=body.truncate_prompt_tokens is None,
             counts=counts,
         )
-        limit = body.max_completion_tokens or body.max_tokens
-        self.prompt = body.cut(self.prompt, self.service.engine.max_context - (limit or 1))
+        self.prompt = body.cut(self.prompt, self.service.engine.max_context - (body.limit or 1))
         if body.echo and final:
             self.echoed = open_end(_plain_messages(body.messages[-1:]))
 

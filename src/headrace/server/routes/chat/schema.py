@@ -25,7 +25,7 @@ class ContentPart(Loose):
 
 class FunctionCall(Loose):
     name: str = Field(min_length=1, max_length=256)
-    arguments: str = Field(description="JSON text.")
+    arguments: str | dict[str, Any] = Field(description="JSON text, or the object itself.")
 
 
 class ToolCall(Loose):
@@ -85,7 +85,7 @@ class AllowedChoice(Loose):
 class ChatBody(FormFields):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Integer | None = Field(
-        None, description="Absent: to the end of the context."
+        None, description="Absent or -1: to the end of the context."
     )
     max_tokens: Integer | None = Field(None, description="Older name of max_completion_tokens.")
     logprobs: bool | None = None
@@ -140,6 +140,13 @@ class ChatBody(FormFields):
     chat_template: Any = unsupported()
     documents: list[dict[str, Any]] | None = Field(None, description="Given to the template.")
     mm_processor_kwargs: Any = unsupported({})
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of the answer at most; None: to the end of the context."""
+        older = self.max_completion_tokens is None
+        limit = self.max_tokens if older else self.max_completion_tokens
+        return None if limit == -1 else limit
 
 
 class TopLogprob(TypedDict):

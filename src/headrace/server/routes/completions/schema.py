@@ -10,13 +10,17 @@ from typing_extensions import TypedDict
 from ...fields import Integer
 from .frontend import FrontendFields
 
+DEFAULT_MAX_TOKENS = 16
+
 
 class CompletionBody(FrontendFields):
     IDS: ClassVar = "prompt"
     prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
         description="Text, token ids, or a list of either."
     )
-    max_tokens: Integer | None = Field(None, description="16 where absent, as OpenAI has it.")
+    max_tokens: Integer | None = Field(
+        None, description="16 where absent, as OpenAI has it; -1: to the end of the context."
+    )
     logprobs: Integer | None = Field(None, description="Alternatives per token, 0 to 20.")
     echo: bool | None = Field(None, description="The prompt precedes the answer.")
     best_of: Integer | None = Field(None, description="Only equal to n.")
@@ -26,6 +30,12 @@ class CompletionBody(FrontendFields):
     suffix: str | None = Field(
         None, description="Text after the gap: the answer is what is missing between the two."
     )
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of the answer at most; None: to the end of the context."""
+        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return None if limit == -1 else limit
 
 
 class PromptTokensDetails(TypedDict):

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPTS = 512
 """Prompts of one request."""
-DEFAULT_MAX_TOKENS = 16
 
 
 class Completion:
@@ -64,10 +63,9 @@ class Completion:
                 f"best_of is only supported where it equals n ({self.n})", param="best_of"
             )
         body.verify_stream_options()
-        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = body.sampling(
             defaults=self.service.defaults,
-            max_tokens=1 if self.only_prompt else max_tokens,
+            max_tokens=1 if self.only_prompt else body.limit,
             logprobs=body.logprobs,
             vocab_size=self.service.vocab_size,
         )
@@ -123,14 +121,13 @@ class Completion:
             if not isinstance(item, str):
                 raise InvalidRequest("with suffix the prompt must be text", param="prompt")
             ids, self.ends = await infill_prompt(
-                self.service, item, suffix, param="suffix", output=self.body.max_tokens
+                self.service, item, suffix, param="suffix", output=self.body.limit
             )
             self.prompts.append(ids)
             self.texts.append(item)
 
     def _cut(self, prompt: list[int]) -> list[int]:
-        limit = DEFAULT_MAX_TOKENS if self.body.max_tokens is None else self.body.max_tokens
-        return self.body.cut(prompt, self.service.engine.max_context - max(1, limit))
+        return self.body.cut(prompt, self.service.engine.max_context - (self.body.limit or 1))
 
     async def demand(self) -> None:
         """Set `grammar`; compiling it may take long, so it is done in a thread."""
