@@ -143,7 +143,7 @@ def test_what_is_no_graph(change: Callable[[list[Node]], list[Node]], why: str) 
 def test_one_name_one_shape() -> None:
     graph = decoder(1)
     wrong = tuple(
-        replace(node, weights=(replace(node.weights[0], names=("0.o",)),))
+        replace(node, weights=(node.weights[0]._replace(names=("0.o",)),))
         if node.weights and node.weights[0].names == ("0.gu",)
         else node
         for node in graph.nodes

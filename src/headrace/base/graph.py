@@ -3,7 +3,9 @@
 A family in `models` describes itself once, for any number of rows; nothing is computed and nothing
 is loaded for it. Backends lower or interpret the graph, the roofline prices its nodes, the loader
 asks which tensors it names, adapters mark its products. Values are made once and never changed:
-which of them share memory is the business of whoever runs the graph.
+which of them share memory is the business of whoever runs the graph. What is told by its numbers is
+a named tuple (a class of them is made in an eighth of a dataclass's time, and every start makes
+these); values and nodes are told by their identity.
 
 | kind | reads → gives | weights | spec |
 |---|---|---|---|
@@ -29,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .arch import Rope
 from .errors import EngineFault
@@ -40,8 +42,7 @@ Dtype = Literal["act", "f32", "i32"]
 """A value's type: the model's own, fp32 (logits), int32 (indices)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """How many rows a value has: a symbol, known when a step comes."""
 
     name: str
@@ -64,8 +65,7 @@ class Value:
     dtype: Dtype = "act"
 
 
-@dataclass(frozen=True, slots=True)
-class WeightRef:
+class WeightRef(NamedTuple):
     """Tensors of the model, one below the other, in the form for one role.
 
     (names, role) is the key of the prepared weight everywhere.
@@ -112,8 +112,7 @@ class EmbedSpec:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class NormSpec:
+class NormSpec(NamedTuple):
     """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain + shift."""
 
     kind: Literal["rms", "layer"]
@@ -121,15 +120,13 @@ class NormSpec:
     offset: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class LinearSpec:
+class LinearSpec(NamedTuple):
     """x · weightᵀ + bias; `softcap` c replaces y by c · tanh(y / c)."""
 
     softcap: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(NamedTuple):
     """Grouped-query attention of one layer: made once, read by `write` and `attend`."""
 
     layer: int
@@ -167,8 +164,7 @@ class AttentionSpec:
         return (self.heads + 2 * self.kv_heads) * self.size
 
 
-@dataclass(frozen=True, slots=True)
-class LatentSpec:
+class LatentSpec(NamedTuple):
     """Multi-head latent attention (DeepSeek-V2, section 2.1) of one layer.
 
     The cache holds, per token, a latent of `rank` numbers and one rotated key part of `rope_size`
@@ -196,13 +192,11 @@ class LatentSpec:
         return self.heads * (self.plain_size + self.rope_size)
 
 
-@dataclass(frozen=True, slots=True)
-class ActivationSpec:
+class ActivationSpec(NamedTuple):
     name: Literal["silu", "gelu_tanh", "gelu", "tanh"]
 
 
-@dataclass(frozen=True, slots=True)
-class RouteSpec:
+class RouteSpec(NamedTuple):
     """The `active` experts of the highest score per row; scores are a softmax over all."""
 
     active: int
@@ -210,15 +204,13 @@ class RouteSpec:
     """Shares of the chosen are scaled to sum to one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertsSpec:
+class ExpertsSpec(NamedTuple):
     """Gated feed-forward of each row's experts, summed by their shares."""
 
     activation: Literal["silu", "gelu_tanh", "gelu"]
 
 
-@dataclass(frozen=True, slots=True)
-class PartSpec:
+class PartSpec(NamedTuple):
     """Columns `first` to `first` + the result's width: a view."""
 
     first: int
@@ -233,7 +225,7 @@ class Node:
     out: tuple[Value, ...]
     weights: tuple[WeightRef, ...] = ()
     spec: object = None
-    """A frozen dataclass of numbers and names, by kind."""
+    """Numbers and names, by kind."""
 
 
 ROW_WISE = frozenset(

@@ -11,7 +11,6 @@ The joined nodes have kinds of their own, which no described graph has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ..base.graph import ActivationSpec, Graph, Node, NormSpec, Value, WeightRef
@@ -28,8 +27,7 @@ Way = Literal["library", "around", "codes"]
 Plan = Callable[[Weight, int], Way]
 
 
-@dataclass(frozen=True, slots=True)
-class AroundSpec:
+class AroundSpec(NamedTuple):
     """A product with what lies around it: reads x, and the residual where it is added to one."""
 
     bias: WeightRef | None
@@ -38,8 +36,7 @@ class AroundSpec:
     gate: ActivationSpec | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CodesSpec:
+class CodesSpec(NamedTuple):
     """A norm (of a sum, where it reads two) or a gate that writes codes for `consumer`."""
 
     of: NormSpec | ActivationSpec
