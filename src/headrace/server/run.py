@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.config import ServerOptions
 from ..base.errors import OptionError
 from ..engine.preload import collector_paused
+from ..obs.collector import collect_when_idle
 
 if TYPE_CHECKING:
     from ..engine.face import ServingEngine
@@ -180,7 +181,10 @@ class ServerProcess:
             )
         )
         keep = service.tasks.keep
-        habits = [keep("ledger", partial(self._keep_ledger, app))]
+        habits = [
+            keep("ledger", partial(self._keep_ledger, app)),
+            keep("collector", partial(collect_when_idle, lambda: bool(service.in_work))),
+        ]
         if tls is not None:
             habits.append(keep("certificates", tls.watch))
         if app.state.accounts is not None:

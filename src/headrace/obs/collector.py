@@ -1,0 +1,37 @@
+"""Full garbage collections at moments when nobody waits.
+
+A collection of the oldest generation walks over every object that the process holds, during which
+its event loop stands still: 90 ms beside a conversation of 3,000 messages. Younger generations,
+whose collections are short, are left to the interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+
+LOOK = 5.0
+"""Seconds between two looks whether somebody waits."""
+LONGEST = 300.0
+"""Seconds after which garbage is collected even so: it must not grow for ever."""
+_NEVER = 1 << 30
+
+
+async def collect_when_idle(busy: Callable[[], bool]) -> None:
+    """Take the oldest generation over from the interpreter, until cancelled.
+
+    `busy`: does somebody wait for an answer of this process?
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(usual[0], usual[1], _NEVER)
+    latest = time.monotonic()
+    try:
+        while True:
+            await asyncio.sleep(LOOK)
+            if not busy() or time.monotonic() - latest >= LONGEST:
+                gc.collect()
+                latest = time.monotonic()
+    finally:
+        gc.set_threshold(*usual)
