@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headrace.base.errors import OptionError
 from headrace.dist.channel import AsyncChannel, Channel, PeerGone, PrivateFolder, address
 
 
@@ -89,6 +90,20 @@ def test_messages_arrive_in_order_both_ways(folder: Path) -> None:
     finally:
         child.close()
         parent.close()
+
+
+def test_a_folder_of_any_length_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    parent = Channel(address(deep, "end"), Message, bind=True)
+    child = Channel(address(deep, "end"), Message, bind=False)
+    child.send(Number(7))
+    assert parent.receive_one(5.0) == Number(7)
+    child.close()
+    parent.close()
+    monkeypatch.setattr("headrace.dist.channel.os.path.isdir", lambda path: False)
+    with pytest.raises(OptionError, match="TMPDIR"):
+        Channel(address(deep, "other"), Message, bind=True)
 
 
 def test_nobody_there_is_an_error_and_not_a_wait(folder: Path) -> None:

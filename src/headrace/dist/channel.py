@@ -23,11 +23,13 @@ import struct
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from ..base.errors import OptionError
 
 _BURST = 64
 """Messages taken in one callback of the event loop before others get their turn."""
@@ -49,7 +51,7 @@ class PeerGone(ConnectionError):
 
 
 class PrivateFolder:
-    """A new folder that only this user can enter, short enough for Unix socket paths.
+    """A new folder that only this user can enter.
 
     A lock in it says that its owner lives. Whoever makes the next one removes those whose owners
     were killed; the lock, unlike a process id, means the same in every container.
@@ -98,9 +100,34 @@ def _remove_abandoned(folder: Path) -> None:
 
 def address(folder: Path, name: str) -> str:
     """Address of the channel `name` in a private folder."""
-    path = str(folder / f"{name}.sock")
-    assert len(os.fsencode(path)) < 104, f"{path} is too long for a Unix socket"
-    return path
+    return str(folder / f"{name}.sock")
+
+
+_MOST_PATH = 103
+"""Bytes of a path that fit into the address of a Unix socket on every system."""
+
+
+@contextlib.contextmanager
+def _fitting(where: str) -> Iterator[str]:
+    """`where`, or a shorter path to the same socket that holds as long as the block.
+
+    Raises `OptionError` where the path is too long and the system has no shorter one.
+    """
+    if len(os.fsencode(where)) <= _MOST_PATH:
+        yield where
+        return
+    path = Path(where)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        short = f"/proc/self/fd/{folder}"
+        if not os.path.isdir(short):
+            raise OptionError(
+                f"{path.parent} is too long a path for the sockets between our processes; set "
+                "TMPDIR to a folder with a shorter one"
+            )
+        yield f"{short}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 class _End:
@@ -120,12 +147,14 @@ class _End:
         if bind:
             Path(where).unlink(missing_ok=True)
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(where)
+            with _fitting(where) as path:
+                self._listener.bind(path)
             self._listener.listen(1)
             self._listener.setblocking(False)
         else:
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connected.connect(where)
+            with _fitting(where) as path:
+                connected.connect(path)
             self._open(connected)
         self.closed = False
 
