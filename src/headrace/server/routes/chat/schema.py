@@ -85,9 +85,11 @@ class AllowedChoice(Loose):
 class ChatBody(FormFields):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Integer | None = Field(
-        None, description="Absent or -1: to the end of the context."
+        None, description="Absent: to the end of the context."
     )
-    max_tokens: Integer | None = Field(None, description="Older name of max_completion_tokens.")
+    max_tokens: Integer | None = Field(
+        None, description="Older name of max_completion_tokens; -1: to the end of the context."
+    )
     logprobs: bool | None = None
     top_logprobs: Integer | None = Field(None, description="0 to 20; needs logprobs: true.")
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
@@ -144,9 +146,9 @@ class ChatBody(FormFields):
     @property
     def limit(self) -> int | None:
         """Tokens of the answer at most; None: to the end of the context."""
-        older = self.max_completion_tokens is None
-        limit = self.max_tokens if older else self.max_completion_tokens
-        return None if limit == -1 else limit
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return None if self.max_tokens == -1 else self.max_tokens
 
 
 class TopLogprob(TypedDict):

@@ -44,7 +44,7 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     for place, item in enumerate(items):
         _append(messages, converted(item, InputItem), f"input.{place}")
     chat: dict[str, Any] = {
-        "messages": messages, "model": body.model, "max_tokens": body.max_output_tokens,
+        "messages": messages, "model": body.model, "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature, "top_p": body.top_p, "stream": body.stream,
         "parallel_tool_calls": body.parallel_tool_calls, "priority": body.priority,
     }  # fmt: skip
