@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from processes import fake_server, memory, running
+from pydantic import TypeAdapter
 from server_fake import FakeEngine
 from starlette.requests import ClientDisconnect
 
@@ -25,6 +26,7 @@ from headrace.server.app import create_app
 from headrace.server.body import BodiesInFlight
 from headrace.server.caller import BODY_SIZE, CALLER, RECEIVE, Caller
 from headrace.server.hands import LARGE, Hands
+from headrace.server.run import prepare_routes
 from headrace.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -316,3 +318,22 @@ async def test_a_hold_is_seen_with_its_stack(
             break
         await asyncio.sleep(0.05)
     assert held[0]["kind"] == "loop"
+
+
+async def test_the_first_client_of_an_interface_finds_it_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
+    await prepare_routes(app)
+    made: list[Any] = []
+    init = TypeAdapter.__init__
+
+    def counted(self: Any, type: Any, **more: Any) -> None:
+        made.append(type)
+        init(self, type, **more)
+
+    monkeypatch.setattr(TypeAdapter, "__init__", counted)
+    async with client_of(app) as client:
+        for path in ("/api/version", "/v1/models", "/props"):
+            await client.get(path)
+    assert made == []
