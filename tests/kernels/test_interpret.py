@@ -16,8 +16,9 @@ from headrace.base.arch import ModelArch
 from headrace.base.graph import Graph, Node, Value, WeightRef
 from headrace.kernels.fuse import AroundSpec, fused
 from headrace.kernels.interpret import Interpreter
-from headrace.kernels.model import Model, Prepared
+from headrace.kernels.model import Model
 from headrace.kernels.operators import KvCache, KvLayer
+from headrace.kernels.prepared import Prepared
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.weights import DenseWeight
 from headrace.layers.description import Description

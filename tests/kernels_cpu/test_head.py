@@ -16,11 +16,12 @@ from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.draws import RULE, DrawParameters, streams, uniforms
-from headrace.kernels.model import Model, Prepared
+from headrace.kernels.model import Model
 from headrace.kernels.operators import (
     KvCache,
     StepLimits,
 )
+from headrace.kernels.prepared import Prepared
 from headrace.kernels.program import BEST, RULES
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
 from headrace.layers.description import Description

@@ -25,8 +25,9 @@ from headrace.kernels.cpu.program import CpuProgram, Variant, compile_program
 from headrace.kernels.cpu.records import HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.lora import add_lora
-from headrace.kernels.model import Model, Prepared
+from headrace.kernels.model import Model
 from headrace.kernels.operators import KvCache, KvLayer, RopeTable, StepLimits
+from headrace.kernels.prepared import Prepared
 from headrace.kernels.program import LOGITS, want
 from headrace.kernels.weights import BlockWeight, DenseWeight, LoraWeight, StackedWeight, Weight
 from headrace.layers.description import Description, vector

@@ -40,6 +40,9 @@ _LINGER_SECONDS = 0.2
 """How long a closing end waits for what it has sent to leave."""
 _LENGTH = struct.Struct(">I")
 
+_MOST_PATH = 103
+"""Bytes of a path that fit into the address of a Unix socket on every system."""
+
 _PREFIX = "headrace-"
 _LOCK = "owner"
 _ABANDONED_SECONDS = 60.0
@@ -101,10 +104,6 @@ def _remove_abandoned(folder: Path) -> None:
 def address(folder: Path, name: str) -> str:
     """Address of the channel `name` in a private folder."""
     return str(folder / f"{name}.sock")
-
-
-_MOST_PATH = 103
-"""Bytes of a path that fit into the address of a Unix socket on every system."""
 
 
 @contextlib.contextmanager

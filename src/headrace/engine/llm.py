@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,11 +234,10 @@ class LLM:
         one = messages and isinstance(messages[0], Mapping)
         conversations = [messages] if one else messages  # type: ignore[list-item,assignment]
         compiled = self._compiled(template)
-        foreign = Foreign(self.tokenizer.special_tokens)
         prompts: list[TextOrIds] = []
         for conversation in conversations:
             text = compiled.render(
-                foreign.cut(conversation),
+                self._foreign.cut(conversation),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -248,6 +248,10 @@ class LLM:
         return self.generate(
             prompts, sampling_params, use_tqdm=use_tqdm, grammar=grammar, on_delta=on_delta
         )
+
+    @cached_property
+    def _foreign(self) -> Foreign:
+        return Foreign(self.tokenizer.special_tokens)
 
     def embed(
         self,

@@ -20,7 +20,7 @@ from .weights import Weight
 if TYPE_CHECKING:
     import torch
 
-    from .model import Prepared
+    from .prepared import Prepared
 
 Way = Literal["library", "around", "codes"]
 """How a backend computes a product: alone; with what lies around it; of codes."""

@@ -27,7 +27,7 @@ from .fuse import AroundSpec, CodesSpec, Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
 
 if TYPE_CHECKING:
-    from .model import Prepared
+    from .prepared import Prepared
 
 Adding = Callable[[WeightRef, Array, Array], None]
 """Adds to a product: its weight, x, y."""

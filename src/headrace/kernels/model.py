@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from ..base.arch import Rope
 from ..base.demand import Hidden, demand, head
-from ..base.graph import EmbedSpec, Graph, Role, WeightRef
+from ..base.graph import EmbedSpec, Graph, WeightRef
 from .arrays import Array, floats_like
 from .fuse import fused
 from .interpret import Adding, Interpreter
-from .operators import KvCache, Operators, RopeTable, StepBatch
-from .weights import Weight
-
-
-@dataclass(slots=True)
-class Prepared:
-    """What `loader.prepare` made of a model's weights for one backend."""
-
-    by_key: dict[tuple[tuple[str, ...], Role], Weight | list[Weight] | Array] = field(
-        default_factory=dict
-    )
-    """By `WeightRef.key`: a weight, a list of one for each copy, or a vector."""
-    ropes: dict[tuple[Rope, int], RopeTable] = field(default_factory=dict)
-    """By rope and numbers of a head that it rotates."""
-    nbytes: int = 0
-
-    def weight(self, ref: WeightRef) -> Weight:
-        found = self.by_key[ref.key]
-        assert not isinstance(found, list), "one weight of many copies"
-        weight: Weight = found
-        return weight
-
-    def copies(self, ref: WeightRef) -> list[Weight]:
-        found = self.by_key[ref.key]
-        assert isinstance(found, list), "a weight of one copy"
-        return found
-
-    def vector(self, ref: WeightRef) -> Array:
-        assert ref.role == "vector"
-        return self.by_key[ref.key]
+from .operators import KvCache, Operators, StepBatch
+from .prepared import Prepared
 
 
 class Model:

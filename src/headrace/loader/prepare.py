@@ -12,8 +12,9 @@ from ..base.arch import Rope
 from ..base.errors import UnsupportedModel
 from ..base.graph import AttentionSpec, Graph, LatentSpec, WeightRef
 from ..kernels.arrays import Array, address, floats, tensor
-from ..kernels.model import Model, Prepared
+from ..kernels.model import Model
 from ..kernels.operators import Operators, RopeTable
+from ..kernels.prepared import Prepared
 from ..kernels.rope import rope_table
 from ..kernels.weights import (
     BlockWeight,

@@ -1,8 +1,8 @@
 """Full garbage collections at moments when nobody waits.
 
 A collection of the oldest generation walks over every object that the process holds, during which
-its event loop stands still: 90 ms beside a conversation of 3,000 messages. Younger generations,
-whose collections are short, are left to the interpreter.
+its event loop stands still: for 90 ms once, in a server that was asked with very large bodies.
+Younger generations, whose collections are short, are left to the interpreter.
 """
 
 from __future__ import annotations

@@ -112,37 +112,38 @@ _DATASHEETS = {
         8.0e12, 180 * GB, 126 * 2**20, 10e12, 900e9, fabric_bandwidth=50e9, tile_rows=128,
         source="NVIDIA DGX B200 datasheet / 8",
     ),
-    # NVIDIA DGX B300 datasheet / 8, dense: 105 PFLOPS FP4, 36 FP8; int8 units are nearly gone.
+    # An eighth of a DGX B300, dense, as others quote it: 105 PFLOPS FP4, 36 FP8; int8
+    # units are nearly gone.
     "B300": Hardware(
         "B300", {"float32": 75e12, "bfloat16": 2250e12, "float16": 2250e12, "fp8": 4500e12,
                  "int8": 150e12, "fp4": 13_125e12},
         8.0e12, 288 * GB, 126 * 2**20, 10e12, 900e9, fabric_bandwidth=100e9, tile_rows=128,
         source="NVIDIA DGX B300 / 8, figures second-hand",
     ),
-    # NVIDIA GB200 NVL72 datasheet / 72, dense: 720 PFLOPS FP4, 360 FP8, 180 BF16, 13.4 TB,
-    # 576 TB/s; one NVLink domain of 72.
+    # A 72nd of a GB200 NVL72, dense, as others quote it: 720 PFLOPS FP4, 360 FP8, 180 BF16,
+    # 13.4 TB, 576 TB/s; one NVLink domain of 72.
     "GB200": Hardware(
         "GB200", {"float32": 80e12, "bfloat16": 2500e12, "float16": 2500e12, "fp8": 5000e12,
                   "int8": 5000e12, "fp4": 10_000e12},
         8.0e12, 186 * GB, 126 * 2**20, 10e12, 900e9, node_devices=72, fabric_bandwidth=50e9,
         tile_rows=128, source="NVIDIA GB200 NVL72 / 72, figures second-hand",
     ),
-    # NVIDIA GB300 NVL72 datasheet / 72, dense: 1,080 PFLOPS FP4, 360 FP8, 180 BF16, 12 POPS int8,
-    # 20 TB, 576 TB/s.
+    # A 72nd of a GB300 NVL72, dense, as others quote it: 1,080 PFLOPS FP4, 360 FP8, 180 BF16,
+    # 12 POPS int8, 20 TB, 576 TB/s.
     "GB300": Hardware(
         "GB300", {"float32": 80e12, "bfloat16": 2500e12, "float16": 2500e12, "fp8": 5000e12,
                   "int8": 165e12, "fp4": 15_000e12},
         8.0e12, 279 * GB, 126 * 2**20, 10e12, 900e9, node_devices=72, fabric_bandwidth=100e9,
         tile_rows=128, source="NVIDIA GB300 NVL72 / 72, figures second-hand",
     ),
-    # NVIDIA H20 data sheet as its resellers print it: Hopper with fewer units, all of its NVLink.
+    # As resellers print it: Hopper with fewer units, all of its NVLink.
     "H20": Hardware(
         "H20", {"float32": 44e12, "bfloat16": 148e12, "float16": 148e12, "fp8": 296e12,
                 "int8": 296e12},
         4.0e12, 96 * GB, 60 * 2**20, 7e12, 450e9, fabric_bandwidth=50e9, tile_rows=64,
         source="NVIDIA H20, figures second-hand",
     ),
-    # AMD Instinct MI300X data sheet, dense; 256 MB Infinity Cache at 17 TB/s; seven links of
+    # Dense, not checked against the data sheet; 256 MB Infinity Cache at 17 TB/s; seven links of
     # 64 GB/s in one direction.
     "MI300X": Hardware(
         "MI300X", {"float32": 163.4e12, "bfloat16": 1307.4e12, "float16": 1307.4e12,
@@ -150,14 +151,14 @@ _DATASHEETS = {
         5.3e12, 192 * GB, 256 * 2**20, 17e12, 448e9, fabric_bandwidth=50e9, tile_rows=64,
         kind="rocm", source="AMD Instinct MI300X, not checked against the data sheet",
     ),
-    # AMD Instinct MI355X data sheet, dense; seven links of 76.8 GB/s in one direction.
+    # Dense, not checked against the data sheet; seven links of 76.8 GB/s in one direction.
     "MI355X": Hardware(
         "MI355X", {"float32": 157.3e12, "bfloat16": 2516.6e12, "float16": 2516.6e12,
                    "fp8": 5033.2e12, "int8": 5033.2e12, "fp4": 10_066.3e12},
         8.0e12, 288 * GB, 256 * 2**20, 17e12, 537.6e9, fabric_bandwidth=50e9, tile_rows=64,
         kind="rocm", source="AMD Instinct MI355X, not checked against the data sheet",
     ),
-    # NVIDIA L4 datasheet, sparsity halved out; PCIe 4.0 x16.
+    # Sparsity halved out, not checked against the data sheet; PCIe 4.0 x16.
     "L4": Hardware(
         "L4", {"float32": 30.3e12, "bfloat16": 121e12, "float16": 121e12, "fp8": 242.5e12,
                "int8": 242.5e12},
@@ -193,7 +194,7 @@ _DATASHEETS = {
         0.273e12, 128 * GB, 32 * 2**20, 1e12, tile_rows=64,
         source="NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
     ),
-    # NVIDIA Jetson AGX Orin 64 GB datasheet, GPU alone: 170 TOPS int8 sparse, 5.3 TFLOPS fp32;
+    # GPU alone, not checked against the data sheet: 170 TOPS int8 sparse, 5.3 TFLOPS fp32;
     # half-precision products are half of dense int8.
     "ORIN": Hardware(
         "ORIN", {"float32": 5.3e12, "bfloat16": 42.5e12, "float16": 42.5e12, "int8": 85e12},

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ...base.graph import TOKENS, Graph, Node, Value
 from ..arrays import host
 from ..interpret import Interpreter
-from ..model import Prepared
 from ..operators import KvCache, Operators, StepBatch
+from ..prepared import Prepared
 
 Rooms = Mapping[Value, npt.NDArray[np.float32]]
 """Buffers of the arena by value."""

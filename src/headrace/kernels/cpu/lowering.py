@@ -33,8 +33,8 @@ from ...base.graph import (
     Value,
     WeightRef,
 )
-from ..model import Prepared
 from ..operators import KvCache
+from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
 from . import emit
 from .arena import Arena
