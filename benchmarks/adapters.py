@@ -30,12 +30,14 @@ def write(folder: Path, arch: Any, rank: int, seed: int) -> Path:
     numbers = np.random.default_rng(seed)
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     shapes = {
-        "self_attn.q_proj": (queries, arch.hidden), "self_attn.k_proj": (keys, arch.hidden),
-        "self_attn.v_proj": (keys, arch.hidden), "self_attn.o_proj": (arch.hidden, queries),
+        "self_attn.q_proj": (queries, arch.hidden),
+        "self_attn.k_proj": (keys, arch.hidden),
+        "self_attn.v_proj": (keys, arch.hidden),
+        "self_attn.o_proj": (arch.hidden, queries),
         "mlp.gate_proj": (arch.intermediate, arch.hidden),
         "mlp.up_proj": (arch.intermediate, arch.hidden),
         "mlp.down_proj": (arch.hidden, arch.intermediate),
-    }  # fmt: skip
+    }
     tensors = {}
     for layer in range(arch.layers):
         for name, (out, width) in shapes.items():
@@ -44,9 +46,12 @@ def write(folder: Path, arch: Any, rank: int, seed: int) -> Path:
             tensors[f"{at}B.weight"] = numbers.normal(0, 0.01, (out, rank)).astype(np.float32)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none",
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": rank,
+        "bias": "none",
         "target_modules": sorted(name.rpartition(".")[2] for name in shapes),
-    }  # fmt: skip
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
@@ -82,10 +87,15 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         LLM(
-            arguments.model, threads=arguments.threads, max_sequences=most, max_context=1024,
-            kv_memory="200MiB", max_adapters=most, adapter_rank=arguments.rank,
+            arguments.model,
+            threads=arguments.threads,
+            max_sequences=most,
+            max_context=1024,
+            kv_memory="200MiB",
+            max_adapters=most,
+            adapter_rank=arguments.rank,
         ) as llm,
-    ):  # fmt: skip
+    ):
         for place in range(most):
             llm.load_adapter(
                 f"a{place}", write(Path(folder) / str(place), arch, arguments.rank, place)
@@ -102,9 +112,14 @@ def main() -> None:
             for name, pairs in found.items():
                 decode, prefill = (statistics.median(column) for column in zip(*pairs, strict=True))
                 results.append(
-                    {"rows": rows, "adapters": name, "rank": arguments.rank,
-                     "decode": round(decode, 1), "prefill": round(prefill, 1)}
-                )  # fmt: skip
+                    {
+                        "rows": rows,
+                        "adapters": name,
+                        "rank": arguments.rank,
+                        "decode": round(decode, 1),
+                        "prefill": round(prefill, 1),
+                    }
+                )
                 print(json.dumps(results[-1]), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -25,10 +25,14 @@ _DUMP_AT, _START, _STOP = _CALLGRIND + 3, _CALLGRIND + 4, _CALLGRIND + 5
 _CODE = bytes.fromhex(
     "4889f8"  # mov rax, rdi: the request and its five arguments
     "31d2"  # xor edx, edx: the answer without valgrind
-    "48c1c703" "48c1c70d" "48c1c73d" "48c1c733"  # rol rdi by 3, 13, 61, 51: as it was
+    "48c1c703"
+    "48c1c70d"
+    "48c1c73d"
+    "48c1c733"  # rol rdi by 3, 13, 61, 51: as it was
     "4887db"  # xchg rbx, rbx: here valgrind looks
-    "4889d0" "c3"  # mov rax, rdx; ret
-)  # fmt: skip
+    "4889d0"
+    "c3"  # mov rax, rdx; ret
+)
 _Request = ctypes.c_uint64 * 6
 
 
@@ -42,9 +46,10 @@ class Marks:
         self._page[: len(_CODE)] = _CODE
         at = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         allowed = ctypes.CDLL(None, use_errno=True).mprotect(
-            ctypes.c_void_p(at), ctypes.c_size_t(mmap.PAGESIZE),
+            ctypes.c_void_p(at),
+            ctypes.c_size_t(mmap.PAGESIZE),
             mmap.PROT_READ | mmap.PROT_EXEC,
-        )  # fmt: skip
+        )
         if allowed != 0:
             raise OSError(ctypes.get_errno(), "no executable page for the requests to valgrind")
         self._call = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p)(at)

@@ -92,12 +92,17 @@ class Work:
     def plain(self) -> dict[str, Any]:
         host = {} if self.host is None else {"host_instructions": round(self.host / self.steps)}
         return {
-            "work": self.name, "tokens": self.tokens, "steps": self.steps,
-            "kernel_instructions": round(self.instructions), **host,
-            "read_bytes": round(self.fetched), "expected_bytes": round(self.expected_bytes),
+            "work": self.name,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "kernel_instructions": round(self.instructions),
+            **host,
+            "read_bytes": round(self.fetched),
+            "expected_bytes": round(self.expected_bytes),
             "operators": {
                 name: {
-                    "records": each.records, "instructions": each.counts.instructions,
+                    "records": each.records,
+                    "instructions": each.counts.instructions,
                     "read_bytes": each.counts.fetched,
                     "expected_bytes": round(each.expected_bytes),
                 }
@@ -111,7 +116,7 @@ class Work:
                 Path(name).name: round(count / self.steps)
                 for name, count in self.objects.most_common(FUNCTIONS)
             },
-        }  # fmt: skip
+        }
 
 
 class Expectation:
@@ -217,11 +222,20 @@ def run_once(asked: dict[str, Any], cache: int, folder: Path) -> tuple[list[Part
         )
     dumps, facts = folder / "dumps", folder / "facts.json"
     command = [
-        valgrind, "--tool=callgrind", "-q", "--instr-atstart=no", "--combine-dumps=yes",
-        "--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", f"--LL={cache << 20},16,64",
-        f"--callgrind-out-file={dumps}", sys.executable,
-        str(Path(__file__).with_name("counted.py")), json.dumps({**asked, "facts": str(facts)}),
-    ]  # fmt: skip
+        valgrind,
+        "--tool=callgrind",
+        "-q",
+        "--instr-atstart=no",
+        "--combine-dumps=yes",
+        "--cache-sim=yes",
+        "--I1=32768,8,64",
+        "--D1=32768,8,64",
+        f"--LL={cache << 20},16,64",
+        f"--callgrind-out-file={dumps}",
+        sys.executable,
+        str(Path(__file__).with_name("counted.py")),
+        json.dumps({**asked, "facts": str(facts)}),
+    ]
     # The same hashes in each run: dictionaries of the interpreter count too.
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -378,10 +392,13 @@ def main(line: list[str] | None = None) -> None:
         print(f"{key}: {len(rounds)} rounds differ by {value:.4%} at most")
     if arguments.json:
         found = {
-            **asked, "threads": 1, "level": facts["level"], "cache_mib": arguments.cache,
+            **asked,
+            "threads": 1,
+            "level": facts["level"],
+            "cache_mib": arguments.cache,
             "difference_of_rounds": differs,
             "rounds": [[work.plain() for work in works] for works in rounds],
-        }  # fmt: skip
+        }
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

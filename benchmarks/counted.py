@@ -82,10 +82,16 @@ def count(work: dict[str, Any], marks: Marks) -> dict[str, Any]:
     warm = work["warm"]
     longest = max(prefill + 2, context + warm + steps + 4)
     with LLM(
-        work["model"], threads=1, device="cpu", kernels="cpu", max_sequences=max(rows),
-        max_context=longest, step_tokens=max(512, prefill, max(rows) * context),
-        kv_memory="256MiB", offline=work["offline"],
-    ) as llm:  # fmt: skip
+        work["model"],
+        threads=1,
+        device="cpu",
+        kernels="cpu",
+        max_sequences=max(rows),
+        max_context=longest,
+        step_tokens=max(512, prefill, max(rows) * context),
+        kv_memory="256MiB",
+        offline=work["offline"],
+    ) as llm:
         level, vocabulary = library.level(), llm.files.arch.vocab_size
         say(f"loaded; the CPU that valgrind offers has level {level}")
         watch = Watch(marks)

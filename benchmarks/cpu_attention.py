@@ -91,11 +91,16 @@ def main() -> None:
         y = torch.empty_like(q)
         records = [
             emit.attention(
-                emit.kv(layer, heads, arguments.kv_heads, 0), matrix(q), matrix(y), NOT_QUANTISED,
-                size**-0.5, None, ROWS_N,
+                emit.kv(layer, heads, arguments.kv_heads, 0),
+                matrix(q),
+                matrix(y),
+                NOT_QUANTISED,
+                size**-0.5,
+                None,
+                ROWS_N,
             )
             for layer in layers
-        ]  # fmt: skip
+        ]
         program, step = emit.program(records), fill_step(HrStep(), batch)
         times: dict[str, list[float]] = {name: [] for name in teams}
         results = {}
@@ -116,11 +121,19 @@ def main() -> None:
             f"largest difference {away:.2g} of the deviation",
             flush=True,
         )
-        measured.append({
-            "case": case, "heads": heads, "kv_heads": arguments.kv_heads, "size": size,
-            "layers": arguments.layers, "rounds": arguments.rounds, "old_ms": round(old, 4),
-            "new_ms": round(new, 4), "gigabytes_a_second": round(bandwidth, 1),
-        })  # fmt: skip
+        measured.append(
+            {
+                "case": case,
+                "heads": heads,
+                "kv_heads": arguments.kv_heads,
+                "size": size,
+                "layers": arguments.layers,
+                "rounds": arguments.rounds,
+                "old_ms": round(old, 4),
+                "new_ms": round(new, 4),
+                "gigabytes_a_second": round(bandwidth, 1),
+            }
+        )
     if arguments.json:
         before = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
         arguments.json.write_text(json.dumps([*before, *measured], indent=1) + "\n")

@@ -74,9 +74,15 @@ class Result:
 
 
 def measure(
-    team: Team, rounds: int, weights: torch.Tensor, run: object, what: str, rows: int,
-    size: float, operations: float,
-) -> Result:  # fmt: skip
+    team: Team,
+    rounds: int,
+    weights: torch.Tensor,
+    run: object,
+    what: str,
+    rows: int,
+    size: float,
+    operations: float,
+) -> Result:
     assert callable(run)
     times, bandwidths, rates = [], [], []
     run()
@@ -111,11 +117,16 @@ def products(team: Team, rounds: int) -> list[Result]:
             program = emit.program(ops)
             results.append(
                 measure(
-                    team, rounds, room, partial(team.run, program, copies, step),
-                    f"{kind} {out}×{width}", rows, float(size * copies),
+                    team,
+                    rounds,
+                    room,
+                    partial(team.run, program, copies, step),
+                    f"{kind} {out}×{width}",
+                    rows,
+                    float(size * copies),
                     2.0 * rows * out * width * copies,
                 )
-            )  # fmt: skip
+            )
     return results
 
 
@@ -154,11 +165,16 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
             operations = 2.0 * (tokens * parameters + len(entries) * head)
             results.append(
                 measure(
-                    team, rounds if tokens < 64 else 3, largest,
+                    team,
+                    rounds if tokens < 64 else 3,
+                    largest,
                     partial(worker._program.step, batch, LOGITS),
-                    f"step: {what}", tokens, read, operations,
+                    f"step: {what}",
+                    tokens,
+                    read,
+                    operations,
                 )
-            )  # fmt: skip
+            )
             worker._rows.release(list(range(len(entries))))
     return results
 

@@ -71,10 +71,13 @@ def main() -> None:
     worker = Worker(
         files,
         WorkerOptions(
-            kernels="cpu", threads=THREADS, rows=32, step_tokens=2048,
+            kernels="cpu",
+            threads=THREADS,
+            rows=32,
+            step_tokens=2048,
             max_context=arguments.context,
         ),
-    )  # fmt: skip
+    )
     groups = layer_groups(files.arch, worker._resolved.kv_dtype, BLOCKS)
     worker.allocate(PoolShape(BLOCK, groups))
     program = worker._program

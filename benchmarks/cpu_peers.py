@@ -179,9 +179,11 @@ def child_headrace(sizes: Sizes) -> Values:
     team = worker._operators.providers["linear"].team
     largest = worker._model.vocabulary.head.data
     arch = llm.files.arch
-    layers = arch.layers * arch.hidden * (
-        2 * (arch.heads + arch.kv_heads) * arch.head_dim + 3 * arch.intermediate
-    )  # fmt: skip
+    layers = (
+        arch.layers
+        * arch.hidden
+        * (2 * (arch.heads + arch.kv_heads) * arch.head_dim + 3 * arch.intermediate)
+    )
     values["layer_operations"] = 2.0 * layers
     values["token_operations"] = 2.0 * (layers + arch.vocab_size * arch.hidden)
 
@@ -236,8 +238,9 @@ def child_openvino(model: str, sizes: Sizes, part: str) -> Values:
     def generate_one(prompts: list[list[int]], output: int) -> None:
         for prompt in prompts:
             mask = openvino.Tensor(numpy.ones((1, len(prompt)), dtype=numpy.int64))
-            answer = one.generate(openvino_genai.TokenizedInputs(tensor(prompt), mask),
-                                  config(output))  # fmt: skip
+            answer = one.generate(
+                openvino_genai.TokenizedInputs(tensor(prompt), mask), config(output)
+            )
             assert len(answer.tokens[0]) == output
 
     generate_one([ids(16)], 1)
@@ -289,9 +292,22 @@ class Llama:
     def start(self) -> float:
         port = 18_000 + random.randrange(1_000)
         command = [
-            str(self.folder / "llama-server"), "-m", str(self.model), "-t", str(THREADS),
-            "-tb", str(THREADS), "-np", "1", "-c", "4096", "-fa", "on", "--port", str(port),
-        ]  # fmt: skip
+            str(self.folder / "llama-server"),
+            "-m",
+            str(self.model),
+            "-t",
+            str(THREADS),
+            "-tb",
+            str(THREADS),
+            "-np",
+            "1",
+            "-c",
+            "4096",
+            "-fa",
+            "on",
+            "--port",
+            str(port),
+        ]
         body = json.dumps({"prompt": ids(16), "n_predict": 1}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/completion", body, {"Content-Type": "application/json"}
@@ -316,9 +332,20 @@ class Llama:
         short, long = self.sizes.prefill
         values = start(self.start)
         text, _ = self._run(
-            "llama-bench", "-p", "0", "-n", str(self.sizes.output), "-d", "16", "-fa", "1",
-            "-r", "3", "-o", "json",
-        )  # fmt: skip
+            "llama-bench",
+            "-p",
+            "0",
+            "-n",
+            str(self.sizes.output),
+            "-d",
+            "16",
+            "-fa",
+            "1",
+            "-r",
+            "3",
+            "-o",
+            "json",
+        )
         values["decode"] = json.loads(text)[0]["avg_ts"]
         # The first length is the warm-up.
         lengths = f"32,{short},{long}"
@@ -328,10 +355,22 @@ class Llama:
         level = LEVELS[-1 - round_ % len(LEVELS)]
         each = str(self.sizes.concurrent)
         text, peak = self._run(
-            "llama-batched-bench", "-tb", str(THREADS), "-c", str(level * 2 * int(each)),
-            "-fa", "on", "-npp", each, "-ntg", each, "-npl", str(level),
-            "--output-format", "jsonl",
-        )  # fmt: skip
+            "llama-batched-bench",
+            "-tb",
+            str(THREADS),
+            "-c",
+            str(level * 2 * int(each)),
+            "-fa",
+            "on",
+            "-npp",
+            each,
+            "-ntg",
+            each,
+            "-npl",
+            str(level),
+            "--output-format",
+            "jsonl",
+        )
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         values[f"concurrent{level}"] = level * int(each) / lines[-1]["t"]
         if level == LEVELS[-1]:
@@ -394,10 +433,18 @@ def figures(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ratio = to[best]
             reached = ratio >= row.reach if row.more_is_better else ratio < row.reach
         results.append(
-            {"row": row.key, "title": row.title, "reach": row.reach, "medians": medians,
-             "samples": found, "ratios": to, "ratio_samples": ratios, "best_peer": best,
-             "reached": reached}
-        )  # fmt: skip
+            {
+                "row": row.key,
+                "title": row.title,
+                "reach": row.reach,
+                "medians": medians,
+                "samples": found,
+                "ratios": to,
+                "ratio_samples": ratios,
+                "best_peer": best,
+                "reached": reached,
+            }
+        )
     return results
 
 
@@ -438,8 +485,11 @@ def table(document: dict[str, Any]) -> str:
             best = f"{ratio} ({min(samples):.2f}–{max(samples):.2f}, {result['best_peer']})"
             sign = "≥" if result["reach"] > 1 else "<"
             asked = f"{sign} ×{result['reach']:g} {'yes' if result['reached'] else 'NO'}"
-        share = [f"{100 * s:.0f} % {k.split(' ', 1)[1]}" for k, s in document["shares"].items()
-                 if k.startswith(result["row"] + " ")]  # fmt: skip
+        share = [
+            f"{100 * s:.0f} % {k.split(' ', 1)[1]}"
+            for k, s in document["shares"].items()
+            if k.startswith(result["row"] + " ")
+        ]
         title = f"{result['title']}"
         lines.append(
             f"| {title} | " + " | ".join(cells) + f" | {best} | {asked} | {''.join(share)} |"
@@ -496,11 +546,17 @@ def measure(arguments: argparse.Namespace) -> None:
     ).stdout.strip()
     rounds: list[dict[str, Any]] = []
     document: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit,
-        "machine": platform.platform(), "level": team.level, "threads": THREADS,
-        "model": DEFAULT_MODEL, "tiny": arguments.tiny, "contestants": list(here),
-        "absent": absent, "rounds": rounds,
-    }  # fmt: skip
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "machine": platform.platform(),
+        "level": team.level,
+        "threads": THREADS,
+        "model": DEFAULT_MODEL,
+        "tiny": arguments.tiny,
+        "contestants": list(here),
+        "absent": absent,
+        "rounds": rounds,
+    }
     if arguments.append:
         rounds += json.loads(arguments.json.read_text())["rounds"]
     longest = 0.0
@@ -528,9 +584,14 @@ def measure(arguments: argparse.Namespace) -> None:
             print(f"{time.monotonic() - begin:5.0f} s, round {number}, {name}: {text}", flush=True)
         longest = max(longest, time.monotonic() - first)
         rounds.append(
-            {"order": order, "seconds": time.monotonic() - first, "load": os.getloadavg()[0],
-             "ceilings": ceilings, "values": values}
-        )  # fmt: skip
+            {
+                "order": order,
+                "seconds": time.monotonic() - first,
+                "load": os.getloadavg()[0],
+                "ceilings": ceilings,
+                "values": values,
+            }
+        )
         document["figures"], document["shares"] = figures(rounds), shares(rounds)
         if arguments.json:
             arguments.json.write_text(json.dumps(document, indent=1) + "\n")

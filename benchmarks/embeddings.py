@@ -71,8 +71,11 @@ class Version:
         environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD, MODEL, str(THREADS), str(site or "")],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
         file = Path(self._read().strip())
         if site is not None and site.resolve() not in file.resolve().parents:
             raise SystemExit(f"{site}: holds no headrace; {file} was found")

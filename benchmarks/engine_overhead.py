@@ -28,9 +28,12 @@ async def measure(streams: int, tokens: int, model: Path) -> dict[str, float]:
     from headrace.engine.async_engine import AsyncEngine
 
     async with await AsyncEngine.start(
-        model=str(model), worker="engine_fakes:load", kv_memory="64MiB", max_sequences=streams,
+        model=str(model),
+        worker="engine_fakes:load",
+        kv_memory="64MiB",
+        max_sequences=streams,
         device="cpu",
-    ) as engine:  # fmt: skip
+    ) as engine:
         pid = engine.engine_pid
         assert pid is not None
         sampling = SamplingParams(temperature=0.0, max_tokens=tokens)

@@ -28,10 +28,12 @@ def main() -> int:
         subprocess.Popen(
             [sys.executable, str(script), "--architecture", name, "--model", str(number)],
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for number in range(len(MODELS))
-    ]  # fmt: skip
+    ]
     late = 0
     for number, process in enumerate(running):
         try:

@@ -93,10 +93,15 @@ def compiling(
             metadata = kernel.metadata
             constants = {name: value for name, value in options.items() if name.isupper()}
             found[id(kernel)] = Compiled(
-                f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}", architecture,
-                metadata.num_warps, metadata.num_stages, constants, metadata.shared,
-                read_code(kernel.asm["cubin"]), time.perf_counter() - begin,
-            )  # fmt: skip
+                f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}",
+                architecture,
+                metadata.num_warps,
+                metadata.num_stages,
+                constants,
+                metadata.shared,
+                read_code(kernel.asm["cubin"]),
+                time.perf_counter() - begin,
+            )
             listed.append(found[id(kernel)])
             known[id(kernel)] = found[id(kernel)]
         found[id(kernel)].grids.append(tuple(grid))

@@ -68,10 +68,15 @@ PARTS = (
 )
 """By worth: what comes last is what is left out."""
 SMALL_PARTS = (
-    Part("early", 50), Part("checks", 50), Part("kernels", 50), Part("small bf16", 50),
-    Part("small fp8", 50), Part("small int4", 50), Part("small experts fp8", 50),
+    Part("early", 50),
+    Part("checks", 50),
+    Part("kernels", 50),
+    Part("small bf16", 50),
+    Part("small fp8", 50),
+    Part("small int4", 50),
+    Part("small experts fp8", 50),
     Part("transformers", 50),
-)  # fmt: skip
+)
 TINY_PARTS = (
     Part("checks", 400),
     Part("kernels", 200),
@@ -79,8 +84,12 @@ TINY_PARTS = (
     Part("transformers", 100),
 )
 TINY_CHECKS = (
-    "norms", "codes", "attention, one token, bf16", "product, blocks, 1 rows", "memory",
-)  # fmt: skip
+    "norms",
+    "codes",
+    "attention, one token, bf16",
+    "product, blocks, 1 rows",
+    "memory",
+)
 
 
 class Bench:
@@ -96,9 +105,15 @@ class Bench:
         """For every process from now on, see `_early`."""
         self.folder = Path(tempfile.mkdtemp(prefix="gpu_bench_"))
         self.record: dict[str, Any] = {
-            "size": size, "commit": commit(), "began": time.strftime("%F %T"), "left_out": [],
-            "failures": [], "wrong": [], "seconds": {}, "parts": {},
-        }  # fmt: skip
+            "size": size,
+            "commit": commit(),
+            "began": time.strftime("%F %T"),
+            "left_out": [],
+            "failures": [],
+            "wrong": [],
+            "seconds": {},
+            "parts": {},
+        }
 
     def left(self) -> float:
         return self._end - time.perf_counter()
@@ -171,10 +186,22 @@ class Bench:
         out = self.folder / f"{name.replace(' ', '_')}.json"
         ceilings = self.folder / "ceilings.json"
         code, tail = launch(
-            [str(HERE / "gpu_parts.py"), name, "--size", self.size, "--out", str(out),
-             "--seconds", str(limit - 3), "--ceilings", str(ceilings)],
-            limit, over=self._over, early_off=self._early_off,
-        )  # fmt: skip
+            [
+                str(HERE / "gpu_parts.py"),
+                name,
+                "--size",
+                self.size,
+                "--out",
+                str(out),
+                "--seconds",
+                str(limit - 3),
+                "--ceilings",
+                str(ceilings),
+            ],
+            limit,
+            over=self._over,
+            early_off=self._early_off,
+        )
         # What a part had found when it ended is in its file.
         found = json.loads(out.read_text()) if out.exists() else {}
         self.record["parts"][name] = found
@@ -227,9 +254,13 @@ class Bench:
         """The names of some checks; none, and a failure, where they cannot be imported."""
         code = f"import json, gpu_checks; print(json.dumps(list(gpu_checks.{which})))"
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=HERE,
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=HERE,
             env=environment(self.size),
-        )  # fmt: skip
+        )
         if done.returncode:
             self.record["failures"].append(f"checks: {done.stderr[-1500:]}")
             return []
@@ -245,9 +276,12 @@ class Bench:
             if self.size == "tiny":
                 arguments.append("--tiny")
             code, tail = launch(
-                arguments, deadline - time.perf_counter(), output, over=self._over,
+                arguments,
+                deadline - time.perf_counter(),
+                output,
+                over=self._over,
                 early_off=self._early_off,
-            )  # fmt: skip
+            )
             lines = [json.loads(x) for x in output.read_text().splitlines() if x.startswith("{")]
             done = [line for line in lines if "check" in line]
             rows += done
@@ -267,12 +301,17 @@ class Bench:
         """Fill Triton's cache, so that the rest does not compile one by one."""
         begin = time.perf_counter()
         code, tail = launch(
-            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)], limit, over=self._over,
+            [str(HERE / "gpu_ahead.py"), "--seconds", str(limit - 5)],
+            limit,
+            over=self._over,
             early_off=self._early_off,
-        )  # fmt: skip
+        )
         # Nothing rests on it: what is not in the cache is compiled when it is used.
-        self.record["parts"][name] = {"exit": code, "last": tail,
-                                      "seconds": time.perf_counter() - begin}  # fmt: skip
+        self.record["parts"][name] = {
+            "exit": code,
+            "last": tail,
+            "seconds": time.perf_counter() - begin,
+        }
 
 
 def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
@@ -288,9 +327,13 @@ def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
 
 
 def launch(
-    arguments: list[str], limit: float, output: Path | None = None,
-    *, over: threading.Event | None = None, early_off: bool = False,
-) -> tuple[int, str]:  # fmt: skip
+    arguments: list[str],
+    limit: float,
+    output: Path | None = None,
+    *,
+    over: threading.Event | None = None,
+    early_off: bool = False,
+) -> tuple[int, str]:
     """→ (exit status, the end of what it said); its output is shown, or goes to a file.
 
     The process and its children are ended at the limit, when `over` is set, and when this one is
@@ -301,9 +344,13 @@ def launch(
         out = output.open("w") if output else None
         size = "tiny" if "--tiny" in arguments or "tiny" in arguments else ""
         process = subprocess.Popen(
-            [sys.executable, *arguments], stdout=out, stderr=errors, start_new_session=True,
-            env=environment(size, early_off=early_off), cwd=HERE,
-        )  # fmt: skip
+            [sys.executable, *arguments],
+            stdout=out,
+            stderr=errors,
+            start_new_session=True,
+            env=environment(size, early_off=early_off),
+            cwd=HERE,
+        )
         try:
             while time.perf_counter() < end and not (over and over.is_set()):
                 with suppress(subprocess.TimeoutExpired):

@@ -29,7 +29,8 @@ from gpu_paths import PATHS
 from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.fuse import Norm
-from headrace.kernels.operators import KvLayer, RopeTable, StepBatch
+from headrace.kernels.operators import KvLayer, StepBatch
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import gated, norm
 from headrace.kernels.triton import sampling as drawing
@@ -296,9 +297,10 @@ def draws(device: str, dtype: torch.dtype) -> float:
         found = drawing.draw(logits, wanted)
         worst = max(worst, float((found != sampling.draw(logits, wanted)).sum()) / 1.5)
         absent = replace(
-            wanted, top_k=wanted.top_k if top_k else None,
+            wanted,
+            top_k=wanted.top_k if top_k else None,
             top_p=wanted.top_p if top_p < 1 else None,
-        )  # fmt: skip
+        )
         worst = max(worst, 2.0 * float((drawing.draw(logits, absent) != found).sum()))
     logits[2, [4, 4500]] = 30.0
     likely = logits.argmax(-1)
@@ -350,9 +352,13 @@ def _attend(
 def all_checks() -> dict[str, Check]:
     """By name, those first that everything else rests on."""
     found: dict[str, Check] = {
-        "norms": norms, "gates": gates, "codes": codes, "draws": draws, "expansion": expansion,
+        "norms": norms,
+        "gates": gates,
+        "codes": codes,
+        "draws": draws,
+        "expansion": expansion,
         "rows do not depend": rows_do_not_depend,
-    }  # fmt: skip
+    }
     for kind, normed in (("bf16", False), ("bf16", True), ("fp8", True), ("int8", False)):
         name = f"rope and cache, {kind}" + (", normed" if normed else "")
         found[name] = rotation(kind, normed)
@@ -375,13 +381,27 @@ def all_checks() -> dict[str, Check]:
 EARLY = [name for name in PATHS if name.startswith("early")]
 """What `gpu_bench` runs first."""
 SMOKE = (
-    "norms", "codes", "draws", "rope and cache, fp8, normed", "attention, mixed, bf16",
-    "attention, mixed, fp8", "attention, head of 256, bf16", "product, dense, 17 rows",
-    "product, q4, 1 rows", "product, 6, 130 rows", "product, 4, 520 rows", "product, rows, 17 rows",
-    "product, blocks, 17 rows", "product, rows, deterministic",
-    "product with norm, gate, residual, 4 rows", "experts, dense, 21 tokens",
-    "experts, rows, 21 tokens", "experts, 4, 21 tokens", "experts, 4, 1 tokens", *PATHS,
-)  # fmt: skip
+    "norms",
+    "codes",
+    "draws",
+    "rope and cache, fp8, normed",
+    "attention, mixed, bf16",
+    "attention, mixed, fp8",
+    "attention, head of 256, bf16",
+    "product, dense, 17 rows",
+    "product, q4, 1 rows",
+    "product, 6, 130 rows",
+    "product, 4, 520 rows",
+    "product, rows, 17 rows",
+    "product, blocks, 17 rows",
+    "product, rows, deterministic",
+    "product with norm, gate, residual, 4 rows",
+    "experts, dense, 21 tokens",
+    "experts, rows, 21 tokens",
+    "experts, 4, 21 tokens",
+    "experts, 4, 1 tokens",
+    *PATHS,
+)
 """Every kernel and every path once."""
 
 

@@ -82,17 +82,25 @@ MATRIX_ROWS = 512
 """Steps of this many tokens are matrix-bound: their products and their attention must use the
 warpgroup instructions on sm_90."""
 MATRIX_BOUND = (
-    "attention_prefill._prefill_kernel", "product_dense._product_kernel",
-    "product_fp8._product_kernel", "moe_products._dense_kernel", "moe_products._fp8_kernel",
-)  # fmt: skip
+    "attention_prefill._prefill_kernel",
+    "product_dense._product_kernel",
+    "product_fp8._product_kernel",
+    "moe_products._dense_kernel",
+    "moe_products._fp8_kernel",
+)
 MATRIX = (
-    "attention_decode._split_kernel", "attention_prefill._prefill_kernel",
-    "product_dense._product_kernel", "product_fp8._product_kernel",
-    "product_packed._product_kernel", "product_packed_skinny._product_kernel",
+    "attention_decode._split_kernel",
+    "attention_prefill._prefill_kernel",
+    "product_dense._product_kernel",
+    "product_fp8._product_kernel",
+    "product_packed._product_kernel",
+    "product_packed_skinny._product_kernel",
     "product_skinny._product_kernel",
-    "moe_products._dense_kernel", "moe_products._fp8_kernel", "moe_products._packed_kernel",
+    "moe_products._dense_kernel",
+    "moe_products._fp8_kernel",
+    "moe_products._packed_kernel",
     "moe_packed._few_kernel",
-)  # fmt: skip
+)
 """These multiply: without a matrix instruction the compiler has made nothing of them."""
 SPILLS_EXPLAINED: dict[str, str] = {}
 """Kernel → why its spills do no harm."""
@@ -152,11 +160,14 @@ def main() -> int:
     if arguments.json:
         facts = {
             "what": "ahead-of-time compilation and prediction; nothing was measured on a GPU",
-            "triton": triton_version(), "torch": torch.__version__,
+            "triton": triton_version(),
+            "torch": torch.__version__,
             "seconds": round(time.perf_counter() - begin, 1),
-            "kernels": [asdict(row) for row in rows], "predicted": predicted,
-            "targets": targets(), "kernels_per_layer": layers,
-        }  # fmt: skip
+            "kernels": [asdict(row) for row in rows],
+            "predicted": predicted,
+            "targets": targets(),
+            "kernels_per_layer": layers,
+        }
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
     if arguments.table:
         replace_tables(arguments.table, text)
@@ -180,9 +191,11 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
             continue  # This architecture has no such numbers; the backend says so.
         arch = thin(ARCHS[name])
         operators = TritonOperators(
-            torch.bfloat16, deterministic=deterministic, architecture=architecture,
+            torch.bfloat16,
+            deterministic=deterministic,
+            architecture=architecture,
             quantise="fp8" if weights == "fp8" else "auto",
-        )  # fmt: skip
+        )
         with torch.inference_mode():
             model = build(arch, operators, device="meta", weights=weights)
             cache = make_cache(arch, 64, "meta", KV[kv])
@@ -210,12 +223,24 @@ def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:
 def make_row(compiled: Compiled, model: str, step: Step) -> Row:
     code = compiled.code
     return Row(
-        compiled.kernel, compiled.architecture, model, step.name, len(compiled.grids),
-        code.registers, code.spills, code.stack, compiled.shared, compiled.warps, compiled.stages,
-        compiled.resident, code.tensor_core, bool(compiled.constants.get("EARLY")),
-        code.instructions, round(compiled.seconds, 2),
+        compiled.kernel,
+        compiled.architecture,
+        model,
+        step.name,
+        len(compiled.grids),
+        code.registers,
+        code.spills,
+        code.stack,
+        compiled.shared,
+        compiled.warps,
+        compiled.stages,
+        compiled.resident,
+        code.tensor_core,
+        bool(compiled.constants.get("EARLY")),
+        code.instructions,
+        round(compiled.seconds, 2),
         list(find_faults(compiled, step)),
-    )  # fmt: skip
+    )
 
 
 def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
@@ -247,8 +272,16 @@ def kernel_table(rows: list[Row]) -> str:
     ]
     shown: set[tuple[object, ...]] = set()
     for row in rows:
-        figures = (row.kernel, row.architecture, row.registers, row.spills, row.shared, row.warps,
-                   row.stages, row.matrix)  # fmt: skip
+        figures = (
+            row.kernel,
+            row.architecture,
+            row.registers,
+            row.spills,
+            row.shared,
+            row.warps,
+            row.stages,
+            row.matrix,
+        )
         if figures in shown:
             continue  # Another specialisation, the same code to the eye; the JSON has both.
         shown.add(figures)
@@ -283,7 +316,7 @@ def predict(models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[dict[str
                         each.count.label: [each.limit_seconds * 1e6, each.bound]
                         for each in found.operators
                     },
-                }  # fmt: skip
+                }
             yield row
 
 

@@ -14,7 +14,8 @@ from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
 from headrace.kernels.cuda_graphs import CudaRecorder
 from headrace.kernels.fuse import Norm
-from headrace.kernels.operators import KvLayer, RopeTable
+from headrace.kernels.operators import KvLayer
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators, unpack_rows
 from headrace.kernels.triton import sampling as triton_sampling
 from headrace.kernels.triton.operators import TritonOperators
@@ -43,9 +44,20 @@ class Sizes:
 
 
 TINY = Sizes(
-    hidden=64, inner=96, heads=4, kv_heads=2, head_dim=32, vocabulary=300, experts=4, active=2,
-    expert_hidden=32, expert_inner=16, rows=(1, 17), decodes=((2, 40),), prefills=((20, 16),),
-)  # fmt: skip
+    hidden=64,
+    inner=96,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    vocabulary=300,
+    experts=4,
+    active=2,
+    expert_hidden=32,
+    expert_inner=16,
+    rows=(1, 17),
+    decodes=((2, 40),),
+    prefills=((20, 16),),
+)
 
 
 @dataclass(slots=True)
@@ -109,17 +121,17 @@ def attention(
         if coded:
             wide = KvLayer(wide.k * 0.5, wide.v * 0.5)
         rows = slice(max(0, step.tokens - 64), step.tokens)
-        expected = reference_attention.attention(
-            q.float(), wide, batch, 0, width**-0.5, None
-        )[rows]  # fmt: skip
+        expected = reference_attention.attention(q.float(), wide, batch, 0, width**-0.5, None)[rows]
         actual = attend(ops, q, cache, batch, width**-0.5)[rows]
         return error(actual, expected, 0.02)
 
     return Kernel(
         f"attention {step.name}, {str(kv).removeprefix('torch.')} KV",
         lambda: attend(ops, q, cache, batch, width**-0.5),
-        cached * token + 2 * q.nbytes, 4.0 * pairs * heads * width, check,
-    )  # fmt: skip
+        cached * token + 2 * q.nbytes,
+        4.0 * pairs * heads * width,
+        check,
+    )
 
 
 def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype) -> Kernel:
@@ -135,9 +147,7 @@ def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype)
         bits, group = {"int4": (4, min(128, width)), "q6_k": (6, 16)}[form]
         codes = torch.randint(0, 2**bits, (out, width), dtype=torch.uint8, device=device)
         scales = torch.rand(out, width // group, device=device) * 0.02 + 0.01
-        packed = PackedWeight(
-            codes, scales, -scales * 2 ** (bits - 1), bits, group, (out, width)
-        )  # fmt: skip
+        packed = PackedWeight(codes, scales, -scales * 2 ** (bits - 1), bits, group, (out, width))
         data = ReferenceOperators(dtype).prepare(packed, "linear", None).data  # type: ignore[arg-type,union-attr]
         weight = tile_weight(packed)
     matrix = data
@@ -149,9 +159,12 @@ def product(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype)
         return error(ops.linear(x, weight, None)[:, some], expected, allowed)
 
     return Kernel(
-        f"product {form}, {rows} rows", lambda: ops.linear(x, weight, None),
-        weight.nbytes + x.nbytes + rows * out * x.element_size(), 2.0 * rows * out * width, check,
-    )  # fmt: skip
+        f"product {form}, {rows} rows",
+        lambda: ops.linear(x, weight, None),
+        weight.nbytes + x.nbytes + rows * out * x.element_size(),
+        2.0 * rows * out * width,
+        check,
+    )
 
 
 def fused_products(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterator[Kernel]:
@@ -168,35 +181,48 @@ def fused_products(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> 
     normed = ref.rms_norm(x.float(), gain.float(), 1e-5, 0.0)
 
     def make(
-        name: str, out: int, run: Callable[[DenseWeight], torch.Tensor],
-        expected: Callable[[torch.Tensor], torch.Tensor], width: int = hidden,
-    ) -> Iterator[Kernel]:  # fmt: skip
+        name: str,
+        out: int,
+        run: Callable[[DenseWeight], torch.Tensor],
+        expected: Callable[[torch.Tensor], torch.Tensor],
+        width: int = hidden,
+    ) -> Iterator[Kernel]:
         weight = DenseWeight((torch.randn(out, width, device=device) * width**-0.5).to(dtype))
         read = weight.nbytes + rows * (width + out) * dtype.itemsize
         flops = 2.0 * rows * out * width
         yield Kernel(
-            f"skinny {name}, {rows} rows", lambda: run(weight), read, flops,
+            f"skinny {name}, {rows} rows",
+            lambda: run(weight),
+            read,
+            flops,
             lambda: error(run(weight), expected(weight.data.float()), 0.02),
-        )  # fmt: skip
+        )
         values = torch.randn(rows, width, device=device).to(dtype)
         yield Kernel(
             f"library for {name}, {rows} rows",
-            lambda: torch.nn.functional.linear(values, weight.data), read, flops,
-        )  # fmt: skip
+            lambda: torch.nn.functional.linear(values, weight.data),
+            read,
+            flops,
+        )
 
     yield from make(
-        "norm + qkv", queries, lambda w: ops.linear_around(x, w, None, norm, "", None),
+        "norm + qkv",
+        queries,
+        lambda w: ops.linear_around(x, w, None, norm, "", None),
         lambda w: normed @ w.T,
-    )  # fmt: skip
+    )
     yield from make(
-        "output + residual", hidden, lambda w: ops.linear_around(x, w, None, None, "", residual),
+        "output + residual",
+        hidden,
+        lambda w: ops.linear_around(x, w, None, None, "", residual),
         lambda w: x.float() @ w.T + residual.float(),
-    )  # fmt: skip
+    )
     yield from make(
-        "norm + gate and up", 2 * inner,
+        "norm + gate and up",
+        2 * inner,
         lambda w: ops.linear_around(x, w, None, norm, "silu", None),
         lambda w: ref.gated(normed @ w.T, "silu"),
-    )  # fmt: skip
+    )
 
 
 def experts(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype) -> Kernel:
@@ -230,13 +256,14 @@ def experts(sizes: Sizes, rows: int, form: str, device: str, dtype: torch.dtype)
     return Kernel(
         f"experts {form}, {rows} rows",
         lambda: mixture(ops, x, router, gate_up, down, sizes.active),
-        hit * stored, 6.0 * rows * sizes.active * width * inner,
+        hit * stored,
+        6.0 * rows * sizes.active * width * inner,
         lambda: error(
             mixture(ops, x, router, gate_up, down, sizes.active),
             mixture(ref, x, router, wide_gate_up, wide_down, sizes.active),
             0.08 if form == "fp8" else 0.03,
         ),
-    )  # fmt: skip
+    )
 
 
 def int4_weight(out: int, width: int, device: str) -> PackedWeight:
@@ -252,13 +279,16 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
     x, residual = (torch.randn(rows, sizes.hidden, device=device).to(dtype) for _ in range(2))
     weight = torch.rand(sizes.hidden, device=device).to(dtype)
     yield Kernel(
-        f"add_rms_norm, {rows} rows", lambda: ops.add_rms_norm(x, residual, weight, 1e-5, 0.0),
-        4.0 * x.nbytes, 5.0 * x.numel(),
+        f"add_rms_norm, {rows} rows",
+        lambda: ops.add_rms_norm(x, residual, weight, 1e-5, 0.0),
+        4.0 * x.nbytes,
+        5.0 * x.numel(),
         lambda: error(
             ops.add_rms_norm(x, residual, weight, 1e-5, 0.0)[0],
-            ref.add_rms_norm(x, residual.clone(), weight, 1e-5, 0.0)[0], 0.01,
+            ref.add_rms_norm(x, residual.clone(), weight, 1e-5, 0.0)[0],
+            0.01,
         ),
-    )  # fmt: skip
+    )
     fp8 = quantise_weight(torch.randn(256, sizes.hidden, device=device))
 
     def codes_error() -> float:
@@ -269,14 +299,18 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
     yield Kernel(
         f"add_rms_norm to fp8, {rows} rows",
         lambda: ops.norm_codes(x, residual, Norm(weight, 1e-5, 0.0), fp8),
-        3.5 * x.nbytes, 5.0 * x.numel(), codes_error,
-    )  # fmt: skip
+        3.5 * x.nbytes,
+        5.0 * x.numel(),
+        codes_error,
+    )
     both = torch.randn(rows, 2 * sizes.inner, device=device).to(dtype)
     yield Kernel(
-        f"gated, {rows} rows", lambda: ops.gated(both, "silu"), 1.5 * both.nbytes,
+        f"gated, {rows} rows",
+        lambda: ops.gated(both, "silu"),
+        1.5 * both.nbytes,
         3.0 * both.numel(),
         lambda: error(ops.gated(both, "silu"), ref.gated(both.float(), "silu"), 0.01),
-    )  # fmt: skip
+    )
     heads, groups, width = sizes.heads, sizes.kv_heads, sizes.head_dim
     batch = make_batch(prefill(rows), [None], device)
     blocks = int(batch.groups[0].tables.max()) + 1
@@ -284,10 +318,14 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
     angles = torch.randn(rows, width // 2, device=device)
     rope = RopeTable(angles.cos(), angles.sin())
     caches = [
-        KvLayer(*(torch.zeros(blocks, groups, BLOCK, width, device=device, dtype=dtype)
-                  for _ in range(2)))
+        KvLayer(
+            *(
+                torch.zeros(blocks, groups, BLOCK, width, device=device, dtype=dtype)
+                for _ in range(2)
+            )
+        )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
 
     def rotate(which: TritonOperators | ReferenceOperators, cache: KvLayer) -> torch.Tensor:
         spec = AttentionSpec(0, heads, groups, width, 1.0, eps=1e-5)
@@ -298,23 +336,31 @@ def vectors(sizes: Sizes, rows: int, device: str, dtype: torch.dtype) -> Iterato
         return max(q, error(caches[0].k, caches[1].k, 0.01), error(caches[0].v, caches[1].v, 0.01))
 
     yield Kernel(
-        f"rope_and_cache, {rows} rows", lambda: rotate(ops, caches[0]), 2.0 * qkv.nbytes,
-        3.0 * qkv.numel(), check,
-    )  # fmt: skip
+        f"rope_and_cache, {rows} rows",
+        lambda: rotate(ops, caches[0]),
+        2.0 * qkv.nbytes,
+        3.0 * qkv.numel(),
+        check,
+    )
 
 
 def draws(sizes: Sizes, rows: int, device: str) -> Iterator[Kernel]:
     logits = torch.randn(rows, sizes.vocabulary, device=device) * 3
     column = torch.full((rows,), 0.8, device=device)
     wanted = sampling.DrawParameters(
-        column, torch.full((rows,), 50, device=device), column, column * 0,
+        column,
+        torch.full((rows,), 50, device=device),
+        column,
+        column * 0,
         torch.linspace(0.01, 0.99, rows, dtype=torch.float64, device=device),
-    )  # fmt: skip
+    )
     yield Kernel(
-        f"argmax, {rows} rows", lambda: triton_sampling.argmax(logits), logits.nbytes,
+        f"argmax, {rows} rows",
+        lambda: triton_sampling.argmax(logits),
+        logits.nbytes,
         logits.numel(),
         lambda: float((triton_sampling.argmax(logits) != logits.argmax(-1)).sum()),
-    )  # fmt: skip
+    )
 
     def check(given: sampling.DrawParameters) -> float:
         # A draw within rounding of a border may fall to the neighbour.
@@ -322,22 +368,30 @@ def draws(sizes: Sizes, rows: int, device: str) -> Iterator[Kernel]:
         return float(differing.float().mean()) / 0.05
 
     yield Kernel(
-        f"draw top-k 50, top-p 0.8, {rows} rows", lambda: triton_sampling.draw(logits, wanted),
-        logits.nbytes, logits.numel(), lambda: check(wanted),
-    )  # fmt: skip
+        f"draw top-k 50, top-p 0.8, {rows} rows",
+        lambda: triton_sampling.draw(logits, wanted),
+        logits.nbytes,
+        logits.numel(),
+        lambda: check(wanted),
+    )
     # The end of every graph: without filters, and where every row takes its most likely token.
     free = replace(wanted, top_k=None, top_p=None)
     greedy = replace(free, min_p=column * 0 + 1, uniform=wanted.uniform * 0)
 
     yield Kernel(
-        f"draw without filters, {rows} rows", lambda: triton_sampling.draw(logits, free),
-        logits.nbytes, logits.numel(), lambda: check(free),
-    )  # fmt: skip
+        f"draw without filters, {rows} rows",
+        lambda: triton_sampling.draw(logits, free),
+        logits.nbytes,
+        logits.numel(),
+        lambda: check(free),
+    )
     yield Kernel(
-        f"draw of the most likely, {rows} rows", lambda: triton_sampling.draw(logits, greedy),
-        logits.nbytes, logits.numel(),
+        f"draw of the most likely, {rows} rows",
+        lambda: triton_sampling.draw(logits, greedy),
+        logits.nbytes,
+        logits.numel(),
         lambda: float((triton_sampling.draw(logits, greedy) != logits.argmax(-1)).sum()),
-    )  # fmt: skip
+    )
 
 
 class CaptureFailed(RuntimeError):

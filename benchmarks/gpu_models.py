@@ -31,18 +31,38 @@ BLOCK = 16
 GROUP = {"int4": 128, "q4_k": 32, "q5_0": 32, "q6_k": 16, "int8": 128}
 BITS = {"int4": 4, "q4_k": 4, "q5_0": 5, "q6_k": 6, "int8": 8}
 ROOFLINE = {
-    "bfloat16": "bfloat16", "fp8": "fp8", "int4": "int4", "q4_k": "Q4_K", "q5_0": "Q5_0",
-    "q6_k": "Q6_K", "int8": "int8", "fp8 blocks": "fp8",
-}  # fmt: skip
+    "bfloat16": "bfloat16",
+    "fp8": "fp8",
+    "int4": "int4",
+    "q4_k": "Q4_K",
+    "q5_0": "Q5_0",
+    "q6_k": "Q6_K",
+    "int8": "int8",
+    "fp8 blocks": "fp8",
+}
 """Weight format → its name in `roofline.formats`."""
 
 GEMMA_3_1B = ModelArch(
-    family="gemma3", vocab_size=262_144, hidden=1152, layers=26, heads=4, kv_heads=1, head_dim=256,
-    intermediate=6912, max_context=32_768, norm_eps=1e-6, activation="gelu_tanh",
-    rope=Rope(theta=1e6), local_rope=Rope(theta=1e4),
-    windows=tuple(None if layer % 6 == 5 else 512 for layer in range(26)), qk_norm=True,
-    tied_embedding=True, embedding_scale=1152**0.5, norm_offset=1.0, post_norms=True,
-)  # fmt: skip
+    family="gemma3",
+    vocab_size=262_144,
+    hidden=1152,
+    layers=26,
+    heads=4,
+    kv_heads=1,
+    head_dim=256,
+    intermediate=6912,
+    max_context=32_768,
+    norm_eps=1e-6,
+    activation="gelu_tanh",
+    rope=Rope(theta=1e6),
+    local_rope=Rope(theta=1e4),
+    windows=tuple(None if layer % 6 == 5 else 512 for layer in range(26)),
+    qk_norm=True,
+    tied_embedding=True,
+    embedding_scale=1152**0.5,
+    norm_offset=1.0,
+    post_norms=True,
+)
 """From the config.json of google/gemma-3-1b."""
 
 ARCHS = {
@@ -54,9 +74,13 @@ ARCHS = {
 
 
 def attend(
-    ops: Operators, q: torch.Tensor, kv: KvLayer, batch: StepBatch, scale: float,
+    ops: Operators,
+    q: torch.Tensor,
+    kv: KvLayer,
+    batch: StepBatch,
+    scale: float,
     softcap: float | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """`Operators.attend` of q [N, H, E] in the step's first group."""
     _, heads, size = q.shape
     spec = AttentionSpec(0, heads, kv.k.shape[1], size, scale, softcap=softcap)
@@ -65,9 +89,13 @@ def attend(
 
 
 def mixture(
-    ops: Operators, x: torch.Tensor, router: torch.Tensor, gate_up: list[Weight],
-    down: list[Weight], active: int,
-) -> torch.Tensor:  # fmt: skip
+    ops: Operators,
+    x: torch.Tensor,
+    router: torch.Tensor,
+    gate_up: list[Weight],
+    down: list[Weight],
+    active: int,
+) -> torch.Tensor:
     """`Operators.route`, and the experts that it chose, their shares scaled to one."""
     chosen, shares = ops.route(router, RouteSpec(active))
     found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, "silu")
@@ -95,9 +123,13 @@ def build(
     source = WeightSource(random_weights(arch, device=device, weights=weights, dtype=dtype))
     with torch.inference_mode():
         return prepare(
-            describe(arch), source, operators, device=device,
-            dtype=str(dtype).removeprefix("torch."), max_context=max_context,
-        )  # fmt: skip
+            describe(arch),
+            source,
+            operators,
+            device=device,
+            dtype=str(dtype).removeprefix("torch."),
+            max_context=max_context,
+        )
 
 
 def random_weights(

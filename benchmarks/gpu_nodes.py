@@ -26,16 +26,32 @@ from headrace.kernels.triton.table import Table
 
 ARCHITECTURE = "sm_90"
 CASES = (
-    ("llama-3.1-8b", "bfloat16", "bfloat16"), ("llama-3.1-8b", "int4", "int8"),
-    ("qwen3-30b-a3b", "bfloat16", "bfloat16"), ("qwen3-30b-a3b", "int4", "bfloat16"),
-)  # fmt: skip
+    ("llama-3.1-8b", "bfloat16", "bfloat16"),
+    ("llama-3.1-8b", "int4", "int8"),
+    ("qwen3-30b-a3b", "bfloat16", "bfloat16"),
+    ("qwen3-30b-a3b", "int4", "bfloat16"),
+)
 """(model, weights, KV)."""
 BATCHES = (1, 8, 32)
 VIEWS = {
-    "empty", "empty_like", "empty_strided", "new_empty", "view", "_unsafe_view", "reshape", "t",
-    "view_as", "transpose", "slice", "select", "as_strided", "detach", "unsqueeze", "expand",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "t",
+    "view_as",
+    "transpose",
+    "slice",
+    "select",
+    "as_strided",
+    "detach",
+    "unsqueeze",
+    "expand",
     "alias",
-}  # fmt: skip
+}
 """Operators of torch that launch nothing."""
 MADE_OF_OTHERS = {"linear", "matmul"}
 """These are dispatched first as themselves, then as the one that launches."""
@@ -48,9 +64,7 @@ class _Dispatched(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # fmt: skip
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name not in VIEWS | MADE_OF_OTHERS:
             self.counts[name] += 1
@@ -70,9 +84,11 @@ def launches(name: str, layers: int, weights: str, kv: str, batch: int) -> Count
         step = make_batch(decode(batch, 1024), windows_of(arch), "meta")
         with compiling(ARCHITECTURE) as found, _Dispatched() as torch_s:
             model.forward(operators, step, cache)
-    return torch_s.counts + Counter({k.kernel: 0 for k in found}) + Counter(
-        [kernel.kernel for kernel in found for _ in kernel.grids]
-    )  # fmt: skip
+    return (
+        torch_s.counts
+        + Counter({k.kernel: 0 for k in found})
+        + Counter([kernel.kernel for kernel in found for _ in kernel.grids])
+    )
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -93,11 +109,15 @@ def nodes() -> list[dict[str, Any]]:
                 counts.append(layer)
             rows.append(
                 {
-                    "model": name, "weights": weights, "kv": kv, "batch": batch,
+                    "model": name,
+                    "weights": weights,
+                    "kv": kv,
+                    "batch": batch,
                     "library": counts[0].total(),
-                    "ours": counts[1].total(), "kernels": dict(counts[1]),
+                    "ours": counts[1].total(),
+                    "kernels": dict(counts[1]),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 

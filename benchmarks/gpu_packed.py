@@ -41,10 +41,15 @@ from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 ARCHITECTURE = "sm_90"
 WIDTH = 4096
 FORMATS = {
-    "int4, groups of 128, one zero": (4, 128, 8), "int4, groups of 128, offsets": (4, 128, None),
-    "Q4_K": (4, 32, None), "Q4_0": (4, 32, 8), "Q5_0": (5, 32, 16), "Q5_K": (5, 32, None),
-    "Q6_K": (6, 16, 32), "Q8_0": (8, 32, 128),
-}  # fmt: skip
+    "int4, groups of 128, one zero": (4, 128, 8),
+    "int4, groups of 128, offsets": (4, 128, None),
+    "Q4_K": (4, 32, None),
+    "Q4_0": (4, 32, 8),
+    "Q5_0": (5, 32, 16),
+    "Q5_K": (5, 32, None),
+    "Q6_K": (6, 16, 32),
+    "Q8_0": (8, 32, 128),
+}
 """Name → (bits, group, zero)."""
 LANES = 128
 """Instructions of a thread that a multiprocessor issues in a cycle: four warps'."""
@@ -79,8 +84,12 @@ def weight_of(bits: int, group: int, zero: int | None, outs: int) -> TiledWeight
     return TiledWeight(
         torch.empty(chunks, outs, BYTES[bits], dtype=torch.uint8, device="meta"),
         torch.empty(chunks, planes_of(group, zero), outs, dtype=torch.int32, device="meta"),
-        torch.empty(outs, device="meta"), zero, bits, group, (outs, WIDTH),
-    )  # fmt: skip
+        torch.empty(outs, device="meta"),
+        zero,
+        bits,
+        group,
+        (outs, WIDTH),
+    )
 
 
 def count_loop(listing: str) -> int:
@@ -116,8 +125,10 @@ def compiled_loop(launch: Callable[[], object]) -> tuple[int, int]:
         Path(file.name).write_bytes(kept[place])
         done = subprocess.run(
             [str(sass.TOOLS / "nvdisasm"), "-c", file.name],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     return count_loop(done.stdout), found[place].code.spills
 
 
@@ -143,9 +154,14 @@ def count(name: str) -> Counted:
         for device, (units, clock) in CLOCK.items()
     }
     return Counted(
-        name, size, room, before / (128 * old.outs / (32 * old.warps)), loops[0][0], loops[1][0],
+        name,
+        size,
+        room,
+        before / (128 * old.outs / (32 * old.warps)),
+        loops[0][0],
+        loops[1][0],
         loops[0][1] + loops[1][1],
-    )  # fmt: skip
+    )
 
 
 def step_seconds(device: str, size: float, instructions: float, room: float, nodes: int) -> float:
@@ -192,9 +208,11 @@ def main() -> None:
     if arguments.json:
         facts = {
             "what": "instructions a weight, counted; steps predicted; nothing was measured",
-            "triton": aot.triton_version(), "architecture": ARCHITECTURE,
-            "formats": [asdict(row) for row in rows], "step_seconds": steps,
-        }  # fmt: skip
+            "triton": aot.triton_version(),
+            "architecture": ARCHITECTURE,
+            "formats": [asdict(row) for row in rows],
+            "step_seconds": steps,
+        }
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
 
 

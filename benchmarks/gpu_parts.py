@@ -64,8 +64,15 @@ SETUPS = {
         Setup("qwen2.5-0.5b bf16", QWEN),
         Setup("qwen3-30b-a3b bf16", ARCHS["qwen3-30b-a3b"]),
         *(
-            Setup(f"small {name}", arch, weights=weights, kv=kv, rows=8, step_tokens=128,
-                  max_context=512)
+            Setup(
+                f"small {name}",
+                arch,
+                weights=weights,
+                kv=kv,
+                rows=8,
+                step_tokens=128,
+                max_context=512,
+            )
             for name, arch, weights, kv in (
                 ("bf16", SMALL, "bfloat16", "bfloat16"),
                 ("fp8", SMALL, "fp8", "fp8"),
@@ -75,17 +82,40 @@ SETUPS = {
         ),
         Setup(
             "tiny",
-            replace(LLAMA, hidden=64, layers=1, heads=4, kv_heads=2, head_dim=16, intermediate=96,
-                    vocab_size=300),
-            kv="float32", dtype="float32", device="cpu", rows=4, step_tokens=64, max_context=96,
+            replace(
+                LLAMA,
+                hidden=64,
+                layers=1,
+                heads=4,
+                kv_heads=2,
+                head_dim=16,
+                intermediate=96,
+                vocab_size=300,
+            ),
+            kv="float32",
+            dtype="float32",
+            device="cpu",
+            rows=4,
+            step_tokens=64,
+            max_context=96,
         ),
     )
-}  # fmt: skip
+}
 SMALL_SIZES = replace(
-    Sizes(), hidden=1024, inner=2048, heads=8, kv_heads=2, vocabulary=5000, experts=8, active=2,
-    expert_hidden=512, expert_inner=256, rows=(1, 64, 600),
-    decodes=((3, 700),), prefills=((300, 50),),
-)  # fmt: skip
+    Sizes(),
+    hidden=1024,
+    inner=2048,
+    heads=8,
+    kv_heads=2,
+    vocabulary=5000,
+    experts=8,
+    active=2,
+    expert_hidden=512,
+    expert_inner=256,
+    rows=(1, 64, 600),
+    decodes=((3, 700),),
+    prefills=((300, 50),),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +161,19 @@ class Record:
 def facts(device: str) -> dict[str, object]:
     """What this was measured on."""
     found: dict[str, object] = {
-        "python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__,
-    }  # fmt: skip
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         found |= {
-            "device": torch.cuda.get_device_name(), "cuda": torch.version.cuda,
-            "capability": torch.cuda.get_device_capability(), "memory": total, "free": free,
-        }  # fmt: skip
+            "device": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
+            "capability": torch.cuda.get_device_capability(),
+            "memory": total,
+            "free": free,
+        }
     return found
 
 
@@ -178,27 +213,33 @@ def kernels(record: Record, size: str, device: str, dtype: torch.dtype, path: Pa
         limits = ceilings.limits(kernel)
         bound = max(limits, key=lambda name: limits[name])
         row |= {
-            "error": wrong, "right": wrong is None or wrong <= 1, "us": seconds * 1e6,
-            "bound": bound, "share": limits[bound] / seconds,
-            "GB/s": kernel.bytes / seconds / 1e9, "TFLOP/s": kernel.flops / seconds / 1e12,
-        }  # fmt: skip
+            "error": wrong,
+            "right": wrong is None or wrong <= 1,
+            "us": seconds * 1e6,
+            "bound": bound,
+            "share": limits[bound] / seconds,
+            "GB/s": kernel.bytes / seconds / 1e9,
+            "TFLOP/s": kernel.flops / seconds / 1e12,
+        }
         if note is not None:
             row["note"] = note
         record.append("kernels", row)
         verdict = "" if row["right"] else f"  WRONG by {wrong:.2f}"
         print(
             f"{kernel.name:48s} {seconds * 1e6:9.1f} us {limits[bound] / seconds:6.1%} of "
-            f"{bound}{verdict}", flush=True,
-        )  # fmt: skip
+            f"{bound}{verdict}",
+            flush=True,
+        )
     return 0
 
 
 def early(record: Record, size: str, device: str, dtype: torch.dtype, ceilings: Ceilings) -> None:
     """A layer at one row as a graph, its kernels one after the other or started early."""
     shapes = {
-        "real": Shapes(), "small": replace(Shapes(), out=4096, width=1024, heads=8, kv_heads=2),
+        "real": Shapes(),
+        "small": replace(Shapes(), out=4096, width=1024, heads=8, kv_heads=2),
         "tiny": Shapes(out=64, width=256, heads=2, kv_heads=1, context=80),
-    }[size]  # fmt: skip
+    }[size]
     table = Table(architecture(torch.device(device)))
     if not table.early().early:
         record.put(early="off in the table")
@@ -259,16 +300,19 @@ def model(record: Record, setup: Setup, plan: Plan, ceilings: Ceilings) -> int:
         # Activations of the largest step, graphs and the library's workspaces stay free.
         room = free - (8 * 2**30 if free > 16 * 2**30 else free // 2)
         blocks = min(blocks, room // block_bytes(setup))
-    record.put(weight_bytes=worker.facts.weight_bytes, load_seconds=loaded,
-               kv_tokens=(blocks - 1) * BLOCK)  # fmt: skip
+    record.put(
+        weight_bytes=worker.facts.weight_bytes, load_seconds=loaded, kv_tokens=(blocks - 1) * BLOCK
+    )
     begin = time.perf_counter()
     worker.allocate(pool_of(worker, int(blocks)))
     worker.warm_up()
     record.put(
-        facts=facts(setup.device), graph_and_compile_seconds=time.perf_counter() - begin,
-        memory=memory(setup, worker, int(blocks)), graphs=graph_facts(worker),
+        facts=facts(setup.device),
+        graph_and_compile_seconds=time.perf_counter() - begin,
+        memory=memory(setup, worker, int(blocks)),
+        graphs=graph_facts(worker),
         kernels_chosen=sorted({d.value for d in worker.facts.kernels if "kernels." in d.name}),
-    )  # fmt: skip
+    )
     print(f"{setup.name}: {record.values['memory']} {record.values['graphs']}", flush=True)
     load_seconds = plan.seconds + ramp_seconds(setup, plan) + 4
     for context in plan.contexts:
@@ -291,11 +335,21 @@ def model(record: Record, setup: Setup, plan: Plan, ceilings: Ceilings) -> int:
     else:
         prompt, output = plan.load
         load = run_load(
-            worker, setup, int(blocks), prompt=prompt, output=output, seconds=plan.seconds,
+            worker,
+            setup,
+            int(blocks),
+            prompt=prompt,
+            output=output,
+            seconds=plan.seconds,
             ramp_seconds=ramp_seconds(setup, plan),
-        )  # fmt: skip
-        row = {**asdict(load), "output_rate": load.output_rate, "gap_us": load.gap_us,
-               "prompt": prompt, "output": output}  # fmt: skip
+        )
+        row = {
+            **asdict(load),
+            "output_rate": load.output_rate,
+            "gap_us": load.gap_us,
+            "prompt": prompt,
+            "output": output,
+        }
         del row["gaps"]
         record.put(saturation=row)
         print(f"  saturation: {say(row)}", flush=True)
@@ -321,9 +375,10 @@ def memory(setup: Setup, worker: Worker, blocks: int) -> dict[str, int]:
     if setup.device == "cuda":
         free, total = torch.cuda.mem_get_info()
         parts |= {
-            "device_used": total - free, "torch_reserved": torch.cuda.memory_reserved(),
+            "device_used": total - free,
+            "torch_reserved": torch.cuda.memory_reserved(),
             "unaccounted": total - free - parts["weights"] - parts["kv"],
-        }  # fmt: skip
+        }
     return parts
 
 
@@ -362,11 +417,17 @@ def decode_step(
     filled.release()
     limit = limit_seconds(setup, [context] * batch, [1] * batch, ceilings)
     return {
-        "batch": batch, "context": context, "step_ms": wall * 1e3, "alone_ms": alone * 1e3,
-        "device_ms": device * 1e3, "gap_us": 1e6 * sorted(gaps)[len(gaps) // 2],
-        "limit_ms": limit * 1e3, "share": limit / wall, "device_share": limit / device,
+        "batch": batch,
+        "context": context,
+        "step_ms": wall * 1e3,
+        "alone_ms": alone * 1e3,
+        "device_ms": device * 1e3,
+        "gap_us": 1e6 * sorted(gaps)[len(gaps) // 2],
+        "limit_ms": limit * 1e3,
+        "share": limit / wall,
+        "device_share": limit / device,
         "tokens_per_second": batch / wall,
-    }  # fmt: skip
+    }
 
 
 def prefill_step(setup: Setup, worker: Worker, count: int, ceilings: Ceilings) -> dict[str, object]:
@@ -380,9 +441,12 @@ def prefill_step(setup: Setup, worker: Worker, count: int, ceilings: Ceilings) -
     filled.release()
     limit = limit_seconds(setup, [0], [count], ceilings)
     return {
-        "tokens": count, "ms": seconds * 1e3, "tokens_per_second": count / seconds,
-        "limit_ms": limit * 1e3, "share": limit / seconds,
-    }  # fmt: skip
+        "tokens": count,
+        "ms": seconds * 1e3,
+        "tokens_per_second": count / seconds,
+        "limit_ms": limit * 1e3,
+        "share": limit / seconds,
+    }
 
 
 def execute(worker: Worker, plan: StepPlan) -> None:
@@ -399,9 +463,11 @@ def limit_seconds(setup: Setup, starts: list[int], counts: list[int], ceilings: 
         cache_bandwidth=max(ceilings.bandwidth, DEVICES["H200"].cache_bandwidth),
     )
     case = Case(
-        setup.arch, WeightBytes(setup.weights, formats=WIDE_ENDS), dtype=setup.dtype,
+        setup.arch,
+        WeightBytes(setup.weights, formats=WIDE_ENDS),
+        dtype=setup.dtype,
         kv_dtype=setup.kv,
-    )  # fmt: skip
+    )
     return step_time(case, hardware, compose(setup.arch, starts, counts)).limit_seconds
 
 
@@ -414,12 +480,19 @@ def transformers_generate(record: Record, setup: Setup, size: str) -> int:
         return 0
     arch: ModelArch = setup.arch
     config = transformers.LlamaConfig(
-        vocab_size=arch.vocab_size, hidden_size=arch.hidden, intermediate_size=arch.intermediate,
-        num_hidden_layers=arch.layers, num_attention_heads=arch.heads,
-        num_key_value_heads=arch.kv_heads, head_dim=arch.head_dim,
-        max_position_embeddings=2048, rms_norm_eps=arch.norm_eps, eos_token_id=None,
-        pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=arch.vocab_size,
+        hidden_size=arch.hidden,
+        intermediate_size=arch.intermediate,
+        num_hidden_layers=arch.layers,
+        num_attention_heads=arch.heads,
+        num_key_value_heads=arch.kv_heads,
+        head_dim=arch.head_dim,
+        max_position_embeddings=2048,
+        rms_norm_eps=arch.norm_eps,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
     with torch.device(setup.device):
         default = torch.get_default_dtype()
         torch.set_default_dtype(getattr(torch, setup.dtype))
@@ -442,15 +515,26 @@ def transformers_generate(record: Record, setup: Setup, size: str) -> int:
                 torch.cuda.synchronize()
             begin = time.perf_counter()
             model.generate(
-                ids, attention_mask=mask, min_new_tokens=count, max_new_tokens=count,
+                ids,
+                attention_mask=mask,
+                min_new_tokens=count,
+                max_new_tokens=count,
                 do_sample=False,
-            )  # fmt: skip
+            )
             if cuda:
                 torch.cuda.synchronize()
             times[count] = time.perf_counter() - begin
         step = (times[new] - times[1]) / (new - 1)
-        record.append("rows", {"batch": batch, "context": prompt, "prefill_ms": times[1] * 1e3,
-                     "step_ms": step * 1e3, "tokens_per_second": batch / step})  # fmt: skip
+        record.append(
+            "rows",
+            {
+                "batch": batch,
+                "context": prompt,
+                "prefill_ms": times[1] * 1e3,
+                "step_ms": step * 1e3,
+                "tokens_per_second": batch / step,
+            },
+        )
         print(f"  transformers {say(record.values['rows'][-1])}", flush=True)
     return 0
 

@@ -30,13 +30,22 @@ from headrace.sched import Limits, Scheduler
 from headrace.worker import Worker
 
 SMALL = replace(
-    ARCHS["llama-3.1-8b"], hidden=256, layers=2, heads=8, kv_heads=2, head_dim=64, intermediate=512,
-    vocab_size=1000, max_context=512,
-)  # fmt: skip
+    ARCHS["llama-3.1-8b"],
+    hidden=256,
+    layers=2,
+    heads=8,
+    kv_heads=2,
+    head_dim=64,
+    intermediate=512,
+    vocab_size=1000,
+    max_context=512,
+)
 SMALL_MOE = replace(
-    SMALL, family="qwen3_moe", qk_norm=True,
+    SMALL,
+    family="qwen3_moe",
+    qk_norm=True,
     moe=Moe(experts=8, active=2, intermediate=256),
-)  # fmt: skip
+)
 
 
 class Rerun:
@@ -65,9 +74,11 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
         program = GraphProgram(plain, limits, recorder)
         program.capture()
         steps = (
-            Step("decode 3", ((20, 1), (7, 1), (300, 1))), Step("mixed", ((0, 30), (12, 1))),
-            Step("decode 1", ((33, 1),)), Step("decode 3", ((21, 1), (8, 1), (301, 1))),
-        )  # fmt: skip
+            Step("decode 3", ((20, 1), (7, 1), (300, 1))),
+            Step("mixed", ((0, 30), (12, 1))),
+            Step("decode 1", ((33, 1),)),
+            Step("decode 3", ((21, 1), (8, 1), (301, 1))),
+        )
         worst = 0.0
         for step in steps:
             batch = make_batch(step, windows_of(arch), device)
@@ -99,9 +110,12 @@ def _draws(rows: int, device: str) -> DrawParameters:
     one = torch.ones(rows, device=device)
     uniform = torch.linspace(0.1, 0.9, rows, device=device, dtype=torch.float64)
     return DrawParameters(
-        torch.where(drawn, 0.8, one), None, None, torch.where(drawn, 0.0, one),
+        torch.where(drawn, 0.8, one),
+        None,
+        None,
+        torch.where(drawn, 0.0, one),
         torch.where(drawn, uniform, 0.0),
-    )  # fmt: skip
+    )
 
 
 def early(weights: str, kv: str) -> Callable[[str, torch.dtype], float]:
@@ -190,9 +204,7 @@ def answers(worker: Worker, depth: int) -> dict[str, list[int]]:
         sampled = {"temperature": 0.8, "seed": number} if number % 3 == 0 else {}
         if number % 6 == 0:
             sampled["top_k"] = 20
-        params = SamplingParams(
-            max_tokens=12, ignore_eos=True, **{"temperature": 0, **sampled}
-        )  # fmt: skip
+        params = SamplingParams(max_tokens=12, ignore_eos=True, **{"temperature": 0, **sampled})
         ids = [1 + (number * 13 + place * 7) % 900 for place in range(length)]
         scheduler.add(Request(f"r{number}", ids, RequestSpec(params, number)))
     flying: deque[tuple[StepPlan, Callable[[], StepResult]]] = deque()

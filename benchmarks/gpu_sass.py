@@ -37,9 +37,21 @@ KINDS = {
 """Instructions by what they say of a kernel."""
 
 ACCESSES = (
-    "LDG", "LD", "LDGSTS", "STG", "ST", "ATOM", "ATOMG", "RED", "REDG", "UBLKCP", "UTMALDG",
-    "UTMASTG", "UTMAREDG", "UBLKRED",
-)  # fmt: skip
+    "LDG",
+    "LD",
+    "LDGSTS",
+    "STG",
+    "ST",
+    "ATOM",
+    "ATOMG",
+    "RED",
+    "REDG",
+    "UBLKCP",
+    "UTMALDG",
+    "UTMASTG",
+    "UTMAREDG",
+    "UBLKRED",
+)
 """Instructions that read or write global memory. Hints (CCTL) are none."""
 WAIT = "ACQBULK"
 """griddepcontrol.wait."""
@@ -93,9 +105,7 @@ def read_code(cubin: bytes) -> Code:
         listing = _run("nvdisasm", "-c", file.name)
     found = _USAGE.search(usage)
     assert found, f"cuobjdump said: {usage[:200]}"
-    return Code(
-        int(found[1]), int(found[2]), count_instructions(listing), find_unwaited(listing)
-    )  # fmt: skip
+    return Code(int(found[1]), int(found[2]), count_instructions(listing), find_unwaited(listing))
 
 
 def find_unwaited(listing: str) -> tuple[str, ...] | None:

@@ -136,42 +136,85 @@ def targets() -> list[dict[str, object]]:
     output = "output tokens per second, 8B fp8, 1,000 / 1,000"
     held = room()
     return [
-        row("decode attention, batch 32, 4k, bf16 KV: share of bandwidth", "85 %",
-            f"{attention_share(batch):.0%}", TABLES),
-        row("decode attention, batch 32, 4k, bf16 KV: share of bandwidth; our kernel", "85 %",
-            f"{own_attention_share(batch):.0%}", f"{ASSUMED}: the tables' share for its bytes"),
-        row("decode attention, batch 32, 4k, fp8 KV: share of bandwidth", "-",
-            f"{attention_share(coded):.0%}", TABLES),
-        row(f"{step}; the library's products, 0.5 ms around a step", "1.15",
-            f"{single.seconds / bare:.2f}", TABLES),
-        row(f"{step}; our products, {around() * 1e6:.0f} us around a step", "1.15",
+        row(
+            "decode attention, batch 32, 4k, bf16 KV: share of bandwidth",
+            "85 %",
+            f"{attention_share(batch):.0%}",
+            TABLES,
+        ),
+        row(
+            "decode attention, batch 32, 4k, bf16 KV: share of bandwidth; our kernel",
+            "85 %",
+            f"{own_attention_share(batch):.0%}",
+            f"{ASSUMED}: the tables' share for its bytes",
+        ),
+        row(
+            "decode attention, batch 32, 4k, fp8 KV: share of bandwidth",
+            "-",
+            f"{attention_share(coded):.0%}",
+            TABLES,
+        ),
+        row(
+            f"{step}; the library's products, 0.5 ms around a step",
+            "1.15",
+            f"{single.seconds / bare:.2f}",
+            TABLES,
+        ),
+        row(
+            f"{step}; our products, {around() * 1e6:.0f} us around a step",
+            "1.15",
             f"{own_seconds(single, early=False, attention=False) / bare:.2f}",
-            f"{ASSUMED}: {START * 1e6:.0f} us a product, the tables' share of bandwidth"),
-        row(f"{step}; and kernels start early", "1.15",
+            f"{ASSUMED}: {START * 1e6:.0f} us a product, the tables' share of bandwidth",
+        ),
+        row(
+            f"{step}; and kernels start early",
+            "1.15",
             f"{own_seconds(single, early=True, attention=False) / bare:.2f}",
-            f"{ASSUMED}: {EARLY * 1e6:.0f} us between kernels"),
-        row(f"{step}; and our attention", "1.15",
+            f"{ASSUMED}: {EARLY * 1e6:.0f} us between kernels",
+        ),
+        row(
+            f"{step}; and our attention",
+            "1.15",
             f"{own_seconds(single, early=True, attention=True) / bare:.2f}",
-            f"{ASSUMED}: {EARLY * 1e6 + TRIPS * TRIP * 1e6:.1f} us for one of 1,024 tokens"),
-        row("prefill attention, 8k: share of the bf16 rate", "55 %",
-            f"{attention_share(prompt):.0%}", TABLES),
-        row("prefill of the 8B, 8k, end to end: share of the bf16 rate", "70 %",
-            f"{prompt.limit_seconds / prompt.seconds:.0%}", TABLES),
+            f"{ASSUMED}: {EARLY * 1e6 + TRIPS * TRIP * 1e6:.1f} us for one of 1,024 tokens",
+        ),
+        row(
+            "prefill attention, 8k: share of the bf16 rate",
+            "55 %",
+            f"{attention_share(prompt):.0%}",
+            TABLES,
+        ),
+        row(
+            "prefill of the 8B, 8k, end to end: share of the bf16 rate",
+            "70 %",
+            f"{prompt.limit_seconds / prompt.seconds:.0%}",
+            TABLES,
+        ),
         row("between device steps at batch 64", "60 us", "-", "measured by gpu-bench alone"),
         row(f"{output}; 256 rows", f"{PUBLISHED:,}", f"{saturation(256):,.0f}", TABLES),
-        row(f"{output}; {held} rows, what memory holds", f"{PUBLISHED:,}",
-            f"{saturation(held):,.0f}", TABLES),
-        row(f"{output}; {held} rows, {around() * 1e6:.0f} us around a step", f"{PUBLISHED:,}",
+        row(
+            f"{output}; {held} rows, what memory holds",
+            f"{PUBLISHED:,}",
+            f"{saturation(held):,.0f}",
+            TABLES,
+        ),
+        row(
+            f"{output}; {held} rows, {around() * 1e6:.0f} us around a step",
+            f"{PUBLISHED:,}",
             f"{saturation(held, counted=True):,.0f}",
-            f"tables; {ASSUMED}: what lies around a step"),
-    ]  # fmt: skip
+            f"tables; {ASSUMED}: what lies around a step",
+        ),
+    ]
 
 
 def row(what: str, asked: str, predicted: str, rests_on: str) -> dict[str, object]:
     return {
-        "what": what, "device": DEVICE, "asked": asked, "predicted": predicted,
+        "what": what,
+        "device": DEVICE,
+        "asked": asked,
+        "predicted": predicted,
         "rests_on": rests_on,
-    }  # fmt: skip
+    }
 
 
 def target_table() -> str:

@@ -54,20 +54,23 @@ def make_worker(setup: Setup) -> Worker:
     dtype = getattr(torch, setup.dtype)
 
     def load_weights(files: ModelFiles) -> object:
-        return random_weights(
-            setup.arch, device=setup.device, weights=setup.weights, dtype=dtype
-        )  # fmt: skip
+        return random_weights(setup.arch, device=setup.device, weights=setup.weights, dtype=dtype)
 
     with patch.object(worker_module, "load_weights", load_weights):
         return Worker(
             files,
             WorkerOptions(
-                device=setup.device, dtype=setup.dtype, kv_dtype=setup.kv, kernels=setup.kernels,
+                device=setup.device,
+                dtype=setup.dtype,
+                kv_dtype=setup.kv,
+                kernels=setup.kernels,
                 deterministic=setup.deterministic,
                 quantise="fp8" if setup.weights == "fp8" else "auto",
-                rows=setup.rows, step_tokens=setup.step_tokens, max_context=setup.max_context,
+                rows=setup.rows,
+                step_tokens=setup.step_tokens,
+                max_context=setup.max_context,
             ),
-        )  # fmt: skip
+        )
 
 
 def pool_of(worker: Worker, blocks: int) -> PoolShape:
@@ -92,10 +95,16 @@ class Filled:
         params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True)
         groups = len(worker._pool.groups)
         self._admitted = [
-            Admission(row, row, [1 + (row * 7 + i) % 100 for i in range(context + 1)],
-                      context + 1, 0, RequestSpec(params, 0))
+            Admission(
+                row,
+                row,
+                [1 + (row * 7 + i) % 100 for i in range(context + 1)],
+                context + 1,
+                0,
+                RequestSpec(params, 0),
+            )
             for row in range(batch)
-        ]  # fmt: skip
+        ]
         self._writes = [
             BlockWrite(row, group, 0, list(range(1 + row * blocks, 1 + (row + 1) * blocks)))
             for row in range(batch)
@@ -172,10 +181,15 @@ def run_load(
     kv = KvManager(worker._pool, prefix_cache=False)
     rows = min(setup.rows, max(1, (blocks - 1) * BLOCK // (prompt + output + BLOCK)))
     scheduler = Scheduler(
-        Limits(rows=rows, step_tokens=setup.step_tokens, max_context=setup.max_context,
-               max_waiting=1 << 20, depth=depth),
+        Limits(
+            rows=rows,
+            step_tokens=setup.step_tokens,
+            max_context=setup.max_context,
+            max_waiting=1 << 20,
+            depth=depth,
+        ),
         kv,
-    )  # fmt: skip
+    )
     added = 0
 
     def add() -> None:

@@ -33,9 +33,13 @@ from headrace.loader.weights import load_weights
 
 THREADS = 2
 PROMPTS = [
-    "def fibonacci(n):", "The capital of France is", "Write a haiku about rivers.\n",
-    "import numpy as np\n\nclass Matrix:\n", "1, 1, 2, 3, 5,", "Dear Sir or Madam,",
-]  # fmt: skip
+    "def fibonacci(n):",
+    "The capital of France is",
+    "Write a haiku about rivers.\n",
+    "import numpy as np\n\nclass Matrix:\n",
+    "1, 1, 2, 3, 5,",
+    "Dear Sir or Madam,",
+]
 
 
 class Steps:
@@ -81,13 +85,15 @@ class Watch:
         assert low_bytes(planes), f"a head of {weight.kind} has no planes"
         self._steps = {
             "greedy": {
-                "plain": Steps(program, plain, 0), "planes": Steps(program, planes, 0),
+                "plain": Steps(program, plain, 0),
+                "planes": Steps(program, planes, 0),
                 "bounds": Steps(program, planes, bounded),
             },
             "logits": {
-                "plain": Steps(program, plain, None), "planes": Steps(program, planes, None),
+                "plain": Steps(program, plain, None),
+                "planes": Steps(program, planes, None),
             },
-        }  # fmt: skip
+        }
         self.clear()
         program.step = self  # type: ignore[method-assign,assignment]
 
@@ -130,9 +136,10 @@ class Watch:
         for name, panels in (("left", self.left), ("together", self.together)):
             if panels:
                 document[name] = {
-                    "median": statistics.median(panels), "mean": round(statistics.mean(panels), 1),
+                    "median": statistics.median(panels),
+                    "mean": round(statistics.mean(panels), 1),
                     "most": max(panels),
-                }  # fmt: skip
+                }
         return document
 
 

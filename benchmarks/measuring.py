@@ -61,15 +61,38 @@ def hands() -> list[Hand]:
     oss = 36 * (2880 * 64 * (64 + 16) + 64 * 64 * 2880 + 2880 * 128) + 2880 * 201_088
     return [
         Hand("llama-3.1-8b", WeightBytes(), "bfloat16", llama * 2.0, kv_token=32 * 8 * 128 * 2 * 2),
-        Hand("qwen3-30b-a3b", WeightBytes(), "bfloat16", qwen * 2.0, 48 * 3 * 2048 * 768 * 2.0,
-             128, 8, 48 * 4 * 128 * 2 * 2),
-        Hand("deepseek-v3", PUBLISHED["deepseek-v3"], "bfloat16",
-             deepseek * 1.0 + 7168 * 129_280 * 2.0, 58 * 3 * 7168 * 2048 * 1.0, 256, 8,
-             61 * 576 * 2),
-        Hand("gpt-oss-120b", PUBLISHED["gpt-oss-120b"], "bfloat16", oss * 2.0,
-             36 * 3 * 2880 * 2880 * 4.25 / 8, 128, 4, 36 * 8 * 64 * 2 * 2,
-             (129 + 2049) / 2 / 2049),
-    ]  # fmt: skip
+        Hand(
+            "qwen3-30b-a3b",
+            WeightBytes(),
+            "bfloat16",
+            qwen * 2.0,
+            48 * 3 * 2048 * 768 * 2.0,
+            128,
+            8,
+            48 * 4 * 128 * 2 * 2,
+        ),
+        Hand(
+            "deepseek-v3",
+            PUBLISHED["deepseek-v3"],
+            "bfloat16",
+            deepseek * 1.0 + 7168 * 129_280 * 2.0,
+            58 * 3 * 7168 * 2048 * 1.0,
+            256,
+            8,
+            61 * 576 * 2,
+        ),
+        Hand(
+            "gpt-oss-120b",
+            PUBLISHED["gpt-oss-120b"],
+            "bfloat16",
+            oss * 2.0,
+            36 * 3 * 2880 * 2880 * 4.25 / 8,
+            128,
+            4,
+            36 * 8 * 64 * 2 * 2,
+            (129 + 2049) / 2 / 2049,
+        ),
+    ]
 
 
 def counts() -> list[dict[str, Any]]:
@@ -101,11 +124,17 @@ def counts() -> list[dict[str, Any]]:
                 for one in found
                 if one.count.kind == "attention"
             )
-            rows.append({
-                "model": hand.name, "batch": batch, "weights_by_hand": by_hand, "weights": ours,
-                "kv_by_hand": kv, "kv": read,
-                "limit_ms": {name: time.limit_seconds * 1e3 for name, time in times.items()},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "model": hand.name,
+                    "batch": batch,
+                    "weights_by_hand": by_hand,
+                    "weights": ours,
+                    "kv_by_hand": kv,
+                    "kv": read,
+                    "limit_ms": {name: time.limit_seconds * 1e3 for name, time in times.items()},
+                }
+            )
     return rows
 
 
@@ -126,17 +155,27 @@ def published(users: int, waves: int) -> list[dict[str, Any]]:
         case = Case(KNOWN[model], weights, kv_dtype=kv_dtype, layout=Layout(tp))
         spec = ReplicaSpec(case, DEVICES[device], rows=users, step_tokens=8192, max_context=4096)
         options = RunOptions(
-            url="simulated", requests=users * waves, concurrency=users, input=str(input),
+            url="simulated",
+            requests=users * waves,
+            concurrency=users,
+            input=str(input),
             output=str(output),
-        )  # fmt: skip
+        )
         result, _ = Simulation(Cluster(spec, 1), options).run()
         rate = result["figures"]["output_throughput"]["value"] / tp
         rows.append(
             {
-                "model": model, "device": device, "tp": tp, "format": format, "in": input,
-                "out": output, "published": told, "simulated": rate, "ratio": rate / told,
+                "model": model,
+                "device": device,
+                "tp": tp,
+                "format": format,
+                "in": input,
+                "out": output,
+                "published": told,
+                "simulated": rate,
+                "ratio": rate / told,
             }
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -166,8 +205,10 @@ def main() -> None:
     else:
         print("| model | device | published | simulated | ratio |\n|---|---|--:|--:|--:|")
         for row in rows:
-            print(f"| {row['model']} | {row['device']} TP{row['tp']} | {row['published']:,} | "
-                  f"{row['simulated']:,.0f} | {row['ratio']:.2f} |")  # fmt: skip
+            print(
+                f"| {row['model']} | {row['device']} TP{row['tp']} | {row['published']:,} | "
+                f"{row['simulated']:,.0f} | {row['ratio']:.2f} |"
+            )
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
 

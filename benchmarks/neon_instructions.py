@@ -45,8 +45,10 @@ def main() -> None:
     library = parser.parse_args().library
     text = subprocess.run(
         ["aarch64-linux-gnu-objdump", "-dC", "--no-show-raw-insn", str(library)],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     functions: dict[tuple[str, int], list[list[Instruction]]] = {}
     code: list[Instruction] | None = None
     for line in text.splitlines():

@@ -124,9 +124,11 @@ def main() -> None:
         found[name] = {
             "rounds": len(ratios),
             "seconds": [statistics.median(one) for one in zip(*samples, strict=True)],
-            "ratio": statistics.median(ratios), "interval": [low, high],
-            "least": min(ratios), "most": max(ratios),
-        }  # fmt: skip
+            "ratio": statistics.median(ratios),
+            "interval": [low, high],
+            "least": min(ratios),
+            "most": max(ratios),
+        }
         print(
             f"{name}: x{statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}, 95 %; "
             f"{len(ratios)} rounds of {min(ratios):.3f} to {max(ratios):.3f})",

@@ -34,9 +34,23 @@ from headrace.base.config import DEFAULT_MODEL
 from headrace.base.request import OutputDelta
 
 TOPICS = (
-    "rivers", "bread", "sorting", "bridges", "chess", "rain", "compilers", "gardens", "clocks",
-    "islands", "music", "glass", "trains", "honey", "maps", "winter",
-)  # fmt: skip
+    "rivers",
+    "bread",
+    "sorting",
+    "bridges",
+    "chess",
+    "rain",
+    "compilers",
+    "gardens",
+    "clocks",
+    "islands",
+    "music",
+    "glass",
+    "trains",
+    "honey",
+    "maps",
+    "winter",
+)
 _PORT = re.compile(r"http://127\.0\.0\.1:(\d+)")
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 
@@ -156,12 +170,15 @@ class Server:
 
     def computed(self) -> float:
         """Seconds that the threads of the API process, not the engine's, have had a core."""
-        return sum(
-            int(times.read_text().split()[0])
-            for process in _family(self._process.pid)
-            if b"headrace.engine" not in Path(f"/proc/{process}/cmdline").read_bytes()
-            for times in Path(f"/proc/{process}/task").glob("*/schedstat")
-        ) / 1e9  # fmt: skip
+        return (
+            sum(
+                int(times.read_text().split()[0])
+                for process in _family(self._process.pid)
+                if b"headrace.engine" not in Path(f"/proc/{process}/cmdline").read_bytes()
+                for times in Path(f"/proc/{process}/task").glob("*/schedstat")
+            )
+            / 1e9
+        )
 
     def close(self) -> None:
         self._process.terminate()

@@ -63,10 +63,14 @@ class SteppingEngine(FakeEngine):
                 last = left == 1
                 stream.push(
                     OutputDelta(
-                        request_id, 0, " water", [1], prompt_tokens=len(stream.prompt_ids),
+                        request_id,
+                        0,
+                        " water",
+                        [1],
+                        prompt_tokens=len(stream.prompt_ids),
                         finish_reason="length" if last else None,
                     )
-                )  # fmt: skip
+                )
                 if last:
                     del self._open[request_id]
                 else:
@@ -152,10 +156,13 @@ def main() -> None:
         print(result)
     if given.json:
         record = {
-            "machine": platform.platform(), "python": platform.python_version(),
-            "streams": given.streams, "tokens": given.tokens, "results": results,
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "streams": given.streams,
+            "tokens": given.tokens,
+            "results": results,
             "client_cpu_seconds": resource.getrusage(resource.RUSAGE_SELF).ru_utime,
-        }  # fmt: skip
+        }
         given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -57,9 +57,11 @@ async def stream(client: httpx.AsyncClient, tokens: int, number: int) -> tuple[i
     """(events with text, tokens as the server counts them)"""
     body = {
         "messages": [{"role": "user", "content": f"{number}. {PROMPT}"}],
-        "max_tokens": tokens, "temperature": 0, "stream": True,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "stream": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
     events, counted = 0, 0
     async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
         reply.raise_for_status()
@@ -109,9 +111,19 @@ def llama_server(binary: Path, model: Path) -> Iterator[tuple[str, int]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        str(binary), "-m", str(model), "--port", str(port), "-t", "1", "-np", str(STREAMS),
-        "-c", str(STREAMS * 512), "--no-webui",
-    ]  # fmt: skip
+        str(binary),
+        "-m",
+        str(model),
+        "--port",
+        str(port),
+        "-t",
+        "1",
+        "-np",
+        str(STREAMS),
+        "-c",
+        str(STREAMS * 512),
+        "--no-webui",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -137,9 +149,19 @@ def main() -> None:
     given = arguments.parse_args()
     results = {}
     command = headrace(
-        "serve", str(given.model), "--port", "0", "--threads", "1", "--log-level", "warning",
-        "--max-sequences", str(STREAMS), "--max-context", "512",
-    )  # fmt: skip
+        "serve",
+        str(given.model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--log-level",
+        "warning",
+        "--max-sequences",
+        str(STREAMS),
+        "--max-context",
+        "512",
+    )
     with running(command) as server:
         pid = server.process.pid
         results["headrace"] = measure(server.url, pid, without_busiest=False)
@@ -149,9 +171,13 @@ def main() -> None:
         print("llama-server", results["llama-server"], flush=True)
     if given.json:
         record = {
-            "machine": platform.platform(), "cores": os.cpu_count(), "streams": STREAMS,
-            "lengths": LENGTHS, "model": given.model.name, "results": results,
-        }  # fmt: skip
+            "machine": platform.platform(),
+            "cores": os.cpu_count(),
+            "streams": STREAMS,
+            "lengths": LENGTHS,
+            "model": given.model.name,
+            "results": results,
+        }
         given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

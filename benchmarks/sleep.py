@@ -57,9 +57,13 @@ def measure(server: Running, boss: str, level: int) -> dict[str, float]:
     woken = time.monotonic() - begin
     ask(server, [100, 200, 300], 1)
     return {
-        "awake_mib": awake, "asleep_mib": asleep, "pool_mib": reply.get("kv_bytes", 0) / 2**20,
-        "sleep_s": slept, "wake_s": woken, "first_token_s": time.monotonic() - begin,
-    }  # fmt: skip
+        "awake_mib": awake,
+        "asleep_mib": asleep,
+        "pool_mib": reply.get("kv_bytes", 0) / 2**20,
+        "sleep_s": slept,
+        "wake_s": woken,
+        "first_token_s": time.monotonic() - begin,
+    }
 
 
 def main() -> int:
@@ -80,17 +84,22 @@ def main() -> int:
             for level in (1, 2):
                 found[str(level)].append(measure(server, boss, level))
     medians = {
-        level: {name: round(statistics.median(one[name] for one in rounds), 2)
-                for name in rounds[0]}
+        level: {
+            name: round(statistics.median(one[name] for one in rounds), 2) for name in rounds[0]
+        }
         for level, rounds in found.items()
-    }  # fmt: skip
+    }
     for level, one in medians.items():
         print(f"level {level}: " + ", ".join(f"{name} {value:g}" for name, value in one.items()))
     if given.json:
         what: dict[str, Any] = {
-            "model": Path(given.model).name, "sequences": given.sequences,
-            "length": given.length, "serve": given.serve, "medians": medians, "rounds": found,
-        }  # fmt: skip
+            "model": Path(given.model).name,
+            "sequences": given.sequences,
+            "length": given.length,
+            "serve": given.serve,
+            "medians": medians,
+            "rounds": found,
+        }
         given.json.write_text(json.dumps(what, indent=1) + "\n")
     return 0
 

@@ -80,9 +80,12 @@ def an_ask(draw: random.Random) -> tuple[str, dict[str, Any]]:
         return "/v1/chat/completions", body
     if kind < 0.75:
         return "/v1/completions", {
-            **common, "prompt": [text, text[:20]], "max_tokens": tokens,
-            "temperature": draw.random() * 2, "seed": draw.randrange(99),
-        }  # fmt: skip
+            **common,
+            "prompt": [text, text[:20]],
+            "max_tokens": tokens,
+            "temperature": draw.random() * 2,
+            "seed": draw.randrange(99),
+        }
     if kind < 0.88:
         return "/v1/messages", {**common, "messages": messages, "max_tokens": tokens}
     return "/v1/responses", {**common, "input": text, "max_output_tokens": tokens}
@@ -135,17 +138,28 @@ class Soak:
         """A file with a wrong line; its batch to the end, or cancelled; all files deleted."""
         lines = [{"custom_id": "wrong"}]
         for number in range(draw.randrange(1, 8)):
-            body = {"messages": [{"role": "user", "content": "water"}],
-                    "max_tokens": draw.randrange(1, 20)}  # fmt: skip
-            lines.append({"custom_id": str(number), "method": "POST",
-                          "url": "/v1/chat/completions", "body": body})  # fmt: skip
+            body = {
+                "messages": [{"role": "user", "content": "water"}],
+                "max_tokens": draw.randrange(1, 20),
+            }
+            lines.append(
+                {
+                    "custom_id": str(number),
+                    "method": "POST",
+                    "url": "/v1/chat/completions",
+                    "body": body,
+                }
+            )
         content = "\n".join(map(json.dumps, lines))
         made = await client.post(
             "/v1/files", files={"file": ("in", content)}, data={"purpose": "batch"}
         )
         self.note("/v1/files", made.status_code)
-        body = {"input_file_id": made.json()["id"], "endpoint": "/v1/chat/completions",
-                "completion_window": "1h"}  # fmt: skip
+        body = {
+            "input_file_id": made.json()["id"],
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "1h",
+        }
         batch = (await client.post("/v1/batches", json=body)).json()
         if draw.random() < 0.3:
             await client.post(f"/v1/batches/{batch['id']}/cancel")
@@ -256,13 +270,19 @@ async def drive(url: str, boss: str, pid: int, given: argparse.Namespace) -> dic
         for name, column in (("api", 1), ("engine", 2))
     }
     return {
-        "minutes": given.minutes, "clients": given.clients, "seed": given.seed,
-        "pause": given.pause, "cpu_seconds": cpu,
-        "machine": platform.platform(), "cores": os.cpu_count(),
-        "counts": dict(soak.counts.most_common()), "faults": soak.faults[:20],
-        "left": left, "growth_mib": growth,
+        "minutes": given.minutes,
+        "clients": given.clients,
+        "seed": given.seed,
+        "pause": given.pause,
+        "cpu_seconds": cpu,
+        "machine": platform.platform(),
+        "cores": os.cpu_count(),
+        "counts": dict(soak.counts.most_common()),
+        "faults": soak.faults[:20],
+        "left": left,
+        "growth_mib": growth,
         "memory": [[round(value, 2) for value in row] for row in memory],
-    }  # fmt: skip
+    }
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
@@ -297,11 +317,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder) / "tiny")
         command = headrace(
-            "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "16",
-            "--kv-memory", "2MiB", "--store", str(Path(folder) / "store.db"),
-            "--log-level", "error", "--files", str(Path(folder) / "files"),
-            "--operator-port", "0",
-        )  # fmt: skip
+            "serve",
+            str(model),
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            "--max-sequences",
+            "16",
+            "--kv-memory",
+            "2MiB",
+            "--store",
+            str(Path(folder) / "store.db"),
+            "--log-level",
+            "error",
+            "--files",
+            str(Path(folder) / "files"),
+            "--operator-port",
+            "0",
+        )
         with running(command) as server:
             boss = server.await_line(r"operator: (https?://\S+)").group(1)
             record = asyncio.run(drive(server.url, boss, server.process.pid, given))

@@ -54,8 +54,10 @@ def of_llm(keep: bool) -> dict[str, Any]:
     begin = time.time()
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(int(keep)), str(THREADS)],
-        stdout=subprocess.PIPE, text=True, env={**environment(), "OMP_NUM_THREADS": str(THREADS)},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**environment(), "OMP_NUM_THREADS": str(THREADS)},
+    )
     assert process.stdout is not None
     said = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
@@ -64,24 +66,39 @@ def of_llm(keep: bool) -> dict[str, Any]:
         raise RuntimeError(f"the child ended with {process.returncode}")
     values = json.loads(said.splitlines()[-1])
     return {
-        "seconds": values["first"] - begin, "import": values["imported"] - begin,
-        "with_text": values["text"] - begin, "cpu": usage.ru_utime + usage.ru_stime,
-        "peak_mib": usage.ru_maxrss / 1024, "phases": values["phases"],
-    }  # fmt: skip
+        "seconds": values["first"] - begin,
+        "import": values["imported"] - begin,
+        "with_text": values["text"] - begin,
+        "cpu": usage.ru_utime + usage.ru_stime,
+        "peak_mib": usage.ru_maxrss / 1024,
+        "phases": values["phases"],
+    }
 
 
 def of_server(keep: bool) -> dict[str, Any]:
     port = 18_000 + random.randrange(1_000)
     command = [
-        sys.executable, "-m", "headrace", "serve", "--threads", str(THREADS),
-        "--max-context", "4096", "--offline", "--port", str(port), "--log-level", "error",
+        sys.executable,
+        "-m",
+        "headrace",
+        "serve",
+        "--threads",
+        str(THREADS),
+        "--max-context",
+        "4096",
+        "--offline",
+        "--port",
+        str(port),
+        "--log-level",
+        "error",
         "--keep-packed" if keep else "--no-keep-packed",
-    ]  # fmt: skip
+    ]
     body = {"model": "qwen2.5-coder-0.5b", "prompt": ids(), "max_tokens": 1, "temperature": 0}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(),
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
         {"Content-Type": "application/json"},
-    )  # fmt: skip
+    )
     begin, listening = time.monotonic(), 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as server:
         try:
@@ -92,10 +109,11 @@ def of_server(keep: bool) -> dict[str, Any]:
                     took = time.monotonic() - begin
                     assert server.stdout is not None
                     return {
-                        "seconds": took, "listening": listening,
+                        "seconds": took,
+                        "listening": listening,
                         "ready": server.stdout.readline().strip(),
                         "peaks_mib": [peak(pid) for pid in (server.pid, *children(server.pid))],
-                    }  # fmt: skip
+                    }
                 except urllib.error.HTTPError as error:
                     if error.code != 503:
                         raise

@@ -48,13 +48,28 @@ from headrace.worker.step import Steps
 from headrace.worker.worker import Worker
 
 PARTS: tuple[tuple[type, str], ...] = (
-    (EngineCore, "turn"), (EngineCore, "_expected"), (Worker, "launch"), (Steps, "launch"),
-    (HostBatches, "make"), (HostBatches, "decode"), (HostBatches, "keep"), (CpuProgram, "step"),
-    (CallByCall, "step"), (Team, "run_at"), (Asked, "mask"), (Asked, "collect"),
-    (Rows, "append"), (BlockTables, "write"), (Scheduler, "schedule"), (Scheduler, "update"),
-    (Scheduler, "stats"), (FlightRecorder, "submitted"), (FlightRecorder, "finished"),
-    (RequestOutputs, "feed"), (Answer, "add"),
-)  # fmt: skip
+    (EngineCore, "turn"),
+    (EngineCore, "_expected"),
+    (Worker, "launch"),
+    (Steps, "launch"),
+    (HostBatches, "make"),
+    (HostBatches, "decode"),
+    (HostBatches, "keep"),
+    (CpuProgram, "step"),
+    (CallByCall, "step"),
+    (Team, "run_at"),
+    (Asked, "mask"),
+    (Asked, "collect"),
+    (Rows, "append"),
+    (BlockTables, "write"),
+    (Scheduler, "schedule"),
+    (Scheduler, "update"),
+    (Scheduler, "stats"),
+    (FlightRecorder, "submitted"),
+    (FlightRecorder, "finished"),
+    (RequestOutputs, "feed"),
+    (Answer, "add"),
+)
 
 
 GAPS = "HEADRACE_STEP_GAPS"
@@ -115,9 +130,11 @@ def gaps(spans: list[tuple[float, float]], begin: float, end: float, tokens: int
 
 def sampling(count: int, temperature: float) -> SamplingParams:
     return SamplingParams(
-        temperature=temperature, top_p=0.9 if temperature else 1.0, max_tokens=count,
+        temperature=temperature,
+        top_p=0.9 if temperature else 1.0,
+        max_tokens=count,
         ignore_eos=True,
-    )  # fmt: skip
+    )
 
 
 def prompts_of(rows: int, length: int = 16) -> list[list[int]]:
@@ -144,10 +161,14 @@ async def served(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             filter(None, (os.environ.get("PYTHONPATH"), here))
         )
         async with await AsyncEngine.start(
-            worker="step_parts:recording_worker", model=arguments.model,
-            threads=arguments.threads, max_sequences=max(arguments.rows), max_context=1024,
-            kv_memory="200MiB", depth=arguments.depth,
-        ) as engine:  # fmt: skip
+            worker="step_parts:recording_worker",
+            model=arguments.model,
+            threads=arguments.threads,
+            max_sequences=max(arguments.rows),
+            max_context=1024,
+            kv_memory="200MiB",
+            depth=arguments.depth,
+        ) as engine:
 
             async def read(prompt: list[int], params: SamplingParams) -> None:
                 async for _ in engine.stream(prompt, params):
@@ -172,10 +193,15 @@ async def served(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for rows, temperature, begin, end in windows:
         found = gaps(spans, begin, end, arguments.tokens)
         tokens_a_second = rows * arguments.tokens / (end - begin)
-        results.append({
-            "rows": rows, "temperature": temperature, "served": True, **found,
-            "tokens_per_second": round(tokens_a_second, 1),
-        })  # fmt: skip
+        results.append(
+            {
+                "rows": rows,
+                "temperature": temperature,
+                "served": True,
+                **found,
+                "tokens_per_second": round(tokens_a_second, 1),
+            }
+        )
         print(json.dumps(results[-1]), flush=True)
     return results
 
@@ -243,9 +269,13 @@ def main() -> None:
     else:
         calls = Calls()
         with LLM(
-            arguments.model, threads=arguments.threads, max_sequences=max(arguments.rows),
-            max_context=1024, kv_memory="200MiB", depth=arguments.depth,
-        ) as llm:  # fmt: skip
+            arguments.model,
+            threads=arguments.threads,
+            max_sequences=max(arguments.rows),
+            max_context=1024,
+            kv_memory="200MiB",
+            depth=arguments.depth,
+        ) as llm:
             for rows, heat in cases:
                 results.append(in_process(llm, calls, rows, arguments.tokens, heat))
                 print(json.dumps(results[-1]), flush=True)

@@ -39,8 +39,10 @@ def write(kind: str, tokens: int) -> None:
     router = None
     if kind != "direct":
         router = StreamRouter(
-            find_dialect("hermes"), tools=frozenset({"f"}), reasoning=THINK,
-        )  # fmt: skip
+            find_dialect("hermes"),
+            tools=frozenset({"f"}),
+            reasoning=THINK,
+        )
     parts = Parts(router)
     text = begin + rest * (tokens * PIECE // len(rest) + 1)
     shown = 0
@@ -54,9 +56,16 @@ def counted(kind: str, tokens: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         command = [
-            "valgrind", "--tool=callgrind", f"--callgrind-out-file={out}",
-            sys.executable, __file__, "--write", kind, "--tokens", str(tokens),
-        ]  # fmt: skip
+            "valgrind",
+            "--tool=callgrind",
+            f"--callgrind-out-file={out}",
+            sys.executable,
+            __file__,
+            "--write",
+            kind,
+            "--tokens",
+            str(tokens),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         found = re.search(r"^(?:summary|totals): (\d+)", out.read_text(), re.MULTILINE)
     assert found is not None

@@ -18,15 +18,24 @@ ROOT = Path(__file__).parent.parent / "src" / "headrace"
 
 RANKS = {
     "base": 0,
-    "obs": 1, "text": 1, "kv": 1, "kernels": 1, "dist": 1, "layers": 1,
-    "sched": 2, "quant": 2, "models": 2,
-    "roofline": 3, "loader": 3,
+    "obs": 1,
+    "text": 1,
+    "kv": 1,
+    "kernels": 1,
+    "dist": 1,
+    "layers": 1,
+    "sched": 2,
+    "quant": 2,
+    "models": 2,
+    "roofline": 3,
+    "loader": 3,
     "worker": 5,
     "engine": 6,
-    "server": 7, "bench": 7,
+    "server": 7,
+    "bench": 7,
     "factory": 8,
     "cli": 9,
-}  # fmt: skip
+}
 CONTROL = {"sched", "kv", "text", "roofline"}
 DATA = {"kernels", "dist", "quant", "worker"}
 DESCRIPTION = {"layers", "models"}
@@ -146,12 +155,26 @@ def test_no_cycles_among_modules() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["headrace", "headrace.kv", "headrace.sched", "headrace.text", "headrace.roofline",
-     "headrace.base", "headrace.obs", "headrace.bench", "headrace.server.app",
-     "headrace.cli.main", "headrace.kernels.draws", "headrace.kernels.host_sampling",
-     "headrace.kernels.rope", "headrace.kernels.select", "headrace.loader.weights",
-     "headrace.models.registry", "headrace.worker"],
-)  # fmt: skip
+    [
+        "headrace",
+        "headrace.kv",
+        "headrace.sched",
+        "headrace.text",
+        "headrace.roofline",
+        "headrace.base",
+        "headrace.obs",
+        "headrace.bench",
+        "headrace.server.app",
+        "headrace.cli.main",
+        "headrace.kernels.draws",
+        "headrace.kernels.host_sampling",
+        "headrace.kernels.rope",
+        "headrace.kernels.select",
+        "headrace.loader.weights",
+        "headrace.models.registry",
+        "headrace.worker",
+    ],
+)
 def test_starts_without_torch(module: str) -> None:
     code = (
         f"import {module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

@@ -67,14 +67,34 @@ class Load:
 def headrace(_program: str, load: Load, place: Path) -> Figures:
     run(
         [
-            sys.executable, "-m", "headrace", "bench", "run", "--url", load.url, "--no-history",
-            "--tokenizer", load.tokenizer, "-c", str(load.concurrency), "--requests",
-            str(load.requests), "--input", str(load.input), "--output", str(load.output),
-            "--seed", str(load.seed), "--warmup", "0", "-o", str(place),
+            sys.executable,
+            "-m",
+            "headrace",
+            "bench",
+            "run",
+            "--url",
+            load.url,
+            "--no-history",
+            "--tokenizer",
+            load.tokenizer,
+            "-c",
+            str(load.concurrency),
+            "--requests",
+            str(load.requests),
+            "--input",
+            str(load.input),
+            "--output",
+            str(load.output),
+            "--seed",
+            str(load.seed),
+            "--warmup",
+            "0",
+            "-o",
+            str(place),
         ],
         place,
         (0, INVALID),
-    )  # fmt: skip
+    )
     found = json.loads((place / "result.json").read_text())
     samples = found["samples"]
     return {
@@ -89,75 +109,154 @@ def headrace(_program: str, load: Load, place: Path) -> Figures:
 def aiperf(program: str, load: Load, place: Path) -> Figures:
     run(
         [
-            program, "profile", "-m", load.model, "--url", load.url, "--endpoint-type",
-            "completions", "--streaming", "--tokenizer", load.tokenizer, "--concurrency",
-            str(load.concurrency), "--request-count", str(load.requests), "--isl", str(load.input),
-            "--osl", str(load.output), "--extra-inputs", "ignore_eos:true", "--extra-inputs",
-            "temperature:0", "--use-legacy-max-tokens", "--use-server-token-count",
-            "--random-seed", str(load.seed), "--ui", "none",
-            "--artifact-dir", str(place),
+            program,
+            "profile",
+            "-m",
+            load.model,
+            "--url",
+            load.url,
+            "--endpoint-type",
+            "completions",
+            "--streaming",
+            "--tokenizer",
+            load.tokenizer,
+            "--concurrency",
+            str(load.concurrency),
+            "--request-count",
+            str(load.requests),
+            "--isl",
+            str(load.input),
+            "--osl",
+            str(load.output),
+            "--extra-inputs",
+            "ignore_eos:true",
+            "--extra-inputs",
+            "temperature:0",
+            "--use-legacy-max-tokens",
+            "--use-server-token-count",
+            "--random-seed",
+            str(load.seed),
+            "--ui",
+            "none",
+            "--artifact-dir",
+            str(place),
         ],
         place,
-    )  # fmt: skip
+    )
     found = json.loads((place / "profile_export_aiperf.json").read_text())
     names = {
-        "ttft": "time_to_first_token", "tpot": "inter_token_latency", "itl": "inter_chunk_latency",
-        "e2e": "request_latency", "throughput": "output_token_throughput",
-        "input_tokens": "usage_prompt_tokens", "output_tokens": "usage_completion_tokens",
-    }  # fmt: skip
-    return {ours: found[theirs]["avg"] if theirs in found else None
-            for ours, theirs in names.items()}  # fmt: skip
+        "ttft": "time_to_first_token",
+        "tpot": "inter_token_latency",
+        "itl": "inter_chunk_latency",
+        "e2e": "request_latency",
+        "throughput": "output_token_throughput",
+        "input_tokens": "usage_prompt_tokens",
+        "output_tokens": "usage_completion_tokens",
+    }
+    return {
+        ours: found[theirs]["avg"] if theirs in found else None for ours, theirs in names.items()
+    }
 
 
 def guidellm(program: str, load: Load, place: Path) -> Figures:
     data = f"prompt_tokens={load.input},output_tokens={load.output}"
     run(
         [
-            program, "run", "--backend",
+            program,
+            "run",
+            "--backend",
             f"kind=openai_http,target={load.url},model={load.model},request_format=/v1/completions",
-            "--profile", f"kind=concurrent,streams={load.concurrency}", "--constraint",
-            f"kind=max_requests,count={load.requests}", "--data", f"kind=synthetic_text,{data}",
-            "--tokenizer", f"kind=hf_auto,model={load.tokenizer}", "--seed",
-            f"kind=static,value={load.seed}", "--output",
-            f"kind=json,path={place / 'benchmarks.json'}", "--disable-progress",
+            "--profile",
+            f"kind=concurrent,streams={load.concurrency}",
+            "--constraint",
+            f"kind=max_requests,count={load.requests}",
+            "--data",
+            f"kind=synthetic_text,{data}",
+            "--tokenizer",
+            f"kind=hf_auto,model={load.tokenizer}",
+            "--seed",
+            f"kind=static,value={load.seed}",
+            "--output",
+            f"kind=json,path={place / 'benchmarks.json'}",
+            "--disable-progress",
         ],
         place,
-    )  # fmt: skip
+    )
     found = json.loads((place / "benchmarks.json").read_text())["benchmarks"][0]
-    mean = {name: value["successful"]["mean"] for name, value in found["metrics"].items()
-            if isinstance(value, dict) and "successful" in value
-            and isinstance(value["successful"], dict)}  # fmt: skip
+    mean = {
+        name: value["successful"]["mean"]
+        for name, value in found["metrics"].items()
+        if isinstance(value, dict)
+        and "successful" in value
+        and isinstance(value["successful"], dict)
+    }
     # Their "time per output token" is end to end / tokens; their ITL is what we call TPOT.
     tokens = mean["output_token_count"]
     return {
-        "ttft": mean["time_to_first_token_ms"], "tpot": mean["inter_token_latency_ms"], "itl": None,
+        "ttft": mean["time_to_first_token_ms"],
+        "tpot": mean["inter_token_latency_ms"],
+        "itl": None,
         "e2e": mean["request_latency"] * 1e3,
         "throughput": tokens * load.requests / found["duration"],
-        "input_tokens": mean["prompt_token_count"], "output_tokens": tokens,
-    }  # fmt: skip
+        "input_tokens": mean["prompt_token_count"],
+        "output_tokens": tokens,
+    }
 
 
 def vllm(program: str, load: Load, place: Path) -> Figures:
     run(
         [
-            program, "bench", "serve", "--backend", "openai", "--base-url", load.url, "--endpoint",
-            "/v1/completions", "--model", load.model, "--tokenizer", load.tokenizer,
-            "--dataset-name", "random", "--random-input-len", str(load.input),
-            "--random-output-len", str(load.output), "--num-prompts", str(load.requests),
-            "--max-concurrency", str(load.concurrency), "--ignore-eos", "--seed", str(load.seed),
-            "--temperature", "0", "--ready-check-timeout-sec", "0", "--save-result", "--result-dir",
-            str(place), "--result-filename", "result.json", "--percentile-metrics",
-            "ttft,tpot,itl,e2el", "--disable-tqdm",
+            program,
+            "bench",
+            "serve",
+            "--backend",
+            "openai",
+            "--base-url",
+            load.url,
+            "--endpoint",
+            "/v1/completions",
+            "--model",
+            load.model,
+            "--tokenizer",
+            load.tokenizer,
+            "--dataset-name",
+            "random",
+            "--random-input-len",
+            str(load.input),
+            "--random-output-len",
+            str(load.output),
+            "--num-prompts",
+            str(load.requests),
+            "--max-concurrency",
+            str(load.concurrency),
+            "--ignore-eos",
+            "--seed",
+            str(load.seed),
+            "--temperature",
+            "0",
+            "--ready-check-timeout-sec",
+            "0",
+            "--save-result",
+            "--result-dir",
+            str(place),
+            "--result-filename",
+            "result.json",
+            "--percentile-metrics",
+            "ttft,tpot,itl,e2el",
+            "--disable-tqdm",
         ],
         place,
-    )  # fmt: skip
+    )
     found = json.loads((place / "result.json").read_text())
     return {
-        "ttft": found["mean_ttft_ms"], "tpot": found["mean_tpot_ms"], "itl": found["mean_itl_ms"],
-        "e2e": found["mean_e2el_ms"], "throughput": found["output_throughput"],
+        "ttft": found["mean_ttft_ms"],
+        "tpot": found["mean_tpot_ms"],
+        "itl": found["mean_itl_ms"],
+        "e2e": found["mean_e2el_ms"],
+        "throughput": found["output_throughput"],
         "input_tokens": found["total_input_tokens"] / found["completed"],
         "output_tokens": found["total_output_tokens"] / found["completed"],
-    }  # fmt: skip
+    }
 
 
 CLIENTS: dict[str, Callable[[str, Load, Path], Figures]] = {
@@ -183,9 +282,15 @@ def run(command: list[str], place: Path, allowed: tuple[int, ...] = (0,)) -> Non
 
 def play_round(arguments: argparse.Namespace) -> None:
     load = Load(
-        arguments.url, arguments.model, arguments.tokenizer, arguments.concurrency,
-        arguments.requests, arguments.input, arguments.output, 100 + arguments.number,
-    )  # fmt: skip
+        arguments.url,
+        arguments.model,
+        arguments.tokenizer,
+        arguments.concurrency,
+        arguments.requests,
+        arguments.input,
+        arguments.output,
+        100 + arguments.number,
+    )
     programs = {"headrace": "", **{name: getattr(arguments, name) for name in list(CLIENTS)[1:]}}
     names = [name for name in CLIENTS if programs[name] is not None]
     turn = arguments.number % len(names)

@@ -66,9 +66,12 @@ def measure(peer: dict[str, Any], options: RunOptions, model: str, log: Path) ->
         server = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     try:
         own = replace(
-            options, url=f"http://127.0.0.1:{peer['port']}", model=peer.get("model"),
-            wait=peer.get("wait", 300.0), extra=peer.get("extra", {}),
-        )  # fmt: skip
+            options,
+            url=f"http://127.0.0.1:{peer['port']}",
+            model=peer.get("model"),
+            wait=peer.get("wait", 300.0),
+            extra=peer.get("extra", {}),
+        )
         wait_for(own, server)
         with prompt():
             return run_bench(own).result
@@ -156,7 +159,9 @@ def summary(
         "rounds": {
             name: [
                 {
-                    "created": one["created"], "valid": one["valid"], "succeeded": one["succeeded"],
+                    "created": one["created"],
+                    "valid": one["valid"],
+                    "succeeded": one["succeeded"],
                     **{title: value(one, *rest) for title, *rest in FIGURES},
                 }
                 for one in found
@@ -165,7 +170,7 @@ def summary(
             if found
         },
         "absent": {name: why for name, why in absent.items() if not results[name]},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -194,10 +199,13 @@ def main() -> None:
             if name in absent:
                 continue
             options = RunOptions(
-                requests=arguments.requests, concurrency=arguments.concurrency,
-                input=arguments.input, output=arguments.output, seed=1000 + round_,
+                requests=arguments.requests,
+                concurrency=arguments.concurrency,
+                input=arguments.input,
+                output=arguments.output,
+                seed=1000 + round_,
                 tokenizer=arguments.tokenizer,
-            )  # fmt: skip
+            )
             try:
                 found = measure(
                     peers[name], options, arguments.model, arguments.out / f"{name}.log"

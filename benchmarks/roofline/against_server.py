@@ -46,9 +46,14 @@ SHOWN = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"))
 def options_of(load: str, model: str, seed: int) -> RunOptions:
     kind, _, number = load.partition(":")
     base = RunOptions(
-        url=f"http://127.0.0.1:{PORT}", requests=REQUESTS.get(load, 48), input="uniform:64:256",
-        output="uniform:16:48", tokenizer=model, seed=seed, warmup=2,
-    )  # fmt: skip
+        url=f"http://127.0.0.1:{PORT}",
+        requests=REQUESTS.get(load, 48),
+        input="uniform:64:256",
+        output="uniform:16:48",
+        tokenizer=model,
+        seed=seed,
+        warmup=2,
+    )
     if kind == "closed":
         return replace(base, concurrency=int(number))
     return replace(base, arrivals=load)
@@ -120,15 +125,34 @@ def main() -> None:
         raise SystemExit("run `headrace roofline MODEL --calibrate --measure` first")
     dtype, kv_dtype = serving_types(files)
     spec = ReplicaSpec(
-        case_of(files, dtype=dtype, kv_dtype=kv_dtype), hardware, ROWS, STEP_TOKENS, CONTEXT,
-        depth=EngineOptions().depth, gateway_seconds=0.0,
-    )  # fmt: skip
+        case_of(files, dtype=dtype, kv_dtype=kv_dtype),
+        hardware,
+        ROWS,
+        STEP_TOKENS,
+        CONTEXT,
+        depth=EngineOptions().depth,
+        gateway_seconds=0.0,
+    )
     be_prompt()
     server = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "serve", model, "--port", str(PORT), "--max-context",
-         str(CONTEXT), "--max-sequences", str(ROWS), "--step-tokens", str(STEP_TOKENS)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "headrace",
+            "serve",
+            model,
+            "--port",
+            str(PORT),
+            "--max-context",
+            str(CONTEXT),
+            "--max-sequences",
+            str(ROWS),
+            "--step-tokens",
+            str(STEP_TOKENS),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
     try:
         wait_for(server)
@@ -148,13 +172,21 @@ def main() -> None:
                 print(f"not valid: {outcome['findings']}")
             real, virtual = percentiles(outcome), percentiles(simulated(spec, options))
             found["rows"].append(
-                {"load": load, "requests": options.requests, "valid": outcome["valid"],
-                 "server": real, "simulated": virtual, "constants": constants}
-            )  # fmt: skip
+                {
+                    "load": load,
+                    "requests": options.requests,
+                    "valid": outcome["valid"],
+                    "server": real,
+                    "simulated": virtual,
+                    "constants": constants,
+                }
+            )
             for name, measured in real.items():
-                print(f"{load:12} {name}: server {measured * 1e3:8.1f} ms, simulated "
-                      f"{virtual[name] * 1e3:8.1f} ms, ratio {virtual[name] / measured:.2f}",
-                      flush=True)  # fmt: skip
+                print(
+                    f"{load:12} {name}: server {measured * 1e3:8.1f} ms, simulated "
+                    f"{virtual[name] * 1e3:8.1f} ms, ratio {virtual[name] / measured:.2f}",
+                    flush=True,
+                )
             found["efficiency"] = hardware.efficiency.source
             out.write_text(json.dumps(found, indent=1) + "\n")
     finally:

@@ -41,32 +41,47 @@ def study(model: str, devices: int, routing: str) -> dict[str, Any]:
     tp, rate, _ = MODELS[model]
     replicas = devices // tp
     case = Case(
-        KNOWN[model], WeightBytes("fp8", formats=WIDE_ENDS), kv_dtype="fp8",
+        KNOWN[model],
+        WeightBytes("fp8", formats=WIDE_ENDS),
+        kv_dtype="fp8",
         layout=Layout(tp),
-    )  # fmt: skip
+    )
     spec = ReplicaSpec(
         case, DEVICES["H200"], rows=256, max_context=8192, depth=2, kv_tokens=KV_TOKENS
     )
     options = RunOptions(
-        url="simulated", workload="shared-prefix", requests=PER_REPLICA * replicas,
-        groups=PREFIXES_PER_REPLICA * replicas, prefix_tokens=2048, zipf=0.6,
-        input="lognormal:400:0.6@16-4000", output="lognormal:120:0.6@4-1000",
-        arrivals=f"poisson:{rate * replicas:g}", slo="ttft:p99<500ms", seed=1, devices=devices,
-    )  # fmt: skip
+        url="simulated",
+        workload="shared-prefix",
+        requests=PER_REPLICA * replicas,
+        groups=PREFIXES_PER_REPLICA * replicas,
+        prefix_tokens=2048,
+        zipf=0.6,
+        input="lognormal:400:0.6@16-4000",
+        output="lognormal:120:0.6@4-1000",
+        arrivals=f"poisson:{rate * replicas:g}",
+        slo="ttft:p99<500ms",
+        seed=1,
+        devices=devices,
+    )
     begin = time.perf_counter()
     result, _ = Simulation(Cluster(spec, replicas, routing), options).run()
     ttft, itl = result["samples"]["ttft"]["percentiles"], result["samples"]["itl"]["percentiles"]
     row = {
-        "model": model, "devices": devices, "routing": routing,
-        "ttft_p50": ttft["p50"], "ttft_p99": ttft["p99"], "itl_p99": itl["p99"],
+        "model": model,
+        "devices": devices,
+        "routing": routing,
+        "ttft_p50": ttft["p50"],
+        "ttft_p99": ttft["p99"],
+        "itl_p99": itl["p99"],
         "hits": result["figures"]["prefix_hit_rate"]["value"],
         "possible": result["figures"]["possible_hit_rate"]["value"],
         "goodput_per_device": result["figures"]["goodput"]["value"] / devices,
         "busy_mean": sum(result["simulation"]["busy"]) / replicas,
         "busy_max": max(result["simulation"]["busy"]),
-        "steps": result["simulation"]["steps"], "virtual_seconds": result["seconds"],
+        "steps": result["simulation"]["steps"],
+        "virtual_seconds": result["seconds"],
         "seconds": time.perf_counter() - begin,
-    }  # fmt: skip
+    }
     print(
         f"| {model} | {devices} | {routing} | {row['ttft_p50'] * 1e3:.0f} | "
         f"{row['ttft_p99'] * 1e3:.0f} | {row['itl_p99'] * 1e3:.0f} | {row['hits']:.0%} of "
@@ -100,10 +115,12 @@ def plots(rows: list[dict[str, Any]], path: Path) -> None:
                 found = [row for row in mine if row["routing"] == "prefix"]
                 lines.append(
                     Series(
-                        "possible", [row["devices"] for row in found],
-                        [row["possible"] * scale for row in found], dashed=True,
+                        "possible",
+                        [row["devices"] for row in found],
+                        [row["possible"] * scale for row in found],
+                        dashed=True,
                     )
-                )  # fmt: skip
+                )
             replicas = "a replica each" if tp == 1 else f"{tp} a replica"
             charts.append(Chart(f"{model}, {replicas}", "H200", title, lines, log_x=True))
     write_png(charts, path, columns=3)
@@ -113,8 +130,10 @@ def main() -> None:
     out, picture, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(MODELS)
     rows: list[dict[str, Any]] = json.loads(out.read_text()) if out.is_file() else []
     done = {(row["model"], row["devices"], row["routing"]) for row in rows}
-    print("| model | devices | routing | TTFT p50 ms | TTFT p99 ms | ITL p99 ms | prefix hits | "
-          "good req/s per device | busy | run took s |")  # fmt: skip
+    print(
+        "| model | devices | routing | TTFT p50 ms | TTFT p99 ms | ITL p99 ms | prefix hits | "
+        "good req/s per device | busy | run took s |"
+    )
     print("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|")
     gc.disable()  # Millions of small objects without cycles: looking for some takes a third.
     for model in names:

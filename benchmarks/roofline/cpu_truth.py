@@ -71,12 +71,16 @@ def main() -> None:
         f"{worst:.1%}"
     )
     result = {
-        "machine": hardware.name, "dtype": case.dtype, "kv_dtype": case.kv_dtype,
-        "bandwidth": hardware.bandwidth, "rates": hardware.rates,
+        "machine": hardware.name,
+        "dtype": case.dtype,
+        "kv_dtype": case.kv_dtype,
+        "bandwidth": hardware.bandwidth,
+        "rates": hardware.rates,
         "fit": {"median": found.median_error, "worst": found.worst_error},
         "held": {"median": median, "worst": worst},
-        "fitted_on": as_dicts(fitted_on), "held_out": as_dicts(held),
-    }  # fmt: skip
+        "fitted_on": as_dicts(fitted_on),
+        "held_out": as_dicts(held),
+    }
     given.out.write_text(json.dumps(result) + "\n")
 
 

@@ -38,13 +38,22 @@ from headrace.roofline.step import call_seconds, compute_seconds, curve_names, m
 from headrace.roofline.weights import WeightBytes
 
 FOLDERS = {
-    "A100": "a100_sxm", "H100": "h100_sxm", "H200": "h200_sxm", "B200": "b200_sxm", "L40S": "l40s",
-}  # fmt: skip
+    "A100": "a100_sxm",
+    "H100": "h100_sxm",
+    "H200": "h200_sxm",
+    "B200": "b200_sxm",
+    "L40S": "l40s",
+}
 FITTED_ON = 3000
 """Shapes of a class that a fit looks at, drawn from those not held out."""
 SHARES = (
-    "compute", "memory", "overlap", "floor_seconds", "depth_seconds", "piece_seconds",
-)  # fmt: skip
+    "compute",
+    "memory",
+    "overlap",
+    "floor_seconds",
+    "depth_seconds",
+    "piece_seconds",
+)
 Array = NDArray[np.float64]
 
 
@@ -62,10 +71,17 @@ class Row:
 
 def arch(**sizes: Any) -> ModelArch:
     base = {
-        "family": "llama", "vocab_size": 32_000, "hidden": 4096, "layers": 1, "heads": 32,
-        "kv_heads": 8, "head_dim": 128, "intermediate": 14_336, "max_context": 1 << 20,
+        "family": "llama",
+        "vocab_size": 32_000,
+        "hidden": 4096,
+        "layers": 1,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "intermediate": 14_336,
+        "max_context": 1 << 20,
         "norm_eps": 1e-5,
-    }  # fmt: skip
+    }
     return ModelArch(**{**base, **sizes})
 
 
@@ -109,8 +125,17 @@ def products(folder: Path, device: Hardware, type: str) -> Iterator[Row]:
         return
     for m, n, k, seconds in best_rows(folder, "gemm", "m, n, k", f"gemm_dtype = '{name}'"):
         case = Case(arch(), WeightBytes(name))
-        count = linear(case, "table", "linear", n, k, m, 1, 1, weight_bytes=n * k *
-                       case.weights.bits("table") / 8)  # fmt: skip
+        count = linear(
+            case,
+            "table",
+            "linear",
+            n,
+            k,
+            m,
+            1,
+            1,
+            weight_bytes=n * k * case.weights.bits("table") / 8,
+        )
         held = n in (1536, 5120, 16_384) or k in (2560, 7168)
         yield Row(case, count, seconds, held, n >= 1024 and k >= 1024)
 
@@ -156,8 +181,10 @@ def experts(
             return
         columns = "num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size, moe_ep_size"
         names = {
-            "fp8": "('fp8', 'fp8_block')", "fp4": "('nvfp4')", "int4": "('w4a16_mxfp4')",
-        }.get(type, f"('{type}')")  # fmt: skip
+            "fp8": "('fp8', 'fp8_block')",
+            "fp4": "('nvfp4')",
+            "int4": "('w4a16_mxfp4')",
+        }.get(type, f"('{type}')")
         ranks = "moe_ep_size between 2 and 32 and moe_tp_size = 1" if spread else "moe_ep_size = 1"
         where = (
             f"moe_dtype in {names} and distribution = '{distribution}' and {ranks}"
@@ -231,9 +258,14 @@ def exchanges(folder: Path, device: Hardware, _type: str) -> Iterator[Row]:
     for (tokens, hidden, active, ranks), seconds in sorted(found.items()):
         places = ranks * (1 - (1 - 1 / ranks) ** active)
         count = Count(
-            "all_to_all", "exchange", 1, "network", 0, read_bytes=2 * tokens * hidden * places,
+            "all_to_all",
+            "exchange",
+            1,
+            "network",
+            0,
+            read_bytes=2 * tokens * hidden * places,
             ranks=ranks,
-        )  # fmt: skip
+        )
         mean = sum(seconds) / len(seconds)
         yield Row(Case(arch()), count, mean, tokens in (8, 64, 512), tokens <= 4096)
 
@@ -318,9 +350,11 @@ def summary(found: Array) -> dict[str, float]:
     if not len(found):
         return {"shapes": 0}
     return {
-        "shapes": len(found), "median": float(np.median(found)),
-        "p90": float(np.quantile(found, 0.9)), "worst": float(found.max()),
-    }  # fmt: skip
+        "shapes": len(found),
+        "median": float(np.median(found)),
+        "p90": float(np.quantile(found, 0.9)),
+        "worst": float(found.max()),
+    }
 
 
 def main() -> None:
@@ -333,8 +367,10 @@ def main() -> None:
     given = parser.parse_args()
     result: list[dict[str, Any]] = []
     curves: dict[str, dict[str, Curve]] = {}
-    print("| device | operators | fitted shapes | median | p90 | worst | held out | median | p90 | "
-          "worst | all sizes, median |")  # fmt: skip
+    print(
+        "| device | operators | fitted shapes | median | p90 | worst | held out | median | p90 | "
+        "worst | all sizes, median |"
+    )
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name in given.devices:
         folder = FOLDERS[name]
@@ -355,17 +391,21 @@ def main() -> None:
             found = errors(device, usual)
             held = np.array([row.held for row in usual])
             entry = {
-                "device": name, "operators": label, "fitted": summary(found[~held]),
-                "held_out": summary(found[held]), "all_sizes": summary(errors(device, rows)),
+                "device": name,
+                "operators": label,
+                "fitted": summary(found[~held]),
+                "held_out": summary(found[held]),
+                "all_sizes": summary(errors(device, rows)),
                 "assumed_shares": summary(errors(plain, usual)),
-            }  # fmt: skip
+            }
             result.append(entry)
             texts = [name, label]
             for key in ("fitted", "held_out"):
                 one = entry[key]
                 texts.append(f"{one['shapes']:,}")
-                texts += [f"{one[q]:.0%}" if one["shapes"] else "–" for q in
-                          ("median", "p90", "worst")]  # fmt: skip
+                texts += [
+                    f"{one[q]:.0%}" if one["shapes"] else "–" for q in ("median", "p90", "worst")
+                ]
             print(f"| {' | '.join(texts)} | {entry['all_sizes']['median']:.0%} |", flush=True)
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, found_curves in curves.items():

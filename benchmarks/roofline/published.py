@@ -89,24 +89,34 @@ ROWS = [
 def case_of(row: Row) -> Case:
     narrow = row.format in ("fp8", "nvfp4")
     return Case(
-        KNOWN[row.model], WeightBytes(row.format, formats=WIDE_ENDS),
-        kv_dtype="fp8" if narrow else "bfloat16", layout=row.layout,
+        KNOWN[row.model],
+        WeightBytes(row.format, formats=WIDE_ENDS),
+        kv_dtype="fp8" if narrow else "bfloat16",
+        layout=row.layout,
         skew=typical_skew(KNOWN[row.model]),
-    )  # fmt: skip
+    )
 
 
 def simulated(row: Row) -> float:
     """Output tokens/s of one device in the middle half of a run at full load."""
     spec = ReplicaSpec(
-        case_of(row), DEVICES[row.device], rows=row.batch, step_tokens=8192,
-        max_context=row.input + row.output + 16, depth=2, prefix_cache=False,
-    )  # fmt: skip
+        case_of(row),
+        DEVICES[row.device],
+        rows=row.batch,
+        step_tokens=8192,
+        max_context=row.input + row.output + 16,
+        depth=2,
+        prefix_cache=False,
+    )
     cluster = Cluster(spec, 1)
     users = row.batch * len(cluster.replicas)
     options = RunOptions(
-        url="simulated", requests=2 * users, concurrency=users, input=str(row.input),
+        url="simulated",
+        requests=2 * users,
+        concurrency=users,
+        input=str(row.input),
         output=str(row.output),
-    )  # fmt: skip
+    )
     result, run = Simulation(cluster, options).run()
     # Neither the first wave nor the last stragglers.
     quarter = (run.end_ns - run.start_ns) // 4
@@ -138,11 +148,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for number, row in enumerate(ROWS):
         entry: dict[str, Any] = {
-            "model": row.model, "device": row.device, "layout": str(row.layout),
-            "format": row.format, "input": row.input, "output": row.output,
-            "published": row.tokens_per_second, "predicted": round(steady(row)),
+            "model": row.model,
+            "device": row.device,
+            "layout": str(row.layout),
+            "format": row.format,
+            "input": row.input,
+            "output": row.output,
+            "published": row.tokens_per_second,
+            "predicted": round(steady(row)),
             "predicted_fewer": round(steady(row._replace(batch=FEWER))),
-        }  # fmt: skip
+        }
         if number in given.simulate:
             entry["simulated"] = round(simulated(row))
         elif "simulated" in (earlier := before.get(tuple(entry[key] for key in what), {})):

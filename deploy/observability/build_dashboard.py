@@ -155,7 +155,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]], str]]]] = [
             ),
         ],
     ),
-]  # fmt: skip
+]
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def dashboard() -> dict[str, Any]:
         panels.append(
             {"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False,
              "panels": [], "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
-        )  # fmt: skip
+        )
         y += 1
         for place, (name, unit, targets, note) in enumerate(entries):
             at = y + place // 4 * 8
@@ -241,7 +241,7 @@ def dashboard() -> dict[str, Any]:
             ]
         },
         "panels": panels,
-    }  # fmt: skip
+    }
 
 
 def text() -> str:

@@ -19,10 +19,15 @@ import pytest
 from headrace.base.environment import cache_root
 
 MOST = (
-    "openai-agents>=0.24,<0.25", "pydantic-ai-slim[openai]>=2.68,<3", "langgraph>=1.2,<2",
-    "langchain-openai>=1.7,<2", "anthropic>=2.12,<3", "litellm>=1.83,<2", "ollama>=0.6,<1",
+    "openai-agents>=0.24,<0.25",
+    "pydantic-ai-slim[openai]>=2.68,<3",
+    "langgraph>=1.2,<2",
+    "langchain-openai>=1.7,<2",
+    "anthropic>=2.12,<3",
+    "litellm>=1.83,<2",
+    "ollama>=0.6,<1",
     "smolagents>=1.26,<2",
-)  # fmt: skip
+)
 LLAMA_INDEX = ("llama-index-core>=0.14,<1", "llama-index-llms-openai-like>=0.5,<1")
 """It wants other versions of what the others share."""
 LLAMA_CPP = ("xllamacpp>=2026.10",)

@@ -199,8 +199,12 @@ def requests() -> Iterator[Callable[[], object]]:
             ).invoke(messages)
     provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="x")
     shapes = (
-        str, Person, Account, pydantic_ai.NativeOutput(Person), pydantic_ai.PromptedOutput(Person),
-    )  # fmt: skip
+        str,
+        Person,
+        Account,
+        pydantic_ai.NativeOutput(Person),
+        pydantic_ai.PromptedOutput(Person),
+    )
     for kind, shape in itertools.product((OpenAIChatModel, OpenAIResponsesModel), shapes):
         for tools in ((), (get_weather.func,)):
             agent: Any = pydantic_ai.Agent(

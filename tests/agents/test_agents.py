@@ -20,11 +20,20 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1800)]
 
 LOOPS = [
-    ("openai_agents",), ("openai_agents", "responses"), ("pydantic_ai",), ("langgraph",),
-    ("litellm", "openai"), ("litellm", "hosted_vllm"), ("litellm", "anthropic"),
-    ("litellm", "ollama_chat"), ("litellm_bridge",), ("anthropic",), ("smolagents",), ("ollama",),
+    ("openai_agents",),
+    ("openai_agents", "responses"),
+    ("pydantic_ai",),
+    ("langgraph",),
+    ("litellm", "openai"),
+    ("litellm", "hosted_vllm"),
+    ("litellm", "anthropic"),
+    ("litellm", "ollama_chat"),
+    ("litellm_bridge",),
+    ("anthropic",),
+    ("smolagents",),
+    ("ollama",),
     ("llama_index",),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +49,12 @@ def test_the_loop_ends_with_the_tools_result(server: Running, loop: tuple[str, .
     script = HERE / "loops" / f"with_{name}.py"
     done = subprocess.run(
         [str(python), str(script), server.url, "qwen2.5-coder-0.5b", *more],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
         env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert set(found["calls"]) == {"Paris"}

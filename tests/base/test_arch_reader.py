@@ -16,42 +16,90 @@ from headrace.base.arch_reader import FAMILIES, from_gguf, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 
 QWEN25 = {
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
-    "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
-    "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21,
-    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
-    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-    "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    "transformers_version": "4.44.0", "use_cache": True, "use_sliding_window": False,
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.44.0",
+    "use_cache": True,
+    "use_sliding_window": False,
     "vocab_size": 151936,
-}  # fmt: skip
+}
 LLAMA32 = {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64,
-    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192,
-    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
-    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
-    "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-    "rope_theta": 500000.0, "tie_word_embeddings": True, "vocab_size": 128256,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+}
 GEMMA3_4B = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
-    "boi_token_index": 255999, "eos_token_id": [1, 106], "mm_tokens_per_image": 256,
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "boi_token_index": 255999,
+    "eos_token_id": [1, 106],
+    "mm_tokens_per_image": 256,
     "text_config": {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
-        "num_hidden_layers": 34, "sliding_window": 1024,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     },
     "vision_config": {"hidden_size": 1152},
-}  # fmt: skip
+}
 MISTRAL = {
-    "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": 4096,
-    "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
-    "num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 4096, "hidden_act": "silu",
-}  # fmt: skip
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "hidden_act": "silu",
+}
 
 
 def hf(name: str, **values: Any) -> dict[str, Any]:
@@ -61,9 +109,13 @@ def hf(name: str, **values: Any) -> dict[str, Any]:
         import transformers
 
         small = {
-            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
-        }  # fmt: skip
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 300,
+        }
         config: dict[str, Any] = getattr(transformers, name)(**{**small, **values}).to_dict()
         return config
 
@@ -71,18 +123,32 @@ def hf(name: str, **values: Any) -> dict[str, Any]:
 def test_qwen25() -> None:
     arch = from_hf(QWEN25)
     assert arch == ModelArch(
-        family="qwen2", vocab_size=151936, hidden=896, layers=24, heads=14, kv_heads=2,
-        head_dim=64, intermediate=4864, max_context=32768, norm_eps=1e-6,
-        rope=Rope(theta=1e6), qkv_bias=True, tied_embedding=True,
-    )  # fmt: skip
+        family="qwen2",
+        vocab_size=151936,
+        hidden=896,
+        layers=24,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        intermediate=4864,
+        max_context=32768,
+        norm_eps=1e-6,
+        rope=Rope(theta=1e6),
+        qkv_bias=True,
+        tied_embedding=True,
+    )
 
 
 def test_llama32_rope_scaling_old_and_new_form() -> None:
     arch = from_hf(LLAMA32)
     assert arch.rope == Rope(
-        theta=5e5, kind="llama3", factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        theta=5e5,
+        kind="llama3",
+        factor=32.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
         original_context=8192,
-    )  # fmt: skip
+    )
     new = {**LLAMA32, "rope_parameters": {**LLAMA32["rope_scaling"], "rope_theta": 5e5}}  # type: ignore[dict-item]
     del new["rope_scaling"], new["rope_theta"]
     assert from_hf(new) == arch
@@ -106,13 +172,24 @@ def test_multimodal_gemma3_reads_its_text_model_with_defaults() -> None:
 
 def test_gemma3_text_old_keys() -> None:
     old = {
-        "model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
-        "head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 3,
-        "rope_theta": 1e6, "rope_local_base_freq": 2e4, "max_position_embeddings": 32768,
-        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
-        "query_pre_attn_scalar": 168, "vocab_size": 1000, "rms_norm_eps": 1e-6,
-    }  # fmt: skip
+        "model_type": "gemma3_text",
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "sliding_window_pattern": 3,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 2e4,
+        "max_position_embeddings": 32768,
+        "final_logit_softcapping": 30.0,
+        "attn_logit_softcapping": 50.0,
+        "query_pre_attn_scalar": 168,
+        "vocab_size": 1000,
+        "rms_norm_eps": 1e-6,
+    }
     arch = from_hf(old)
     assert arch.windows == (512, 512, None)
     assert arch.local_rope == Rope(theta=2e4)
@@ -124,29 +201,61 @@ def test_gemma3_text_old_keys() -> None:
     ("name", "extra", "expected"),
     [
         ("Qwen2Config", {}, {"family": "qwen2", "qkv_bias": True}),
-        ("Qwen2Config",
-         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
-         {"windows": (None, None, 8, 8)}),
+        (
+            "Qwen2Config",
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+            {"windows": (None, None, 8, 8)},
+        ),
         ("Qwen3Config", {"head_dim": 32}, {"family": "qwen3", "qk_norm": True, "head_dim": 32}),
-        ("LlamaConfig", {"attention_bias": True},
-         {"family": "llama", "qkv_bias": True, "output_bias": True, "head_dim": 16}),
+        (
+            "LlamaConfig",
+            {"attention_bias": True},
+            {"family": "llama", "qkv_bias": True, "output_bias": True, "head_dim": 16},
+        ),
         ("MistralConfig", {"sliding_window": 32}, {"family": "mistral", "windows": (32,) * 4}),
         ("MistralConfig", {"sliding_window": None}, {"family": "mistral", "windows": ()}),
-        ("Gemma3TextConfig", {"sliding_window": 64, "num_hidden_layers": 7, "head_dim": 16},
-         {"family": "gemma3", "windows": (64,) * 5 + (None, 64),
-          "local_rope": Rope(theta=1e4), "rope": Rope(theta=1e6)}),
-        ("Qwen3MoeConfig", {"num_experts": 6, "num_experts_per_tok": 2,
-                            "moe_intermediate_size": 48, "norm_topk_prob": True, "head_dim": 16},
-         {"family": "qwen3_moe"}),
-        ("Qwen3MoeConfig", {"num_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
-                            "moe_intermediate_size": 48, "norm_topk_prob": True,
-                            "use_sliding_window": True, "sliding_window": 8,
-                            "max_window_layers": 2},
-         {"windows": (8,) * 4}),
-        ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None},
-         {"family": "mixtral", "head_dim": 16}),
+        (
+            "Gemma3TextConfig",
+            {"sliding_window": 64, "num_hidden_layers": 7, "head_dim": 16},
+            {
+                "family": "gemma3",
+                "windows": (64,) * 5 + (None, 64),
+                "local_rope": Rope(theta=1e4),
+                "rope": Rope(theta=1e6),
+            },
+        ),
+        (
+            "Qwen3MoeConfig",
+            {
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48,
+                "norm_topk_prob": True,
+                "head_dim": 16,
+            },
+            {"family": "qwen3_moe"},
+        ),
+        (
+            "Qwen3MoeConfig",
+            {
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "head_dim": 16,
+                "moe_intermediate_size": 48,
+                "norm_topk_prob": True,
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": 2,
+            },
+            {"windows": (8,) * 4},
+        ),
+        (
+            "MixtralConfig",
+            {"num_local_experts": 4, "sliding_window": None},
+            {"family": "mixtral", "head_dim": 16},
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_transformers_writes(name: str, extra: dict[str, Any], expected: Any) -> None:
     arch = from_hf(hf(name, **extra))
     assert {key: getattr(arch, key) for key in expected} == expected
@@ -202,9 +311,16 @@ def test_an_unexpected_value_is_named(key: str, value: Any, says: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("hidden_size", "896"), ("hidden_size", None), ("hidden_size", True), ("rope_scaling", [1]),
-     ("use_sliding_window", 1), ("layer_types", ["full_attention"]), ("architectures", "Qwen2")],
-)  # fmt: skip
+    [
+        ("hidden_size", "896"),
+        ("hidden_size", None),
+        ("hidden_size", True),
+        ("rope_scaling", [1]),
+        ("use_sliding_window", 1),
+        ("layer_types", ["full_attention"]),
+        ("architectures", "Qwen2"),
+    ],
+)
 def test_a_damaged_key_is_a_damaged_file(key: str, value: Any) -> None:
     with pytest.raises(ModelFileError, match=key):
         from_hf({**QWEN25, key: value})
@@ -248,12 +364,17 @@ def test_junk_is_refused_with_a_typed_error(base: dict[str, Any], data: st.DataO
 
 
 QWEN_GGUF: dict[str, Any] = {
-    "general.architecture": "qwen2", "qwen2.block_count": 24, "qwen2.context_length": 32768,
-    "qwen2.embedding_length": 896, "qwen2.feed_forward_length": 4864,
-    "qwen2.attention.head_count": 14, "qwen2.attention.head_count_kv": 2,
-    "qwen2.rope.freq_base": 1e6, "qwen2.attention.layer_norm_rms_epsilon": 9.999999974752427e-07,
+    "general.architecture": "qwen2",
+    "qwen2.block_count": 24,
+    "qwen2.context_length": 32768,
+    "qwen2.embedding_length": 896,
+    "qwen2.feed_forward_length": 4864,
+    "qwen2.attention.head_count": 14,
+    "qwen2.attention.head_count_kv": 2,
+    "qwen2.rope.freq_base": 1e6,
+    "qwen2.attention.layer_norm_rms_epsilon": 9.999999974752427e-07,
     "qwen2.vocab_size": 151936,
-}  # fmt: skip
+}
 
 
 def test_gguf_equals_the_config_it_came_from() -> None:
@@ -264,12 +385,18 @@ def test_gguf_equals_the_config_it_came_from() -> None:
 
 def llama_gguf() -> dict[str, Any]:
     return {
-        "general.architecture": "llama", "llama.block_count": 16, "llama.context_length": 131072,
-        "llama.embedding_length": 2048, "llama.feed_forward_length": 8192,
-        "llama.attention.head_count": 32, "llama.attention.head_count_kv": 8,
-        "llama.rope.freq_base": 5e5, "llama.rope.dimension_count": 64,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.vocab_size": 128256,
-    }  # fmt: skip
+        "general.architecture": "llama",
+        "llama.block_count": 16,
+        "llama.context_length": 131072,
+        "llama.embedding_length": 2048,
+        "llama.feed_forward_length": 8192,
+        "llama.attention.head_count": 32,
+        "llama.attention.head_count_kv": 8,
+        "llama.rope.freq_base": 5e5,
+        "llama.rope.dimension_count": 64,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": 128256,
+    }
 
 
 def test_llama3_scaling_is_found_again_from_its_divisors() -> None:
@@ -313,30 +440,51 @@ def test_mixtral_calls_itself_llama() -> None:
 
 def test_gemma3_gguf() -> None:
     metadata = {
-        "general.architecture": "gemma3", "gemma3.block_count": 18, "gemma3.context_length": 32768,
-        "gemma3.embedding_length": 640, "gemma3.feed_forward_length": 2048,
-        "gemma3.attention.head_count": 4, "gemma3.attention.head_count_kv": 1,
-        "gemma3.attention.key_length": 256, "gemma3.attention.value_length": 256,
-        "gemma3.attention.layer_norm_rms_epsilon": 1e-6, "gemma3.attention.sliding_window": 512,
-        "gemma3.rope.freq_base": 1e6, "gemma3.vocab_size": 262144,
-    }  # fmt: skip
+        "general.architecture": "gemma3",
+        "gemma3.block_count": 18,
+        "gemma3.context_length": 32768,
+        "gemma3.embedding_length": 640,
+        "gemma3.feed_forward_length": 2048,
+        "gemma3.attention.head_count": 4,
+        "gemma3.attention.head_count_kv": 1,
+        "gemma3.attention.key_length": 256,
+        "gemma3.attention.value_length": 256,
+        "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+        "gemma3.attention.sliding_window": 512,
+        "gemma3.rope.freq_base": 1e6,
+        "gemma3.vocab_size": 262144,
+    }
     ours = from_gguf(metadata, set())
     config = {
-        "model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048,
-        "num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1,
-        "head_dim": 256, "sliding_window": 512, "max_position_embeddings": 32768,
-        "vocab_size": 262144, "query_pre_attn_scalar": 256,
-    }  # fmt: skip
+        "model_type": "gemma3_text",
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "max_position_embeddings": 32768,
+        "vocab_size": 262144,
+        "query_pre_attn_scalar": 256,
+    }
     assert ours == from_hf(config)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("general.architecture", "mamba"), ("qwen2.rope.scaling.type", "longrope"),
-     ("qwen2.block_count", 0), ("qwen2.expert_count", 4), ("qwen2.rope.dimension_count", 32),
-     ("qwen2.attention.value_length", 32), ("qwen2.attention.causal", False),
-     ("qwen2.attention.sliding_window", 100), ("qwen2.attention.kv_lora_rank", 512)],
-)  # fmt: skip
+    [
+        ("general.architecture", "mamba"),
+        ("qwen2.rope.scaling.type", "longrope"),
+        ("qwen2.block_count", 0),
+        ("qwen2.expert_count", 4),
+        ("qwen2.rope.dimension_count", 32),
+        ("qwen2.attention.value_length", 32),
+        ("qwen2.attention.causal", False),
+        ("qwen2.attention.sliding_window", 100),
+        ("qwen2.attention.kv_lora_rank", 512),
+    ],
+)
 def test_gguf_values_that_are_not_run(key: str, value: Any) -> None:
     with pytest.raises(UnsupportedModel, match=key.rpartition(".")[2]):
         from_gguf({**QWEN_GGUF, key: value}, set())

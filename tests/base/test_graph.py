@@ -51,8 +51,9 @@ def decoder(layers: int = 2) -> Graph:
         return out
 
     def linear(x: Value, name: str, rows: int, width: int) -> Value:
-        return add("linear", (x,), rows, (WeightRef((name,), (rows,), width, "linear"),),
-                   LinearSpec())  # fmt: skip
+        return add(
+            "linear", (x,), rows, (WeightRef((name,), (rows,), width, "linear"),), LinearSpec()
+        )
 
     x = add("embed", (), D, (WeightRef(("table",), (V,), D, "embed"),), EmbedSpec())
     for layer in range(layers):
@@ -63,8 +64,13 @@ def decoder(layers: int = 2) -> Graph:
         mixed = add("attend", (q,), spec.queries, (), spec)
         x = add("add", (x, linear(mixed, f"{layer}.o", D, spec.queries)), D)
         normed = add("norm", (x,), D, (vector(f"{layer}.f"),), NORM)
-        inner = add("gated", (linear(normed, f"{layer}.gu", 2 * INNER, D),), INNER, (),
-                    ActivationSpec("silu"))  # fmt: skip
+        inner = add(
+            "gated",
+            (linear(normed, f"{layer}.gu", 2 * INNER, D),),
+            INNER,
+            (),
+            ActivationSpec("silu"),
+        )
         x = add("add", (x, linear(inner, f"{layer}.d", D, INNER)), D)
     hidden = add("norm", (x,), D, (vector("n"),), NORM)
     logits = Value(TOKENS, V, "f32")
@@ -99,8 +105,14 @@ def test_sampled_rows_behind_the_last_kv() -> None:
     last = found.index("select:R")
     # The residual, behind the norm that may be joined with the sum; then what attention gave.
     assert found[last - 2 : last + 5] == [
-        "add:N", "norm:N", "select:R", "linear:N", "write:N", "attend:N", "select:R"
-    ]  # fmt: skip
+        "add:N",
+        "norm:N",
+        "select:R",
+        "linear:N",
+        "write:N",
+        "attend:N",
+        "select:R",
+    ]
     assert {line[-1] for line in found[last + 5 :]} == {"R"}
     assert graph.outputs["hidden"].rows == graph.outputs["logits"].rows == SAMPLED
 
@@ -128,12 +140,14 @@ def test_the_head_alone() -> None:
         (lambda nodes: [node for node in nodes if node.kind != "write"], "nobody has made"),
         (lambda nodes: [*nodes, nodes[-1]], "makes a value again"),
         (lambda nodes: [replace(nodes[0], kind="scan"), *nodes[1:]], "no such kind"),
-        (lambda nodes: [*nodes, Node("embed", (), (value(),), nodes[0].weights, EmbedSpec())],
-         "nobody reads"),
+        (
+            lambda nodes: [*nodes, Node("embed", (), (value(),), nodes[0].weights, EmbedSpec())],
+            "nobody reads",
+        ),
         (lambda nodes: [nodes[0], replace(nodes[1], weights=()), *nodes[2:]], "do not agree"),
         (lambda nodes: [replace(nodes[0], out=(Value(SAMPLED, D),)), *nodes[1:]], "all tokens"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_graph(change: Callable[[list[Node]], list[Node]], why: str) -> None:
     graph = decoder()
     with pytest.raises(EngineFault, match=why):

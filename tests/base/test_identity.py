@@ -14,9 +14,17 @@ from headrace.base.modelfiles import ModelFiles
 from headrace.loader.content import SAMPLE_BYTES, content_digest
 
 ARCH = ModelArch(
-    family="llama", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128,
-    vocab_size=100, max_context=128, norm_eps=1e-6,
-)  # fmt: skip
+    family="llama",
+    hidden=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=128,
+    vocab_size=100,
+    max_context=128,
+    norm_eps=1e-6,
+)
 OPTIONS = EngineOptions(device="cpu", dtype="float32", kv_dtype="bfloat16")
 DECISIONS = [
     Decision("kernels.linear", "cpu", ""),
@@ -82,9 +90,14 @@ def test_content_is_told_by_bytes_and_not_by_place_or_time(tmp_path: Path) -> No
         path = tmp_path / name
         path.write_bytes(content)
         files = ModelFiles(
-            name="m", format="gguf", path=path, weights=(path,), arch=ARCH, tokenizer={},
+            name="m",
+            format="gguf",
+            path=path,
+            weights=(path,),
+            arch=ARCH,
+            tokenizer={},
             chat_template=None,
-        )  # fmt: skip
+        )
         return content_digest(files)
 
     content = bytes(range(256)) * (SAMPLE_BYTES // 64)

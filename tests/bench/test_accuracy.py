@@ -25,8 +25,10 @@ class Scorer(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         words = body["prompt"].split()
         values: list[float | None] = [None, *([-2.0] * (len(words) - 1)), -9.0]
-        choice: dict[str, Any] = {"text": "a b", "logprobs": {"token_logprobs": values,
-                                  "tokens": ["a", " b"]}}  # fmt: skip
+        choice: dict[str, Any] = {
+            "text": "a b",
+            "logprobs": {"token_logprobs": values, "tokens": ["a", " b"]},
+        }
         if self.broken:
             choice = {"text": "x", "logprobs": None}
         data = json.dumps({"choices": [choice]}).encode()

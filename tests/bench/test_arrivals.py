@@ -142,9 +142,15 @@ def test_material_is_exact_with_a_tokenizer() -> None:
 
 def wish(**changes: object) -> Wish:
     values: dict[str, object] = {
-        "sessions": 400, "seed": 3, "input": parse_lengths("30"), "output": parse_lengths("20"),
-        "material": Material(), "ids": False, "groups": 6, "prefix_tokens": 40,
-    }  # fmt: skip
+        "sessions": 400,
+        "seed": 3,
+        "input": parse_lengths("30"),
+        "output": parse_lengths("20"),
+        "material": Material(),
+        "ids": False,
+        "groups": 6,
+        "prefix_tokens": 40,
+    }
     return Wish(**{**values, **changes})  # type: ignore[arg-type]
 
 

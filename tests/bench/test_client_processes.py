@@ -52,9 +52,20 @@ def test_nothing_is_recounted_where_it_proves_nothing() -> None:
 def answer(tokens: int, text: str) -> RequestRecord:
     size = len(text.encode())
     return RequestRecord(
-        0, 0, 0, 0, 0, 0, [1, 2], 2, 200, asked_tokens=64, output_tokens=tokens,
-        characters=len(text), text_bytes=size,
-    )  # fmt: skip
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        [1, 2],
+        2,
+        200,
+        asked_tokens=64,
+        output_tokens=tokens,
+        characters=len(text),
+        text_bytes=size,
+    )
 
 
 def found(record: RequestRecord, *, ignore_eos: bool = False) -> set[str]:

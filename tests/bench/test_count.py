@@ -89,8 +89,10 @@ def test_a_dump_is_read() -> None:
     assert part.inside.fetched == 64 * 42
     assert part.functions == {"hr_run": 100, "op_linear(HrLinear const&)": 700}
     assert part.objects == {
-        "/usr/bin/python3": 360, "/usr/lib/libffi.so": 40, "/usr/lib/libc.so.6": 0
-    }  # fmt: skip
+        "/usr/bin/python3": 360,
+        "/usr/lib/libffi.so": 40,
+        "/usr/lib/libc.so.6": 0,
+    }
     assert part.outside == 1300 - 900, "the summary without what is inside"
     assert (rest.name, rest.outside, rest.inside.instructions) == ("", 0, 0)
 
@@ -172,10 +174,14 @@ def tiny_model(path: Path) -> Path:
     shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
     for layer in range(layers):
         for name, shape in {
-            "attn_q": (width, width), "attn_k": (width, width), "attn_v": (width, width),
-            "attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width),
+            "attn_q": (width, width),
+            "attn_k": (width, width),
+            "attn_v": (width, width),
+            "attn_output": (width, width),
+            "ffn_gate": (inner, width),
+            "ffn_up": (inner, width),
             "ffn_down": (width, inner),
-        }.items():  # fmt: skip
+        }.items():
             shapes[f"blk.{layer}.{name}"] = shape
         for name in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(width, np.float32))
@@ -193,8 +199,13 @@ def tiny_model(path: Path) -> Path:
 
 def test_records_belong_to_operators(tmp_path: Path) -> None:
     expectation = count.Expectation(open_model(str(tiny_model(tmp_path / "tiny.gguf"))))
-    names = ("linear 192×64 Q8_0", "linear 64×128 Q8_0", "gate_up 256×64 Q8_0", "norm",
-             "linear 257×64 Q8_0")  # fmt: skip
+    names = (
+        "linear 192×64 Q8_0",
+        "linear 64×128 Q8_0",
+        "gate_up 256×64 Q8_0",
+        "norm",
+        "linear 257×64 Q8_0",
+    )
     labels = [expectation.label(name) for name in names]
     assert labels == ["qkv", "down", "gate_up", "norm", "head"]
     expected = expectation.of(expectation.decode(1, 10))
@@ -212,12 +223,29 @@ def test_a_whole_run_of_a_tiny_model(tmp_path: Path) -> None:
     except LibraryAbsent as absent:
         pytest.skip(str(absent))
     model, found = tiny_model(tmp_path / "tiny.gguf"), tmp_path / "found.json"
-    line = ["--model", str(model), "--rows", "1", "3", "--prefill", "20", "--context", "8",
-            "--rounds", "2", "--json", str(found), "--offline"]  # fmt: skip
+    line = [
+        "--model",
+        str(model),
+        "--rows",
+        "1",
+        "3",
+        "--prefill",
+        "20",
+        "--context",
+        "8",
+        "--rounds",
+        "2",
+        "--json",
+        str(found),
+        "--offline",
+    ]
     ran = subprocess.run(
         [sys.executable, str(BENCHMARKS / "count.py"), *line],
-        capture_output=True, text=True, timeout=550, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     counted = json.loads(found.read_text())
     assert counted["level"] == "avx2"

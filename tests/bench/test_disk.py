@@ -47,9 +47,21 @@ def test_a_full_disk_ends_with_the_numbers_and_an_error(tmp_path: Path) -> None:
     with MockServer(QUICK) as server:
         ended = CliRunner().invoke(
             command,
-            ["run", "--url", server.url, "--requests", "6", "--input", "5", "--output", "4",
-             "--no-history", "-o", str(folder)],
-        )  # fmt: skip
+            [
+                "run",
+                "--url",
+                server.url,
+                "--requests",
+                "6",
+                "--input",
+                "5",
+                "--output",
+                "4",
+                "--no-history",
+                "-o",
+                str(folder),
+            ],
+        )
     assert ended.exit_code == 1
     assert "6 of 6 requests succeeded" in ended.output
     assert "No space left" in ended.output
@@ -60,10 +72,27 @@ def test_a_closed_pipe_leaves_the_files(tmp_path: Path) -> None:
     # As in `headrace bench run … | head -1`.
     with MockServer(QUICK) as server:
         run = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "bench", "run", "--url", server.url, "--requests",
-             "4", "--input", "5", "--output", "4", "--no-history", "-o", str(tmp_path)],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "headrace",
+                "bench",
+                "run",
+                "--url",
+                server.url,
+                "--requests",
+                "4",
+                "--input",
+                "5",
+                "--output",
+                "4",
+                "--no-history",
+                "-o",
+                str(tmp_path),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         assert run.stdout is not None
         run.stdout.close()
         run.wait(60)
@@ -110,11 +139,33 @@ def test_a_history_that_cannot_be_written(tmp_path: Path) -> None:
 def begun(url: str, folder: Path) -> subprocess.Popen[str]:
     """A run that would take very long, after its first twenty requests."""
     run = subprocess.Popen(
-        [sys.executable, "-m", "headrace", "bench", "run", "--url", url, "--requests",
-         "100000", "-c", "2", "--input", "5", "--output", "4", "--no-history", "--api-key",
-         "secret", "-o", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "headrace",
+            "bench",
+            "run",
+            "--url",
+            url,
+            "--requests",
+            "100000",
+            "-c",
+            "2",
+            "--input",
+            "5",
+            "--output",
+            "4",
+            "--no-history",
+            "--api-key",
+            "secret",
+            "-o",
+            str(folder),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ},
+    )
     requests, end = folder / "requests.jsonl", time.monotonic() + 60
     while time.monotonic() < end and not (
         requests.is_file() and requests.read_bytes().count(b"\n") > 20

@@ -91,9 +91,11 @@ def test_cut_off_answers_are_failures() -> None:
 @pytest.mark.slow
 def test_a_stalled_stream_is_a_failure() -> None:
     outcome = bench(
-        Behaviour(ttft=0.01, itl=0.002, stall_after=4, stall_seconds=30), requests=4, stall=0.5,
+        Behaviour(ttft=0.01, itl=0.002, stall_after=4, stall_seconds=30),
+        requests=4,
+        stall=0.5,
         warmup=0,
-    )  # fmt: skip
+    )
     assert outcome.result["figures"]["failure_rate"]["value"] == 1
     assert codes(outcome) >= {"failed_stalled", "no_success"}
     assert not outcome.result["valid"]
@@ -187,18 +189,32 @@ def test_chat_sends_the_history_and_cancels() -> None:
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
         run_bench(
             RunOptions(
-                url=server.url, workload="chat", requests=3, turns=3, think_seconds=0.01,
-                prefix_tokens=10, input="5", output="4", warmup=0,
+                url=server.url,
+                workload="chat",
+                requests=3,
+                turns=3,
+                think_seconds=0.01,
+                prefix_tokens=10,
+                input="5",
+                output="4",
+                warmup=0,
             )
-        )  # fmt: skip
+        )
         lengths = sorted(len(body["messages"]) for body in server.seen.bodies)
         assert lengths == [2, 2, 2, 4, 4, 4, 6, 6, 6]
         outcome = run_bench(
             RunOptions(
-                url=server.url, workload="agentic", requests=12, turns=3, prefix_tokens=10,
-                input="5", output="40", warmup=0, seed=2,
+                url=server.url,
+                workload="agentic",
+                requests=12,
+                turns=3,
+                prefix_tokens=10,
+                input="5",
+                output="40",
+                warmup=0,
+                seed=2,
             )
-        )  # fmt: skip
+        )
     cancelled = [record for record in outcome.run.records if record.cancelled]
     assert cancelled
     assert outcome.result["figures"]["cancelled"]["value"] == len(cancelled)
@@ -207,9 +223,14 @@ def test_chat_sends_the_history_and_cancels() -> None:
 
 def test_prefix_hits_are_reported_beside_what_was_possible() -> None:
     outcome = bench(
-        Behaviour(ttft=0.005, itl=0.001, prefix_cache=True), workload="shared-prefix", groups=2,
-        prefix_tokens=64, input="16", concurrency=1, warmup=0,
-    )  # fmt: skip
+        Behaviour(ttft=0.005, itl=0.001, prefix_cache=True),
+        workload="shared-prefix",
+        groups=2,
+        prefix_tokens=64,
+        input="16",
+        concurrency=1,
+        warmup=0,
+    )
     figures = outcome.result["figures"]
     possible = 22 * 64 / (24 * 80)
     assert figures["possible_hit_rate"]["value"] == pytest.approx(possible)
@@ -295,14 +316,19 @@ def test_a_server_that_is_down() -> None:
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"workload": "nonsense"}, "workload"), ({"trace": "parquet:x"}, "trace"),
-        ({"concurrency": 0}, "concurrency"), ({"slo": "ttft:p99<0ms"}, "slo"),
-        ({"slo": "speed<3s"}, "slo"), ({"arrivals": "trace"}, "arrivals"),
-        ({"duration": 0.0}, "duration"), ({"endpoint": "grpc"}, "endpoint"),
+        ({"workload": "nonsense"}, "workload"),
+        ({"trace": "parquet:x"}, "trace"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"slo": "ttft:p99<0ms"}, "slo"),
+        ({"slo": "speed<3s"}, "slo"),
+        ({"arrivals": "trace"}, "arrivals"),
+        ({"duration": 0.0}, "duration"),
+        ({"endpoint": "grpc"}, "endpoint"),
         ({"workload": "chat", "endpoint": "completions"}, "endpoint"),
-        ({"url": "ftp://x"}, "url"), ({"input": "many"}, "input"),
+        ({"url": "ftp://x"}, "url"),
+        ({"input": "many"}, "input"),
     ],
-)  # fmt: skip
+)
 def test_bad_options_are_refused(change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         run_bench(RunOptions(**{"url": "http://127.0.0.1:9", **change}))

@@ -34,11 +34,21 @@ def record(number: int, **changes: Any) -> RequestRecord:
     """A sound answer of 8 tokens in 8 pieces, 10 ms apart."""
     start = number * 1_000_000
     made = RequestRecord(
-        number, number, 0, 0, start, sent_ns=start, status=200, asked_tokens=8, output_tokens=8,
-        prompt_tokens=16, known_prompt_tokens=16, text_bytes=32,
+        number,
+        number,
+        0,
+        0,
+        start,
+        sent_ns=start,
+        status=200,
+        asked_tokens=8,
+        output_tokens=8,
+        prompt_tokens=16,
+        known_prompt_tokens=16,
+        text_bytes=32,
         chunk_ns=[start + 50_000_000 + piece * 10_000_000 for piece in range(8)],
         end_ns=start + 130_000_000,
-    )  # fmt: skip
+    )
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -242,19 +252,33 @@ LIES: list[tuple[str, dict[str, Any], dict[str, Any], set[str], bool]] = [
     ("dead from the start", {"error_rate": 1.0}, {}, {"no_success", "failed_server"}, False),
     ("a third fails", {"error_rate": 0.33}, {}, {"failures", "failed_server"}, False),
     ("cut in the middle", {"drop_rate": 1.0}, {}, {"no_success", "failed_connection"}, False),
-    ("stands still", {"stall_after": 2, "stall_seconds": 3.0}, {"stall": 0.5},
-     {"no_success", "failed_stalled"}, False),
+    (
+        "stands still",
+        {"stall_after": 2, "stall_seconds": 3.0},
+        {"stall": 0.5},
+        {"no_success", "failed_stalled"},
+        False,
+    ),
     ("pieces of four tokens", {"chunk": 4}, {}, set(), True),
     ("CR line ends", {"line_end": "\r"}, {}, set(), True),
     ("CRLF line ends", {"line_end": "\r\n"}, {}, set(), True),
     ("no [DONE]", {"done": False}, {}, set(), True),
     ("tool calls", {"calls": True}, {"endpoint": "chat", "ignore_eos": False}, set(), True),
     ("no usage", {"no_usage": True}, {}, {"no_usage"}, True),
-]  # fmt: skip
+]
 ACCUSATIONS = {
-    "claims_more", "claims_less", "claims_impossible", "failures", "no_success", "no_usage",
-    "failed_protocol", "failed_server", "failed_connection", "failed_stalled", "server_gone",
-}  # fmt: skip
+    "claims_more",
+    "claims_less",
+    "claims_impossible",
+    "failures",
+    "no_success",
+    "no_usage",
+    "failed_protocol",
+    "failed_server",
+    "failed_connection",
+    "failed_stalled",
+    "server_gone",
+}
 """Findings that do not depend on how quick this machine is."""
 
 

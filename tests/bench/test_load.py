@@ -32,9 +32,19 @@ MS = 1_000_000
 def record(session: int, begin: int, end: int, **changes: Any) -> RequestRecord:
     """From `begin` to `end` in ms; the first piece at once."""
     made = RequestRecord(
-        session, session, 0, 0, begin * MS, begin * MS, [begin * MS, end * MS], end * MS, 200,
-        asked_tokens=2, output_tokens=2, prompt_tokens=4,
-    )  # fmt: skip
+        session,
+        session,
+        0,
+        0,
+        begin * MS,
+        begin * MS,
+        [begin * MS, end * MS],
+        end * MS,
+        200,
+        asked_tokens=2,
+        output_tokens=2,
+        prompt_tokens=4,
+    )
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -89,9 +99,13 @@ def test_too_many_errors_end_a_run() -> None:
 def test_a_saturated_run_ends_early() -> None:
     """One slot of 50 ms, 200 a second offered for 20 s: it is clear after the first forty."""
     outcome, server = run(
-        Behaviour(ttft=0.05, itl=0.0, slots=1), arrivals="constant:200", requests=4000,
-        stop_saturated=True, max_concurrency=None, output="1",
-    )  # fmt: skip
+        Behaviour(ttft=0.05, itl=0.0, slots=1),
+        arrivals="constant:200",
+        requests=4000,
+        stop_saturated=True,
+        max_concurrency=None,
+        output="1",
+    )
     assert server.seen.requests < 4000
     assert "over_saturated" in codes(outcome)
     assert not outcome.result["valid"]
@@ -100,10 +114,9 @@ def test_a_saturated_run_ends_early() -> None:
 def test_saturation_is_seen_before_the_end() -> None:
     def waits(growth: int) -> list[RequestRecord]:
         return [
-            record(n, n * 10, n * 10 + 50 + n * growth,
-                   chunk_ns=[(n * 10 + 40 + n * growth) * MS])
+            record(n, n * 10, n * 10 + 50 + n * growth, chunk_ns=[(n * 10 + 40 + n * growth) * MS])
             for n in range(40)
-        ]  # fmt: skip
+        ]
 
     assert saturated(waits(8), draining=False) is not None
     assert saturated(waits(0), draining=False) is None
@@ -151,9 +164,11 @@ def test_presets() -> None:
 def test_every_command_has_every_flag_of_a_run() -> None:
     """But what it sets itself: the points' load, the addresses."""
     own = {
-        "run": set(), "sweep": {"concurrency", "arrivals", "duration"},
-        "search": {"concurrency", "arrivals", "duration"}, "compare": {"url"},
-    }  # fmt: skip
+        "run": set(),
+        "sweep": {"concurrency", "arrivals", "duration"},
+        "search": {"concurrency", "arrivals", "duration"},
+        "compare": {"url"},
+    }
     # `wait` is not a flag of any; the preset's lengths are.
     every = {spec.name for spec in fields(RunOptions)} - {"wait"}
     import typer.main
@@ -166,10 +181,14 @@ def test_every_command_has_every_flag_of_a_run() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"max_concurrency": 2}, "arrivals"), ({"grace": 1.0}, "duration"),
-     ({"ramp": 1.0, "arrivals": "constant:1"}, "closed"), ({"stop_saturated": True}, "arrivals"),
-     ({"trace": "prompts:/no/file"}, "no such trace")],
-)  # fmt: skip
+    [
+        ({"max_concurrency": 2}, "arrivals"),
+        ({"grace": 1.0}, "duration"),
+        ({"ramp": 1.0, "arrivals": "constant:1"}, "closed"),
+        ({"stop_saturated": True}, "arrivals"),
+        ({"trace": "prompts:/no/file"}, "no such trace"),
+    ],
+)
 def test_flags_that_would_do_nothing_are_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidRequest, match=what):
         RunOptions(**changes).verify()
@@ -186,12 +205,18 @@ def test_own_prompts(tmp_path: Path) -> None:
         tmp_path / "own.jsonl",
         {"text": "one two", "output_tokens": 7},
         {"turns": [{"text": "a"}, {"text": "b", "delay": 1500, "max_tokens": 3}], "system": "s"},
-        {"messages": [
-            {"role": "system", "content": "an agent"}, {"role": "user", "content": "fix it"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "a.py"}, {"role": "tool", "content": "b.py"},
-            {"role": "assistant", "content": "done now"}], "timestamp": 2000},
-    )  # fmt: skip
+        {
+            "messages": [
+                {"role": "system", "content": "an agent"},
+                {"role": "user", "content": "fix it"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "a.py"},
+                {"role": "tool", "content": "b.py"},
+                {"role": "assistant", "content": "done now"},
+            ],
+            "timestamp": 2000,
+        },
+    )
     first, second, third = load_trace("prompts", path, Material())
     assert (first.turns[0].text, first.turns[0].output_tokens) == ("one two", 7)
     assert [(t.output_tokens, t.think_seconds) for t in second.turns] == [(128, 0.0), (3, 1.5)]
@@ -230,9 +255,11 @@ def test_mooncake_has_the_lengths_and_the_sharing_of_the_trace(tmp_path: Path) -
 def test_a_traces_own_sharing_is_not_an_earlier_runs(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "m.jsonl",
-        *({"timestamp": n, "input_length": 1024, "output_length": 2, "hash_ids": [7, 8]}
-          for n in range(10)),
-    )  # fmt: skip
+        *(
+            {"timestamp": n, "input_length": 1024, "output_length": 2, "hash_ids": [7, 8]}
+            for n in range(10)
+        ),
+    )
     outcome, _ = run(
         Behaviour(ttft=0.001, itl=0.0, prefix_cache=True), trace=f"mooncake:{path}", concurrency=1
     )
@@ -253,10 +280,13 @@ def points(devices: int, price: float | None, fast: float) -> list[Point]:
         ]
         bench = Run(records, 0, 100 * MS, devices=devices, price_per_hour=price)
         result = document(
-            run=bench, options=RunOptions(devices=devices, price_per_hour=price).public(),
-            server={"url": "x", "model": "m", "version": None}, audits=[], findings=[],
+            run=bench,
+            options=RunOptions(devices=devices, price_per_hour=price).public(),
+            server={"url": "x", "model": "m", "version": None},
+            audits=[],
+            findings=[],
             interrupted=False,
-        )  # fmt: skip
+        )
         made.append(Point("concurrency", users, result))
     return made
 

@@ -29,9 +29,16 @@ def run(
 ) -> MlperfResult:
     with MockServer(behaviour or Behaviour(ttft=0.02, itl=0.002)) as server:
         options = MlperfOptions(
-            Target(server.url, "mock"), scenario, mode, 8, Lengths("fixed", 16),
-            Lengths("fixed", 12), min_seconds=1.0, qps=20, min_queries=8,
-        )  # fmt: skip
+            Target(server.url, "mock"),
+            scenario,
+            mode,
+            8,
+            Lengths("fixed", 16),
+            Lengths("fixed", 12),
+            min_seconds=1.0,
+            qps=20,
+            min_queries=8,
+        )
         return run_mlperf(options, Material(), tmp_path)
 
 
@@ -95,9 +102,14 @@ def test_a_client_that_is_late_is_told_beside_loadgens_verdict(
 def test_offline_lasts_without_being_told_a_rate(tmp_path: Path) -> None:
     with MockServer(Behaviour(ttft=0.01, itl=0.001, slots=4)) as server:
         options = MlperfOptions(
-            Target(server.url, "mock"), "Offline", "performance", 16, Lengths("fixed", 8),
-            Lengths("fixed", 4), min_seconds=1.0,
-        )  # fmt: skip
+            Target(server.url, "mock"),
+            "Offline",
+            "performance",
+            16,
+            Lengths("fixed", 8),
+            Lengths("fixed", 4),
+            min_seconds=1.0,
+        )
         found = run_mlperf(options, Material(), tmp_path)
     assert found.requests > 16, "more than the one pass that told the rate"
 
@@ -111,9 +123,10 @@ def test_a_scenario_is_checked_before_the_server_is_asked() -> None:
 def test_bad_options(tmp_path: Path) -> None:
     target = Target("http://127.0.0.1:9", "m")
     for options in (
-        MlperfOptions(target, "Online"), MlperfOptions(target, mode="speed"),
+        MlperfOptions(target, "Online"),
+        MlperfOptions(target, mode="speed"),
         MlperfOptions(target, qps=0),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidRequest):
             run_mlperf(options, Material(), tmp_path)
 

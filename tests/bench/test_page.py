@@ -23,18 +23,32 @@ from headrace.roofline.plot import Chart, Series, svg
 def page(joules: float | None = None, slo: Slo | None = None) -> str:
     records = [
         RequestRecord(
-            n, n, 0, 0, 0, 0, [10**8, 2 * 10**8], 2 * 10**8, 200, asked_tokens=2, output_tokens=2,
-            prompt_tokens=3, characters=9,
+            n,
+            n,
+            0,
+            0,
+            0,
+            0,
+            [10**8, 2 * 10**8],
+            2 * 10**8,
+            200,
+            asked_tokens=2,
+            output_tokens=2,
+            prompt_tokens=3,
+            characters=9,
         )
         for n in range(5)
-    ]  # fmt: skip
+    ]
     return html_report(
         document(
-            run=Run(records, 0, 2 * 10**8, slo, joules=joules), options=RunOptions().public(),
-            server={"url": "x", "model": "<m>", "version": None}, audits=[], findings=[],
+            run=Run(records, 0, 2 * 10**8, slo, joules=joules),
+            options=RunOptions().public(),
+            server={"url": "x", "model": "<m>", "version": None},
+            audits=[],
+            findings=[],
             interrupted=False,
         )
-    )  # fmt: skip
+    )
 
 
 def test_no_chart_is_wider_than_a_phone() -> None:
@@ -86,11 +100,14 @@ def test_a_run_without_answers_has_no_empty_table() -> None:
     record = RequestRecord(0, 0, 0, 0, 0, 0, [], 10**8, 500, error="x", error_kind="server")
     text = html_report(
         document(
-            run=Run([record], 0, 10**8), options=RunOptions().public(),
-            server={"url": "x", "model": "m", "version": None}, audits=[], findings=[],
+            run=Run([record], 0, 10**8),
+            options=RunOptions().public(),
+            server={"url": "x", "model": "m", "version": None},
+            audits=[],
+            findings=[],
             interrupted=False,
         )
-    )  # fmt: skip
+    )
     assert "<h2>Latency</h2>" not in text
 
 

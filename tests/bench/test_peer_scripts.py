@@ -64,8 +64,10 @@ def test_what_is_not_there_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(HeadraceError, match="ended with exit code 3"):
         run.measure(
             {"command": f"{sys.executable} -c 'raise SystemExit(3)'", "port": 9, "wait": 20.0},
-            RunOptions(), "model", tmp_path / "log",
-        )  # fmt: skip
+            RunOptions(),
+            "model",
+            tmp_path / "log",
+        )
     peers = (PEERS / "peers.toml").read_text()
     assert "{here}/openvino_server.py" in peers
     assert (PEERS / "openvino_server.py").is_file()
@@ -86,11 +88,29 @@ def test_peers_are_compared_within_rounds(tmp_path: Path, monkeypatch: pytest.Mo
     config.write_text("\n".join([*tables, '[gone]\ncommand = "/nowhere/x"\nport = 1\n']))
     out = tmp_path / "out"
     monkeypatch.setattr(
-        sys, "argv",
-        ["run.py", str(config), "--model", "m", "--out", str(out), "--only", "3", "--requests", "4",
-         "--concurrency", "2", "--input", "4", "--output", "10",
-         "--json", str(tmp_path / "kept.json")],
-    )  # fmt: skip
+        sys,
+        "argv",
+        [
+            "run.py",
+            str(config),
+            "--model",
+            "m",
+            "--out",
+            str(out),
+            "--only",
+            "3",
+            "--requests",
+            "4",
+            "--concurrency",
+            "2",
+            "--input",
+            "4",
+            "--output",
+            "10",
+            "--json",
+            str(tmp_path / "kept.json"),
+        ],
+    )
     before = os.getpriority(os.PRIO_PROCESS, 0)
     run.main()
     text = (out / "table.md").read_text()
@@ -110,12 +130,14 @@ def test_peers_are_compared_within_rounds(tmp_path: Path, monkeypatch: pytest.Mo
 def test_runs_that_are_not_to_be_believed_are_named() -> None:
     run = script("run")
     one = {
-        "valid": True, "requests": 4, "succeeded": 4,
+        "valid": True,
+        "requests": 4,
+        "succeeded": 4,
         "figures": {"output_throughput": {"value": 5.0}},
         "samples": {
             name: {"percentiles": {"p50": 1.0, "p99": 2.0}} for name in ("ttft", "tpot", "itl")
         },
-    }  # fmt: skip
+    }
     results = {"a": [one, one], "b": [one, {**one, "valid": False, "succeeded": 3}]}
     lines = run.table(results, {"c": "not here"}).splitlines()
     assert lines[-3:] == [

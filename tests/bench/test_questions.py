@@ -41,9 +41,20 @@ def record(number: int, ttft: float, itl: float, tokens: int, at: float = 0.0) -
     planned = int(at * 1e9)
     chunks = [planned + int((ttft + itl * n) * 1e9) for n in range(tokens)]
     return RequestRecord(
-        number, number, 0, 0, planned, planned, chunks, chunks[-1], 200, asked_tokens=tokens,
-        prompt_tokens=10, output_tokens=tokens, characters=4 * tokens,
-    )  # fmt: skip
+        number,
+        number,
+        0,
+        0,
+        planned,
+        planned,
+        chunks,
+        chunks[-1],
+        200,
+        asked_tokens=tokens,
+        prompt_tokens=10,
+        output_tokens=tokens,
+        characters=4 * tokens,
+    )
 
 
 def made(options: RunOptions, records: list[RequestRecord]) -> dict[str, Any]:
@@ -51,9 +62,13 @@ def made(options: RunOptions, records: list[RequestRecord]) -> dict[str, Any]:
         records, 0, max(r.end_ns for r in records), parse_slo(options.slo) if options.slo else None
     )
     return document(
-        run=run, options=options.public(), server={"url": "x", "model": "m", "version": None},
-        audits=[], findings=list[Finding](), interrupted=False,
-    )  # fmt: skip
+        run=run,
+        options=options.public(),
+        server={"url": "x", "model": "m", "version": None},
+        audits=[],
+        findings=list[Finding](),
+        interrupted=False,
+    )
 
 
 def model_of_a_server(options: RunOptions, _folder: Path | None) -> dict[str, Any]:
@@ -73,9 +88,12 @@ def test_the_search_finds_the_largest_load() -> None:
         assert best is not None
         assert expected - slack <= best.value <= expected
         assert len(seen) <= 14
-    assert Sweeper(
-        replace(base, slo="ttft:p99<10ms"), "rate", None, run=model_of_a_server
-    ).search(seen.append, start=1, limit=64) is None  # fmt: skip
+    assert (
+        Sweeper(replace(base, slo="ttft:p99<10ms"), "rate", None, run=model_of_a_server).search(
+            seen.append, start=1, limit=64
+        )
+        is None
+    )
     top = Sweeper(base, "rate", None, run=model_of_a_server).search(seen.append, start=1, limit=16)
     assert top is not None
     assert top.value == 16
@@ -156,11 +174,15 @@ def test_intervals_cover_the_truth() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "lower_is_better", "verdict"),
     [
-        (1.1, 1.3, True, "worse"), (1.1, 1.3, False, "better"), (0.7, 0.9, True, "better"),
-        (0.7, 0.9, False, "worse"), (0.97, 1.03, True, "same"), (0.9, 1.2, True, "unclear"),
+        (1.1, 1.3, True, "worse"),
+        (1.1, 1.3, False, "better"),
+        (0.7, 0.9, True, "better"),
+        (0.7, 0.9, False, "worse"),
+        (0.97, 1.03, True, "same"),
+        (0.9, 1.2, True, "unclear"),
         (1.01, 1.2, True, "unclear"),
     ],
-)  # fmt: skip
+)
 def test_verdicts(low: float, high: float, lower_is_better: bool, verdict: str) -> None:
     assert Compared("x", lower_is_better, 1.0, low, high, 0.05).verdict == verdict
 
@@ -262,16 +284,43 @@ def test_commands(tmp_path: Path) -> None:
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
         made_ = runner.invoke(
             command,
-            ["run", "--url", server.url, "--requests", "12", "-c", "2", "--output", "6",
-             "--input", "5", "-o", str(tmp_path / "run"), "--no-history", "--json"],
-        )  # fmt: skip
+            [
+                "run",
+                "--url",
+                server.url,
+                "--requests",
+                "12",
+                "-c",
+                "2",
+                "--output",
+                "6",
+                "--input",
+                "5",
+                "-o",
+                str(tmp_path / "run"),
+                "--no-history",
+                "--json",
+            ],
+        )
         assert made_.exit_code in (0, 4), made_.output
         assert json.loads(made_.stdout)["succeeded"] == 12
         swept = runner.invoke(
             command,
-            ["sweep", "1,2", "--url", server.url, "--seconds", "0.5", "--output", "4", "--input",
-             "5", "-o", str(tmp_path / "sweep")],
-        )  # fmt: skip
+            [
+                "sweep",
+                "1,2",
+                "--url",
+                server.url,
+                "--seconds",
+                "0.5",
+                "--output",
+                "4",
+                "--input",
+                "5",
+                "-o",
+                str(tmp_path / "sweep"),
+            ],
+        )
         assert swept.exit_code == 0, swept.output
     for name in ("requests.jsonl", "result.json", "report.html"):
         assert (tmp_path / "run" / name).is_file()
@@ -303,9 +352,17 @@ def test_exit_codes(tmp_path: Path) -> None:
     with MockServer(Behaviour(error_rate=1.0)) as broken:
         failed = runner.invoke(
             command,
-            ["run", "--url", broken.url, "--requests", "4", "-o", str(tmp_path / "c"),
-             "--no-history"],
-        )  # fmt: skip
+            [
+                "run",
+                "--url",
+                broken.url,
+                "--requests",
+                "4",
+                "-o",
+                str(tmp_path / "c"),
+                "--no-history",
+            ],
+        )
     assert failed.exit_code == 4
     assert "no request succeeded" in failed.output
 
@@ -315,9 +372,23 @@ def test_an_slo_that_nothing_keeps_is_an_error(tmp_path: Path) -> None:
     with MockServer(Behaviour(ttft=0.05, itl=0.001)) as server:
         ended = CliRunner().invoke(
             command,
-            ["search", "ttft:p99<1ms", "--url", server.url, "--seconds", "0.5", "--input", "5",
-             "--output", "4", "--limit", "4", "-o", str(tmp_path)],
-        )  # fmt: skip
+            [
+                "search",
+                "ttft:p99<1ms",
+                "--url",
+                server.url,
+                "--seconds",
+                "0.5",
+                "--input",
+                "5",
+                "--output",
+                "4",
+                "--limit",
+                "4",
+                "-o",
+                str(tmp_path),
+            ],
+        )
     assert isinstance(ended.exception, HeadraceError)
     assert "not even concurrency 1 keeps ttft:p99<1ms" in ended.exception.message
     # What was measured on the way is kept.

@@ -59,10 +59,11 @@ class Speaker(BaseHTTPRequestHandler):
             choice = {
                 "text": "a" + self.second,
                 "logprobs": {
-                    "tokens": ["a", self.second], "top_logprobs": [likely, likely],
+                    "tokens": ["a", self.second],
+                    "top_logprobs": [likely, likely],
                     "token_logprobs": [None, *([-2.0] * (count - 1)), -9.0],
                 },
-            }  # fmt: skip
+            }
         self._send({"choices": [choice]})
 
     def _send(self, value: dict[str, Any]) -> None:
@@ -132,8 +133,10 @@ def test_divergence_is_a_lower_bound() -> None:
         ours, theirs = ([value / sum(side) for value in side] for side in (ours, theirs))
         true = sum(p * math.log(p / q) for p, q in zip(theirs, ours, strict=True))
         best = [sorted(range(12), key=lambda n, s=s: -s[n])[:5] for s in (theirs, ours)]  # type: ignore[misc]
-        tops = [{str(n): math.log(side[n]) for n in kept}
-                for side, kept in zip((theirs, ours), best, strict=True)]  # fmt: skip
+        tops = [
+            {str(n): math.log(side[n]) for n in kept}
+            for side, kept in zip((theirs, ours), best, strict=True)
+        ]
         assert -1e-12 <= divergence(*tops) <= true + 1e-9
 
 
@@ -149,16 +152,22 @@ def test_divergence_is_taken_while_the_context_is_the_same() -> None:
 
 def test_references_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "reference.json"
-    whole = Reference("m", ["p"], [Answer(["a"], [{"a": -0.5}])],
-                      Perplexity(3.0, 9, 2, "c"), {"arithmetic/5": 0.8})  # fmt: skip
+    whole = Reference(
+        "m",
+        ["p"],
+        [Answer(["a"], [{"a": -0.5}])],
+        Perplexity(3.0, 9, 2, "c"),
+        {"arithmetic/5": 0.8},
+    )
     save_reference(path, whole)
     assert load_reference(path) == whole
     text = path.read_text()
     for broken, match in (
-        ("{}", "schema"), (text[: len(text) // 2], "no reference"),
+        ("{}", "schema"),
+        (text[: len(text) // 2], "no reference"),
         (text.replace('"prompts": ["p"]', '"prompts": []'), "0 prompts, 1 answers"),
         (text.replace("reference/1", "reference/9"), "reference/9"),
-    ):  # fmt: skip
+    ):
         path.write_text(broken)
         with pytest.raises(InvalidRequest, match=match):
             load_reference(path)
@@ -183,8 +192,12 @@ def test_the_gate() -> None:
         assert one.share == 1.0
         json.dumps(asdict(one), allow_nan=False)
     # Another text, another number of questions: nothing to be held against.
-    none = hold(reference, agreed=None, perplexity=Perplexity(10.0, 8, 2, "c"),
-                scores=[TaskScore("arithmetic", 10, 9, 0)])  # fmt: skip
+    none = hold(
+        reference,
+        agreed=None,
+        perplexity=Perplexity(10.0, 8, 2, "c"),
+        scores=[TaskScore("arithmetic", 10, 9, 0)],
+    )
     assert none == []
 
 
@@ -238,8 +251,19 @@ def test_gsm8k_from_a_file(tmp_path: Path) -> None:
 
 def test_the_command_and_its_gate(url: str, tmp_path: Path) -> None:
     runner, file = CliRunner(), tmp_path / "r.json"
-    common = ["accuracy", "--url", url, "--prompts", "3", "--tasks", "arithmetic", "--items", "5",
-              "--limit", "2"]  # fmt: skip
+    common = [
+        "accuracy",
+        "--url",
+        url,
+        "--prompts",
+        "3",
+        "--tasks",
+        "arithmetic",
+        "--items",
+        "5",
+        "--limit",
+        "2",
+    ]
     saved = runner.invoke(command, [*common, "--save", str(file)])
     assert saved.exit_code == 0, saved.output
     assert "5 of 5 right" in saved.output

@@ -38,8 +38,12 @@ SPEC = ReplicaSpec(CASE, DEVICES["H200"], rows=64, max_context=8192)
 
 def simulate(cluster: Cluster, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "url": "simulated", "requests": 60, "input": "512", "output": "64", "concurrency": 16,
-    }  # fmt: skip
+        "url": "simulated",
+        "requests": 60,
+        "input": "512",
+        "output": "64",
+        "concurrency": 16,
+    }
     return Simulation(cluster, RunOptions(**{**values, **changes})).run()[0]
 
 
@@ -152,9 +156,15 @@ def test_two_steps_in_flight_hide_nothing_but_also_lose_nothing() -> None:
 @pytest.mark.slow
 def test_prefix_routing_hits_where_round_robin_misses() -> None:
     wish = {
-        "workload": "shared-prefix", "requests": 300, "groups": 40, "prefix_tokens": 1024,
-        "input": "64", "output": "16", "arrivals": "poisson:100", "zipf": 0.2,
-    }  # fmt: skip
+        "workload": "shared-prefix",
+        "requests": 300,
+        "groups": 40,
+        "prefix_tokens": 1024,
+        "input": "64",
+        "output": "16",
+        "arrivals": "poisson:100",
+        "zipf": 0.2,
+    }
     found = {name: simulate(Cluster(SPEC, 8, name), **wish) for name in ("round-robin", "prefix")}
     hits = {name: value(result, "prefix_hit_rate") for name, result in found.items()}
     assert hits["prefix"] > hits["round-robin"] + 0.2
@@ -195,9 +205,15 @@ def test_a_prefill_pool_takes_prompts_out_of_the_way() -> None:
 
 def test_multi_turn_finds_its_own_history() -> None:
     result = simulate(
-        Cluster(SPEC, 1), workload="chat", turns=4, think_seconds=0.1, requests=20, input="50",
-        prefix_tokens=512, groups=4,
-    )  # fmt: skip
+        Cluster(SPEC, 1),
+        workload="chat",
+        turns=4,
+        think_seconds=0.1,
+        requests=20,
+        input="50",
+        prefix_tokens=512,
+        groups=4,
+    )
     assert result["succeeded"] == 80
     assert value(result, "prefix_hit_rate") > 0.7
 
@@ -231,9 +247,22 @@ def test_too_long_prompts_are_refused_not_lost() -> None:
 def test_command() -> None:
     done = CliRunner().invoke(
         command,
-        ["llama-3.1-8b", "--format", "fp8", "--requests", "20", "--output", "16", "--replicas",
-         "2", "--slo", "ttft:p99<5s", "--price", "3"],
-    )  # fmt: skip
+        [
+            "llama-3.1-8b",
+            "--format",
+            "fp8",
+            "--requests",
+            "20",
+            "--output",
+            "16",
+            "--replicas",
+            "2",
+            "--slo",
+            "ttft:p99<5s",
+            "--price",
+            "3",
+        ],
+    )
     assert done.exit_code == 0, done.output
     assert "steps of 2 engines" in done.output
     assert "the SLO ttft:p99<5s was met" in done.output

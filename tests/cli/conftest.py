@@ -28,7 +28,12 @@ def run(tmp_path: Path) -> Run:
         environment = os.environ | {"HEADRACE_CACHE": str(tmp_path), "COLUMNS": "120"} | more
         return subprocess.run(
             [sys.executable, "-m", "headrace", *arguments],
-            input=stdin, capture_output=True, text=True, timeout=120, env=environment, check=False,
-        )  # fmt: skip
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            check=False,
+        )
 
     return call

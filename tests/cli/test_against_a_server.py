@@ -56,8 +56,11 @@ def test_a_reader_that_leaves_is_met_with_silence(
     command = shlex.join(headrace(*(places.get(word, word) for word in words)))
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; echo hello | {command} | {reader}"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stderr == ""
     # 1: it met the closed pipe; 0: it had written all before.
     assert done.returncode in (0, 1)

@@ -104,12 +104,23 @@ def test_version(run: Any) -> None:
 
 @pytest.mark.slow
 def test_generate_streams_to_stdout(run: Any, model: Path) -> None:
-    first = run("generate", str(model), "the water", "--max-tokens", "8", "--temperature", "0",
-                *SMALL)  # fmt: skip
+    first = run(
+        "generate", str(model), "the water", "--max-tokens", "8", "--temperature", "0", *SMALL
+    )
     assert first.returncode == 0, first.stderr
     assert first.stdout.strip()
-    piped = run("generate", str(model), "-", "--max-tokens", "8", "--temperature", "0", "--json",
-                *SMALL, stdin="the water")  # fmt: skip
+    piped = run(
+        "generate",
+        str(model),
+        "-",
+        "--max-tokens",
+        "8",
+        "--temperature",
+        "0",
+        "--json",
+        *SMALL,
+        stdin="the water",
+    )
     answer = json.loads(piped.stdout)
     assert answer["text"] + "\n" == first.stdout
     assert answer["finish_reason"] == "length"
@@ -219,8 +230,9 @@ def test_debug_shows_the_traceback(run: Any) -> None:
 @pytest.mark.slow
 def test_completion_knows_commands_and_flags(run: Any) -> None:
     def complete(words: str, count: int) -> str:
-        return str(run(_HEADRACE_COMPLETE="complete_bash", COMP_WORDS=words,
-                       COMP_CWORD=str(count)).stdout)  # fmt: skip
+        return str(
+            run(_HEADRACE_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count)).stdout
+        )
 
     assert "serve" in complete("headrace s", 1)
     assert "--drain-seconds" in complete("headrace serve --dr", 2)
@@ -230,10 +242,18 @@ def test_completion_knows_commands_and_flags(run: Any) -> None:
 @pytest.mark.slow
 def test_chat_answers_piped_lines(run: Any, model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "talk.json"
-    lines = ["/system Be brief.", "hello", "/params temperature 0", "/params", "again",
-             f"/save {saved}", "/nonsense"]  # fmt: skip
-    done = run("chat", str(model), "--max-tokens", "5", "--seed", "1", *SMALL,
-               stdin="\n".join(lines))  # fmt: skip
+    lines = [
+        "/system Be brief.",
+        "hello",
+        "/params temperature 0",
+        "/params",
+        "again",
+        f"/save {saved}",
+        "/nonsense",
+    ]
+    done = run(
+        "chat", str(model), "--max-tokens", "5", "--seed", "1", *SMALL, stdin="\n".join(lines)
+    )
     assert done.returncode == 2
     assert "/nonsense" in one_line(done.stderr)
     assert "temperature 0.0" in done.stdout
@@ -245,10 +265,14 @@ def terminal(command: list[str], cache: Path) -> tuple[subprocess.Popen[bytes], 
     """The command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
         env=os.environ | {"HEADRACE_CACHE": str(cache), "TERM": "xterm", "COLUMNS": "100"},
         preexec_fn=_own_terminal,
-    )  # fmt: skip
+    )
     os.close(theirs)
     return process, ours
 
@@ -319,8 +343,17 @@ def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_exits_130_while_an_answer_comes(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headrace", "generate", str(model), "water",
-               "--max-tokens", "480", *SMALL]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "generate",
+        str(model),
+        "water",
+        "--max-tokens",
+        "480",
+        *SMALL,
+    ]
     process, ours = terminal(command, tmp_path)
     try:
         end = time.monotonic() + 60
@@ -339,8 +372,10 @@ def test_ctrl_c_exits_130_while_an_answer_comes(model: Path, tmp_path: Path) -> 
 def test_ctrl_c_while_the_model_loads(run: Any, model: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace", "serve", str(model), "--port", "0"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     time.sleep(1.2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)

@@ -23,16 +23,34 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 from processes import fake_server, headrace, running
 
 POINT = {
-    "time": 0.0, "seconds": 1.0, "running": 3, "waiting": 1, "kv_usage": 0.5,
-    "output_tokens_per_second": 42.0, "prompt_tokens_per_second": 7.0, "steps_per_second": 10.0,
-    "batch": 3.0, "step_seconds": 0.02, "busy": 0.9, "roofline": 0.6, "prefix_lookups": 10,
-    "prefix_hits": 4, "preemptions": 0,
-    "time_to_first_token": {"p50": 0.1, "p90": 0.2, "p99": 0.3}, "inter_token_latency": None,
-}  # fmt: skip
+    "time": 0.0,
+    "seconds": 1.0,
+    "running": 3,
+    "waiting": 1,
+    "kv_usage": 0.5,
+    "output_tokens_per_second": 42.0,
+    "prompt_tokens_per_second": 7.0,
+    "steps_per_second": 10.0,
+    "batch": 3.0,
+    "step_seconds": 0.02,
+    "busy": 0.9,
+    "roofline": 0.6,
+    "prefix_lookups": 10,
+    "prefix_hits": 4,
+    "preemptions": 0,
+    "time_to_first_token": {"p50": 0.1, "p90": 0.2, "p99": 0.3},
+    "inter_token_latency": None,
+}
 REQUEST = {
-    "id": "chatcmpl-1", "age": 1.5, "state": "decode", "prompt_tokens": 20, "cached_tokens": 16,
-    "generated_tokens": 5, "max_tokens": 100, "choices": 1,
-}  # fmt: skip
+    "id": "chatcmpl-1",
+    "age": 1.5,
+    "state": "decode",
+    "prompt_tokens": 20,
+    "cached_tokens": 16,
+    "generated_tokens": 5,
+    "max_tokens": 100,
+    "choices": 1,
+}
 
 
 def _metrics(prefix: str, seconds: float) -> str:
@@ -138,17 +156,23 @@ def test_the_screen_fits_and_survives_what_is_unknown() -> None:
 def test_once_against_a_real_server_and_none() -> None:
     with running(fake_server()) as server:
         found = subprocess.run(
-            headrace("top", server.url, "--once", "--json"), capture_output=True, text=True,
-            timeout=60, check=True,
-        )  # fmt: skip
+            headrace("top", server.url, "--once", "--json"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         reading = json.loads(found.stdout)
         assert reading["source"] == "statistics"
         assert reading["model"] == "fake"
         assert found.stderr == ""
     gone = subprocess.run(
-        headrace("top", server.url, "--once"), capture_output=True, text=True, timeout=60,
+        headrace("top", server.url, "--once"),
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert gone.returncode == 69
     assert "cannot reach" in gone.stderr
 
@@ -160,9 +184,12 @@ def test_in_a_terminal_it_draws_and_q_quits() -> None:
     with running(fake_server()) as server:
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            headrace("top", server.url), stdin=theirs, stdout=theirs, stderr=theirs,
+            headrace("top", server.url),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
-        )  # fmt: skip
+        )
         os.close(theirs)
         try:
             seen = b""

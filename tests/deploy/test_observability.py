@@ -145,8 +145,10 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_an_answer(
 ) -> None:
     config = (HERE / "prometheus.yml").read_text()
     config = config.replace("127.0.0.1:8000", served.removeprefix("http://"))
-    config = config.replace("scrape_interval: 5s, evaluation_interval: 15s",
-                            "scrape_interval: 1s, evaluation_interval: 1s")  # fmt: skip
+    config = config.replace(
+        "scrape_interval: 5s, evaluation_interval: 15s",
+        "scrape_interval: 1s, evaluation_interval: 1s",
+    )
     (tmp_path / "prometheus.yml").write_text(config)
     for name in ("recording.yml", "alerts.yml"):
         shutil.copy(HERE / name, tmp_path)
@@ -155,9 +157,11 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_an_answer(
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [
-        str(PROMETHEUS), f"--config.file={tmp_path / 'prometheus.yml'}",
-        f"--storage.tsdb.path={tmp_path / 'data'}", f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
+        str(PROMETHEUS),
+        f"--config.file={tmp_path / 'prometheus.yml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _until(lambda: httpx.get(f"{url}/-/ready").status_code == 200)
@@ -172,8 +176,10 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_an_answer(
         rules = httpx.get(f"{url}/api/v1/rules").json()["data"]["groups"]
         wrong = [
             (rule["name"], rule["lastError"])
-            for group in rules for rule in group["rules"] if rule.get("lastError")
-        ]  # fmt: skip
+            for group in rules
+            for rule in group["rules"]
+            if rule.get("lastError")
+        ]
         assert not wrong
         critical = [
             alert["labels"]["alertname"]
@@ -184,9 +190,11 @@ def test_a_real_prometheus_scrapes_and_every_panel_has_an_answer(
         for panel in _dashboard()["panels"]:
             for wanted in panel.get("targets", []):
                 expression = (
-                    wanted["expr"].replace("$__rate_interval", "1m")
-                    .replace("$model", ".*").replace("$instance", ".*")
-                )  # fmt: skip
+                    wanted["expr"]
+                    .replace("$__rate_interval", "1m")
+                    .replace("$model", ".*")
+                    .replace("$instance", ".*")
+                )
                 answer = httpx.get(f"{url}/api/v1/query", params={"query": expression})
                 assert answer.status_code == 200, (panel["title"], answer.text)
                 if panel["title"] in ("Tokens per second", "Time to first token", "Sequences"):

@@ -361,9 +361,10 @@ async def test_a_start_that_cannot_work_says_why(
 
     with pytest.raises(DoesNotFit):
         await AsyncEngine.start(
-            worker=FAKE, supervision=supervision,
+            worker=FAKE,
+            supervision=supervision,
             **{**options, "kv_memory": "64KiB", "max_context": 512},
-        )  # fmt: skip
+        )
     with pytest.raises(OptionError, match="cuda"):
         await AsyncEngine.start(
             worker=FAKE, supervision=supervision, **{**options, "device": "cuda"}

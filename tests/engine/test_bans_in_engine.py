@@ -22,9 +22,14 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         tmp_path_factory.mktemp("models") / "thinking", template=tiny_model.THINKING
     )
     with LLM(
-        str(folder), device="cpu", threads=1, kv_memory="8MiB", step_tokens=64, offline=True,
+        str(folder),
+        device="cpu",
+        threads=1,
+        kv_memory="8MiB",
+        step_tokens=64,
+        offline=True,
         max_sequences=8,
-    ) as it:  # fmt: skip
+    ) as it:
         yield it
 
 

@@ -21,9 +21,14 @@ ROUNDED_KV = 2.0**-8
 """Between elements of vectors of length one, with keys and values rounded to bfloat16: its numbers
 lie 2^-8 apart, relative to their size."""
 TEXTS = [
-    "the water wheel turns", "a", "river " * 60, "what is the old mill race, and where?",
-    "Zażółć gęślą jaźń 水 🙂", "one two three four five six seven " * 15, "é",
-]  # fmt: skip
+    "the water wheel turns",
+    "a",
+    "river " * 60,
+    "what is the old mill race, and where?",
+    "Zażółć gęślą jaźń 水 🙂",
+    "one two three four five six seven " * 15,
+    "é",
+]
 
 
 @pytest.fixture(scope="module")
@@ -221,9 +226,13 @@ def test_minilm_is_its_reference() -> None:
         files.path, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     texts = [
-        "A man is eating food.", "Ein Mann isst etwas.", "x", "Łódź, 東京 и Ελλάδα 🙂🚀",
-        "the quick brown fox jumps over the lazy dog. " * 50, "don't — “quotes” & <tags>\n\ttabs",
-    ]  # fmt: skip
+        "A man is eating food.",
+        "Ein Mann isst etwas.",
+        "x",
+        "Łódź, 東京 и Ελλάδα 🙂🚀",
+        "the quick brown fox jumps over the lazy dog. " * 50,
+        "don't — “quotes” & <tags>\n\ttabs",
+    ]
     with LLM("all-minilm-l6-v2", **SMALL) as llm:
         together = llm.embed(texts)
         for text, output in zip(texts, together, strict=True):

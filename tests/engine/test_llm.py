@@ -294,16 +294,25 @@ def test_a_forked_child_is_told(options: dict[str, Any], threads: int) -> None:
     code = FORKING.format(options={**options, "threads": threads})
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stdout.split()) == (0, ["7"]), done.stderr
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("threads", 100_000), ("threads", 1.5), ("max_context", "100"), ("block_size", None),
-     ("kv_memory", 10**6), ("prefix_cache", 1)],
-)  # fmt: skip
+    [
+        ("threads", 100_000),
+        ("threads", 1.5),
+        ("max_context", "100"),
+        ("block_size", None),
+        ("kv_memory", 10**6),
+        ("prefix_cache", 1),
+    ],
+)
 def test_options_of_a_wrong_kind_are_named(
     options: dict[str, Any], field: str, value: object
 ) -> None:
@@ -321,8 +330,12 @@ def test_prompts_of_a_wrong_kind_are_refused(llm: LLM, prompt: Any) -> None:
 def test_the_defaults_of_vllm_are_taken(llm: LLM) -> None:
     params = SamplingParams(max_tokens=1, stop=None, stop_token_ids=None, logit_bias=None)  # type: ignore[arg-type]
     assert llm.generate("one", params)[0].finished
-    for wrong in ({"stop": 5}, {"stop_token_ids": 5}, {"logit_bias": [1]},
-                  {"stop_token_ids": [1] * 1025}):  # fmt: skip
+    for wrong in (
+        {"stop": 5},
+        {"stop_token_ids": 5},
+        {"logit_bias": [1]},
+        {"stop_token_ids": [1] * 1025},
+    ):
         with pytest.raises(InvalidRequest, match=r"stop|logit_bias"):
             llm.generate("one", SamplingParams(max_tokens=1, **wrong))
 

@@ -30,9 +30,13 @@ NEVER_ITSELF = {UNTHINK: -100.0, tiny_model.END: -100.0}
 
 def opened(folder: Path, **more: Any) -> LLM:
     options = {
-        "device": "cpu", "threads": 1, "kv_memory": "8MiB", "step_tokens": 64, "offline": True,
+        "device": "cpu",
+        "threads": 1,
+        "kv_memory": "8MiB",
+        "step_tokens": 64,
+        "offline": True,
         "max_sequences": 8,
-    }  # fmt: skip
+    }
     return LLM(str(folder), **{**options, **more})
 
 
@@ -97,9 +101,16 @@ def test_reasoning_that_the_model_opens_itself(llm: LLM) -> None:
 
 def test_choices_that_are_drawn_with_log_probabilities(llm: LLM) -> None:
     params = SamplingParams(
-        n=3, temperature=1.3, top_p=0.95, seed=5, max_tokens=12, logprobs=2,
-        repetition_penalty=1.2, logit_bias=NEVER_ITSELF, thinking_token_budget=5,
-    )  # fmt: skip
+        n=3,
+        temperature=1.3,
+        top_p=0.95,
+        seed=5,
+        max_tokens=12,
+        logprobs=2,
+        repetition_penalty=1.2,
+        logit_bias=NEVER_ITSELF,
+        thinking_token_budget=5,
+    )
     outputs = llm.generate("ab<think>", params)[0].outputs
     assert len({tuple(output.token_ids) for output in outputs}) == 3
     for output in outputs:
@@ -129,9 +140,11 @@ def test_rows_with_and_without_a_budget_in_one_batch(llm: LLM) -> None:
 
 def test_a_form_after_the_reasoning_while_it_streams(llm: LLM) -> None:
     schema = {
-        "type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
-        "required": ["a"], "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     # Neither mark is a control token of this model: the grammar reads them as text.
     grammar = after_reasoning(from_schema(schema, "schema"), MARKS, opened=True)
     router = StreamRouter(reasoning=MARKS, in_reasoning=True)
@@ -139,12 +152,15 @@ def test_a_form_after_the_reasoning_while_it_streams(llm: LLM) -> None:
     output = llm.generate(
         "ab<think>",
         SamplingParams(
-            temperature=1.2, seed=3, max_tokens=200, thinking_token_budget=9,
+            temperature=1.2,
+            seed=3,
+            max_tokens=200,
+            thinking_token_budget=9,
             logit_bias={**dict.fromkeys(b" \n\r\t<", -100.0), **NEVER_ITSELF},
         ),
         grammar=grammar,
         on_delta=lambda delta: events.extend(router.feed(delta.text, len(delta.token_ids))),
-    )[0].outputs[0]  # fmt: skip
+    )[0].outputs[0]
     events += router.finish()
     assert output.error is None
     assert output.token_ids.index(UNTHINK) == 9

@@ -48,9 +48,13 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(folder: Path, **more: Any) -> LLM:
     options = {
-        "device": "cpu", "threads": 1, "kv_memory": "8MiB", "step_tokens": 256, "offline": True,
+        "device": "cpu",
+        "threads": 1,
+        "kv_memory": "8MiB",
+        "step_tokens": 256,
+        "offline": True,
         "max_sequences": 16,
-    }  # fmt: skip
+    }
     return LLM(str(folder), **{**options, **more})
 
 
@@ -65,7 +69,8 @@ numbers = st.integers(-MAX_NUMBER, MAX_NUMBER)
 scalars = st.one_of(
     st.builds(
         lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
-        st.integers(-50, 50), st.integers(0, 200),
+        st.integers(-50, 50),
+        st.integers(0, 200),
     ),
     st.just({"type": "boolean"}),
     st.just({"type": "null"}),
@@ -74,7 +79,7 @@ scalars = st.one_of(
     st.builds(lambda v: {"enum": v}, st.lists(st.one_of(names, numbers), min_size=1)),
     st.builds(lambda v: {"const": v}, st.one_of(names, st.booleans(), st.none())),
     st.sampled_from([{"type": "string", "format": f} for f in ("date", "time", "uuid", "ipv4")]),
-)  # fmt: skip
+)
 
 
 def _object(fields: dict[str, Any], required: int) -> dict[str, Any]:
@@ -92,14 +97,19 @@ schemas = st.recursive(
         st.builds(_object, st.dictionaries(names, inner, max_size=3), st.integers(0, 3)),
         st.builds(
             lambda items, low, more: {
-                "type": "array", "items": items, "minItems": low, "maxItems": low + more,
+                "type": "array",
+                "items": items,
+                "minItems": low,
+                "maxItems": low + more,
             },
-            inner, st.integers(0, 2), st.integers(0, 2),
+            inner,
+            st.integers(0, 2),
+            st.integers(0, 2),
         ),
         st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
     ),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -437,8 +437,12 @@ async def test_a_full_process_table(options: dict[str, Any], supervision: Superv
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, str(group)],
-            capture_output=True, text=True, timeout=60, env=environment, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["alive", "served"]
     finally:

@@ -24,9 +24,14 @@ LIMIT = 120.0
 def asking(model: str, tokens: int = 20, *, stream: bool = True, **more: Any) -> dict[str, Any]:
     """The body of an ordinary request."""
     return {
-        "model": model, "prompt": "The headrace", "max_tokens": tokens,
-        "temperature": 0, "ignore_eos": True, "stream": stream, **more,
-    }  # fmt: skip
+        "model": model,
+        "prompt": "The headrace",
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+        **more,
+    }
 
 
 def huge_schema(number: int) -> dict[str, Any]:
@@ -76,15 +81,16 @@ def heavy_bodies(model: str) -> list[bytes]:
     head = b'{"model":"%s","max_tokens":2,' % model.encode()
     return [
         head + b'"prompt":"a","metadata":[' + b"[]," * 10_000 + b"[]]}",
-        head + b'"prompt":"a","unknown":{' + b",".join(b'"k%d":1' % n for n in range(32_000))
+        head
+        + b'"prompt":"a","unknown":{'
+        + b",".join(b'"k%d":1' % n for n in range(32_000))
         + b"}}",
         head + b'"prompt":[' + b"1," * 380_000 + b"1]}",
         head + b'"prompt":"' + b"\\u00e9" * 600_000 + b'"}',
         head + b'"prompt":"' + b"The headrace. " * 250_000 + b'"}',
-        head + b'"messages":['
-        + b",".join([b'{"role":"user","content":"x"}'] * 10_000) + b"]}",
+        head + b'"messages":[' + b",".join([b'{"role":"user","content":"x"}'] * 10_000) + b"]}",
         json.dumps(formed(model, huge_schema(0))).encode(),
-    ]  # fmt: skip
+    ]
 
 
 async def forged_bodies(url: str, model: str) -> list[str]:

@@ -111,9 +111,12 @@ def ended(status: int, text: str, *, streamed: bool) -> str:
 
 
 async def all_of(
-    url: str, bodies: Sequence[Any], *, limit: float = LIMIT,
+    url: str,
+    bodies: Sequence[Any],
+    *,
+    limit: float = LIMIT,
     then: Callable[[], Awaitable[None]] | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Outcomes of requests at once; `then` goes on beside them."""
     async with http(limit) as client:
         tasks = [asyncio.create_task(outcome(client, url, body, limit=limit)) for body in bodies]

@@ -80,8 +80,9 @@ class Place:
         async with http() as client:
             while time.monotonic() < end:
                 text = (await client.get(self.server.url + "/metrics")).text
-                lines = [x for x in text.splitlines()
-                         if x.startswith("vllm:generation_tokens_total{")]  # fmt: skip
+                lines = [
+                    x for x in text.splitlines() if x.startswith("vllm:generation_tokens_total{")
+                ]
                 now = sum(float(line.split()[-1]) for line in lines)
                 begin = now if begin is None else begin
                 if now - begin >= tokens:
@@ -95,8 +96,9 @@ class Place:
         async with http() as client:
             while time.monotonic() < end:
                 text = (await client.get(self.server.url + "/metrics")).text
-                line = next(x for x in text.splitlines()
-                            if x.startswith("headrace_http_requests_in_work"))  # fmt: skip
+                line = next(
+                    x for x in text.splitlines() if x.startswith("headrace_http_requests_in_work")
+                )
                 if float(line.split()[-1]) >= count:
                     return
                 await asyncio.sleep(0.05)
@@ -117,9 +119,20 @@ def place(folder: Path, *flags: str, wrap: tuple[str, ...] = ()) -> Iterator[Pla
     if not model.exists():
         make_tiny_model(model)
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref",
-        "--max-sequences", "16", "--max-waiting", "600", *flags,
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--kernels",
+        "ref",
+        "--max-sequences",
+        "16",
+        "--max-waiting",
+        "600",
+        *flags,
+    )
     with running([*wrap, *command]) as server:
         yield Place(server, model.name, folder)
 

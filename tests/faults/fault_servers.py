@@ -112,8 +112,20 @@ async def certificates(folder: Path) -> Row | None:
     model = folder / "model"
     if not model.exists():
         make_tiny_model(model)
-    flags = ("--port", "0", "--threads", "1", "--kernels", "ref", "--tls-cert", str(cert),
-             "--tls-key", str(key), "--tls-clients", str(clients))  # fmt: skip
+    flags = (
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--kernels",
+        "ref",
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(key),
+        "--tls-clients",
+        str(clients),
+    )
     with running(headrace("serve", str(model), *flags)) as server:
         url, ask = server.url + "/v1/completions", asking(model.name, 4, stream=False)
 
@@ -167,9 +179,12 @@ def _serial(url: str) -> int:
 
 def _serial_of(pem: str) -> int:
     out = subprocess.run(
-        ["openssl", "x509", "-noout", "-serial"], input=pem, text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
+        ["openssl", "x509", "-noout", "-serial"],
+        input=pem,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     return int(out.stdout.strip().removeprefix("serial="), 16)
 
 
@@ -181,8 +196,9 @@ class Papers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.ca, self._key = folder / "ca.pem", folder / "ca.key"
-        _openssl("req", "-x509", *self._NEW, "-subj", "/CN=ca", "-keyout", self._key,
-                 "-out", self.ca)  # fmt: skip
+        _openssl(
+            "req", "-x509", *self._NEW, "-subj", "/CN=ca", "-keyout", self._key, "-out", self.ca
+        )
         self._config = folder / "ca.cnf"
         self._config.write_text(
             f"[ca]\ndefault_ca = x\n[x]\ndatabase = {folder}/index.txt\n"
@@ -193,10 +209,25 @@ class Papers:
 
     def issued(self, name: str) -> tuple[Path, Path]:
         cert, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        _openssl("req", "-x509", *self._NEW, "-subj", f"/CN={name}",
-                 "-addext", "subjectAltName=IP:127.0.0.1",
-                 "-addext", "basicConstraints=CA:FALSE", "-keyout", key, "-out", cert,
-                 "-CA", self.ca, "-CAkey", self._key)  # fmt: skip
+        _openssl(
+            "req",
+            "-x509",
+            *self._NEW,
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=CA:FALSE",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            "-CA",
+            self.ca,
+            "-CAkey",
+            self._key,
+        )
         return cert, key
 
     def revoked(self, cert: Path) -> bytes:

@@ -30,32 +30,57 @@ LIMIT = 60.0
 """Seconds after which a request that has not ended counts as hung."""
 _CALLS: dict[str, Any] = {
     "/v1/chat/completions": {
-        "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [
-            {"type": "text", "text": "a\u00e9"}]}], "max_tokens": 2, "temperature": 0.5,
-        "stop": ["x"], "logit_bias": {"5": 1}, "logprobs": True, "top_logprobs": 2,
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "a\u00e9"}]},
+        ],
+        "max_tokens": 2,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "logit_bias": {"5": 1},
+        "logprobs": True,
+        "top_logprobs": 2,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-        "stream": True, "stream_options": {"include_usage": True}, "n": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "n": 1,
     },
     "/v1/completions": {
-        "prompt": [1, 2, 3], "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 7,
-        "stop_token_ids": [4], "min_tokens": 1, "top_p": 0.9,
+        "prompt": [1, 2, 3],
+        "max_tokens": 2,
+        "echo": True,
+        "logprobs": 1,
+        "seed": 7,
+        "stop_token_ids": [4],
+        "min_tokens": 1,
+        "top_p": 0.9,
     },
     "/v1/messages": {
-        "model": "fake", "max_tokens": 2, "system": [{"type": "text", "text": "s"}],
-        "messages": [{"role": "user", "content": "a"}], "stop_sequences": ["x"],
-        "tools": [{"name": "f", "input_schema": {"type": "object"}}], "stream": True,
+        "model": "fake",
+        "max_tokens": 2,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [{"role": "user", "content": "a"}],
+        "stop_sequences": ["x"],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "stream": True,
     },
     "/v1/responses": {
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
-        "max_output_tokens": 2, "store": False, "text": {"format": {"type": "text"}},
+        "max_output_tokens": 2,
+        "store": False,
+        "text": {"format": {"type": "text"}},
     },
     "/tokenize": {"messages": [{"role": "user", "content": "a"}], "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
-    "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "a"}],
-                  "options": {"num_predict": 2}, "stream": False},
+    "/api/chat": {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "a"}],
+        "options": {"num_predict": 2},
+        "stream": False,
+    },
     "/v1/embeddings": {"input": ["a", "b"]},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [{"role": "user", "content": "a"}]},
-}  # fmt: skip
+}
 _HEAD = (
     b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     b"x-request-id: r1\r\nconnection: close\r\n"
@@ -63,9 +88,29 @@ _HEAD = (
 
 
 _VALUES: list[Any] = [
-    None, True, 0, -1, 0.5, 1e308, 2**31, 2**63, 10**30, "", "\0", "a" * 3000, "\ud800", "auto",
-    [], {}, [[]], {"a": None}, [1] * 2000, ["a"] * 50, {"type": "text"}, {"type": "image_url"},
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    0.5,
+    1e308,
+    2**31,
+    2**63,
+    10**30,
+    "",
+    "\0",
+    "a" * 3000,
+    "\ud800",
+    "auto",
+    [],
+    {},
+    [[]],
+    {"a": None},
+    [1] * 2000,
+    ["a"] * 50,
+    {"type": "text"},
+    {"type": "image_url"},
+]
 
 
 def changed(value: Any, draw: random.Random) -> Any:

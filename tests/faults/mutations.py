@@ -33,8 +33,21 @@ from headrace.text import ChatTemplate, load_tokenizer
 from headrace.text.grammar import from_guided, from_lark, from_regex, from_schema
 
 Try = Callable[[bytes, Path], Any]
-NUMBERS = (b"0", b"-1", b"2147483648", b"4294967295", b"9223372036854775807", b"1e999", b"null",
-           b"NaN", b"[]", b"{}", b'""', b"true", b"0.5")  # fmt: skip
+NUMBERS = (
+    b"0",
+    b"-1",
+    b"2147483648",
+    b"4294967295",
+    b"9223372036854775807",
+    b"1e999",
+    b"null",
+    b"NaN",
+    b"[]",
+    b"{}",
+    b'""',
+    b"true",
+    b"0.5",
+)
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
@@ -151,16 +164,21 @@ def examples() -> dict[str, tuple[list[bytes], Try]]:
         tokenizer = (folder / "tokenizer.json").read_bytes()
         config = (folder / "config.json").read_bytes()
     schema = {
-        "type": "object", "required": ["a"], "additionalProperties": False,
+        "type": "object",
+        "required": ["a"],
+        "additionalProperties": False,
         "properties": {
             "a": {"type": "integer", "minimum": 1, "maximum": 90},
-            "b": {"enum": ["x", 1, None]}, "c": {"$ref": "#/$defs/c"},
+            "b": {"enum": ["x", 1, None]},
+            "c": {"$ref": "#/$defs/c"},
             "d": {"type": "string", "pattern": "^[a-z]{1,8}$", "maxLength": 8},
         },
         "$defs": {"c": {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 3}]}},
-    }  # fmt: skip
-    tag = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
-           "triggers": ["<f"]}  # fmt: skip
+    }
+    tag = {
+        "structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
     lark = b'start: item ("," item)*\nitem: NAME | "(" start ")"\nNAME: /[a-z]{1,9}/\n%ignore " "'
     tensors = {"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float16)}
     return {

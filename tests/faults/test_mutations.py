@@ -5,8 +5,17 @@ from __future__ import annotations
 import mutations
 import pytest
 
-KINDS = ("tokenizer", "config", "safetensors", "gguf", "template", "schema", "lark", "regex",
-         "structural_tag")  # fmt: skip
+KINDS = (
+    "tokenizer",
+    "config",
+    "safetensors",
+    "gguf",
+    "template",
+    "schema",
+    "lark",
+    "regex",
+    "structural_tag",
+)
 
 
 def test_every_kind_is_tried() -> None:
@@ -22,9 +31,11 @@ def test_mutations_are_read_or_refused(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b'{"model":{"type":"BPE","vocab":{"a":2147483648},"merges":[]},"decoder":{"type":"ByteLevel"}}',
-     b'{"model":{"vocab":{"a":0}},"added_tokens":[{"id":4294967295,"content":"x"}]}'],
-)  # fmt: skip
+    [
+        b'{"model":{"type":"BPE","vocab":{"a":2147483648},"merges":[]},"decoder":{"type":"ByteLevel"}}',
+        b'{"model":{"vocab":{"a":0}},"added_tokens":[{"id":4294967295,"content":"x"}]}',
+    ],
+)
 def test_an_id_of_two_to_the_31_asks_for_no_gigabytes(tmp_path, content: bytes) -> None:  # type: ignore[no-untyped-def]
     from headrace.base.errors import ModelFileError
     from headrace.text import load_tokenizer

@@ -36,8 +36,9 @@ def make_batch(
             tables[row, : max(0, start - window + 1) // block_size] = 0
         places = np.arange(start, start + count)
         positions.append(places)
-        slots.append(tables[row, places // block_size].astype(np.int64) * block_size
-                     + places % block_size)  # fmt: skip
+        slots.append(
+            tables[row, places // block_size].astype(np.int64) * block_size + places % block_size
+        )
     counts = [count for _, count in entries]
     bounds = np.concatenate([[0], np.cumsum(counts)])
     batch = StepBatch(
@@ -99,10 +100,11 @@ def attention_by_definition(
             for head in range(heads):
                 group = head // (heads // kv_heads)
                 keys, values = (
-                    torch.stack([x[b, group, o] * (1 if s is None else s[b, group, o])
-                                 for b, o in where]).double()
+                    torch.stack(
+                        [x[b, group, o] * (1 if s is None else s[b, group, o]) for b, o in where]
+                    ).double()
                     for x, s in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
-                )  # fmt: skip
+                )
                 scores = keys @ q[token, head].double() * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)

@@ -32,10 +32,15 @@ def batch_of(lengths: list[int]) -> StepBatch:
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     none = torch.zeros(0, dtype=torch.int64)
     return StepBatch(
-        tokens=none, positions=none, query_starts=bounds.int(),
-        lengths=torch.tensor(lengths, dtype=torch.int32), groups=[], sample_rows=none,
-        max_count=max(lengths), max_length=max(lengths),
-    )  # fmt: skip
+        tokens=none,
+        positions=none,
+        query_starts=bounds.int(),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        groups=[],
+        sample_rows=none,
+        max_count=max(lengths),
+        max_length=max(lengths),
+    )
 
 
 def attention(qkv: torch.Tensor, lengths: list[int], dtype: torch.dtype = torch.float32):

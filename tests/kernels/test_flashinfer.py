@@ -41,10 +41,17 @@ class Wrapper:
         self.plans = 0
 
     def keep(
-        self, starts: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor,
-        last: torch.Tensor, heads: tuple[int, int, int, int], window_left: int,
-        cap: float | None, scale: float | None, dtypes: tuple[Any, Any],
-    ) -> None:  # fmt: skip
+        self,
+        starts: torch.Tensor,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last: torch.Tensor,
+        heads: tuple[int, int, int, int],
+        window_left: int,
+        cap: float | None,
+        scale: float | None,
+        dtypes: tuple[Any, Any],
+    ) -> None:
         assert indptr.dtype == indices.dtype == last.dtype == starts.dtype == torch.int32
         assert starts.device.type == indptr.device.type == last.device.type == "cpu"
         assert indices.shape == (int(indptr[-1]),)
@@ -72,10 +79,15 @@ class Wrapper:
         )
         window = None if window_left < 0 else window_left + 1
         batch = StepBatch(
-            positions, positions, starts, lengths.to(torch.int32),
-            [GroupBatch(tables, positions, window)], positions[:0], int(counts.max()),
+            positions,
+            positions,
+            starts,
+            lengths.to(torch.int32),
+            [GroupBatch(tables, positions, window)],
+            positions[:0],
+            int(counts.max()),
             int(lengths.max()),
-        )  # fmt: skip
+        )
         found = reference_attention.attention(
             q, KvLayer(k, v), batch, 0, heads[2] ** -0.5 if scale is None else scale, cap
         ).view(q.shape)
@@ -84,11 +96,17 @@ class Wrapper:
 
 class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def __init__(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD",
-        use_cuda_graph: bool = False, use_tensor_cores: bool = False,
-        paged_kv_indptr_buffer: Any = None, paged_kv_indices_buffer: Any = None,
-        paged_kv_last_page_len_buffer: Any = None, backend: str = "auto", jit_args: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Any = None,
+        paged_kv_indices_buffer: Any = None,
+        paged_kv_last_page_len_buffer: Any = None,
+        backend: str = "auto",
+        jit_args: Any = None,
+    ) -> None:
         super().__init__()
         self.use_tensor_cores = use_tensor_cores
         assert kv_layout == "HND"
@@ -96,20 +114,41 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         assert not float_workspace_buffer[:64].any()
 
     def plan(
-        self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor,
-        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, *,
-        pos_encoding_mode: str = "NONE", window_left: int = -1, window_right: int = 0,
-        logits_soft_cap: float | None = None, q_data_type: Any = "float16",
-        kv_data_type: Any = None, o_data_type: Any = None, sm_scale: float | None = None,
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        window_right: int = 0,
+        logits_soft_cap: float | None = None,
+        q_data_type: Any = "float16",
+        kv_data_type: Any = None,
+        o_data_type: Any = None,
+        sm_scale: float | None = None,
         non_blocking: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         group = num_qo_heads // num_kv_heads
         if not self.use_tensor_cores and group not in (1, 2, 3, 4, 8):
             raise RuntimeError(f"Unsupported group_size: {group}")
         starts = torch.arange(len(indptr), dtype=torch.int32)
         heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self.keep(starts, indptr, indices, last_page_len, heads, window_left, logits_soft_cap,
-                  sm_scale, (q_data_type, kv_data_type))  # fmt: skip
+        self.keep(
+            starts,
+            indptr,
+            indices,
+            last_page_len,
+            heads,
+            window_left,
+            logits_soft_cap,
+            sm_scale,
+            (q_data_type, kv_data_type),
+        )
 
     def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: Any = None) -> torch.Tensor:
         return self.compute(q, paged_kv_cache, out)
@@ -117,28 +156,58 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
 
 class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     def __init__(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD",
-        use_cuda_graph: bool = False, qo_indptr_buf: Any = None, paged_kv_indptr_buf: Any = None,
-        paged_kv_indices_buf: Any = None, paged_kv_last_page_len_buf: Any = None,
-        custom_mask_buf: Any = None, mask_indptr_buf: Any = None, backend: str = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Any = None,
+        paged_kv_indptr_buf: Any = None,
+        paged_kv_indices_buf: Any = None,
+        paged_kv_last_page_len_buf: Any = None,
+        custom_mask_buf: Any = None,
+        mask_indptr_buf: Any = None,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         assert kv_layout == "HND"
 
     def plan(
-        self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor,
-        paged_kv_indices: torch.Tensor, paged_kv_last_page_len: torch.Tensor, num_qo_heads: int,
-        num_kv_heads: int, head_dim_qk: int, page_size: int, head_dim_vo: int | None = None,
-        custom_mask: Any = None, packed_custom_mask: Any = None, causal: bool = False,
-        pos_encoding_mode: str = "NONE", use_fp16_qk_reduction: bool = False,
-        sm_scale: float | None = None, window_left: int = -1,
-        logits_soft_cap: float | None = None, rope_scale: Any = None, rope_theta: Any = None,
-        q_data_type: Any = "float16", kv_data_type: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: Any = None,
+        packed_custom_mask: Any = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: Any = None,
+        rope_theta: Any = None,
+        q_data_type: Any = "float16",
+        kv_data_type: Any = None,
+    ) -> None:
         assert causal
         heads = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
-        self.keep(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, heads,
-                  window_left, logits_soft_cap, sm_scale, (q_data_type, kv_data_type))  # fmt: skip
+        self.keep(
+            qo_indptr,
+            paged_kv_indptr,
+            paged_kv_indices,
+            paged_kv_last_page_len,
+            heads,
+            window_left,
+            logits_soft_cap,
+            sm_scale,
+            (q_data_type, kv_data_type),
+        )
 
     def run(self, q: torch.Tensor, paged_kv_cache: Any, *, out: Any = None) -> torch.Tensor:
         return self.compute(q, paged_kv_cache, out)
@@ -159,10 +228,16 @@ def make_step(entries: list[tuple[int, int]], window: int | None) -> StepBatch:
     positions = torch.cat([torch.arange(s, s + c) for s, c in entries])
     counts = np.array([count for _, count in entries])
     return StepBatch(
-        positions, positions, starts, torch.tensor(lengths, dtype=torch.int32),
-        [GroupBatch(tables, positions, window)], positions[:0], int(counts.max()), max(lengths),
+        positions,
+        positions,
+        starts,
+        torch.tensor(lengths, dtype=torch.int32),
+        [GroupBatch(tables, positions, window)],
+        positions[:0],
+        int(counts.max()),
+        max(lengths),
         host=HostStep(counts, np.array(lengths), counts[:0]),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("entries", [[(0, 1)], [(15, 1), (16, 1), (40, 1)], [(0, 20), (33, 1)]])
@@ -194,8 +269,9 @@ def test_a_step_that_is_captured_is_not_planned(monkeypatch: pytest.MonkeyPatch)
         "headrace.kernels.triton.operators.TritonOperators.attend",
         lambda *arguments: called.append(arguments),
     )
-    attend(ops, torch.randn(20, 6, 64), KvLayer(*torch.randn(2, 4, 2, BLOCK, 64)), batch, 0, 1.0,
-                  None)  # fmt: skip
+    attend(
+        ops, torch.randn(20, 6, 64), KvLayer(*torch.randn(2, 4, 2, BLOCK, 64)), batch, 0, 1.0, None
+    )
     assert len(called) == 1
     assert ops._prefill.plans == 0
 

@@ -27,9 +27,17 @@ from headrace.loader.weight_source import WeightSource
 from headrace.models.registry import describe
 
 ARCH = ModelArch(
-    family="llama", vocab_size=40, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8,
-    intermediate=48, max_context=64, norm_eps=1e-5,
-)  # fmt: skip
+    family="llama",
+    vocab_size=40,
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=48,
+    max_context=64,
+    norm_eps=1e-5,
+)
 
 
 class Noting(ReferenceOperators):
@@ -68,9 +76,13 @@ def model_of(ops: ReferenceOperators, arch: ModelArch = ARCH) -> Model:
     torch.manual_seed(0)
     named = {name: torch.randn(shape) for name, shape in describe(arch).tensors().items()}
     return prepare(
-        describe(arch), WeightSource(named.items()), ops, device="cpu", dtype="float32",
+        describe(arch),
+        WeightSource(named.items()),
+        ops,
+        device="cpu",
+        dtype="float32",
         max_context=64,
-    )  # fmt: skip
+    )
 
 
 def cache_of(arch: ModelArch = ARCH) -> KvCache:
@@ -155,8 +167,15 @@ def test_a_sum_and_its_norm_are_one(model: Model) -> None:
     layer = ["linear", "write", "attend", "linear", "add_norm", "linear", "gated", "linear"]
     last = [*layer[:3], "select", *layer[3:]]
     assert kinds(nodes) == [
-        "embed", "norm", *layer, "add_norm", "select", *last, "add_norm", "linear"
-    ]  # fmt: skip
+        "embed",
+        "norm",
+        *layer,
+        "add_norm",
+        "select",
+        *last,
+        "add_norm",
+        "linear",
+    ]
 
 
 def test_a_product_takes_what_lies_around_it(model: Model) -> None:
@@ -173,9 +192,16 @@ def test_a_product_takes_what_lies_around_it(model: Model) -> None:
 def test_a_product_of_codes_is_given_codes(model: Model) -> None:
     nodes = fused(model.variant("every"), model.weights, lambda *_: "codes", {"N": 4, "R": 1})
     assert kinds(nodes)[:9] == [
-        "embed", "norm_codes", "linear_codes", "write", "attend", "linear", "norm_codes",
-        "linear_codes", "gated_codes",
-    ]  # fmt: skip
+        "embed",
+        "norm_codes",
+        "linear_codes",
+        "write",
+        "attend",
+        "linear",
+        "norm_codes",
+        "linear_codes",
+        "gated_codes",
+    ]
 
 
 def test_what_is_added_to_products_sees_each_of_them(model: Model) -> None:

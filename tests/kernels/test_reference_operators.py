@@ -9,7 +9,7 @@ import torch
 from kernel_cases import make_batch, make_kv, mixture
 
 from headrace.base.graph import AttentionSpec
-from headrace.kernels.operators import RopeTable
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.weights import BlockWeight, DenseWeight, PackedWeight, StackedWeight
 
@@ -135,10 +135,16 @@ def test_moe(rows: int, normalise: bool) -> None:
             gate, up = (x[row].double() @ gate_up[expert].double().T).chunk(2)
             hidden = gate * torch.sigmoid(gate) * up
             expected[row] += share / total * (hidden @ down[expert].double().T)
-    got = mixture(OPS,
-        x, router, [DenseWeight(w) for w in gate_up], [DenseWeight(w) for w in down],
-        active, normalise, "silu",
-    )  # fmt: skip
+    got = mixture(
+        OPS,
+        x,
+        router,
+        [DenseWeight(w) for w in gate_up],
+        [DenseWeight(w) for w in down],
+        active,
+        normalise,
+        "silu",
+    )
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 

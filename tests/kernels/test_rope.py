@@ -41,9 +41,12 @@ def test_scaled(kind: str, values: dict, original: int, theta: float, head_dim: 
     if kind != "linear":
         parameters["original_max_position_embeddings"] = original
     config = LlamaConfig(
-        hidden_size=head_dim * 2, num_attention_heads=2, head_dim=head_dim,
-        max_position_embeddings=32768, rope_parameters=parameters,
-    )  # fmt: skip
+        hidden_size=head_dim * 2,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=32768,
+        rope_parameters=parameters,
+    )
     expected, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
     rope = Rope(theta, kind, original_context=original, **values)
     off = ulps(inverse_frequencies(rope, head_dim), expected)
@@ -76,9 +79,11 @@ def power(base: float, exponents: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 def test_plain_table(theta: float) -> None:
     config = LlamaConfig(
-        hidden_size=128, num_attention_heads=2, max_position_embeddings=4096,
+        hidden_size=128,
+        num_attention_heads=2,
+        max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
-    )  # fmt: skip
+    )
     theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(4096)[None])
     frequencies = inverse_frequencies(Rope(theta), 64)
     angles = np.arange(4096, dtype=np.float32)[:, None] * frequencies

@@ -219,10 +219,12 @@ def test_penalties() -> None:
             count = int((output == token).sum())
             expected[row, token] -= frequency[row] * count + presence[row] * (count > 0)
     got = penalise(
-        torch.from_numpy(logits), torch.from_numpy(tokens).int(), torch.from_numpy(prompt),
+        torch.from_numpy(logits),
+        torch.from_numpy(tokens).int(),
+        torch.from_numpy(prompt),
         torch.from_numpy(lengths),
         *(torch.from_numpy(column).float() for column in (repetition, frequency, presence)),
-    )  # fmt: skip
+    )
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -22,24 +22,44 @@ from headrace.loader.weights import load_weights
 from headrace.models.registry import describe
 
 TINY = ModelArch(
-    family="llama", vocab_size=96, hidden=64, layers=3, heads=4, kv_heads=2, head_dim=32,
-    intermediate=96, max_context=128, norm_eps=1e-5,
-)  # fmt: skip
+    family="llama",
+    vocab_size=96,
+    hidden=64,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    intermediate=96,
+    max_context=128,
+    norm_eps=1e-5,
+)
 FAMILIES = {
     "llama": TINY,
     "mistral": replace(TINY, family="mistral", windows=(16, 16, 16)),
     "qwen2": replace(TINY, family="qwen2", qkv_bias=True, tied_embedding=True),
     "qwen3": replace(TINY, family="qwen3", qk_norm=True, output_bias=True),
     "gemma3": replace(
-        TINY, family="gemma3", windows=(16, 16, None), qk_norm=True, tied_embedding=True,
-        norm_offset=1.0, post_norms=True, activation="gelu_tanh", embedding_scale=8.0,
-        attention_softcap=30.0, final_softcap=20.0, local_rope=Rope(theta=500.0),
+        TINY,
+        family="gemma3",
+        windows=(16, 16, None),
+        qk_norm=True,
+        tied_embedding=True,
+        norm_offset=1.0,
+        post_norms=True,
+        activation="gelu_tanh",
+        embedding_scale=8.0,
+        attention_softcap=30.0,
+        final_softcap=20.0,
+        local_rope=Rope(theta=500.0),
     ),
     "qwen3_moe": replace(
-        TINY, family="qwen3_moe", qk_norm=True, moe=Moe(experts=4, active=2, intermediate=32),
+        TINY,
+        family="qwen3_moe",
+        qk_norm=True,
+        moe=Moe(experts=4, active=2, intermediate=32),
     ),
     "mixtral": replace(TINY, family="mixtral", moe=Moe(experts=4, active=2, intermediate=32)),
-}  # fmt: skip
+}
 KINDS = {
     "packed": {"q_proj": "Q5_0", "k_proj": "Q5_0", "gate_proj": "Q5_0", "up_proj": "Q5_0"},
     "mixed": {"q_proj": "", "o_proj": "Q8_0", "up_proj": "Q4_0", "down_proj": ""},

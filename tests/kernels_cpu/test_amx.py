@@ -82,14 +82,21 @@ def test_the_kernel_tests_on_emulated_tiles() -> None:
         "KERNELS_LEVEL_UNDER_TEST": EMULATED,
     }
     names = (
-        "test_products.py", "test_rows.py", "test_program.py", "test_shapes_and_strides.py",
+        "test_products.py",
+        "test_rows.py",
+        "test_program.py",
+        "test_shapes_and_strides.py",
         "test_head_in_planes.py",
-    )  # fmt: skip
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [*command, *(str(HERE / name) for name in names)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
     assert ran.returncode == 0, (ran.stdout[-4000:], ran.stderr[-4000:])
     assert "skipped" not in ran.stdout.splitlines()[-1]
 

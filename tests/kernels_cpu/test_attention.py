@@ -15,13 +15,19 @@ from kv_pages import as_pages, from_pages
 from headrace.base.graph import AttentionSpec
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.operators import CpuOperators
-from headrace.kernels.operators import GroupBatch, KvLayer, RopeTable, StepBatch
+from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators
 
 REFERENCE = ReferenceOperators(torch.float32)
 SHAPES = [  # heads, KV heads, head size
-    (14, 2, 64), (4, 1, 256), (8, 8, 16), (6, 3, 80), (32, 4, 128), (100, 1, 16),
-]  # fmt: skip
+    (14, 2, 64),
+    (4, 1, 256),
+    (8, 8, 16),
+    (6, 3, 80),
+    (32, 4, 128),
+    (100, 1, 16),
+]
 
 
 def one_of(batch: StepBatch, first: int, last: int, entry: int) -> StepBatch:

@@ -76,11 +76,14 @@ def greedy(worker: Worker, prompt: list[int], count: int) -> list[int]:
     for step in range(count):
         first = step == 0
         plan = StepPlan(
-            step + 1, rows=[0], starts=[0 if first else len(tokens) - 1],
-            counts=[len(tokens) if first else 1], samples=[True],
+            step + 1,
+            rows=[0],
+            starts=[0 if first else len(tokens) - 1],
+            counts=[len(tokens) if first else 1],
+            samples=[True],
             admitted=[Admission(0, 0, prompt, len(prompt), 0, spec)] if first else [],
             blocks=[BlockWrite(0, 0, 0, list(range(1, ROOM // 16 + 1)))] if first else [],
-        )  # fmt: skip
+        )
         result = worker.execute(plan)
         assert result.error is None, result.error
         tokens += result.tokens[0]
@@ -176,8 +179,9 @@ def test_kept_weights_give_the_same_tokens(tmp_path: Path) -> None:
         if panels is not None:
             assert decisions["panels"].value in ("mapped", "copied")
         if not tokens:
-            tokens = greedy(worker, load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(
-                PROMPT), 64)  # fmt: skip
+            tokens = greedy(
+                worker, load_tokenizer(open_model(DEFAULT_MODEL).tokenizer).encode(PROMPT), 64
+            )
             logits = all_logits(worker, tokens)
         else:
             assert greedy(worker, tokens[:-64], 64) == tokens, where

@@ -42,9 +42,17 @@ class Ends(Model):
         self, ops: CpuOperators, head: Weight, table: torch.Tensor, softcap: float | None = None
     ) -> None:
         arch = ModelArch(
-            family="ends", vocab_size=head.shape[0], hidden=table.shape[1], layers=0, heads=1,
-            kv_heads=1, head_dim=16, intermediate=0, max_context=512, norm_eps=0,
-        )  # fmt: skip
+            family="ends",
+            vocab_size=head.shape[0],
+            hidden=table.shape[1],
+            layers=0,
+            heads=1,
+            kv_heads=1,
+            head_dim=16,
+            intermediate=0,
+            max_context=512,
+            norm_eps=0,
+        )
         to = Description(arch)
         x = to.embed("table", len(table))
         logits = to.linear(x, "head", rows=head.shape[0], role="logits", softcap=softcap)

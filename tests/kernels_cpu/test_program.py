@@ -26,8 +26,8 @@ from headrace.kernels.cpu.records import HrStep
 from headrace.kernels.cpu.step import fill_step
 from headrace.kernels.lora import add_lora
 from headrace.kernels.model import Model
-from headrace.kernels.operators import KvCache, KvLayer, RopeTable, StepLimits
-from headrace.kernels.prepared import Prepared
+from headrace.kernels.operators import KvCache, KvLayer, StepLimits
+from headrace.kernels.prepared import Prepared, RopeTable
 from headrace.kernels.program import LOGITS, want
 from headrace.kernels.weights import BlockWeight, DenseWeight, LoraWeight, StackedWeight, Weight
 from headrace.layers.description import Description, vector
@@ -42,9 +42,17 @@ def nothing(weight: BlockWeight, dtype: torch.dtype) -> DenseWeight:
 
 
 ARCH = ModelArch(
-    family="net", vocab_size=VOCABULARY, hidden=HIDDEN, layers=2, heads=HEADS, kv_heads=KV_HEADS,
-    head_dim=SIZE, intermediate=INNER, max_context=512, norm_eps=1e-6,
-)  # fmt: skip
+    family="net",
+    vocab_size=VOCABULARY,
+    hidden=HIDDEN,
+    layers=2,
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=SIZE,
+    intermediate=INNER,
+    max_context=512,
+    norm_eps=1e-6,
+)
 
 
 class Net(Model):

@@ -31,13 +31,15 @@ MEMORY = "address,undefined"
 PATIENCE = 3600
 """Seconds for one part on a machine that others use too; the longest takes three minutes alone."""
 FILES = sorted(
-    file.name for file in Path(__file__).parent.glob("test_*.py")
-    if file.name not in (
+    file.name
+    for file in Path(__file__).parent.glob("test_*.py")
+    if file.name
+    not in (
         Path(__file__).name,
         "test_default_model_on_cpu.py",  # Needs hours on a library without optimisation.
         "test_amx.py",  # Builds a library of its own: `EMULATED` is the driver's.
     )
-)  # fmt: skip
+)
 
 EMULATED = "amx_emulated"
 """The AMX kernels over tiles in plain C++: runs where level bf16 does."""
@@ -116,7 +118,11 @@ def test_the_kernel_tests_themselves(file: str, checked: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     ran = subprocess.run(
         [*command, str(Path(__file__).with_name(file))],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert ran.returncode == 0, (ran.stdout[-2000:], ran.stderr[-6000:])
     assert " passed" in ran.stdout

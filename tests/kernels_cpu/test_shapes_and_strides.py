@@ -30,7 +30,7 @@ from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.cpu.panels import PLANES, pack
 from headrace.kernels.cpu.records import ROWS_N, ROWS_R, HrLinear, HrSix, HrStep
 from headrace.kernels.cpu.step import fill_step
-from headrace.kernels.operators import RopeTable
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.weights import BlockWeight, DenseWeight, LoraWeight, StackedWeight
 
@@ -97,13 +97,24 @@ def codes(rows: int, width: int) -> QuantisedRows:
 
 @many
 @given(
-    rows=ROWS, width=st.integers(1, 150), gaps=st.tuples(APART, APART, APART), seed=SEED,
-    summed=st.booleans(), coded=st.booleans(), which=st.sampled_from([ROWS_N, ROWS_R]),
-)  # fmt: skip
+    rows=ROWS,
+    width=st.integers(1, 150),
+    gaps=st.tuples(APART, APART, APART),
+    seed=SEED,
+    summed=st.booleans(),
+    coded=st.booleans(),
+    which=st.sampled_from([ROWS_N, ROWS_R]),
+)
 def test_norm(
-    team: Team, rows: int, width: int, gaps: tuple[int, ...], seed: int, summed: bool, coded: bool,
+    team: Team,
+    rows: int,
+    width: int,
+    gaps: tuple[int, ...],
+    seed: int,
+    summed: bool,
+    coded: bool,
     which: int,
-) -> None:  # fmt: skip
+) -> None:
     width = width * 32 if coded and width < 10 else width
     coded = coded and width % 32 == 0
     x, residual = values(rows, width, seed), values(rows, width, seed + 1)
@@ -113,9 +124,15 @@ def test_norm(
         a, r, y = apart(x, each[0]), apart(residual, each[1]), apart(torch.zeros_like(x), each[2])
         room = codes(rows, width)
         op = emit.norm(
-            matrix(a), matrix(r) if summed else None, weight, 1e-6, 1.0, matrix(y),
-            room.struct if coded else NOT_QUANTISED, which,
-        )  # fmt: skip
+            matrix(a),
+            matrix(r) if summed else None,
+            weight,
+            1e-6,
+            1.0,
+            matrix(y),
+            room.struct if coded else NOT_QUANTISED,
+            which,
+        )
         run(team, [op], steps(rows, which))
         untouched(a, r, y)
         same_bits(a, x)
@@ -160,23 +177,37 @@ def test_add_select_and_softcap(
 
 @many
 @given(
-    rows=ROWS, width=st.integers(1, 1100), gaps=st.tuples(APART, APART), seed=SEED,
-    activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]), coded=st.booleans(),
+    rows=ROWS,
+    width=st.integers(1, 1100),
+    gaps=st.tuples(APART, APART),
+    seed=SEED,
+    activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]),
+    coded=st.booleans(),
     which=st.sampled_from([ROWS_N, ROWS_R]),
-)  # fmt: skip
+)
 def test_gated(
-    team: Team, rows: int, width: int, gaps: tuple[int, int], seed: int, activation: str,
-    coded: bool, which: int,
-) -> None:  # fmt: skip
+    team: Team,
+    rows: int,
+    width: int,
+    gaps: tuple[int, int],
+    seed: int,
+    activation: str,
+    coded: bool,
+    which: int,
+) -> None:
     width = -(-width // 32) * 32 if coded else width
     x = values(rows, 2 * width, seed)
     results = []
     for each in ((0, 0), gaps):
         a, y, room = apart(x, each[0]), apart(torch.zeros(rows, width), each[1]), codes(rows, width)
         op = emit.gated(
-            matrix(a), width, activation, matrix(y), room.struct if coded else NOT_QUANTISED,
+            matrix(a),
+            width,
+            activation,
+            matrix(y),
+            room.struct if coded else NOT_QUANTISED,
             which,
-        )  # fmt: skip
+        )
         run(team, [op], steps(rows, which))
         untouched(a, y)
         results.append((y.clone(), tensor(room.data).clone()))
@@ -215,15 +246,28 @@ def test_quantise(team: Team, rows: int, units: int, gap: int, seed: int, odd: b
 
 @many
 @given(
-    rows=st.integers(0, 30), outs=st.lists(st.integers(1, 70), min_size=1, max_size=3),
-    kinds=st.permutations([*KINDS, "F32", "F16", "BF16"]), blocks=st.integers(1, 2),
-    gaps=st.tuples(APART, APART), seed=SEED, biased=st.booleans(), accumulate=st.booleans(),
+    rows=st.integers(0, 30),
+    outs=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    kinds=st.permutations([*KINDS, "F32", "F16", "BF16"]),
+    blocks=st.integers(1, 2),
+    gaps=st.tuples(APART, APART),
+    seed=SEED,
+    biased=st.booleans(),
+    accumulate=st.booleans(),
     which=st.sampled_from([ROWS_N, ROWS_R]),
-)  # fmt: skip
+)
 def test_linear(
-    team: Team, rows: int, outs: list[int], kinds: list[str], blocks: int, gaps: tuple[int, int],
-    seed: int, biased: bool, accumulate: bool, which: int,
-) -> None:  # fmt: skip
+    team: Team,
+    rows: int,
+    outs: list[int],
+    kinds: list[str],
+    blocks: int,
+    gaps: tuple[int, int],
+    seed: int,
+    biased: bool,
+    accumulate: bool,
+    which: int,
+) -> None:
     width, total = 256 * blocks, sum(outs)
     dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     parts = [
@@ -251,14 +295,22 @@ def test_linear(
 
 @many
 @given(
-    rows=st.integers(1, 30), kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
-    units=st.integers(1, 5), activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]), seed=SEED,
+    rows=st.integers(1, 30),
+    kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)),
+    units=st.integers(1, 5),
+    activation=st.sampled_from(["silu", "gelu_tanh", "gelu"]),
+    seed=SEED,
     which=st.sampled_from([ROWS_N, ROWS_R]),
-)  # fmt: skip
+)
 def test_gate_up_is_its_parts(
-    team: Team, rows: int, kinds: tuple[str, str], units: int, activation: str, seed: int,
+    team: Team,
+    rows: int,
+    kinds: tuple[str, str],
+    units: int,
+    activation: str,
+    seed: int,
     which: int,
-) -> None:  # fmt: skip
+) -> None:
     weight = StackedWeight(
         tuple(pack(random_blocks(k, 32 * units, 256, seed), team) for k in kinds)
     )
@@ -275,10 +327,14 @@ def test_gate_up_is_its_parts(
 
 @many
 @given(
-    rows=st.integers(1, 30), kind=st.sampled_from([*KINDS, PLANES, PLANES, "F32"]),
-    out=st.integers(1, 150), gap=APART, seed=SEED, odd=st.booleans(),
+    rows=st.integers(1, 30),
+    kind=st.sampled_from([*KINDS, PLANES, PLANES, "F32"]),
+    out=st.integers(1, 150),
+    gap=APART,
+    seed=SEED,
+    odd=st.booleans(),
     which=st.sampled_from([ROWS_N, ROWS_R]),
-)  # fmt: skip
+)
 def test_the_most_likely_token(
     team: Team, rows: int, kind: str, out: int, gap: int, seed: int, odd: bool, which: int
 ) -> None:
@@ -306,9 +362,12 @@ def test_the_most_likely_token(
 
 @many
 @given(
-    rows=st.integers(0, 12), kind=st.sampled_from([*KINDS, "dense"]), width=st.integers(1, 70),
-    gaps=st.tuples(APART, APART), seed=SEED,
-)  # fmt: skip
+    rows=st.integers(0, 12),
+    kind=st.sampled_from([*KINDS, "dense"]),
+    width=st.integers(1, 70),
+    gaps=st.tuples(APART, APART),
+    seed=SEED,
+)
 def test_embed(
     team: Team, rows: int, kind: str, width: int, gaps: tuple[int, int], seed: int
 ) -> None:
@@ -333,13 +392,24 @@ def test_embed(
 
 @many
 @given(
-    rows=ROWS, width=st.integers(1, 90), outs=st.lists(st.integers(1, 300), min_size=1, max_size=3),
-    room=st.integers(1, 9), slots=st.integers(1, 3), gaps=st.tuples(APART, APART, APART), seed=SEED,
-)  # fmt: skip
+    rows=ROWS,
+    width=st.integers(1, 90),
+    outs=st.lists(st.integers(1, 300), min_size=1, max_size=3),
+    room=st.integers(1, 9),
+    slots=st.integers(1, 3),
+    gaps=st.tuples(APART, APART, APART),
+    seed=SEED,
+)
 def test_lora(
-    team: Team, rows: int, width: int, outs: list[int], room: int, slots: int,
-    gaps: tuple[int, int, int], seed: int,
-) -> None:  # fmt: skip
+    team: Team,
+    rows: int,
+    width: int,
+    outs: list[int],
+    room: int,
+    slots: int,
+    gaps: tuple[int, int, int],
+    seed: int,
+) -> None:
     rng = np.random.default_rng(seed)
     ranks = rng.integers(0, room + 1, slots).astype(np.int32)
     parts = len(outs)
@@ -365,10 +435,12 @@ def test_lora(
     want = before.double()
     for row, slot in enumerate(adapters.tolist()):
         if slot >= 0:
-            want[row] += torch.cat([
-                (down[slot, p].double() @ x[row].double()) @ ups[p][slot].double()
-                for p in range(parts)
-            ])  # fmt: skip
+            want[row] += torch.cat(
+                [
+                    (down[slot, p].double() @ x[row].double()) @ ups[p][slot].double()
+                    for p in range(parts)
+                ]
+            )
     close(results[0], want, 1e-5, 1e-2)
     # Of some tokens alone: each has the adapter of its own token, and the same bits.
     picked = torch.from_numpy(np.flatnonzero(rng.integers(0, 2, rows)))
@@ -384,16 +456,27 @@ def test_lora(
 @many
 @given(
     entries=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 30)), min_size=1, max_size=4),
-    heads=st.sampled_from([(1, 1), (4, 2), (14, 2), (9, 3), (7, 1)]), units=st.integers(1, 5),
+    heads=st.sampled_from([(1, 1), (4, 2), (14, 2), (9, 3), (7, 1)]),
+    units=st.integers(1, 5),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8]),
-    block_size=st.sampled_from([8, 16, 24, 32, 40]), window=st.sampled_from([None, 1, 30]),
-    gaps=st.tuples(APART, APART), seed=SEED, coded=st.booleans(),
-)  # fmt: skip
+    block_size=st.sampled_from([8, 16, 24, 32, 40]),
+    window=st.sampled_from([None, 1, 30]),
+    gaps=st.tuples(APART, APART),
+    seed=SEED,
+    coded=st.booleans(),
+)
 def test_rope_and_attention(
-    team: Team, entries: list[tuple[int, int]], heads: tuple[int, int], units: int,
-    dtype: torch.dtype, block_size: int, window: int | None, gaps: tuple[int, int], seed: int,
+    team: Team,
+    entries: list[tuple[int, int]],
+    heads: tuple[int, int],
+    units: int,
+    dtype: torch.dtype,
+    block_size: int,
+    window: int | None,
+    gaps: tuple[int, int],
+    seed: int,
     coded: bool,
-) -> None:  # fmt: skip
+) -> None:
     size, coded = 16 * units, coded and units % 2 == 0
     batch, blocks = make_batch(entries, block_size=block_size, window=window, seed=seed)
     n, (own, shared) = len(batch.tokens), heads
@@ -442,9 +525,14 @@ def test_rope_and_attention(
     batch.sample_rows = picked = torch.from_numpy(np.flatnonzero(chosen))
     few, room = torch.zeros(len(picked), own * size), codes(len(picked), own * size)
     op = emit.attention(
-        cache, matrix(results[0][0]), matrix(few), room.struct if coded else NOT_QUANTISED, 0.2,
-        None, ROWS_R,
-    )  # fmt: skip
+        cache,
+        matrix(results[0][0]),
+        matrix(few),
+        room.struct if coded else NOT_QUANTISED,
+        0.2,
+        None,
+        ROWS_R,
+    )
     run(team, [op], fill_step(HrStep(), batch))
     same_bits(few, results[0][1][picked])
     if coded:
@@ -456,14 +544,26 @@ def test_rope_and_attention(
 
 @many
 @given(
-    rows=st.integers(1, 6), vocabulary=st.sampled_from([1, 15, 16, 17, 500, 513, 3000]), gap=APART,
-    seed=SEED, top_k=st.sampled_from([0, 1, 20, 5000]), top_p=st.sampled_from([1.0, 0.5]),
-    min_p=st.sampled_from([0.0, 0.2]), odd=st.booleans(),
-)  # fmt: skip
+    rows=st.integers(1, 6),
+    vocabulary=st.sampled_from([1, 15, 16, 17, 500, 513, 3000]),
+    gap=APART,
+    seed=SEED,
+    top_k=st.sampled_from([0, 1, 20, 5000]),
+    top_p=st.sampled_from([1.0, 0.5]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    odd=st.booleans(),
+)
 def test_draw(
-    team: Team, rows: int, vocabulary: int, gap: int, seed: int, top_k: int, top_p: float,
-    min_p: float, odd: bool,
-) -> None:  # fmt: skip
+    team: Team,
+    rows: int,
+    vocabulary: int,
+    gap: int,
+    seed: int,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    odd: bool,
+) -> None:
     logits = values(rows, vocabulary, seed, odd)
     uniform = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     asked = parameters(rows, top_k=top_k, top_p=top_p, min_p=min_p, uniform=uniform)

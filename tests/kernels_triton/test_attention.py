@@ -134,9 +134,16 @@ def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) 
     expected = reference_attention.attention(q.float(), wide, batch, 0, width**-0.5, softcap)
     out = torch.full_like(q, float("nan"))
     attention_decode(
-        q, kv, batch, batch.groups[0], out, width**-0.5, softcap, DecodeConfig(split=128, tile=64),
+        q,
+        kv,
+        batch,
+        batch.groups[0],
+        out,
+        width**-0.5,
+        softcap,
+        DecodeConfig(split=128, tile=64),
         make_tickets(CPU),
-    )  # fmt: skip
+    )
     torch.testing.assert_close(
         out.view(len(q), -1).float() / magnitude, expected / magnitude, atol=4e-3, rtol=8e-3
     )

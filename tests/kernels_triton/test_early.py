@@ -51,9 +51,17 @@ def faults(kernel: ast.FunctionDef) -> list[str]:
 def test_every_kernel_waits_before_it_touches_memory() -> None:
     found = [kernel for file in FILES for kernel in kernels(file.read_text())]
     assert {kernel.name for kernel in found} >= {
-        "_split_kernel", "_rope_kernel", "_norm_kernel", "_gated_kernel", "_gated_codes_kernel",
-        "_quantise_kernel", "_sum_kernel", "_route_kernel", "_gather_kernel", "_dense_kernel",
-    }  # fmt: skip
+        "_split_kernel",
+        "_rope_kernel",
+        "_norm_kernel",
+        "_gated_kernel",
+        "_gated_codes_kernel",
+        "_quantise_kernel",
+        "_sum_kernel",
+        "_route_kernel",
+        "_gather_kernel",
+        "_dense_kernel",
+    }
     assert len([kernel for kernel in found if kernel.name == "_product_kernel"]) >= 2
     assert {kernel.name: faults(kernel) for kernel in found if faults(kernel)} == {}
 
@@ -93,8 +101,16 @@ def listing(*lines: str) -> str:
         (["@P0 BRA `(.L_x_1)", "ACQBULK", ".L_x_1", "LDG.E R2, [R4]", "EXIT"], ("EXIT", "LDG")),
         # A loop before it, as tensor memory is asked for, and what only others come to.
         (
-            [".L_x_1", "@P0 BRA `(.L_x_1)", "BRA `(.L_x_2)", "LDG.E R2, [R4]", ".L_x_2", "ACQBULK",
-             "STG.E [R2], R4", "EXIT"],
+            [
+                ".L_x_1",
+                "@P0 BRA `(.L_x_1)",
+                "BRA `(.L_x_2)",
+                "LDG.E R2, [R4]",
+                ".L_x_2",
+                "ACQBULK",
+                "STG.E [R2], R4",
+                "EXIT",
+            ],
             (),
         ),
         (["CALL.REL.NOINC `($f)", "ACQBULK", "EXIT", ".f", "RET"], ("CALL",)),
@@ -102,7 +118,7 @@ def listing(*lines: str) -> str:
         (["BRX R2", "ACQBULK", "EXIT"], ("BRX",)),
         (["@P0 EXIT", "ACQBULK", "EXIT"], ("EXIT",)),
     ],
-)  # fmt: skip
+)
 def test_ways_past_the_wait_are_found(lines: list[str], found: tuple[str, ...] | None) -> None:
     assert find_unwaited(listing(*lines)) == found
 

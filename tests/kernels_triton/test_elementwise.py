@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headrace.base.graph import AttentionSpec
-from headrace.kernels.operators import KvLayer, RopeTable
+from headrace.kernels.operators import KvLayer
+from headrace.kernels.prepared import RopeTable
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.triton.gated import gated, gated_codes
 from headrace.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_codes

@@ -18,9 +18,13 @@ from headrace.models.registry import describe
 from oracle import checkpoints
 
 SMALL = {
-    "num_hidden_layers": 1, "hidden_size": 160, "intermediate_size": 256, "vocab_size": 320,
-    "num_attention_heads": 8, "num_key_value_heads": 8,
-}  # fmt: skip
+    "num_hidden_layers": 1,
+    "hidden_size": 160,
+    "intermediate_size": 256,
+    "vocab_size": 320,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
 """Parts of q, k and v of whole blocks: they become one matrix."""
 
 
@@ -35,8 +39,13 @@ def step(arch, tokens: int):
 def test_logits_are_near_the_oracle(
     form: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
-           "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+    moe = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
     checkpoints.fp8_folder(tmp_path, form, kind, **{**SMALL, **(moe if kind != "Llama" else {})})
     files = open_model(str(tmp_path))
     quantised: list[int] = []
@@ -51,9 +60,13 @@ def test_logits_are_near_the_oracle(
     for name in ("ref", "triton"):
         operators = checkpoints.operators(name)
         model = prepare(
-            describe(files.arch), WeightSource(load_weights(files)), operators, device="cpu",
-            dtype="float32", max_context=64,
-        )  # fmt: skip
+            describe(files.arch),
+            WeightSource(load_weights(files)),
+            operators,
+            device="cpu",
+            dtype="float32",
+            max_context=64,
+        )
         batch, cache = step(files.arch, 17)
         quantised.clear()
         answers.append(model.forward(operators, batch, cache, every=True))
@@ -70,9 +83,13 @@ def test_a_step_with_adapters_keeps_values(tmp_path: Path) -> None:
     files = open_model(str(tmp_path))
     operators = checkpoints.operators("triton")
     model = prepare(
-        describe(files.arch), WeightSource(load_weights(files)), operators, device="cpu",
-        dtype="float32", max_context=64,
-    )  # fmt: skip
+        describe(files.arch),
+        WeightSource(load_weights(files)),
+        operators,
+        device="cpu",
+        dtype="float32",
+        max_context=64,
+    )
     batch, cache = step(files.arch, 3)
     seen: list[torch.dtype] = []
 

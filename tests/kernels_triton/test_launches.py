@@ -46,16 +46,38 @@ MODELS = {
     "qwen3-30b-a3b bfloat16": ("qwen3-30b-a3b", "bfloat16", torch.bfloat16),
 }
 STEPS = (
-    decode(1, 700), decode(4, 700), decode(8, 700), decode(24, 700), decode(64, 700),
-    decode(256, 3000), Step("mixed 64", ((700, 1), (10, 1), (0, 62))),
-    Step("mixed 512", ((700, 1), (10, 1), (100, 510))), Step("mixed 2048", ((20, 48), (0, 2000))),
-)  # fmt: skip
+    decode(1, 700),
+    decode(4, 700),
+    decode(8, 700),
+    decode(24, 700),
+    decode(64, 700),
+    decode(256, 3000),
+    Step("mixed 64", ((700, 1), (10, 1), (0, 62))),
+    Step("mixed 512", ((700, 1), (10, 1), (100, 510))),
+    Step("mixed 2048", ((20, 48), (0, 2000))),
+)
 VARIANTS = ("plain", "every_hidden", "adapted")
 SILENT = {
-    "empty", "empty_like", "empty_strided", "new_empty", "view", "_unsafe_view", "reshape", "t",
-    "transpose", "slice", "select", "as_strided", "detach", "unsqueeze", "expand", "alias", "split",
-    "permute", "lift_fresh",
-}  # fmt: skip
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "t",
+    "transpose",
+    "slice",
+    "select",
+    "as_strided",
+    "detach",
+    "unsqueeze",
+    "expand",
+    "alias",
+    "split",
+    "permute",
+    "lift_fresh",
+}
 """Operators of torch that launch nothing."""
 
 

@@ -39,9 +39,13 @@ def test_equals_reference(tokens: int, count: int, active: int) -> None:
         )
         tables = (expert_table(part, x.dtype) for part in wrapped)
         actual = experts(
-            x, *route(router, active, normalise), *tables, count, "silu",
+            x,
+            *route(router, active, normalise),
+            *tables,
+            count,
+            "silu",
             MoeConfig(16, 32, 32),
-        )  # fmt: skip
+        )
         torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
 
 
@@ -146,8 +150,10 @@ class Launches:
 def test_experts_of_mixed_formats_become_dense() -> None:
     matrices = dense_experts(3, 256, 64)
     mixed: list[Weight] = [
-        DenseWeight(matrices[0]), quantise_weight(matrices[1]), quantised("4", matrices[2])[0]
-    ]  # fmt: skip
+        DenseWeight(matrices[0]),
+        quantise_weight(matrices[1]),
+        quantised("4", matrices[2])[0],
+    ]
     table = expert_table(mixed, torch.float32)
     assert table.blocked is None
     assert table.bits == 0

@@ -184,9 +184,10 @@ def test_parts_of_several_formats() -> None:
     """q and k of one format become one product, v of another fills its columns."""
     ops = TritonOperators(torch.float32)
     parts = [
-        random_weight(4, 32, 48, 256, True), random_weight(4, 32, 16, 256, True),
+        random_weight(4, 32, 48, 256, True),
+        random_weight(4, 32, 16, 256, True),
         symmetric(6, 16, 16, 256),
-    ]  # fmt: skip
+    ]
     weight = ops.prepare(StackedWeight(tuple(parts)), "linear", None)  # type: ignore[arg-type]
     assert isinstance(weight, StackedWeight)
     assert [part.shape[0] for part in weight.parts] == [64, 16]

@@ -43,9 +43,7 @@ def test_product(
     bias, residual = torch.randn(out).to(dtype), torch.randn(rows, out).to(dtype)
     tickets = make_tickets(CPU)
     norm = Norm(gain, 1e-5, 1.0) if normed else None
-    y = product_skinny(
-        x, DenseWeight(weight), bias, config, tickets, norm=norm, residual=residual
-    )  # fmt: skip
+    y = product_skinny(x, DenseWeight(weight), bias, config, tickets, norm=norm, residual=residual)
     wide = x.double()
     if normed:
         factor = (wide.square().mean(1, keepdim=True) + 1e-5).rsqrt()
@@ -64,9 +62,14 @@ def test_gate(config: SkinnyConfig, activation: str, rows: int, inner: int, widt
     gain = torch.rand(width)
     tickets = make_tickets(CPU)
     y = product_skinny(
-        x, DenseWeight(weight), None, config, tickets, norm=Norm(gain, 1e-6, 0.0),
+        x,
+        DenseWeight(weight),
+        None,
+        config,
+        tickets,
+        norm=Norm(gain, 1e-6, 0.0),
         activation=activation,
-    )  # fmt: skip
+    )
     ref = ReferenceOperators(torch.float32)
     normed = ref.rms_norm(x.double(), gain.double(), 1e-6, 0.0)
     close(y, ref.gated(normed @ weight.double().T, activation), torch.float32)
@@ -94,9 +97,14 @@ def test_rows_do_not_depend_on_each_other(config: SkinnyConfig) -> None:
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         return product_skinny(
-            rows, DenseWeight(weight), None, config, tickets, norm=Norm(gain, 1e-6, 0.0),
+            rows,
+            DenseWeight(weight),
+            None,
+            config,
+            tickets,
+            norm=Norm(gain, 1e-6, 0.0),
             activation="silu",
-        )  # fmt: skip
+        )
 
     together = run(x)
     for row in range(4):

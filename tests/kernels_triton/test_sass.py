@@ -63,8 +63,11 @@ def test_a_kernel_that_starts_early_must_wait(monkeypatch: pytest.MonkeyPatch) -
 
     counts = dict.fromkeys((*KINDS, "all"), 0)
     for early, unwaited, wanted in (
-        (True, (), 0), (True, None, 1), (True, ("LDG",), 1), (False, None, 0),
-    ):  # fmt: skip
+        (True, (), 0),
+        (True, None, 1),
+        (True, ("LDG",), 1),
+        (False, None, 0),
+    ):
         code = Code(4, 0, counts, unwaited)
         compiled = Compiled("norm._norm_kernel", "sm_90", 8, 3, {"EARLY": early}, 0, code, 0.0)
         assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted

@@ -26,8 +26,11 @@ def run(script: str, *arguments: str, interpreted: bool) -> str:
         environment["TRITON_INTERPRET"] = "1"
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), *arguments],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -36,9 +39,15 @@ def run(script: str, *arguments: str, interpreted: bool) -> str:
 def test_kernels_of_a_model_compile_without_faults(tmp_path: Path) -> None:
     file = tmp_path / "dry.json"
     run(
-        "gpu_dry.py", "--architecture", "sm_90", "--model", "0", "--json", str(file),
+        "gpu_dry.py",
+        "--architecture",
+        "sm_90",
+        "--model",
+        "0",
+        "--json",
+        str(file),
         interpreted=False,
-    )  # fmt: skip
+    )
     found = json.loads(file.read_text())
     names = {row["kernel"] for row in found["kernels"]}
     assert {
@@ -68,9 +77,12 @@ def test_sampling_compiles_nothing_for_another_number_of_rows() -> None:
     )
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**environment, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'benchmarks'}"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert [line.partition(" ")[2] for line in done.stdout.splitlines()] == ["13 {()}"] * 6
 
@@ -116,18 +128,24 @@ def test_a_wrong_result_and_a_process_that_dies_are_failures_of_their_own(tmp_pa
     assert status == 1
     rows = {row["check"]: row for row in found["parts"]["checks"]}
     assert [rows[name]["right"] for name in ("one", "wrong", "dies", "last")] == [
-        True, False, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        False,
+        True,
+    ]
     assert "exit -11" in rows["dies"]["failure"]
     assert not found["left_out"]
 
 
-@pytest.mark.parametrize(("does", "said"), [
-    ("right = True", "as the table says"),
-    ("right = name != 'early b'", "turned off for the rest"),
-    ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off for the rest"),
-    ("time.sleep(60)", "turned off for the rest"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("right = True", "as the table says"),
+        ("right = name != 'early b'", "turned off for the rest"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "turned off for the rest"),
+        ("time.sleep(60)", "turned off for the rest"),
+    ],
+)
 def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
 ) -> None:
@@ -149,9 +167,7 @@ def test_what_starts_early_is_tried_first_and_turned_off_if_it_is_wrong(
     # Whoever comes after it hears of it.
     (tmp_path / "gpu_ahead.py").write_text("import os; print(os.environ.get('GPU_BENCH_EARLY'))")
     seen = tmp_path / "seen"
-    gpu_bench.launch(
-        [str(tmp_path / "gpu_ahead.py")], 20, seen, early_off=bench._early_off
-    )  # fmt: skip
+    gpu_bench.launch([str(tmp_path / "gpu_ahead.py")], 20, seen, early_off=bench._early_off)
     assert seen.read_text().strip() == ("None" if on else "off")
     # What was asked already is not asked again.
     asked = {row["check"] for row in bench.record["parts"]["early"]}
@@ -232,10 +248,13 @@ def test_an_interruption_ends_the_processes_of_other_threads(tmp_path: Path) -> 
 def test_operands_in_fp8_are_held_against_twice_the_rate() -> None:
     ceilings = gpu_kernels.Ceilings(bandwidth=2.0, rate=10.0)
     for name, seconds in (
-        ("product fp8, 16 rows", 2), ("experts fp8, 16 rows", 2), ("product dense, 16 rows", 4),
-        ("experts int4, 1 rows", 4), ("add_rms_norm to fp8, 1 rows", 4),
+        ("product fp8, 16 rows", 2),
+        ("experts fp8, 16 rows", 2),
+        ("product dense, 16 rows", 4),
+        ("experts int4, 1 rows", 4),
+        ("add_rms_norm to fp8, 1 rows", 4),
         ("attention decode 1 x 8, float8_e4m3fn KV", 4),
-    ):  # fmt: skip
+    ):
         kernel = gpu_kernels.Kernel(name, lambda: None, bytes=6.0, flops=40.0)
         assert ceilings.limits(kernel) == {"memory": 3.0, "compute": seconds}
 
@@ -273,9 +292,22 @@ def test_what_cannot_be_a_graph_is_timed_without_and_says_so(
 
 
 ABSENT = (
-    "msgspec", "fastapi", "starlette", "uvicorn", "psutil", "llguidance", "pydantic",
-    "httpx", "pytest", "gguf", "orjson", "uvloop", "prometheus_client", "pynvml", "duckdb",
-)  # fmt: skip
+    "msgspec",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "psutil",
+    "llguidance",
+    "pydantic",
+    "httpx",
+    "pytest",
+    "gguf",
+    "orjson",
+    "uvloop",
+    "prometheus_client",
+    "pynvml",
+    "duckdb",
+)
 """What is not on a machine that has torch, triton and transformers only."""
 
 
@@ -293,7 +325,10 @@ def test_the_scripts_need_no_more_than_a_gpu_machine_has() -> None:
         "assert names - own <= set(gpu_parts.SETUPS)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -21,9 +21,13 @@ def test_the_first_candidates_of_every_bucket_run() -> None:
     found = list(problems(Table("sm_90"), SMALL, "cpu", torch.float32))
     kernels = {problem.kernel for problem in found}
     assert kernels == {
-        "product_packed", "product_skinny", "product_packed_skinny", "attention_decode",
-        "attention_prefill", "early",
-    }  # fmt: skip
+        "product_packed",
+        "product_skinny",
+        "product_packed_skinny",
+        "attention_decode",
+        "attention_prefill",
+        "early",
+    }
     for problem in found:
         assert len(set(problem.candidates)) == len(problem.candidates) > 4
         if problem.kernel == "early":

@@ -65,11 +65,13 @@ def numbers(words: list[int], magic: int) -> list[float]:
 def test_the_semantics_of_this_file() -> None:
     """Examples from the PTX manual's definitions."""
     assert run_ptx("{ prmt.b32 $0, $2, $3, 0x7410; mov.b32 $1, 5; }", [0x44332211, 0x88776655]) == [
-        0x88552211, 5,
-    ]  # fmt: skip
+        0x88552211,
+        5,
+    ]
     assert re.findall(r"\$\d", spell(5, 0, BF16, False)).count("$4") == 2
-    turned = run_ptx("{ .reg .b32 u; shf.l.wrap.b32 u, $2, $2, 28; mov.b32 $0, u; mov.b32 $1, u; }",
-                     [0x00000010])  # fmt: skip
+    turned = run_ptx(
+        "{ .reg .b32 u; shf.l.wrap.b32 u, $2, $2, 28; mov.b32 $0, u; mov.b32 $1, u; }", [0x00000010]
+    )
     assert turned == [1, 1]
 
 

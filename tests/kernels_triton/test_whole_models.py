@@ -24,10 +24,11 @@ SLOW = pytest.mark.slow
 SHALLOW = {
     "qwen2": {"num_hidden_layers": 1},
     "gemma3-capped": {
-        "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
     "qwen3_moe": {"num_hidden_layers": 1},
-}  # fmt: skip
+}
 """Every program of every kernel costs a millisecond in the interpreter: one layer of each kind."""
 
 

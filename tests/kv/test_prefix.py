@@ -16,9 +16,17 @@ from headrace.base.step import ArrayShape, PoolShape
 from headrace.kv import KvManager, PrefixChain, root_of
 
 ARCH = ModelArch(
-    family="qwen2", vocab_size=100, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16,
-    intermediate=96, max_context=128, norm_eps=1e-6,
-)  # fmt: skip
+    family="qwen2",
+    vocab_size=100,
+    hidden=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=96,
+    max_context=128,
+    norm_eps=1e-6,
+)
 
 
 def keys(
@@ -43,10 +51,15 @@ def test_a_key_stands_for_the_whole_prefix() -> None:
 def test_salt_and_adapter_separate() -> None:
     tokens = list(range(64))
     roots = [
-        keys(tokens), keys(tokens, salt="a"), keys(tokens, salt="b"), keys(tokens, adapter="a"),
-        keys(tokens, adapter=""), keys(tokens, salt="a', 'b"), keys(tokens, salt="a", adapter="b"),
+        keys(tokens),
+        keys(tokens, salt="a"),
+        keys(tokens, salt="b"),
+        keys(tokens, adapter="a"),
+        keys(tokens, adapter=""),
+        keys(tokens, salt="a', 'b"),
+        keys(tokens, salt="a", adapter="b"),
         keys(tokens, salt="\ud800"),
-    ]  # fmt: skip
+    ]
     everything = [key for chain in roots for key in chain]
     assert len(set(everything)) == len(everything)
 
@@ -177,8 +190,13 @@ def test_the_manager_names_by_salt_adapters_content_and_inputs() -> None:
         return chain.extend(1)[0]
 
     assert first(adapter="a@1") == first(adapter="a@2"), "one content under two names"
-    distinct = [first(), first("salt"), first(adapter="a@1"), first(adapter="b@3"),
-                first(inputs=(IMAGE,))]  # fmt: skip
+    distinct = [
+        first(),
+        first("salt"),
+        first(adapter="a@1"),
+        first(adapter="b@3"),
+        first(inputs=(IMAGE,)),
+    ]
     assert len(set(distinct)) == len(distinct)
 
 

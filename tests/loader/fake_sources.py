@@ -56,10 +56,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_listing(self) -> None:
         siblings = [
-            {"rfilename": name, "size": len(data),
-             "lfs": {"sha256": hashlib.sha256(data).hexdigest()} if len(data) > 1000 else None}
+            {
+                "rfilename": name,
+                "size": len(data),
+                "lfs": {"sha256": hashlib.sha256(data).hexdigest()} if len(data) > 1000 else None,
+            }
             for name, data in self.hub.files.items()
-        ]  # fmt: skip
+        ]
         self.answer(200, json.dumps({"sha": COMMIT, "siblings": siblings}).encode(), {})
 
     def send_file(self, data: bytes, wanted: str | None) -> None:

@@ -12,10 +12,18 @@ import numpy as np
 import torch
 
 SMALL = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 512,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 TOKENS = [f"t{i}" for i in range(317)] + ["<|im_end|>", "<|endoftext|>", "tail"]
 
 
@@ -42,7 +50,8 @@ def save_folder(model: Any, folder: Path, **files: Any) -> Path:
     contents: dict[str, Any] = {
         "tokenizer.json": {
             "added_tokens": [
-                {"id": 1, "content": "<s>"}, {"id": 2, "content": "</s>"},
+                {"id": 1, "content": "<s>"},
+                {"id": 2, "content": "</s>"},
                 {"id": 317, "content": "<|im_end|>"},
             ],
             "post_processor": None,
@@ -50,7 +59,7 @@ def save_folder(model: Any, folder: Path, **files: Any) -> Path:
         },
         "tokenizer_config.json": {"bos_token": "<s>", "eos_token": {"content": "</s>"}},
         **files,
-    }  # fmt: skip
+    }
     for name, content in contents.items():
         text = content if isinstance(content, str) else json.dumps(content)
         (folder / name).write_text(text)
@@ -58,12 +67,18 @@ def save_folder(model: Any, folder: Path, **files: Any) -> Path:
 
 
 _NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
-}  # fmt: skip
+}
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -105,8 +120,12 @@ def save_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for key, value in (metadata or {}).items():
-        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
-         str: writer.add_string}[type(value)](key, value)  # fmt: skip
+        {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }[type(value)](key, value)
     for name, data in {**gguf_tensors(model, arch), **(extra or {})}.items():
         if name in drop:
             continue
@@ -129,10 +148,14 @@ def gguf_tensors(model: Any, arch: str) -> dict[str, np.ndarray]:
     experts: dict[str, list[np.ndarray]] = {}
     gemma = arch == "gemma3"
     norms = (
-        {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
-         "post_feedforward_layernorm": "post_ffw_norm"}
-        if gemma else {"post_attention_layernorm": "ffn_norm"}
-    )  # fmt: skip
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        }
+        if gemma
+        else {"post_attention_layernorm": "ffn_norm"}
+    )
     for name, tensor in model.state_dict().items():
         data = tensor.float().numpy()
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
@@ -152,10 +175,13 @@ def gguf_tensors(model: Any, arch: str) -> dict[str, np.ndarray]:
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             layer = name.split(".")[2]
             halves = (
-                {"ffn_gate_exps": data[:, : data.shape[1] // 2],
-                 "ffn_up_exps": data[:, data.shape[1] // 2 :]}
-                if name.endswith("gate_up_proj") else {"ffn_down_exps": data}
-            )  # fmt: skip
+                {
+                    "ffn_gate_exps": data[:, : data.shape[1] // 2],
+                    "ffn_up_exps": data[:, data.shape[1] // 2 :],
+                }
+                if name.endswith("gate_up_proj")
+                else {"ffn_down_exps": data}
+            )
             for each, half in halves.items():
                 tensors[f"blk.{layer}.{each}.weight"] = np.ascontiguousarray(half)
             continue

@@ -49,9 +49,12 @@ def model(*, hub: bool = True, wheels: bool = True, content: bytes = CONTENT) ->
         parts.append(WheelPart(f"test-part{number}", "1.0", member, size, sha256(piece)))
         at += size
     file = CatalogFile(
-        "test.gguf", len(content), sha256(content),
-        HubSource(REPO, "test.gguf") if hub else None, tuple(parts) if wheels else (),
-    )  # fmt: skip
+        "test.gguf",
+        len(content),
+        sha256(content),
+        HubSource(REPO, "test.gguf") if hub else None,
+        tuple(parts) if wheels else (),
+    )
     return CatalogModel("test", "a test", "none", (file,))
 
 
@@ -321,10 +324,15 @@ def test_the_hub_s_own_hash_is_checked_before_the_bytes(tmp_path: Path, hub: Fak
     assert watcher.shown == 0
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"status": 404}, "HTTP 404"), ({"status": 503}, "HTTP 503"), ({"status": 401}, "HTTP 401"),
-    ({"lies_about_size": 5}, "has 300005 bytes, 300000 were expected"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"status": 404}, "HTTP 404"),
+        ({"status": 503}, "HTTP 503"),
+        ({"status": 401}, "HTTP 401"),
+        ({"lies_about_size": 5}, "has 300005 bytes, 300000 were expected"),
+    ],
+)
 def test_a_hub_that_answers_otherwise(
     tmp_path: Path, hub: FakeHub, change: dict[str, Any], says: str
 ) -> None:
@@ -417,8 +425,9 @@ def test_a_real_full_disk(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.Monk
     mount.mkdir()
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(mount)],
-        capture_output=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        check=False,
+    )
     if made.returncode != 0:
         pytest.skip("mounting is not allowed here")
     try:

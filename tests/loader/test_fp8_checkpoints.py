@@ -35,9 +35,15 @@ def test_the_values_are_those_of_the_checkpoint(tmp_path: Path, form: str) -> No
 
 def test_experts_are_fp8_too(tmp_path: Path) -> None:
     dense = fp8_folder(
-        tmp_path, "hub-block", "Qwen3Moe", num_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=160, decoder_sparse_step=1, mlp_only_layers=[],
-    )  # fmt: skip
+        tmp_path,
+        "hub-block",
+        "Qwen3Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=160,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    )
     found = dict(load_weights(open_model(str(tmp_path))))
     names = [name for name in found if ".experts." in name]
     assert len(names) == 2 * 4 * 3

@@ -208,7 +208,7 @@ def test_arrays_of_strings(tmp_path: Path, texts: list[str]) -> None:
         (file_bytes(tensors=[("t", (8,), 0, 0)] * 2, data=b"\0" * 64), "appears twice"),
         (file_bytes(tensors=[("a", (16,), 0, 0), ("b", (8,), 0, 32)], data=b"\0" * 64), "overlap"),
     ],
-)  # fmt: skip
+)
 def test_a_lying_file_is_refused_by_field(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "lies.gguf"
     path.write_bytes(content)

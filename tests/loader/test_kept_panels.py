@@ -154,17 +154,32 @@ def test_one_wrong_bit_is_seen(files: ModelFiles, folder: Path, at: int) -> None
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("payload", 0), ("payload", HUGE + 1), ("payload", -HUGE), ("payload", "x"),
-        ("payload", 1 << 70), ("size", 0), ("size", -HUGE), ("size", 1 << 70), ("size", None),
-        ("payload", float("inf")), ("size", float("nan")),
-        ("entries", [1]), ("entries", {"w": [1]}), ("sums", []), ("sums", ["x"] * 4), ("sums", 7),
-        ("entries", {"w": ["F32", 1, 1, -PAGE, 10]}), ("entries", {"w": ["F32", 1, 1, 0, 1 << 60]}),
-        ("entries", {"w": ["F32", 1, 1, 1 << 60, 1]}), ("entries", {"w": ["F32", 1, 1, 0, -1]}),
-        ("entries", {"w": ["F32", 1, 1, 7, 1]}), ("sums", [float("-inf")] * 4),
+        ("payload", 0),
+        ("payload", HUGE + 1),
+        ("payload", -HUGE),
+        ("payload", "x"),
+        ("payload", 1 << 70),
+        ("size", 0),
+        ("size", -HUGE),
+        ("size", 1 << 70),
+        ("size", None),
+        ("payload", float("inf")),
+        ("size", float("nan")),
+        ("entries", [1]),
+        ("entries", {"w": [1]}),
+        ("sums", []),
+        ("sums", ["x"] * 4),
+        ("sums", 7),
+        ("entries", {"w": ["F32", 1, 1, -PAGE, 10]}),
+        ("entries", {"w": ["F32", 1, 1, 0, 1 << 60]}),
+        ("entries", {"w": ["F32", 1, 1, 1 << 60, 1]}),
+        ("entries", {"w": ["F32", 1, 1, 0, -1]}),
+        ("entries", {"w": ["F32", 1, 1, 7, 1]}),
+        ("sums", [float("-inf")] * 4),
         ("entries", {"w": ["F32", 1, 1, 0, float("inf")]}),
         ("entries", {"w": ["F32", "a", 1, 0, 1]}),
     ],
-)  # fmt: skip
+)
 def test_a_hostile_head_is_refused(tmp_path: Path, field: str, value: Any) -> None:
     path = tmp_path / "x"
     panelfile.write(path, IDENTITY, parts())
@@ -317,8 +332,9 @@ def child(files: ModelFiles, folder: Path, pause: float) -> subprocess.Popen[str
     here = str(Path(__file__).parent)
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, here, str(files.path), str(folder), str(pause)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_a_killed_writer_is_swept_away(files: ModelFiles, folder: Path) -> None:

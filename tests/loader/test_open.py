@@ -30,13 +30,17 @@ def test_folder(model: Any, tmp_path: Path) -> None:
         tmp_path,
         **{
             "generation_config.json": {
-                "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.9,
-                "eos_token_id": [2, 5], "max_length": 100,
+                "do_sample": True,
+                "temperature": 0.6,
+                "top_k": 20,
+                "top_p": 0.9,
+                "eos_token_id": [2, 5],
+                "max_length": 100,
             },
             "README.md": "---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\nlicense: no\n",
             "chat_template.jinja": TEMPLATE,
         },
-    )  # fmt: skip
+    )
     files = open_model(str(tmp_path))
     assert files.format == "safetensors"
     assert files.name == str(tmp_path)
@@ -81,10 +85,15 @@ def test_bos_said_by_the_config_or_the_post_processor(model: Any, tmp_path: Path
         "type": "Sequence",
         "processors": [
             {"type": "ByteLevel"},
-            {"type": "TemplateProcessing",
-             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A"}}]},
+            {
+                "type": "TemplateProcessing",
+                "single": [
+                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                    {"Sequence": {"id": "A"}},
+                ],
+            },
         ],
-    }  # fmt: skip
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert open_model(str(tmp_path)).add_bos
     config = {"bos_token": "<s>", "add_bos_token": False}
@@ -94,10 +103,13 @@ def test_bos_said_by_the_config_or_the_post_processor(model: Any, tmp_path: Path
 
 def test_gguf(model: Any, tmp_path: Path) -> None:
     metadata = {
-        "tokenizer.chat_template": TEMPLATE, "general.license": "mit",
-        "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.eot_token_id": 4,
-        "general.sampling.temp": 0.5, "general.sampling.top_k": 7,
-    }  # fmt: skip
+        "tokenizer.chat_template": TEMPLATE,
+        "general.license": "mit",
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.eot_token_id": 4,
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 7,
+    }
     files = open_model(str(save_gguf(model, tmp_path / "m.gguf", "qwen2", metadata=metadata)))
     assert files.format == "gguf"
     assert files.weights == (tmp_path / "m.gguf",)

@@ -17,9 +17,17 @@ from headrace.loader.weight_source import WeightSource
 from headrace.models.registry import FAMILIES, describe
 
 ARCH = ModelArch(
-    family="llama", vocab_size=10, hidden=8, layers=2, heads=2, kv_heads=1, head_dim=4,
-    intermediate=12, max_context=32, norm_eps=1e-6,
-)  # fmt: skip
+    family="llama",
+    vocab_size=10,
+    hidden=8,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    intermediate=12,
+    max_context=32,
+    norm_eps=1e-6,
+)
 
 
 def weights(arch: ModelArch = ARCH) -> dict[str, torch.Tensor | BlockWeight]:
@@ -28,9 +36,13 @@ def weights(arch: ModelArch = ARCH) -> dict[str, torch.Tensor | BlockWeight]:
 
 def build(named: dict, arch: ModelArch = ARCH) -> Model:
     return prepare(
-        describe(arch), WeightSource(named.items()), ReferenceOperators(torch.float32),
-        device="cpu", dtype="float32", max_context=32,
-    )  # fmt: skip
+        describe(arch),
+        WeightSource(named.items()),
+        ReferenceOperators(torch.float32),
+        device="cpu",
+        dtype="float32",
+        max_context=32,
+    )
 
 
 def test_every_weight_is_counted() -> None:
@@ -72,9 +84,12 @@ def test_vector_in_blocks() -> None:
 
 def test_kinds() -> None:
     source = WeightSource(
-        [("a", torch.zeros(2, 2, dtype=torch.bfloat16)), ("b", torch.zeros(2)),
-         ("c", BlockWeight("Q4_K", torch.zeros(1, 144).byte(), (1, 256)))]
-    )  # fmt: skip
+        [
+            ("a", torch.zeros(2, 2, dtype=torch.bfloat16)),
+            ("b", torch.zeros(2)),
+            ("c", BlockWeight("Q4_K", torch.zeros(1, 144).byte(), (1, 256))),
+        ]
+    )
     assert source.kinds() == {"bfloat16", "Q4_K"}
 
 

@@ -21,12 +21,17 @@ from headrace.quant.rows import weights_of
 from .fakes import hf_model, save_folder
 
 INT8 = {
-    "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
-    "config_groups": {"group_0": {
-        "targets": ["Linear"], "input_activations": None,
-        "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
-    }},
-}  # fmt: skip
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "input_activations": None,
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+}
 
 
 def quantised_folder(folder: Path, extra: dict[str, torch.Tensor] | None = None) -> Any:

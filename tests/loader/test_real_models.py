@@ -21,11 +21,15 @@ pytestmark = pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "family", "kinds", "ends"),
     [
-        ("qwen2.5-coder-0.5b", "qwen2", {"Q5_0", "Q8_0", "Q6_K", "Q4_K"},
-         ("<|im_end|>", "<|endoftext|>")),
+        (
+            "qwen2.5-coder-0.5b",
+            "qwen2",
+            {"Q5_0", "Q8_0", "Q6_K", "Q4_K"},
+            ("<|im_end|>", "<|endoftext|>"),
+        ),
         ("gemma-3-270m", "gemma3", {"Q5_0", "Q8_0", "Q6_K", "Q4_K"}, ("<eos>", "<end_of_turn>")),
     ],
-)  # fmt: skip
+)
 def test_a_catalog_model(name: str, family: str, kinds: set[str], ends: tuple[str, ...]) -> None:
     files = open_model(name)
     assert files.arch.family == family

@@ -33,11 +33,16 @@ FAMILIES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "gemma3": ("Gemma3Text", "gemma3", {"sliding_window": 64, "query_pre_attn_scalar": 16}),
     "mixtral": ("Mixtral", "llama", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": (
-        "Qwen3Moe", "qwen3moe",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-         "norm_topk_prob": True},
+        "Qwen3Moe",
+        "qwen3moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
     ),
-}  # fmt: skip
+}
 
 
 def canonical(model: Any) -> dict[str, torch.Tensor]:
@@ -288,8 +293,11 @@ def test_a_type_that_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_numbers_are_those_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
-    wanted = {"a": torch.randn(5, 7).to(dtype), "b": torch.randn(3).to(dtype),
-              "c": torch.zeros(0, 4).to(dtype)}  # fmt: skip
+    wanted = {
+        "a": torch.randn(5, 7).to(dtype),
+        "b": torch.randn(3).to(dtype),
+        "c": torch.zeros(0, 4).to(dtype),
+    }
     save_file(wanted, tmp_path / "x.safetensors", metadata={"format": "pt"})
     for name, stored in read_header(tmp_path / "x.safetensors").items():
         assert stored.shape == tuple(wanted[name].shape)

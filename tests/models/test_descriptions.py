@@ -14,9 +14,17 @@ from headrace.base.graph import AttentionSpec
 from headrace.models.registry import FAMILIES, describe
 
 ARCH = ModelArch(
-    family="llama", vocab_size=40, hidden=32, layers=3, heads=4, kv_heads=2, head_dim=8,
-    intermediate=48, max_context=64, norm_eps=1e-5,
-)  # fmt: skip
+    family="llama",
+    vocab_size=40,
+    hidden=32,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=48,
+    max_context=64,
+    norm_eps=1e-5,
+)
 MOE = Moe(experts=4, active=2, intermediate=16)
 SHAPES: dict[str, dict[str, Any]] = {
     "bert": {"encoder": Encoder(types=2, labels=1), "kv_heads": 4},
@@ -54,8 +62,10 @@ def test_windowed_layers_have_their_window_and_their_rope() -> None:
     specs = describe(arch_of("gemma3")).attentions()
     assert all(isinstance(spec, AttentionSpec) for spec in specs)
     assert [(spec.kind, spec.window, spec.rope) for spec in specs] == [
-        ("sliding", 8, Rope(1e3)), ("sliding", 8, Rope(1e3)), ("full", None, Rope()),
-    ]  # fmt: skip
+        ("sliding", 8, Rope(1e3)),
+        ("sliding", 8, Rope(1e3)),
+        ("full", None, Rope()),
+    ]
 
 
 def test_a_tied_table_is_one_tensor_in_two_roles() -> None:
@@ -70,10 +80,14 @@ def test_tensors_of_latent_attention_are_those_of_the_checkpoints() -> None:
     tensors = describe(arch_of("deepseek_v3")).tensors()
     at = "model.layers.1.self_attn."
     assert {name.removeprefix(at): shape for name, shape in tensors.items() if at in name} == {
-        "q_a_proj.weight": (12, 32), "q_a_layernorm.weight": (12,), "q_b_proj.weight": (32, 12),
-        "kv_a_proj_with_mqa.weight": (20, 32), "kv_a_layernorm.weight": (16,),
-        "kv_b_proj.weight": (48, 16), "o_proj.weight": (32, 32),
-    }  # fmt: skip
+        "q_a_proj.weight": (12, 32),
+        "q_a_layernorm.weight": (12,),
+        "q_b_proj.weight": (32, 12),
+        "kv_a_proj_with_mqa.weight": (20, 32),
+        "kv_a_layernorm.weight": (16,),
+        "kv_b_proj.weight": (48, 16),
+        "o_proj.weight": (32, 32),
+    }
     assert "model.layers.0.mlp.gate_proj.weight" in tensors
     assert tensors["model.layers.2.mlp.experts.3.down_proj.weight"] == (32, 16)
 

@@ -91,9 +91,10 @@ def common(arch: ModelArch) -> dict:
 
 
 @pytest.fixture(
-    scope="module", params=[("qwen2.5-coder-0.5b", qwen_config), ("gemma-3-270m", gemma_config)],
+    scope="module",
+    params=[("qwen2.5-coder-0.5b", qwen_config), ("gemma-3-270m", gemma_config)],
     ids=lambda param: param[0],
-)  # fmt: skip
+)
 def real(request):
     name, config = request.param
     files = open_model(name)
@@ -145,6 +146,9 @@ def test_alone_and_among_31_others(real) -> None:
     driver = Driver(worker, blocks=400)
     driver.add("code", tokens, sampling(max_tokens=16))
     for index in range(31):
-        driver.add(str(index), tokens[: index % 7 + 1] + tokens * (index % 3), sampling(
-            max_tokens=16, temperature=float(index % 2), seed=index))  # fmt: skip
+        driver.add(
+            str(index),
+            tokens[: index % 7 + 1] + tokens * (index % 3),
+            sampling(max_tokens=16, temperature=float(index % 2), seed=index),
+        )
     assert driver.run()["code", 0].tokens == alone

@@ -34,8 +34,14 @@ def test_json_has_one_schema(root: object) -> None:
     log.debug("not shown")
     first, second = map(json.loads, stream.getvalue().splitlines())
     assert set(first) == {
-        "ts", "level", "logger", "message", "pid", "request_id", "fields",
-    }  # fmt: skip
+        "ts",
+        "level",
+        "logger",
+        "message",
+        "pid",
+        "request_id",
+        "fields",
+    }
     assert first["message"] == "served 3"
     assert first["level"] == "info"
     assert first["fields"] == {"tokens": 5, "note": "a\nb"}

@@ -154,12 +154,18 @@ def test_where_the_time_of_steps_goes() -> None:
     for _ in range(2):
         metrics.step(
             StepStats(
-                seconds=0.02, schedule_seconds=0.001, idle_seconds=0.002, predicted_seconds=0.015,
+                seconds=0.02,
+                schedule_seconds=0.001,
+                idle_seconds=0.002,
+                predicted_seconds=0.015,
                 launch_seconds=0.003,
             )
-        )  # fmt: skip
+        )
     for name, expected in (
-        ("device", 0.04), ("schedule", 0.002), ("idle", 0.004), ("predicted", 0.03),
+        ("device", 0.04),
+        ("schedule", 0.002),
+        ("idle", 0.004),
+        ("predicted", 0.03),
         ("launch", 0.006),
-    ):  # fmt: skip
+    ):
         assert value(metrics, f"headrace:{name}_seconds_total") == pytest.approx(expected)

@@ -116,9 +116,11 @@ async def test_a_request_becomes_a_tree_under_the_callers_span(
         headers={"traceparent": PARENT},
         json={
             "messages": [{"role": "user", "content": "a secret of mine"}],
-            "max_tokens": 4, "temperature": 0.5, "stream": stream,
+            "max_tokens": 4,
+            "temperature": 0.5,
+            "stream": stream,
         },
-    )  # fmt: skip
+    )
     assert reply.status_code == 200
     await client.get("/health")
     await client.post("/no/such/path")

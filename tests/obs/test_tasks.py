@@ -27,8 +27,11 @@ async def test_a_kept_task_goes_on_after_what_it_raises() -> None:
     assert watch.down == {"sweep": "ValueError: turn 1"}
     await task
     assert (turns, counted, dict(watch.failures), watch.down) == (
-        3, ["sweep", "sweep"], {"sweep": 2}, {},
-    )  # fmt: skip
+        3,
+        ["sweep", "sweep"],
+        {"sweep": 2},
+        {},
+    )
 
 
 async def test_a_task_that_ends_once_stays_down(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,22 +24,29 @@ WIDE = {"hidden_size": 192, "intermediate_size": 320}
 def config_of(form: str) -> dict[str, Any]:
     if form.startswith("hub"):
         return {
-            "quant_method": "fp8", "fmt": "e4m3",
+            "quant_method": "fp8",
+            "fmt": "e4m3",
             "activation_scheme": "static" if form == "hub-static" else "dynamic",
             "weight_block_size": [128, 128] if form == "hub-block" else None,
             "modules_to_not_convert": ["lm_head"],
-        }  # fmt: skip
+        }
     weights = {
-        "num_bits": 8, "type": "float", "strategy": form, "symmetric": True, "dynamic": False,
+        "num_bits": 8,
+        "type": "float",
+        "strategy": form,
+        "symmetric": True,
+        "dynamic": False,
         "block_structure": [128, 128] if form == "block" else None,
-    }  # fmt: skip
+    }
     inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
     return {
-        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "ignore": ["lm_head"],
         "config_groups": {
             "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
         },
-    }  # fmt: skip
+    }
 
 
 def quantise(tensor: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -102,7 +109,12 @@ def prompt_step(tokens: int, cache: KvCache) -> StepBatch:
     table = torch.arange(1, 1 + -(-tokens // 16), dtype=torch.int32).view(1, -1)
     slots = table[0, places // 16].long() * 16 + places % 16
     return StepBatch(
-        places + 1, places, torch.tensor([0, tokens], dtype=torch.int32),
-        torch.tensor([tokens], dtype=torch.int32), [GroupBatch(table, slots, None)],
-        torch.tensor([tokens - 1]), tokens, tokens,
-    )  # fmt: skip
+        places + 1,
+        places,
+        torch.tensor([0, tokens], dtype=torch.int32),
+        torch.tensor([tokens], dtype=torch.int32),
+        [GroupBatch(table, slots, None)],
+        torch.tensor([tokens - 1]),
+        tokens,
+        tokens,
+    )

@@ -13,9 +13,11 @@ import transformers
 def make(model: Path, folder: Path, *, seed: int = 1, **config: Any) -> Path:
     """A random adapter for the model, saved in `folder`."""
     settings = {
-        "r": 4, "lora_alpha": 16, "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 16,
+        "task_type": "CAUSAL_LM",
         "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
-    }  # fmt: skip
+    }
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapted = peft.get_peft_model(base, peft.LoraConfig(**{**settings, **config}))
     torch.manual_seed(seed)

@@ -43,20 +43,26 @@ def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
     for starts, counts, samples in steps:
         admitted = [
             Admission(
-                row, row, [(7 * row + 3 * i * i) % tiny.VOCAB for i in range(start + count)],
-                start + count, 0, RequestSpec(SamplingParams(), 0),
+                row,
+                row,
+                [(7 * row + 3 * i * i) % tiny.VOCAB for i in range(start + count)],
+                start + count,
+                0,
+                RequestSpec(SamplingParams(), 0),
             )
             for row, (start, count) in enumerate(zip(starts, counts, strict=True))
-        ]  # fmt: skip
+        ]
         own = list(range(len(starts)))
         worker._rows.release(own)
         for admission in admitted:
             worker._rows.admit(admission)
-        worker._tables.write([
-            BlockWrite(row, group, 0, list(range(1 + row * width, 1 + (row + 1) * width)))
-            for row in own
-            for group in range(len(worker._pool.groups))
-        ])  # fmt: skip
+        worker._tables.write(
+            [
+                BlockWrite(row, group, 0, list(range(1 + row * width, 1 + (row + 1) * width)))
+                for row in own
+                for group in range(len(worker._pool.groups))
+            ]
+        )
         yield worker._batch(StepPlan(0, own, starts, counts, samples))
 
 

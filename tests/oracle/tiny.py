@@ -29,9 +29,12 @@ _QWEN2 = {**_COMMON, "hidden_size": 192}
 """Qwen2 has no head_dim of its own: 192 / 6."""
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 _LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
-}  # fmt: skip
+}
 _MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 _GEMMA = {"sliding_window": 48, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
 

@@ -55,10 +55,16 @@ CONTEXT = 160
 def make_encoder(folder: Path, *, labels: int = 0, activation: str = "gelu", **more: Any) -> Path:
     """Save a model to `folder`; `labels`: a classification head. `more` goes into the config."""
     config = transformers.BertConfig(
-        vocab_size=len(set(VOCABULARY)), hidden_size=96, num_hidden_layers=3,
-        num_attention_heads=6, intermediate_size=200, max_position_embeddings=CONTEXT,
-        hidden_act=activation, initializer_range=0.15, **more,
-    )  # fmt: skip
+        vocab_size=len(set(VOCABULARY)),
+        hidden_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        intermediate_size=200,
+        max_position_embeddings=CONTEXT,
+        hidden_act=activation,
+        initializer_range=0.15,
+        **more,
+    )
     torch.manual_seed(11)
     if labels:
         config.num_labels = labels
@@ -83,10 +89,14 @@ def write_modules(folder: Path, mode: str, *, normalise: bool, extra: str | None
     parts = ["Transformer", "Pooling", *(["Normalize"] if normalise else [])]
     parts += [extra] if extra else []
     modules = [
-        {"idx": place, "name": str(place), "type": f"sentence_transformers.models.{part}",
-         "path": "" if part == "Transformer" else f"{place}_{part}"}
+        {
+            "idx": place,
+            "name": str(place),
+            "type": f"sentence_transformers.models.{part}",
+            "path": "" if part == "Transformer" else f"{place}_{part}",
+        }
         for place, part in enumerate(parts)
-    ]  # fmt: skip
+    ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, mode: True}

@@ -91,8 +91,14 @@ def gptq(bits: int, group: int, shift: int) -> tuple[dict[str, torch.Tensor], np
 @pytest.mark.parametrize("group", [32, 128])
 def test_awq(group: int) -> None:
     tensors, wanted = awq(group)
-    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True,
-              "version": "gemm", "modules_to_not_convert": None}  # fmt: skip
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": None,
+    }
     scheme = scheme_of({"quantization_config": config})
     assert scheme == Scheme("awq", 4, group)
     assert_equals(scheme, tensors, wanted)
@@ -103,23 +109,41 @@ def test_awq(group: int) -> None:
 @pytest.mark.parametrize("stored", ["gptq", "gptq_v2"])
 def test_gptq(bits: int, group: int, stored: str) -> None:
     tensors, wanted = gptq(bits, group, 1 if stored == "gptq" else 0)
-    config = {"quant_method": "gptq", "bits": bits, "group_size": -1 if group == IN else group,
-              "desc_act": False, "sym": False, "checkpoint_format": stored}  # fmt: skip
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": -1 if group == IN else group,
+        "desc_act": False,
+        "sym": False,
+        "checkpoint_format": stored,
+    }
     scheme = scheme_of({"quantization_config": config})
     assert scheme is not None
     assert_equals(scheme, tensors, wanted)
 
 
 def compressed(layout: str, bits: int, strategy: str, group: int | None = None) -> Scheme:
-    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": strategy,
-               "group_size": group, "dynamic": False, "actorder": None}  # fmt: skip
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": strategy,
+        "group_size": group,
+        "dynamic": False,
+        "actorder": None,
+    }
     config = {
-        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
-        "config_groups": {"group_0": {
-            "targets": ["Linear"], "weights": weights,
-            "input_activations": {"dynamic": True, "num_bits": 8} if bits == 8 else None,
-        }},
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": {"dynamic": True, "num_bits": 8} if bits == 8 else None,
+            }
+        },
+    }
     scheme = scheme_of({"quantization_config": config})
     assert scheme is not None
     return scheme

@@ -29,31 +29,58 @@ from headrace.worker.kv_tensors import allocate_kv
 from headrace.worker.rows import BlockTables, Rows
 
 TINY = ModelArch(
-    family="llama", vocab_size=97, hidden=48, layers=3, heads=6, kv_heads=2, head_dim=8,
-    intermediate=80, max_context=64, norm_eps=1e-5,
-)  # fmt: skip
+    family="llama",
+    vocab_size=97,
+    hidden=48,
+    layers=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=80,
+    max_context=64,
+    norm_eps=1e-5,
+)
 MODELS = {
     "llama": TINY,
     "qwen2": replace(TINY, family="qwen2", qkv_bias=True, tied_embedding=True),
     "qwen3": replace(TINY, family="qwen3", qk_norm=True),
     "gemma3": replace(
-        TINY, family="gemma3", windows=(4, 4, None), qk_norm=True, tied_embedding=True,
-        norm_offset=1.0, post_norms=True, activation="gelu_tanh",
+        TINY,
+        family="gemma3",
+        windows=(4, 4, None),
+        qk_norm=True,
+        tied_embedding=True,
+        norm_offset=1.0,
+        post_norms=True,
+        activation="gelu_tanh",
     ),
     "qwen3_moe": replace(
-        TINY, family="qwen3_moe", qk_norm=True,
+        TINY,
+        family="qwen3_moe",
+        qk_norm=True,
         moe=Moe(experts=4, active=2, intermediate=16),
     ),
     "bert": replace(
-        TINY, family="bert", kv_heads=6, activation="gelu", encoder=Encoder(types=2),
+        TINY,
+        family="bert",
+        kv_heads=6,
+        activation="gelu",
+        encoder=Encoder(types=2),
     ),
     "bert with a head": replace(
-        TINY, family="bert", kv_heads=6, activation="gelu", encoder=Encoder(types=2, labels=3),
+        TINY,
+        family="bert",
+        kv_heads=6,
+        activation="gelu",
+        encoder=Encoder(types=2, labels=3),
     ),
-}  # fmt: skip
+}
 KINDS = {
-    "rms_norm": "norm", "add_rms_norm": "norm", "layer_norm": "norm", "logits": "linear",
-}  # fmt: skip
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "layer_norm": "norm",
+    "logits": "linear",
+}
 """Operator → the kind of node that it computes, where that is named otherwise."""
 STARTS = [0, 9, 3]
 MIXED = [7, 1, 5], [True, True, False]
@@ -92,9 +119,13 @@ def run_step(
     weights = {name: torch.randn(shape) * 0.1 for name, shape in tensors.items()}
     operators = Recorder(ReferenceOperators(torch.float32))
     model = prepare(
-        describe(arch), WeightSource(weights.items()), operators, device="cpu",
-        dtype="float32", max_context=arch.max_context,
-    )  # fmt: skip
+        describe(arch),
+        WeightSource(weights.items()),
+        operators,
+        device="cpu",
+        dtype="float32",
+        max_context=arch.max_context,
+    )
     pool = PoolShape(4, layer_groups(arch, kv_dtype, 20))
     rows, tables = (
         Rows(4, arch.max_context, "cpu"),
@@ -109,8 +140,9 @@ def run_step(
     for admission in admitted:
         rows.admit(admission)
     for group in range(len(pool.groups)):
-        tables.write([BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)])
-                      for row in range(3)])  # fmt: skip
+        tables.write(
+            [BlockWrite(row, group, 0, [1 + 5 * row + i for i in range(4)]) for row in range(3)]
+        )
     plan = StepPlan(0, [0, 1, 2], starts, counts, samples, admitted)
     cache = allocate_kv(pool, "cpu")
     batch = make_batch(plan, rows, tables, pool, token_types=arch.encoder is not None)
@@ -166,8 +198,13 @@ def check_products(
         expected_[out, inner, flops, weight.nbytes, x.nbytes, result.nbytes] += 1
     counted: Counter[tuple[Any, ...]] = Counter()
     for count in mine:
-        key = (*(count.shape or ()), count.flops, count.weight_bytes, count.read_bytes,
-               count.write_bytes)  # fmt: skip
+        key = (
+            *(count.shape or ()),
+            count.flops,
+            count.weight_bytes,
+            count.read_bytes,
+            count.write_bytes,
+        )
         counted[key] += count.calls
     assert counted == expected_
 

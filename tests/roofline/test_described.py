@@ -31,49 +31,99 @@ from headrace.roofline.weights import parameters, parse_format, total_bytes
 from .archs import LLAMA_8B, QWEN_05B
 
 DEEPSEEK: dict[str, Any] = {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18_432,
-    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
-    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "kv_lora_rank": 512,
-    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
-    "vocab_size": 129_280, "max_position_embeddings": 163_840, "num_nextn_predict_layers": 1,
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 129_280,
+    "max_position_embeddings": 163_840,
+    "num_nextn_predict_layers": 1,
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}  # fmt: skip
+}
 KIMI = {
-    **DEEPSEEK, "model_type": "kimi_k2", "num_attention_heads": 64, "n_routed_experts": 384,
-    "first_k_dense_replace": 1, "vocab_size": 163_840,
-}  # fmt: skip
+    **DEEPSEEK,
+    "model_type": "kimi_k2",
+    "num_attention_heads": 64,
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+    "vocab_size": 163_840,
+}
 GPT_OSS: dict[str, Any] = {
-    "model_type": "gpt_oss", "hidden_size": 2880, "num_hidden_layers": 36,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
-    "intermediate_size": 2880, "num_local_experts": 128, "num_experts_per_tok": 4,
-    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 18,
-    "vocab_size": 201_088, "max_position_embeddings": 131_072, "attention_bias": True,
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "vocab_size": 201_088,
+    "max_position_embeddings": 131_072,
+    "attention_bias": True,
     "quantization_config": {"quant_method": "mxfp4"},
-}  # fmt: skip
+}
 GLM_AIR: dict[str, Any] = {
-    "model_type": "glm4_moe", "hidden_size": 4096, "num_hidden_layers": 46,
-    "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
-    "intermediate_size": 10_944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
-    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
-    "vocab_size": 151_552, "max_position_embeddings": 131_072, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "glm4_moe",
+    "hidden_size": 4096,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 10_944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 1,
+    "vocab_size": 151_552,
+    "max_position_embeddings": 131_072,
+    "torch_dtype": "bfloat16",
+}
 SCOUT: dict[str, Any] = {
-    "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40,
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192,
-    "intermediate_size_mlp": 16_384, "num_local_experts": 16, "num_experts_per_tok": 1,
-    "vocab_size": 202_048, "max_position_embeddings": 262_144, "attention_chunk_size": 8192,
-    "interleave_moe_layer_step": 1, "model_type": "llama4_text",
-}  # fmt: skip
+    "hidden_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16_384,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "vocab_size": 202_048,
+    "max_position_embeddings": 262_144,
+    "attention_chunk_size": 8192,
+    "interleave_moe_layer_step": 1,
+    "model_type": "llama4_text",
+}
 MAVERICK = {**SCOUT, "num_local_experts": 128, "interleave_moe_layer_step": 2}
 
 
 @pytest.mark.parametrize(
     ("config", "billions"),
-    [(DEEPSEEK, 671.0), (KIMI, 1026.4), (GPT_OSS, 116.8), (GLM_AIR, 106.8),
-     ({"model_type": "llama4", "text_config": SCOUT}, 107.8),
-     ({"model_type": "llama4", "text_config": MAVERICK}, 400.7)],
-)  # fmt: skip
+    [
+        (DEEPSEEK, 671.0),
+        (KIMI, 1026.4),
+        (GPT_OSS, 116.8),
+        (GLM_AIR, 106.8),
+        ({"model_type": "llama4", "text_config": SCOUT}, 107.8),
+        ({"model_type": "llama4", "text_config": MAVERICK}, 400.7),
+    ],
+)
 def test_a_config_has_the_parameters_that_its_makers_publish(
     config: dict[str, Any], billions: float
 ) -> None:
@@ -131,8 +181,12 @@ def test_a_name_of_the_catalog_is_its_file() -> None:
 def test_mixed_widths() -> None:
     weights = parse_format("int4,attention=fp8,head=int4")
     assert [weights.format_of(role) for role in ("down", "qkv", "output", "head", "embed")] == [
-        "int4", "fp8", "fp8", "int4", "bfloat16",
-    ]  # fmt: skip
+        "int4",
+        "fp8",
+        "fp8",
+        "int4",
+        "bfloat16",
+    ]
     assert parse_format("float32").format_of("embed") == "float32"
     for bad in ("int3", "fp8,int4", "fp8,nose=int4", ""):
         with pytest.raises(OptionError):
@@ -179,9 +233,13 @@ def test_every_device_has_a_source_and_a_price(name: str) -> None:
 
 def test_devices_of_other_drivers_names() -> None:
     for name, key in (
-        ("NVIDIA L4", "L4"), ("NVIDIA GB200", "GB200"), ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA H20", "H20"), ("AMD Instinct MI300X", "MI300X"), ("NVIDIA H200 NVL", "H200"),
-    ):  # fmt: skip
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA H20", "H20"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA H200 NVL", "H200"),
+    ):
         assert gpu_named(name) is DEVICES[key]
     assert gpu_named("NVIDIA L40") is None
 
@@ -192,8 +250,11 @@ def test_hardware_of_ones_own(tmp_path: Path) -> None:
     file.write_text(json.dumps(mine))
     done = CliRunner().invoke(command, ["llama-3.1-8b", "--hardware", str(file)])
     assert done.exit_code == 0, done.output
-    for wrong, why in (({"bandwith": 1.0}, "bandwith"), ({"memory": -1}, "above 0"),
-                       ({"rates": {}}, "above 0")):  # fmt: skip
+    for wrong, why in (
+        ({"bandwith": 1.0}, "bandwith"),
+        ({"memory": -1}, "above 0"),
+        ({"rates": {}}, "above 0"),
+    ):
         file.write_text(json.dumps({**mine, **wrong}))
         with pytest.raises(OptionError, match=why):
             find_hardware(str(file))
@@ -216,9 +277,14 @@ def test_no_recorded_step_is_above_its_limit() -> None:
     """A machine that was calibrated while others worked: ceilings a third of the true ones."""
     case = Case(QWEN_05B, parse_format("int4"), "float32", "float32")
     true = replace(
-        DEVICES["H200"], rates={"float32": 2e11, "int8": 9e11}, bandwidth=3e10, kind="cpu",
-        cache_bandwidth=9e10, tile_rows=1, efficiency=CPU_EFFICIENCY,
-    )  # fmt: skip
+        DEVICES["H200"],
+        rates={"float32": 2e11, "int8": 9e11},
+        bandwidth=3e10,
+        kind="cpu",
+        cache_bandwidth=9e10,
+        tile_rows=1,
+        efficiency=CPU_EFFICIENCY,
+    )
     shapes = [([c] * b, [1] * b) for b in (1, 4, 16) for c in (64, 600, 2000)]
     shapes += [([0], [n]) for n in (16, 128, 512)]
     model = StepModel(case, true)

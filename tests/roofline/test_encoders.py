@@ -26,10 +26,19 @@ from headrace.roofline.weights import parameters, total_bytes
 from .archs import QWEN_05B
 
 BGE_SMALL = ModelArch(
-    family="bert", vocab_size=30_522, hidden=384, layers=12, heads=12, kv_heads=12, head_dim=32,
-    intermediate=1536, max_context=512, norm_eps=1e-12, activation="gelu",
+    family="bert",
+    vocab_size=30_522,
+    hidden=384,
+    layers=12,
+    heads=12,
+    kv_heads=12,
+    head_dim=32,
+    intermediate=1536,
+    max_context=512,
+    norm_eps=1e-12,
+    activation="gelu",
     encoder=Encoder(types=2),
-)  # fmt: skip
+)
 
 
 def files_of(arch: ModelArch, folder: Path) -> ModelFiles:
@@ -44,9 +53,16 @@ def files_of(arch: ModelArch, folder: Path) -> ModelFiles:
 @pytest.mark.parametrize("labels", [0, 3])
 def test_the_case_of_an_encoders_file(labels: int, tmp_path: Path) -> None:
     arch = replace(
-        BGE_SMALL, vocab_size=101, hidden=32, layers=3, heads=4, kv_heads=4, head_dim=8,
-        intermediate=64, encoder=Encoder(2, labels),
-    )  # fmt: skip
+        BGE_SMALL,
+        vocab_size=101,
+        hidden=32,
+        layers=3,
+        heads=4,
+        kv_heads=4,
+        head_dim=8,
+        intermediate=64,
+        encoder=Encoder(2, labels),
+    )
     case = case_of(files_of(arch, tmp_path), dtype="float32", kv_dtype="float32")
     assert case.weights.by_role == {
         role: 2 * count for role, count in parameters(arch).items() if count

@@ -28,10 +28,19 @@ from .archs import GEMMA_270M, MISTRAL_WINDOWED
 
 FROZEN = Path(__file__).with_name("frozen_estimates.json")
 ENCODER = ModelArch(
-    family="bert", vocab_size=30_522, hidden=384, layers=6, heads=12, kv_heads=12, head_dim=32,
-    intermediate=1536, max_context=512, norm_eps=1e-12, activation="gelu",
+    family="bert",
+    vocab_size=30_522,
+    hidden=384,
+    layers=6,
+    heads=12,
+    kv_heads=12,
+    head_dim=32,
+    intermediate=1536,
+    max_context=512,
+    norm_eps=1e-12,
+    activation="gelu",
     encoder=Encoder(types=2),
-)  # fmt: skip
+)
 ARCHS = {
     **KNOWN,
     "gemma-270m": GEMMA_270M,

@@ -17,16 +17,23 @@ from headrace.roofline.machine import calibration_path, gpu_named, this_hardware
 from headrace.roofline.weights import total_bytes
 
 FIGURES = {
-    "bandwidth": 23e9, "cache_bandwidth": 60e9, "float32": 2e11, "int8": 9e11, "bfloat16": 5e10,
+    "bandwidth": 23e9,
+    "cache_bandwidth": 60e9,
+    "float32": 2e11,
+    "int8": 9e11,
+    "bfloat16": 5e10,
     "launch_seconds": 3e-6,
-}  # fmt: skip
+}
 
 
 def test_gpus_by_their_drivers_names() -> None:
     for name, key in (
-        ("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 4090", "RTX4090"), ("NVIDIA A100-SXM4-80GB", "A100"),
-    ):  # fmt: skip
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+    ):
         assert gpu_named(name) is DEVICES[key]
     assert gpu_named("Radeon VII") is None
 

@@ -21,9 +21,12 @@ GIB = 2**30
 
 def plan(arch: ModelArch = QWEN_05B, **changes: Any) -> MemoryPlan:
     wish: dict[str, Any] = {
-        "weight_bytes": 400 * 2**20, "available": 8 * GIB, "rows": 16, "step_tokens": 512,
+        "weight_bytes": 400 * 2**20,
+        "available": 8 * GIB,
+        "rows": 16,
+        "step_tokens": 512,
         "max_context": None,
-    }  # fmt: skip
+    }
     return plan_memory(arch, **{**wish, **changes})
 
 
@@ -94,9 +97,12 @@ def test_a_model_of_windows_only() -> None:
 
 def test_context_is_lowered_to_what_fits() -> None:
     wish = {
-        "arch": LLAMA_8B, "weight_bytes": 5 * GIB, "available": 16 * GIB, "kv_dtype": "bfloat16",
+        "arch": LLAMA_8B,
+        "weight_bytes": 5 * GIB,
+        "available": 16 * GIB,
+        "kv_dtype": "bfloat16",
         "rows": 1,
-    }  # fmt: skip
+    }
     made = plan(**wish)
     assert 2048 <= made.max_context < LLAMA_8B.max_context
     decision = next(d for d in made.decisions if d.name == "max_context")
@@ -188,16 +194,31 @@ def test_bad_options_are_refused(change: dict[str, Any], param: str) -> None:
     depth=st.integers(1, 2),
 )
 def test_a_plan_fits_or_is_refused(
-    name: str, weights: int, available: int, rows: int, step_tokens: int,
-    max_context: int | None, block_size: int, kv_dtype: str, device: str, depth: int,
-) -> None:  # fmt: skip
+    name: str,
+    weights: int,
+    available: int,
+    rows: int,
+    step_tokens: int,
+    max_context: int | None,
+    block_size: int,
+    kv_dtype: str,
+    device: str,
+    depth: int,
+) -> None:
     arch = ALL[name]
     try:
         made = plan_memory(
-            arch, weight_bytes=weights, available=available, rows=rows, step_tokens=step_tokens,
-            max_context=max_context, block_size=block_size, kv_dtype=kv_dtype, device=device,
+            arch,
+            weight_bytes=weights,
+            available=available,
+            rows=rows,
+            step_tokens=step_tokens,
+            max_context=max_context,
+            block_size=block_size,
+            kv_dtype=kv_dtype,
+            device=device,
             depth=depth,
-        )  # fmt: skip
+        )
     except DoesNotFit:
         return
     made.verify()

@@ -84,9 +84,17 @@ def test_a_chunk_that_samples_nothing_ends_with_the_kv_of_the_last_layer() -> No
     counts = by_label(count_step(Case(LLAMA_8B), compose(LLAMA_8B, [0], [512], samples=0)))
     calls = {label: count.calls for label, count in counts.items()}
     assert calls == {
-        "embed": 1, "input": 1, "norms": 62, "qkv": 32, "write": 32, "attention": 31,
-        "output": 31, "gate_up": 31, "gated": 31, "down": 31,
-    }  # fmt: skip
+        "embed": 1,
+        "input": 1,
+        "norms": 62,
+        "qkv": 32,
+        "write": 32,
+        "attention": 31,
+        "output": 31,
+        "gate_up": 31,
+        "gated": 31,
+        "down": 31,
+    }
 
 
 def test_windows_bound_the_kv() -> None:

@@ -106,8 +106,9 @@ def test_what_does_not_fit_is_named_with_the_reason() -> None:
 
 
 def test_deepseek_needs_many_devices_and_gets_them() -> None:
-    found = few(DEEPSEEK, replace(DEMAND, rate=50.0), devices=("H200",), formats=("fp8",),
-                pools=False)  # fmt: skip
+    found = few(
+        DEEPSEEK, replace(DEMAND, rate=50.0), devices=("H200",), formats=("fp8",), pools=False
+    )
     assert found.candidates
     for one in found.candidates:
         assert one.case.layout.devices >= 8, "671 GB of fp8 weights need at least five H200"
@@ -222,9 +223,9 @@ def test_the_last_word_is_of_a_steady_load(tmp_path: Path) -> None:
     steady = steady_part(run.records)
     assert 50 < len(steady) < len(run.records)
     begin, end = steady[0].planned_ns, steady[-1].planned_ns
-    inside = sum(
-        max(0, min(end, r.end_ns) - max(begin, r.planned_ns)) for r in run.records
-    ) / (end - begin)  # fmt: skip
+    inside = sum(max(0, min(end, r.end_ns) - max(begin, r.planned_ns)) for r in run.records) / (
+        end - begin
+    )
     stays = sum(r.end_ns - r.planned_ns for r in steady) / len(steady) / 1e9
     assert inside == pytest.approx(20 * stays, rel=0.25)
     first = [r for r in run.records if r.planned_ns < begin]
@@ -233,11 +234,20 @@ def test_the_last_word_is_of_a_steady_load(tmp_path: Path) -> None:
 
 def test_a_trace_is_a_demand(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_text("".join(
-        json.dumps({"timestamp": n * 500, "input_length": 1024, "output_length": 100 + n % 2,
-                    "hash_ids": [1, 100 + n]}) + "\n"
-        for n in range(41)
-    ))  # fmt: skip
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "timestamp": n * 500,
+                    "input_length": 1024,
+                    "output_length": 100 + n % 2,
+                    "hash_ids": [1, 100 + n],
+                }
+            )
+            + "\n"
+            for n in range(41)
+        )
+    )
     found = demand_of(f"mooncake:{path}", None)
     assert found == Demand(pytest.approx(2.05), 1024, 100, round(512 * 40 / 41))
     assert demand_of(f"mooncake:{path}", 7.0).rate == 7.0

@@ -62,8 +62,9 @@ def test_a_long_legend_goes_on_below_itself() -> None:
 def test_names_do_not_overlap() -> None:
     names = [f"{n:07x}" for n in range(14)]
     places = range(1, 15)
-    tree = ElementTree.fromstring(svg(Chart("t", "x", "y", [Series("", places, places)],
-                                            names=names)))  # fmt: skip
+    tree = ElementTree.fromstring(
+        svg(Chart("t", "x", "y", [Series("", places, places)], names=names))
+    )
     shown = [float(text.attrib["x"]) for text in tree.iter("text") if text.text in names]
     assert len(shown) > 4
     assert all(b - a > 6.6 * 7 for a, b in itertools.pairwise(shown))
@@ -88,8 +89,12 @@ def test_the_table_sums_and_fits_the_columns() -> None:
     shares = sum(float(line[-1].rstrip("%")) for line in lines[:-1])
     assert shares == pytest.approx(100, abs=0.6)
     assert [digits(value) for value in (0, 1e-9, 0.12345, 12.345, 12345)] == [
-        "0", "<.001", "0.123", "12.3", "12,345",
-    ]  # fmt: skip
+        "0",
+        "<.001",
+        "0.123",
+        "12.3",
+        "12,345",
+    ]
 
 
 def test_the_page_is_self_contained(tmp_path: Path) -> None:

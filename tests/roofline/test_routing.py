@@ -20,9 +20,12 @@ from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes
 
 SHAPES = [
-    (256, 8, 4096, 8, 1.01), (128, 8, 2048, 4, 1.2), (128, 4, 2048, 4, 1.2), (256, 8, 64, 8, 1.01),
+    (256, 8, 4096, 8, 1.01),
+    (128, 8, 2048, 4, 1.2),
+    (128, 4, 2048, 4, 1.2),
+    (256, 8, 64, 8, 1.01),
     (256, 8, 4096, 32, 1.01),
-]  # fmt: skip
+]
 
 
 def drawn_maximum(experts: int, active: int, tokens: int, ranks: int, skew: float) -> float:
@@ -119,9 +122,21 @@ def test_the_command_takes_another_skew() -> None:
     def experts(*extra: str) -> float:
         done = CliRunner().invoke(
             command,
-            ["deepseek-v3", "--hardware", "H200", "--dp", "8", "--ep", "--batch", "256", "--format",
-             "fp8", "--json", *extra],
-        )  # fmt: skip
+            [
+                "deepseek-v3",
+                "--hardware",
+                "H200",
+                "--dp",
+                "8",
+                "--ep",
+                "--batch",
+                "256",
+                "--format",
+                "fp8",
+                "--json",
+                *extra,
+            ],
+        )
         assert done.exit_code == 0, done.output
         steps = json.loads(done.output)
         decode = next(step for name, step in steps.items() if name.startswith("decode"))

@@ -27,9 +27,14 @@ from headrace.roofline.weights import WIDE_ENDS, WeightBytes
 from .archs import ALL, LLAMA_8B, QWEN_05B
 
 SLOW = Hardware(
-    "slow", {"float32": 200e9, "int8": 900e9}, 20e9, 16 * 10**9, cache=32 * 2**20,
-    cache_bandwidth=100e9, kind="cpu",
-)  # fmt: skip
+    "slow",
+    {"float32": 200e9, "int8": 900e9},
+    20e9,
+    16 * 10**9,
+    cache=32 * 2**20,
+    cache_bandwidth=100e9,
+    kind="cpu",
+)
 
 
 def test_the_ceiling_of_llama_8b_on_h200() -> None:

@@ -73,8 +73,9 @@ def test_overlapping_steps_are_drawn_apart() -> None:
     slow = replace(DEVICES["THOR"], bandwidth=1e9)
     drawn = timeline(steps, StepModel(Case(QWEN_05B), slow))
     verify(json.loads(json.dumps(drawn)))
-    operators = [event for event in drawn["traceEvents"] if event.get("tid") == 4
-                 and event["ph"] == "X"]  # fmt: skip
+    operators = [
+        event for event in drawn["traceEvents"] if event.get("tid") == 4 and event["ph"] == "X"
+    ]
     shortened = [event for event in operators if event["dur"] < event["args"]["predicted_us"] * 0.9]
     assert shortened
     assert timeline([], StepModel(Case(QWEN_05B), slow))["traceEvents"]
@@ -86,9 +87,10 @@ def test_steps_are_kept_and_drawn(tmp_path: Path) -> None:
     spec = RequestSpec(SamplingParams(), 0)
     plans = [
         StepPlan(0, [3], [0], [40], [True], [Admission(3, 77, [1] * 40, 40, 0, spec)]),
-        StepPlan(1, [3, 5], [40, 0], [1, 20], [True, True],
-                 [Admission(5, 78, [1] * 20, 20, 0, spec)]),
-    ]  # fmt: skip
+        StepPlan(
+            1, [3, 5], [40, 0], [1, 20], [True, True], [Admission(5, 78, [1] * 20, 20, 0, spec)]
+        ),
+    ]
     for plan in plans:
         time.sleep(0.005)
         assert recorder.submit(plan).result().number == plan.number

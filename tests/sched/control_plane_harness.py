@@ -250,9 +250,13 @@ class Driver:
         """An input in atoms, of another stage, that keeps nothing: as an encoder's beside text."""
         scheduler = self.scheduler
         [work] = work_of(
-            request, order=scheduler._order, now=self.now, policy=scheduler.limits.policy,
-            max_context=scheduler.max_context, kv=self.kv,
-        )  # fmt: skip
+            request,
+            order=scheduler._order,
+            now=self.now,
+            policy=scheduler.limits.policy,
+            max_context=scheduler.max_context,
+            kv=self.kv,
+        )
         work.keeps, work.atom, work.stage = False, atom, stage
         scheduler.enter([work])
         self._added(request)
@@ -362,19 +366,34 @@ def pool_of(*groups: tuple[int | None, int], block_size: int = 4) -> PoolShape:
 
 
 def driver(
-    *groups: tuple[int | None, int], rows: int = 8, step_tokens: int = 64, max_context: int = 64,
-    max_waiting: int = 100, policy: str = "fcfs", depth: int = 1, drafts: int = 0,
+    *groups: tuple[int | None, int],
+    rows: int = 8,
+    step_tokens: int = 64,
+    max_context: int = 64,
+    max_waiting: int = 100,
+    policy: str = "fcfs",
+    depth: int = 1,
+    drafts: int = 0,
     resources: tuple[Resource, ...] = (),
-) -> Driver:  # fmt: skip
+) -> Driver:
     limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts)  # type: ignore[arg-type]
     return Driver(limits, pool_of(*(groups or ((None, 64),))), resources=resources)
 
 
 def request_of(
-    id: str, prompt: list[int], *, max_tokens: int | None = 4, stop_ids: tuple[int, ...] = (),
-    n: int = 1, min_tokens: int = 0, prompt_logprobs: int | None = None, task: Task = "tokens",
-    adapter: str | None = None, inputs: tuple[InputSpan, ...] = (), **fields: object,
-) -> Request:  # fmt: skip
+    id: str,
+    prompt: list[int],
+    *,
+    max_tokens: int | None = 4,
+    stop_ids: tuple[int, ...] = (),
+    n: int = 1,
+    min_tokens: int = 0,
+    prompt_logprobs: int | None = None,
+    task: Task = "tokens",
+    adapter: str | None = None,
+    inputs: tuple[InputSpan, ...] = (),
+    **fields: object,
+) -> Request:
     sampling = SamplingParams(
         n=n, max_tokens=max_tokens, min_tokens=min_tokens, prompt_logprobs=prompt_logprobs
     )

@@ -18,13 +18,24 @@ from headrace.sched import ALL, Limits
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "150"))
 
 pools = st.one_of(
-    st.builds(lambda blocks, size: pool_of((None, blocks), block_size=size),
-              st.integers(3, 40), st.sampled_from([1, 2, 4])),
-    st.builds(lambda full, window, blocks: pool_of((None, full), (window, blocks)),
-              st.integers(4, 40), st.integers(1, 13), st.integers(4, 40)),
-    st.builds(lambda a, b, blocks: pool_of((a, blocks), (b, blocks + 2), block_size=2),
-              st.integers(1, 9), st.integers(1, 9), st.integers(6, 30)),
-)  # fmt: skip
+    st.builds(
+        lambda blocks, size: pool_of((None, blocks), block_size=size),
+        st.integers(3, 40),
+        st.sampled_from([1, 2, 4]),
+    ),
+    st.builds(
+        lambda full, window, blocks: pool_of((None, full), (window, blocks)),
+        st.integers(4, 40),
+        st.integers(1, 13),
+        st.integers(4, 40),
+    ),
+    st.builds(
+        lambda a, b, blocks: pool_of((a, blocks), (b, blocks + 2), block_size=2),
+        st.integers(1, 9),
+        st.integers(1, 9),
+        st.integers(6, 30),
+    ),
+)
 
 
 @st.composite

@@ -303,9 +303,16 @@ def test_without_a_queue_free_rows_can_still_be_had() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rows", 0), ("step_tokens", 0), ("max_context", 1), ("max_waiting", -1), ("policy", "fair"),
-     ("depth", 3), ("drafts", -1)],
-)  # fmt: skip
+    [
+        ("rows", 0),
+        ("step_tokens", 0),
+        ("max_context", 1),
+        ("max_waiting", -1),
+        ("policy", "fair"),
+        ("depth", 3),
+        ("drafts", -1),
+    ],
+)
 def test_limits_are_checked(field: str, value: object) -> None:
     good = {"rows": 1, "step_tokens": 1, "max_context": 2, "max_waiting": 0}
     with pytest.raises(OptionError) as caught:

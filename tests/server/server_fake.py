@@ -30,9 +30,17 @@ from headrace.text import ChatTemplate
 
 VOCABULARY = 1000
 ARCH = ModelArch(
-    family="fake", vocab_size=VOCABULARY, hidden=8, layers=1, heads=1, kv_heads=1, head_dim=8,
-    intermediate=8, max_context=512, norm_eps=1e-6,
-)  # fmt: skip
+    family="fake",
+    vocab_size=VOCABULARY,
+    hidden=8,
+    layers=1,
+    heads=1,
+    kv_heads=1,
+    head_dim=8,
+    intermediate=8,
+    max_context=512,
+    norm_eps=1e-6,
+)
 
 
 class FakeTokenizer:
@@ -102,9 +110,15 @@ class FakeEngine:
     ) -> None:
         self.options = EngineOptions()
         self.files = ModelFiles(
-            name="fake", format="gguf", path=Path("fake"), weights=(), arch=ARCH, tokenizer={},
-            chat_template=template, eos_ids=(),
-        )  # fmt: skip
+            name="fake",
+            format="gguf",
+            path=Path("fake"),
+            weights=(),
+            arch=ARCH,
+            tokenizer={},
+            chat_template=template,
+            eos_ids=(),
+        )
         self.tokenizer = FakeTokenizer()
         self.template: Any = ChatTemplate(TEMPLATE)
         self.model_name = "fake"
@@ -184,10 +198,14 @@ class FakeEngine:
             ends = self.once and place == len(text) - 1
             for choice in range(sampling.n):
                 delta = OutputDelta(
-                    stream.request_id, choice, text=chr(token), token_ids=[token],
-                    prompt_tokens=len(stream.prompt_ids), cached_tokens=3,
+                    stream.request_id,
+                    choice,
+                    text=chr(token),
+                    token_ids=[token],
+                    prompt_tokens=len(stream.prompt_ids),
+                    cached_tokens=3,
                     finish_reason="stop" if ends else "length" if last else None,
-                )  # fmt: skip
+                )
                 if sampling.logprobs is not None:
                     top = list(range(65, 65 + sampling.logprobs))
                     delta.logprobs = [TokenLogprobs(-0.5, 1, top, [-0.5 * i - 1 for i in top])]

@@ -72,10 +72,12 @@ async def test_caching_by_tag_and_the_packed_form(client: httpx.AsyncClient) -> 
 @pytest.mark.parametrize(
     "path",
     [
-        "/page/0000000000000000/main.js", f"/page/{VERSION}/index.html",
-        f"/page/{VERSION}/..%2Froute.py", f"/page/{VERSION}/route.py",
+        "/page/0000000000000000/main.js",
+        f"/page/{VERSION}/index.html",
+        f"/page/{VERSION}/..%2Froute.py",
+        f"/page/{VERSION}/route.py",
     ],
-)  # fmt: skip
+)
 async def test_other_files_are_not_there(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 404
 

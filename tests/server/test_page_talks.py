@@ -131,8 +131,12 @@ def test_an_edit_is_a_branch_and_both_are_kept(visit: Callable[..., Any]) -> Non
 def test_kept_text_is_never_markup_and_damage_is_left_out(visit: Callable[..., Any]) -> None:
     def work(tab: Any) -> None:
         evil = "<img src=x onerror=document.title='evil'>"
-        talk = {"id": "e", "title": evil, "changed": 1, "messages": [
-            {"role": "user", "content": evil}, {"role": "assistant", "content": evil}]}  # fmt: skip
+        talk = {
+            "id": "e",
+            "title": evil,
+            "changed": 1,
+            "messages": [{"role": "user", "content": evil}, {"role": "assistant", "content": evil}],
+        }
         for name, value in {
             "headrace.talk.e": json.dumps(talk),
             "headrace.talk.broken": "{",

@@ -46,9 +46,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "8",
-        "--kv-memory", "16MiB", "--max-adapters", "1", "--adapter-roots", str(root),
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "8",
+        "--kv-memory",
+        "16MiB",
+        "--max-adapters",
+        "1",
+        "--adapter-roots",
+        str(root),
+    )
     with running(command) as server:
         yield server
 

@@ -12,8 +12,10 @@ from test_server_tools import ANSWER, TEMPLATE
 from headrace.server.app import Application
 
 SAID = [{"role": "user", "content": "hi"}]
-TOOLS = [{"type": "function", "function": {"name": "weather"}}, {"type": "function",
-         "function": {"name": "time"}}]  # fmt: skip
+TOOLS = [
+    {"type": "function", "function": {"name": "weather"}},
+    {"type": "function", "function": {"name": "time"}},
+]
 ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"prompt": "a", "logprobs": 2, "echo": True}),
     "prompts": ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "return_token_ids": True}),
@@ -47,9 +49,11 @@ def engine() -> FakeEngine:
 def asked(name: str, **more: Any) -> tuple[str, dict[str, Any]]:
     path, body = ASKS[name]
     wanted = {
-        "/v1/responses": "max_output_tokens", "/completion": "n_predict",
-        "/api/chat": "options", "/api/generate": "options",
-    }.get(path, "max_tokens")  # fmt: skip
+        "/v1/responses": "max_output_tokens",
+        "/completion": "n_predict",
+        "/api/chat": "options",
+        "/api/generate": "options",
+    }.get(path, "max_tokens")
     most: Any = {"num_predict": MOST} if wanted == "options" else MOST
     return path, {"model": "fake", **body, wanted: most, **more}
 

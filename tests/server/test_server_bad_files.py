@@ -19,8 +19,10 @@ MODEL_FILE_ERROR = 3
 def refused(model: Path) -> str:
     done = subprocess.run(
         headrace("serve", str(model), "--port", "0", "--offline"),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == MODEL_FILE_ERROR, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert "Traceback" not in said
@@ -55,9 +57,15 @@ def damage(folder: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["cut", "header longer than the file", "offsets outside", "shape and offsets differ",
-     "another type", "overlap"],
-)  # fmt: skip
+    [
+        "cut",
+        "header longer than the file",
+        "offsets outside",
+        "shape and offsets differ",
+        "another type",
+        "overlap",
+    ],
+)
 def test_safetensors_that_lie(tmp_path: Path, how: str) -> None:
     folder = make_tiny_model(tmp_path / "tiny")
     damage(folder, how)

@@ -23,9 +23,10 @@ def lines(count: int, **body: Any) -> bytes:
     return b"".join(
         json.dumps(
             {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": given}
-        ).encode() + b"\n"
+        ).encode()
+        + b"\n"
         for i in range(count)
-    )  # fmt: skip
+    )
 
 
 def client_of(server: Running) -> openai.OpenAI:
@@ -36,9 +37,11 @@ def begin(client: openai.OpenAI, content: bytes) -> Any:
     file = client.files.create(file=("in.jsonl", content), purpose="batch")
     assert client.files.content(file.id).read() == content
     return client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
         metadata={"a": "b"},
-    )  # fmt: skip
+    )
 
 
 def end_of(client: openai.OpenAI, batch: Any) -> Any:
@@ -54,9 +57,19 @@ def end_of(client: openai.OpenAI, batch: Any) -> Any:
 def test_a_batch_from_file_to_file(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "8",
-        "--kv-memory", "8MiB", "--files", str(tmp_path / "files"),
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "8",
+        "--kv-memory",
+        "8MiB",
+        "--files",
+        str(tmp_path / "files"),
+    )
     with running(command) as server:
         client = client_of(server)
         wrong = b'{"custom_id": "w", "method": "POST", "url": "/v1/embeddings", "body": {}}\n'
@@ -114,9 +127,17 @@ def test_a_batch_lives_through_kill_9(tmp_path: Path) -> None:
 def test_a_batch_goes_on_in_the_next_api_process(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref",
-        "--files", str(tmp_path / "files"),
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--kernels",
+        "ref",
+        "--files",
+        str(tmp_path / "files"),
+    )
     with running(command) as server:
         batch = begin(client_of(server), lines(400, max_tokens=40))
         done = 0

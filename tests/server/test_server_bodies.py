@@ -30,12 +30,21 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": "hi"}, "messages", "invalid_value"),
     ({"messages": [{"role": "oracle", "content": "x"}]}, "messages.0.role", "invalid_value"),
     ({"messages": [{"role": "user", "content": 7}]}, "messages.0.content", "invalid_value"),
-    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
-     "messages.0.content.0.type", "missing_required_parameter"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-     "messages.0.content.0", "unsupported_content"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-     "messages.0.content.0.text", "invalid_value"),
+    (
+        {"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+        "messages.0.content.0.type",
+        "missing_required_parameter",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0",
+        "unsupported_content",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages.0.content.0.text",
+        "invalid_value",
+    ),
     ({"messages": [{"content": "x"}]}, "messages.0.role", "missing_required_parameter"),
     ({"temperature": "warm"}, "temperature", "invalid_value"),
     ({"temperature": True}, "temperature", "invalid_value"),
@@ -62,29 +71,49 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     ({"logprobs": True, "top_logprobs": 50}, "top_logprobs", "invalid_value"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-    ({"stream": True, "stream_options": {"colour": 1}}, "stream_options.colour",
-     "unknown_parameter"),
+    (
+        {"stream": True, "stream_options": {"colour": 1}},
+        "stream_options.colour",
+        "unknown_parameter",
+    ),
     ({"colour": "blue"}, "colour", "unknown_parameter"),
     ({"temprature": 0.5}, "temprature", "unknown_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {}}, "audio", "unsupported_parameter"),
     ({"model": "another"}, "model", "model_not_found"),
     ({"tool_choice": "required"}, "tools", "invalid_value"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]},
-     "tools.0.function.name", "invalid_value"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        "tools.0.function.name",
+        "invalid_value",
+    ),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "invalid_value"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-    ({"tools": [{"type": "function", "function": {"name": "a"}}],
-      "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
-          {"type": "function", "function": {"name": "b"}}]}}}, "tool_choice", "invalid_value"),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "a"}}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "b"}}],
+                },
+            },
+        },
+        "tool_choice",
+        "invalid_value",
+    ),
     ({"guided_regex": "[a-z", "temperature": 0}, "guided.regex", "invalid_value"),
-    ({"guided_regex": "a", "structured_outputs": {"regex": "b"}},
-     "structured_outputs", "invalid_value"),
+    (
+        {"guided_regex": "a", "structured_outputs": {"regex": "b"}},
+        "structured_outputs",
+        "invalid_value",
+    ),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
     ({"request_id": "no spaces"}, "request_id", "invalid_value"),
     ({"priority": 2**40}, "priority", "invalid_value"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "param", "code"), CHAT_MISTAKES, ids=lambda v: str(v)[:60])
@@ -127,13 +156,23 @@ async def test_a_wrong_completion_body_names_its_field(
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"messages": "\xc3\x28"}',
-        b'{"messages": "\\ud800"}', b"[" * 10_000, b'{"a":' * 9_000,
-        b'{"n": ' + b"9" * 20_000 + b"}", b'{"temperature": NaN, "messages": []}',
-        b'{"temperature": 1e999, "messages": []}', b"\x00" * 100,
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"messages": "\xc3\x28"}',
+        b'{"messages": "\\ud800"}',
+        b"[" * 10_000,
+        b'{"a":' * 9_000,
+        b'{"n": ' + b"9" * 20_000 + b"}",
+        b'{"temperature": NaN, "messages": []}',
+        b'{"temperature": 1e999, "messages": []}',
+        b"\x00" * 100,
     ],
     ids=lambda data: str(data[:12]),
-)  # fmt: skip
+)
 async def test_a_body_that_is_no_json_object(client: httpx.AsyncClient, data: bytes) -> None:
     headers = {"content-type": "application/json"}
     for path in (CHAT, TEXT):
@@ -145,8 +184,9 @@ async def test_only_json_content_types_are_taken(client: httpx.AsyncClient) -> N
         reply = await client.post(CHAT, content=b"{}", headers={"content-type": kind})
         assert error_of(reply, 415)["code"] == "unsupported_media_type"
     headers = {"content-type": "Application/JSON; charset=utf-8"}
-    reply = await client.post(CHAT, content=httpx.Request("POST", "/", json=HELLO).content,
-                              headers=headers)  # fmt: skip
+    reply = await client.post(
+        CHAT, content=httpx.Request("POST", "/", json=HELLO).content, headers=headers
+    )
     assert reply.status_code == 200
 
 
@@ -171,8 +211,14 @@ async def test_a_large_body_without_length_is_refused_while_it_comes(
 
 
 async def test_inert_fields_change_nothing(client: httpx.AsyncClient) -> None:
-    extra = {"user": "me", "metadata": {"a": 1}, "service_tier": "auto", "store": False,
-             "prompt_cache_key": "k", "safety_identifier": "s"}  # fmt: skip
+    extra = {
+        "user": "me",
+        "metadata": {"a": 1},
+        "service_tier": "auto",
+        "store": False,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+    }
     reply = await client.post(CHAT, json=HELLO | extra)
     assert reply.status_code == 200
     assert reply.json()["choices"][0]["message"]["content"] == "Hell"
@@ -185,13 +231,27 @@ async def test_a_budget_for_reasoning_needs_marks(client: httpx.AsyncClient) -> 
 
 async def test_every_sampling_field_arrives(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     fields = {
-        "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1,
-        "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3, "seed": 11,
-        "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
-        "include_stop_str_in_output": True, "skip_special_tokens": False, "prompt_logprobs": 1,
-    }  # fmt: skip
-    body = HELLO | fields | {"stop": "END", "logit_bias": {"7": -3}, "logprobs": True,
-                             "top_logprobs": 2}  # fmt: skip
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "seed": 11,
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "prompt_logprobs": 1,
+    }
+    body = (
+        HELLO
+        | fields
+        | {"stop": "END", "logit_bias": {"7": -3}, "logprobs": True, "top_logprobs": 2}
+    )
     assert (await client.post(CHAT, json=body)).status_code == 200
     _, sampling = engine.seen[-1]
     for name, value in fields.items():
@@ -214,9 +274,12 @@ async def test_the_models_own_sampling_is_the_default(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(Overloaded("full", retry_after=7.2), 503), (InvalidRequest("no", param="x"), 400),
-     (EngineFault("a step failed"), 500)],
-)  # fmt: skip
+    [
+        (Overloaded("full", retry_after=7.2), 503),
+        (InvalidRequest("no", param="x"), 400),
+        (EngineFault("a step failed"), 500),
+    ],
+)
 async def test_an_engines_refusal_keeps_its_status(
     client: httpx.AsyncClient, engine: FakeEngine, error: Any, status: int, stream: bool
 ) -> None:

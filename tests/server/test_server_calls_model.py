@@ -21,8 +21,12 @@ pytestmark = pytest.mark.model
 
 MODEL = "qwen2.5-coder-0.5b"
 PAGE = Path(__file__).parents[2] / "docs" / "structured_output.md"
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-        "additionalProperties": False}  # fmt: skip
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 FUNCTION = {"name": "get_weather", "description": "Get the weather of a city", "parameters": CITY}
 TOOLS: Any = [{"type": "function", "function": FUNCTION}]
 CITIES = ("Paris", "Rome", "Oslo", "Berlin", "Madrid", "Tokyo", "Lima", "Cairo", "Boston", "Vienna")
@@ -90,8 +94,11 @@ def test_responses_call_ten_times_of_ten(client: openai.OpenAI) -> None:
 
 def test_messages_call_ten_times_of_ten(server: Running) -> None:
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=300)
-    tool: Any = {"name": "get_weather", "description": FUNCTION["description"],
-                 "input_schema": CITY}  # fmt: skip
+    tool: Any = {
+        "name": "get_weather",
+        "description": FUNCTION["description"],
+        "input_schema": CITY,
+    }
     replies = each(
         lambda city: client.messages.create(
             model=MODEL,
@@ -109,10 +116,13 @@ def test_messages_call_ten_times_of_ten(server: Running) -> None:
 @pytest.mark.parametrize("strict", [False, True])
 def test_tools_beside_a_form_and_strict_ones(client: openai.OpenAI, strict: bool) -> None:
     tools = [{"type": "function", "function": {**FUNCTION, "strict": strict}}]
-    schema = {"type": "object", "properties": {"answer": {"type": "string"}},
-              "required": ["answer"], "additionalProperties": False}  # fmt: skip
-    form = {"type": "json_schema",
-            "json_schema": {"name": "x", "schema": schema, "strict": True}}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "string"}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     called = chat(client, tools=tools, response_format=form).choices[0]
     assert json.loads(called.message.tool_calls[0].function.arguments) == {"city": "Paris"}
     hello = [{"role": "user", "content": "Just say hello as JSON with a key answer."}]

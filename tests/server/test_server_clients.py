@@ -33,19 +33,33 @@ class Place(BaseModel):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = speaking(tmp_path_factory.mktemp("models") / "tiny")
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "8",
-        "--kv-memory", "16MiB",
-        "--kernels", "ref",  # Slow enough that an answer comes in parts.
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "8",
+        "--kv-memory",
+        "16MiB",
+        "--kernels",
+        "ref",  # Slow enough that an answer comes in parts.
+    )
     with running(command) as server:
         yield server
 
 
 def chain(server: Running, **more: Any) -> Any:
     given: dict[str, Any] = {
-        "model": "tiny", "base_url": server.url + "/v1", "api_key": "none", "max_retries": 0,
-        "max_tokens": 12, "temperature": 0, "timeout": 60,
-    }  # fmt: skip
+        "model": "tiny",
+        "base_url": server.url + "/v1",
+        "api_key": "none",
+        "max_retries": 0,
+        "max_tokens": 12,
+        "temperature": 0,
+        "timeout": 60,
+    }
     return langchain.ChatOpenAI(**(given | more))
 
 
@@ -110,13 +124,21 @@ def test_anthropics_client_with_tools(server: Running) -> None:
         "model": "tiny",
         "max_tokens": 300,
         "messages": [{"role": "user", "content": QUESTION}],
-        "tools": [{"name": "place", "strict": True, "input_schema": {
-            "type": "object", "properties": {"depth": {"type": "integer", "maximum": 50,
-                                                       "minimum": 0}},
-            "required": ["depth"], "additionalProperties": False}}],
+        "tools": [
+            {
+                "name": "place",
+                "strict": True,
+                "input_schema": {
+                    "type": "object",
+                    "properties": {"depth": {"type": "integer", "maximum": 50, "minimum": 0}},
+                    "required": ["depth"],
+                    "additionalProperties": False,
+                },
+            }
+        ],
         "tool_choice": {"type": "tool", "name": "place", "disable_parallel_tool_use": True},
         "extra_body": {"temperature": 0},
-    }  # fmt: skip
+    }
     whole = client.messages.create(**given)
     (use,) = [block for block in whole.content if block.type == "tool_use"]
     assert whole.stop_reason == "tool_use"
@@ -128,9 +150,13 @@ def test_anthropics_client_with_tools(server: Running) -> None:
     assert partial
     given["messages"] += [
         {"role": "assistant", "content": [use.model_dump(exclude_none=True)]},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": use.id, "content": json.dumps({"at": "sea"})}]},
-    ]  # fmt: skip
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": use.id, "content": json.dumps({"at": "sea"})}
+            ],
+        },
+    ]
     again = client.messages.create(**given | {"tool_choice": {"type": "none"}, "max_tokens": 5})
     assert again.usage.output_tokens == 5
 

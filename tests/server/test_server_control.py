@@ -115,10 +115,23 @@ def resident(server: Running) -> tuple[float, int]:
 def test_a_real_engine_gives_its_memory_back(tmp_path: Path, executor: str) -> None:
     model = make_tiny_model(tmp_path / "tiny", hidden=256)
     command = headrace(
-        "serve", str(model), "--port", "0", "--operator-port", "0", "--threads", "1",
-        "--max-sequences", "256", "--kv-memory", "256MiB", "--kv-dtype", "float32",
-        "--executor", executor,
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--operator-port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "256",
+        "--kv-memory",
+        "256MiB",
+        "--kv-dtype",
+        "float32",
+        "--executor",
+        executor,
+    )
     with running(command) as server:
         boss = server.await_line(r"operator: (https?://\S+)").group(1)
         before = ask(server).json()
@@ -164,11 +177,22 @@ def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.Mo
     model = make_tiny_model(tmp_path / "tiny")
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     command = headrace(
-        "serve", str(model), "--port", "0", "--operator-port", "0", "--threads", "1",
-        "--max-sequences", "4", "--kv-memory", "8MiB",
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--operator-port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "4",
+        "--kv-memory",
+        "8MiB",
         # An answer that is still coming when the engine is put to sleep wants slow kernels.
-        "--kernels", "ref",
-    )  # fmt: skip
+        "--kernels",
+        "ref",
+    )
     with running(command) as server:
         boss = server.await_line(r"operator: (https?://\S+)").group(1)
         started = httpx.post(boss + "/start_profile")
@@ -184,9 +208,11 @@ def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.Mo
             assert sum(event.get("tid") == 1 and event["ph"] == "X" for event in events) >= 8
             assert httpx.post(boss + "/stop_profile").status_code == 400
         with httpx.stream(
-            "POST", server.url + "/v1/completions", timeout=60,
+            "POST",
+            server.url + "/v1/completions",
+            timeout=60,
             json={"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True},
-        ) as reply:  # fmt: skip
+        ) as reply:
             lines = reply.iter_lines()
             next(lines)
             httpx.post(boss + "/sleep", timeout=60).raise_for_status()

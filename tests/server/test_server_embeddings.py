@@ -122,8 +122,9 @@ def test_errors_name_the_input(server: Running) -> None:
 def test_a_chat_is_refused_by_name(server: Running) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     for path, body in (
-        ("/v1/chat/completions", {"messages": messages}), ("/v1/completions", {"prompt": "the"}),
-    ):  # fmt: skip
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "the"}),
+    ):
         wrong = error(post(server, path, **body))
         assert "does not generate" in wrong["message"]
         assert wrong["param"] == "model"
@@ -140,8 +141,13 @@ def test_an_embedding_model_reranks_by_the_cosine(
     assert len(reply["results"]) == 2
     scores = post(server, "/v1/score", text_1=TEXTS[0], text_2=TEXTS).json()["data"]
     assert [each["score"] for each in scores] == pytest.approx(cosines, abs=1e-5)
-    ranked = post(server, "/v1/ranking", query={"text": TEXTS[0]},
-                  passages=[{"text": text} for text in TEXTS], truncate="END").json()  # fmt: skip
+    ranked = post(
+        server,
+        "/v1/ranking",
+        query={"text": TEXTS[0]},
+        passages=[{"text": text} for text in TEXTS],
+        truncate="END",
+    ).json()
     order = sorted(range(len(TEXTS)), key=lambda place: -cosines[place])
     assert [each["index"] for each in ranked["rankings"]] == order
     assert ranked["rankings"][0]["logit"] == pytest.approx(1.0, abs=1e-5)
@@ -184,9 +190,11 @@ def test_a_model_that_generates_embeds_too(tmp_path: Path) -> None:
         assert first == second != third
         assert sum(value * value for value in first) == pytest.approx(1.0, abs=1e-5)
         chat = post(
-            server, "/v1/chat/completions", messages=[{"role": "user", "content": "x"}],
+            server,
+            "/v1/chat/completions",
+            messages=[{"role": "user", "content": "x"}],
             max_tokens=3,
-        )  # fmt: skip
+        )
         assert chat.status_code == 200
 
 

@@ -19,10 +19,18 @@ from headrace.server.app import Application, create_app
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 JSON = {"content-type": "application/json"}
 WORK = [
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-    "/v1/messages/count_tokens", "/v1/embeddings", "/v1/rerank", "/v1/score", "/tokenize",
-    "/detokenize", "/invocations",
-]  # fmt: skip
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/tokenize",
+    "/detokenize",
+    "/invocations",
+]
 
 
 @pytest.fixture
@@ -71,11 +79,19 @@ async def test_a_full_server_refuses_before_it_reads(app: Application) -> None:
         sent.append(message)
 
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
-        "headers": [(b"content-type", b"application/json")], "http_version": "1.1",
-        "scheme": "http", "server": ("test", 80), "client": ("test", 1), "root_path": "",
-        "raw_path": b"/v1/completions", "asgi": {"version": "3.0"},
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("test", 80),
+        "client": ("test", 1),
+        "root_path": "",
+        "raw_path": b"/v1/completions",
+        "asgi": {"version": "3.0"},
+    }
     await app(scope, never, send)
     assert sent[0]["status"] == 503
 
@@ -83,13 +99,48 @@ async def test_a_full_server_refuses_before_it_reads(app: Application) -> None:
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data"}}
 MEDIA: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
-        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]}]}),
-    ("/v1/responses", {"input": [{"role": "user", "content": [
-        {"type": "input_image", "image_url": "http://127.0.0.1/x.png"}]}]}),
-    ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [
-        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}}]}]}),
-]  # fmt: skip
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+                    ],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x.png"}],
+                }
+            ]
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": 1,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "image",
+                            "source": {"type": "url", "url": "http://127.0.0.1/x.png"},
+                        }
+                    ],
+                }
+            ],
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("path", "body"), MEDIA)
@@ -106,9 +157,17 @@ async def test_media_are_refused_by_name(
 
 
 OUTWARD = {
-    "httpx", "requests", "aiohttp", "urllib.request", "http.client", "ftplib", "smtplib",
-    "websockets", "urllib3", "huggingface_hub",
-}  # fmt: skip
+    "httpx",
+    "requests",
+    "aiohttp",
+    "urllib.request",
+    "http.client",
+    "ftplib",
+    "smtplib",
+    "websockets",
+    "urllib3",
+    "huggingface_hub",
+}
 CONNECTS = {"open_connection", "create_connection", "urlopen", "sock_connect", "connect_ex"}
 
 
@@ -125,8 +184,9 @@ def _outward(tree: ast.AST) -> Iterator[str]:
 def test_no_url_is_ever_fetched() -> None:
     """There is no guard against forged requests because there is nothing to guard."""
     assert list(_outward(ast.parse("import httpx\nasyncio.open_connection('a', 1)"))) == [
-        "httpx", "open_connection",
-    ]  # fmt: skip
+        "httpx",
+        "open_connection",
+    ]
     root = Path(package.__file__).parent
     found = {
         f"{path.relative_to(root)}: {name}"
@@ -145,8 +205,12 @@ async def test_what_is_refused_and_what_fails_is_counted(
     app.state.service.draining = True
     await client.post("/v1/chat/completions", json=CHAT)
     text = (await client.get("/metrics")).text
-    for code in ("missing_required_parameter", "unsupported_media_type", "not_found_error",
-                 "overloaded"):  # fmt: skip
+    for code in (
+        "missing_required_parameter",
+        "unsupported_media_type",
+        "not_found_error",
+        "overloaded",
+    ):
         assert f'headrace_refused_total{{code="{code}"}} 1.0' in text
     assert 'headrace_server_failures_total{kind="store_write"} 0.0' in text
     assert "headrace_log_lines_lost_total 0.0" in text
@@ -155,6 +219,8 @@ async def test_what_is_refused_and_what_fails_is_counted(
 async def test_the_fingerprint_is_the_engines_identity(
     app: Application, client: httpx.AsyncClient
 ) -> None:
-    seen = [(await client.post("/v1/chat/completions", json=CHAT)).json()["system_fingerprint"]
-            for _ in range(2)]  # fmt: skip
+    seen = [
+        (await client.post("/v1/chat/completions", json=CHAT)).json()["system_fingerprint"]
+        for _ in range(2)
+    ]
     assert seen == [app.state.service.engine.identity.fingerprint] * 2

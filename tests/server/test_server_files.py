@@ -27,8 +27,12 @@ def form(*parts: tuple[str, str | None, bytes], end: bool = True) -> bytes:
     for name, filename, content in parts:
         shown = f'; filename="{filename}"' if filename is not None else ""
         body += (
-            f"--{BOUNDARY}\r\ncontent-disposition: form-data; name=\"{name}\"{shown}\r\n\r\n"
-        ).encode() + content + b"\r\n"  # fmt: skip
+            (
+                f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"{shown}\r\n\r\n'
+            ).encode()
+            + content
+            + b"\r\n"
+        )
     return body + (f"--{BOUNDARY}--\r\n".encode() if end else b"")
 
 
@@ -83,8 +87,10 @@ async def test_a_file_comes_and_goes(client: httpx.AsyncClient, tmp_path: Path) 
     assert (tmp_path / "files").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "files" / reply["id"]).stat().st_mode & 0o777 == 0o600
     assert (await client.delete(one)).json() == {
-        "id": reply["id"], "object": "file", "deleted": True,
-    }  # fmt: skip
+        "id": reply["id"],
+        "object": "file",
+        "deleted": True,
+    }
     for gone in (client.get(one), client.get(one + "/content"), client.delete(one)):
         assert (await gone).status_code == 404
     assert not (tmp_path / "files" / reply["id"]).exists()
@@ -136,10 +142,14 @@ async def test_wrong_forms_are_refused(
 
 @pytest.mark.parametrize(
     ("content_type", "status"),
-    [("application/json", 415), ("multipart/form-data", 400),
-     ("multipart/form-data; boundary=" + "x" * 99, 400),
-     ("multipart/form-data; boundary*=idna''x", 400), ("", 415)],
-)  # fmt: skip
+    [
+        ("application/json", 415),
+        ("multipart/form-data", 400),
+        ("multipart/form-data; boundary=" + "x" * 99, 400),
+        ("multipart/form-data; boundary*=idna''x", 400),
+        ("", 415),
+    ],
+)
 async def test_wrong_content_types(
     client: httpx.AsyncClient, content_type: str, status: int
 ) -> None:
@@ -151,9 +161,10 @@ async def test_wrong_content_types(
 async def test_names_are_shown_and_never_paths(client: httpx.AsyncClient, tmp_path: Path) -> None:
     for name in ("../../etc/passwd", "C:\\x\\y.jsonl", "a\u202eb", "é.jsonl"):
         reply = await client.post(
-            "/v1/files", headers=KIND,
+            "/v1/files",
+            headers=KIND,
             content=form(("purpose", None, b"batch"), ("file", name, b"{}")),
-        )  # fmt: skip
+        )
         assert reply.status_code == 200
         assert "/" not in reply.json()["filename"]
         assert reply.json()["filename"].isprintable()
@@ -178,9 +189,11 @@ async def test_lists_go_by_pages(client: httpx.AsyncClient) -> None:
 
 
 async def test_expiry(
-    app: Application, client: httpx.AsyncClient, tmp_path: Path,
+    app: Application,
+    client: httpx.AsyncClient,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     more = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     file = (await put(client, more=more)).json()
     assert file["expires_at"] - file["created_at"] in (3600, 3601)
@@ -233,8 +246,11 @@ async def test_what_was_half_received_is_removed(tmp_path: Path) -> None:
 async def test_without_a_folder_there_are_no_files() -> None:
     app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
     async with client_of(app) as client:
-        for reply in (await put(client), await client.get("/v1/files"),
-                      await client.get("/v1/batches")):  # fmt: skip
+        for reply in (
+            await put(client),
+            await client.get("/v1/files"),
+            await client.get("/v1/batches"),
+        ):
             assert reply.status_code == 404
             assert reply.json()["error"]["code"] == "files_off"
 
@@ -272,11 +288,19 @@ async def test_a_client_that_leaves_half_way_leaves_nothing(
         """Nobody is there."""
 
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/files", "raw_path": b"/v1/files",
-        "query_string": b"", "headers": [(b"content-type", KIND["content-type"].encode())],
-        "http_version": "1.1", "scheme": "http", "server": ("test", 80), "client": ("test", 1),
-        "root_path": "", "asgi": {"version": "3.0"},
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/files",
+        "raw_path": b"/v1/files",
+        "query_string": b"",
+        "headers": [(b"content-type", KIND["content-type"].encode())],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("test", 80),
+        "client": ("test", 1),
+        "root_path": "",
+        "asgi": {"version": "3.0"},
+    }
     await app(scope, receive, send)
     assert not [path for path in (tmp_path / "files").iterdir() if path.name.startswith("file-")]
     assert not app.state.files._arriving

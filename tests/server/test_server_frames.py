@@ -78,9 +78,13 @@ async def answering(
 
 def delta(stream: Stream, text: str, *, end: bool = False) -> OutputDelta:
     return OutputDelta(
-        stream.request_id, 0, text=text, token_ids=[7], prompt_tokens=3,
+        stream.request_id,
+        0,
+        text=text,
+        token_ids=[7],
+        prompt_tokens=3,
         finish_reason="length" if end else None,
-    )  # fmt: skip
+    )
 
 
 def waits(stream: Stream) -> bool:
@@ -174,8 +178,11 @@ async def test_a_client_that_reads_late_gets_all_of_it_in_order(
             stream.push(delta(stream, said[-1]))
             await asyncio.sleep(0)
         stream.push(delta(stream, "", end=True))
-        told = [choice["delta"].get("content", "") for event in events(await reading)
-                for choice in event["choices"]]  # fmt: skip
+        told = [
+            choice["delta"].get("content", "")
+            for event in events(await reading)
+            for choice in event["choices"]
+        ]
     assert "".join(told) == "".join(said)
 
 

@@ -19,52 +19,94 @@ from headrace.server.app import create_app
 
 VALID: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
-        "messages": [{"role": "system", "content": "x"},
-                     {"role": "user", "content": [{"type": "text", "text": "y"}]},
-                     {"role": "assistant", "content": None, "tool_calls": [
-                         {"id": "a", "type": "function",
-                          "function": {"name": "f", "arguments": "{}"}}]},
-                     {"role": "tool", "tool_call_id": "a", "content": "z"}],
-        "max_tokens": 3, "temperature": 1, "n": 2, "stop": ["a"], "logprobs": True,
-        "top_logprobs": 2, "stream": True, "stream_options": {"include_usage": True},
+        "messages": [
+            {"role": "system", "content": "x"},
+            {"role": "user", "content": [{"type": "text", "text": "y"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "z"},
+        ],
+        "max_tokens": 3,
+        "temperature": 1,
+        "n": 2,
+        "stop": ["a"],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-        "tool_choice": "auto", "logit_bias": {"5": 1}, "seed": 3,
-        "response_format": {"type": "text"}, "chat_template_kwargs": {"a": 1},
+        "tool_choice": "auto",
+        "logit_bias": {"5": 1},
+        "seed": 3,
+        "response_format": {"type": "text"},
+        "chat_template_kwargs": {"a": 1},
     },
     "/v1/completions": {
-        "prompt": ["a", "b"], "max_tokens": 2, "logprobs": 1, "echo": True, "n": 1,
-        "prompt_logprobs": 1, "stop_token_ids": [3], "stream": False, "best_of": 1,
+        "prompt": ["a", "b"],
+        "max_tokens": 2,
+        "logprobs": 1,
+        "echo": True,
+        "n": 1,
+        "prompt_logprobs": 1,
+        "stop_token_ids": [3],
+        "stream": False,
+        "best_of": 1,
     },
     "/v1/messages": {
-        "max_tokens": 3, "system": [{"type": "text", "text": "s"}],
-        "messages": [{"role": "user", "content": "a"},
-                     {"role": "assistant", "content": [
-                         {"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
-                     {"role": "user", "content": [
-                         {"type": "tool_result", "tool_use_id": "t", "content": "r"}]}],
+        "max_tokens": 3,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": "r"}],
+            },
+        ],
         "tools": [{"name": "f", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"}, "stream": True,
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "disabled"},
+        "stream": True,
     },
     "/v1/responses": {
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-                  {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                  {"type": "function_call_output", "call_id": "c", "output": "x"}],
-        "max_output_tokens": 3, "stream": True, "store": True, "text": {"format": {"type": "text"}},
-        "tools": [{"type": "function", "name": "f"}], "reasoning": {"effort": "low"},
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "x"},
+        ],
+        "max_output_tokens": 3,
+        "stream": True,
+        "store": True,
+        "text": {"format": {"type": "text"}},
+        "tools": [{"type": "function", "name": "f"}],
+        "reasoning": {"effort": "low"},
     },
     "/tokenize": {"messages": [{"role": "user", "content": "a"}], "return_token_strs": True},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/invocations": {"prompt": [1, 2], "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
-}  # fmt: skip
+}
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
     | st.sampled_from([-1, 0, 1e308, 2**63, 2**64, 10**30, "", "\x00", "auto", "required"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner,
-                                                                 max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -19,9 +19,15 @@ from processes import Running, fake_server, memory, running
 
 CHAT = "/v1/chat/completions"
 POSTS = [
-    CHAT, "/v1/completions", "/v1/messages", "/v1/responses", "/v1/messages/count_tokens",
-    "/tokenize", "/detokenize", "/invocations",
-]  # fmt: skip
+    CHAT,
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/invocations",
+]
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 ASK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 JSON = json.dumps(ASK).encode()
@@ -126,12 +132,19 @@ def test_what_is_no_http_is_refused(server: Running, name: str) -> None:
 
 
 PATHS = {
-    "not UTF-8": b"/v1/\xff\xfe", "quoted not UTF-8": b"/v1/%ff%fe", "quoted NUL": b"/v1/%00",
-    "dots": b"/../../etc/passwd", "page dots": b"/page/..%2f..%2f..%2fetc/passwd",
-    "page NUL": b"/page/%00", "page long": b"/page/" + b"a" * 5000, "star": b"*",
-    "two slashes": b"//health", "quoted line": b"/a%0d%0ax-injected:%201",
-    "a model's name": b"/v1/models/" + b"%ff" * 100, "response": b"/v1/responses/%ff%00",
-}  # fmt: skip
+    "not UTF-8": b"/v1/\xff\xfe",
+    "quoted not UTF-8": b"/v1/%ff%fe",
+    "quoted NUL": b"/v1/%00",
+    "dots": b"/../../etc/passwd",
+    "page dots": b"/page/..%2f..%2f..%2fetc/passwd",
+    "page NUL": b"/page/%00",
+    "page long": b"/page/" + b"a" * 5000,
+    "star": b"*",
+    "two slashes": b"//health",
+    "quoted line": b"/a%0d%0ax-injected:%201",
+    "a model's name": b"/v1/models/" + b"%ff" * 100,
+    "response": b"/v1/responses/%ff%00",
+}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -151,10 +164,11 @@ BOMBS = {
         *[b"x: y\r\n" * 10_000] * 400,
     ],
     "a long chunk extension": [
-        HEAD + b"transfer-encoding: chunked\r\n\r\n2;", *[b"a" * 2**16] * 400,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n2;",
+        *[b"a" * 2**16] * 400,
     ],
     "empty lines": [b"\r\n" * 2**15] * 400,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -331,7 +345,7 @@ BODIES = {
     "a control character": b'{"model": "a\x00b"}',
     "a long key": b'{"' + b"k" * 100_000 + b'": 1}',
     "nothing": b"",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -41,11 +41,26 @@ def test_what_is_taken_is_what_was_sent(ids: list[Any], indent: int | None) -> N
 
 @pytest.mark.parametrize(
     "body",
-    [b'{"prompt":"1,2"}', b'{"prompt":[]}', b'{"prompt":[1,"2"]}', b'{"prompt":[1.5]}',
-     b'{"prompt":[[1],2]}', b'{"prompt":[[1],[2,[3]]]}', b'{"prompt":[1,[2]]}', b'{"n":1}', b"[1]",
-     b'{"prompt":[2147483648]}', b'{"prompt":[1,}', b"", b"[" * 20_000, b'{"prompt":[true]}',
-     b'{"prompt":[[1]"a"]}', b'{"prompt":[["a"]]}', b'{"prompt":[[1],{}]}'],
-)  # fmt: skip
+    [
+        b'{"prompt":"1,2"}',
+        b'{"prompt":[]}',
+        b'{"prompt":[1,"2"]}',
+        b'{"prompt":[1.5]}',
+        b'{"prompt":[[1],2]}',
+        b'{"prompt":[[1],[2,[3]]]}',
+        b'{"prompt":[1,[2]]}',
+        b'{"n":1}',
+        b"[1]",
+        b'{"prompt":[2147483648]}',
+        b'{"prompt":[1,}',
+        b"",
+        b"[" * 20_000,
+        b'{"prompt":[true]}',
+        b'{"prompt":[[1]"a"]}',
+        b'{"prompt":[["a"]]}',
+        b'{"prompt":[[1],{}]}',
+    ],
+)
 def test_anything_else_is_left_to_parsing(body: bytes) -> None:
     assert take_ids(body, "prompt") is None
 

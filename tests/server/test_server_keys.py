@@ -42,11 +42,14 @@ class Guarded:
     def __init__(self, folder: Path, **limits: Any) -> None:
         self.user, self.operator, self.limited = new_key(), new_key(), new_key()
         self.file = folder / "keys.toml"
-        write_keys(self.file, [
-            Key("user", hash_of(self.user)),
-            Key("operator", hash_of(self.operator), "operator"),
-            Key("limited", hash_of(self.limited), **limits),
-        ])  # fmt: skip
+        write_keys(
+            self.file,
+            [
+                Key("user", hash_of(self.user)),
+                Key("operator", hash_of(self.operator), "operator"),
+                Key("limited", hash_of(self.limited), **limits),
+            ],
+        )
         self.engine = FakeEngine()
         options = ServerOptions(keys=str(self.file), store=str(folder / "store.db"))
         self.app = create_app(self.engine, options)  # type: ignore[arg-type]
@@ -66,8 +69,12 @@ def bearer(key: str) -> dict[str, str]:
 
 async def test_every_route_is_closed_but_the_probes(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path)
-    paths = {(route.path, method) for router in ROUTERS for route in router.routes
-             for method in route.methods}  # type: ignore[attr-defined]  # fmt: skip
+    paths = {
+        (route.path, method)
+        for router in ROUTERS
+        for route in router.routes
+        for method in route.methods
+    }  # type: ignore[attr-defined]
     paths |= {("/openapi.json", "GET"), ("/nothing", "GET"), (CHAT, "OPTIONS")}
     assert len(paths) > 25
     for path, method in sorted(paths):
@@ -171,10 +178,13 @@ async def test_background_work_is_charged_at_its_end(tmp_path: Path) -> None:
 
 async def test_the_ledger_counts_and_survives(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path)
-    for path, body in ((CHAT, BODY), (CHAT, BODY | {"stream": True}),
-                       ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
-                       ("/v1/messages", BODY),
-                       ("/v1/responses", {"input": "hi", "max_output_tokens": 4})):  # fmt: skip
+    for path, body in (
+        (CHAT, BODY),
+        (CHAT, BODY | {"stream": True}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
+        ("/v1/messages", BODY),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
+    ):
         reply = await guarded.http.post(path, json=body, headers=bearer(guarded.user))
         assert reply.status_code == 200
     reply = await guarded.operating.get("/operate/usage", headers=bearer(guarded.operator))
@@ -243,14 +253,18 @@ def test_the_file_holds_no_key_and_is_for_its_owner_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "key = 1", "[[key]]\nname = 'a'", "x = 1", "[[key", "[[key]]\nname='a'\nhash='md5:1'",
+        "key = 1",
+        "[[key]]\nname = 'a'",
+        "x = 1",
+        "[[key",
+        "[[key]]\nname='a'\nhash='md5:1'",
         f"[[key]]\nname='a'\nhash='{hash_of('x')}'\nrole='king'",
         f"[[key]]\nname='a'\nhash='{hash_of('x')}'\nconcurrent=0",
         f"[[key]]\nname='a'\nhash='{hash_of('x')}'\ncolour=0",
         f"[[key]]\nname=''\nhash='{hash_of('x')}'",
         f"[[key]]\nname='a'\nhash='{hash_of('x')}'\n[[key]]\nname='a'\nhash='{hash_of('y')}'",
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_of_keys_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
@@ -296,10 +310,26 @@ def test_a_refusal_takes_nothing(tmp_path: Path) -> None:
 def certificate(folder: Path, name: str, ca: str | None = None) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1, signed by itself or by `ca`."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
-               "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key),
-               "-out", str(cert)]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+    ]
     if ca is not None:
         command += ["-CA", str(folder / f"{ca}.pem"), "-CAkey", str(folder / f"{ca}.key")]
     subprocess.run(command, check=True, capture_output=True)

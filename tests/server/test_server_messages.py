@@ -112,8 +112,11 @@ async def test_text() -> None:
 async def test_thinking_text_and_tools_whole_and_streamed() -> None:
     whole = (await ask(ANSWER, tools=TOOLS)).json()
     assert [block["type"] for block in whole["content"]] == [
-        "thinking", "text", "tool_use", "tool_use",
-    ]  # fmt: skip
+        "thinking",
+        "text",
+        "tool_use",
+        "tool_use",
+    ]
     assert whole["content"][2]["input"] == {"city": "Bern", "days": 2}
     assert whole["stop_reason"] == "tool_use"
     found = events(await ask(ANSWER, tools=TOOLS, stream=True))
@@ -133,8 +136,11 @@ async def test_thinking_text_and_tools_whole_and_streamed() -> None:
             case "content_block_delta":
                 assert event["index"] == open_block
                 delta = event["delta"]
-                for source, target in (("text", "text"), ("thinking", "thinking"),
-                                       ("partial_json", "partial")):  # fmt: skip
+                for source, target in (
+                    ("text", "text"),
+                    ("thinking", "thinking"),
+                    ("partial_json", "partial"),
+                ):
                     if source in delta:
                         blocks[-1][target] += delta[source]
             case "content_block_stop":
@@ -160,22 +166,37 @@ async def test_the_conversation_reaches_the_template() -> None:
         tools=TOOLS,
         messages=[
             {"role": "user", "content": "Weather?"},
-            {"role": "assistant", "content": [
-                {"type": "thinking", "thinking": "hm", "signature": "s"},
-                {"type": "text", "text": "I look."},
-                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bern"}}]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "t1",
-                 "content": [{"type": "text", "text": "Rain"}]},
-                {"type": "text", "text": "Thanks."}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bern"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": [{"type": "text", "text": "Rain"}],
+                    },
+                    {"type": "text", "text": "Thanks."},
+                ],
+            },
         ],
-    )  # fmt: skip
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         assert (await client.post(PATH, json=given)).status_code == 200
     messages, more = seen[0]
     assert [message["role"] for message in messages] == [
-        "system", "user", "assistant", "tool", "user",
-    ]  # fmt: skip
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "user",
+    ]
     assert messages[2]["reasoning_content"] == "hm"
     assert messages[2]["tool_calls"][0]["function"]["name"] == "weather"
     assert messages[3] == {"role": "tool", "tool_call_id": "t1", "content": "Rain"}
@@ -207,8 +228,10 @@ async def test_errors_have_anthropics_shape(change: dict[str, Any], words: str) 
 
 async def test_an_error_in_the_middle_is_an_event() -> None:
     found = events(await ask(stream=True, fault=EngineFault("a step failed")))
-    assert found[-1] == {"type": "error", "error": {"type": "api_error",
-                                                    "message": "a step failed"}}  # fmt: skip
+    assert found[-1] == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "a step failed"},
+    }
 
 
 async def test_count_tokens() -> None:
@@ -230,8 +253,18 @@ def test_every_parameter_of_the_official_clients_is_known() -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-    command = headrace("serve", str(model), "--port", "0", "--threads", "1",
-                       "--max-sequences", "4", "--kv-memory", "8MiB")  # fmt: skip
+    command = headrace(
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "4",
+        "--kv-memory",
+        "8MiB",
+    )
     with running(command) as server:
         yield server
 

@@ -123,20 +123,40 @@ async def test_the_other_names_have_the_same_lock(keyed: tuple[Application, str,
         assert (await client.head("/metrics", headers=headers)).status_code == 403
         assert (await client.head("/v1/stats", headers=headers)).status_code == 403
     for path in (
-        "/stats", "/stats/stream", "/models/../stats", "/models/%2e%2e/stats", "//models",
-        "/./models", "/Models", "/models/../../metrics", "/metrics/", "/v1/v1/models", "models",
-        "/models;/../v1/stats", "/v1/../models", "/models\x00", "",
-    ):  # fmt: skip
+        "/stats",
+        "/stats/stream",
+        "/models/../stats",
+        "/models/%2e%2e/stats",
+        "//models",
+        "/./models",
+        "/Models",
+        "/models/../../metrics",
+        "/metrics/",
+        "/v1/v1/models",
+        "models",
+        "/models;/../v1/stats",
+        "/v1/../models",
+        "/models\x00",
+        "",
+    ):
         assert await _status(app, path, user) in (403, 404), path
 
 
 async def _status(app: Application, path: str, key: str) -> int:
     """The answer to a path that no client would send as it is."""
     scope = {
-        "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": path,
-        "raw_path": path.encode(), "root_path": "", "query_string": b"", "client": None,
-        "server": ("test", 80), "headers": [(b"authorization", b"Bearer " + key.encode())],
-    }  # fmt: skip
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "client": None,
+        "server": ("test", 80),
+        "headers": [(b"authorization", b"Bearer " + key.encode())],
+    }
     found: list[int] = []
 
     async def receive() -> dict[str, object]:

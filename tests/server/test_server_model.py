@@ -21,9 +21,12 @@ def server() -> Iterator[Running]:
 def ask(server: Running, content: str, **more: Any) -> str:
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     reply = client.chat.completions.create(
-        model="qwen2.5-coder-0.5b", messages=[{"role": "user", "content": content}],
-        max_tokens=64, temperature=0, **more,
-    )  # fmt: skip
+        model="qwen2.5-coder-0.5b",
+        messages=[{"role": "user", "content": content}],
+        max_tokens=64,
+        temperature=0,
+        **more,
+    )
     return reply.choices[0].message.content or ""
 
 

@@ -134,9 +134,17 @@ async def test_clients_that_name_no_type_are_understood_and_foreign_pages_are_no
 
 async def test_options_become_sampling(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     options = {
-        "num_predict": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.4, "min_p": 0.1, "seed": 9,
-        "stop": ["x"], "repeat_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
-    }  # fmt: skip
+        "num_predict": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.4,
+        "min_p": 0.1,
+        "seed": 9,
+        "stop": ["x"],
+        "repeat_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+    }
     await client.post("/api/chat", json={**CHAT, "options": options})
     sampling = engine.seen[-1][1]
     assert sampling.max_tokens == 7
@@ -152,10 +160,11 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 TOOL = {
     "type": "function",
     "function": {
-        "name": "add", "description": "Add.",
+        "name": "add",
+        "description": "Add.",
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -181,9 +190,10 @@ async def test_calls_are_objects_and_their_results_come_back(caller: httpx.Async
     lines = [json.loads(each) for each in text.splitlines()]
     assert [bool(each["message"].get("tool_calls")) for each in lines] == [True, False]
     turns = [
-        *MESSAGES, reply["message"],
+        *MESSAGES,
+        reply["message"],
         {"role": "tool", "tool_name": "add", "content": "3"},
-    ]  # fmt: skip
+    ]
     again = await caller.post("/api/chat", json={**body, "messages": turns, "stream": False})
     assert again.status_code == 200, again.text
 

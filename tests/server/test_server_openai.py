@@ -22,9 +22,17 @@ MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "8",
-        "--kv-memory", "16MiB",
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "8",
+        "--kv-memory",
+        "16MiB",
+    )
     with running(command) as server:
         yield server
 
@@ -96,8 +104,7 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI) -> None:
     assert cut.choices[0].stop_reason == stop
     streamed = chat(client, max_tokens=40, stop=[stop], stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in streamed) == text[: text.index(stop)]
-    kept = chat(client, max_tokens=40, stop=stop,
-                extra_body={"include_stop_str_in_output": True})  # fmt: skip
+    kept = chat(client, max_tokens=40, stop=stop, extra_body={"include_stop_str_in_output": True})
     assert kept.choices[0].message.content == text[: text.index(stop) + len(stop)]
 
 
@@ -142,13 +149,16 @@ def test_the_same_prompt_is_cached(client: openai.OpenAI) -> None:
         ({"messages": []}, openai.BadRequestError, "messages"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"max_tokens": 100_000}, openai.BadRequestError, "max_tokens"),
-        ({"messages": [{"role": "user", "content": "a b c " * 2000}]},
-         openai.BadRequestError, "messages"),
+        (
+            {"messages": [{"role": "user", "content": "a b c " * 2000}]},
+            openai.BadRequestError,
+            "messages",
+        ),
         ({"messages": [{"role": "user", "content": "raise"}]}, openai.BadRequestError, "messages"),
         ({"logit_bias": {str(VOCAB): 1}}, openai.BadRequestError, "logit_bias"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_errors(client: openai.OpenAI, change: Any, error: Any, param: str) -> None:
     with pytest.raises(error) as caught:
         chat(client, **change)
@@ -175,10 +185,13 @@ async def test_thirty_two_streams_with_disconnects_free_every_block(
 ) -> None:
     async def stream(number: int) -> int:
         reply = await later.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": f"count {number}"}],
-            max_tokens=60, stream=True, extra_body={"ignore_eos": True},
+            model="tiny",
+            messages=[{"role": "user", "content": f"count {number}"}],
+            max_tokens=60,
+            stream=True,
+            extra_body={"ignore_eos": True},
             stream_options={"include_usage": True},
-        )  # fmt: skip
+        )
         count = 0
         async for chunk in reply:
             count = chunk.usage.completion_tokens if chunk.usage else count
@@ -190,8 +203,12 @@ async def test_thirty_two_streams_with_disconnects_free_every_block(
     counts = await asyncio.gather(*(stream(number) for number in range(32)))
     assert counts[::2] == [60] * 16
     end = time.monotonic() + 20
-    wanted = {"vllm:num_requests_running": 0.0, "vllm:num_requests_waiting": 0.0,
-              "vllm:kv_cache_usage_perc": 0.0, "headrace_http_requests_in_work": 0.0}  # fmt: skip
+    wanted = {
+        "vllm:num_requests_running": 0.0,
+        "vllm:num_requests_waiting": 0.0,
+        "vllm:kv_cache_usage_perc": 0.0,
+        "headrace_http_requests_in_work": 0.0,
+    }
     while gauges(server, set(wanted)) != wanted:
         assert time.monotonic() < end, gauges(server, set(wanted))
         await asyncio.sleep(0.2)

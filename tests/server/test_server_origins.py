@@ -36,9 +36,10 @@ async def test_off_by_default() -> None:
 async def test_a_listed_origin_may_read_and_ask() -> None:
     async with client_of(serving(f"{LISTED}, http://other.example:8080/")) as client:
         asked = {
-            "origin": LISTED, "access-control-request-method": "POST",
+            "origin": LISTED,
+            "access-control-request-method": "POST",
             "access-control-request-headers": "authorization,x-stainless-os",
-        }  # fmt: skip
+        }
         allowed = await client.options("/v1/chat/completions", headers=asked)
         assert allowed.status_code == 204
         assert allowed.headers["access-control-allow-origin"] == LISTED
@@ -93,9 +94,12 @@ async def test_anthropics_clients_are_refused_in_their_shape() -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"origin": "http://test"}, {"origin": "https://front.example",
-                                     "sec-fetch-site": "same-origin"}],
-)  # fmt: skip
+    [
+        {},
+        {"origin": "http://test"},
+        {"origin": "https://front.example", "sec-fetch-site": "same-origin"},
+    ],
+)
 async def test_its_own_page_and_programs_may(headers: dict[str, str]) -> None:
     async with client_of(serving()) as client:
         reply = await client.post("/v1/chat/completions", json=CHAT, headers=headers)

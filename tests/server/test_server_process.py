@@ -206,11 +206,15 @@ def test_a_slow_reader_does_not_stop_the_others() -> None:
 
 def test_while_the_model_loads_probes_are_answered(tmp_path: Path) -> None:
     code, loaded = fake_server(), tmp_path / "loaded"
-    code[-1] = code[-1].replace(
-        "async def start():",
-        "import asyncio\nfrom pathlib import Path\nasync def start():\n"
-        f"    while not Path({str(loaded)!r}).exists():\n        await asyncio.sleep(0.02)",
-    ).replace("port=0", "port=8377")  # fmt: skip
+    code[-1] = (
+        code[-1]
+        .replace(
+            "async def start():",
+            "import asyncio\nfrom pathlib import Path\nasync def start():\n"
+            f"    while not Path({str(loaded)!r}).exists():\n        await asyncio.sleep(0.02)",
+        )
+        .replace("port=0", "port=8377")
+    )
     with running(code, ready=False) as server:
         server.url = "http://127.0.0.1:8377"
         until(lambda: _answers(server.url))

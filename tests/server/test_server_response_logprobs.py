@@ -40,8 +40,12 @@ def client_of(answer: str) -> openai.AsyncOpenAI:
 async def test_the_tokens_of_the_text(answer: str, text: str | None) -> None:
     client = client_of(answer)
     asked: dict[str, Any] = {
-        "model": "fake", "input": "hi", "include": WANTED, "top_logprobs": 2, "tools": [TOOL],
-    }  # fmt: skip
+        "model": "fake",
+        "input": "hi",
+        "include": WANTED,
+        "top_logprobs": 2,
+        "tools": [TOOL],
+    }
     whole = await client.responses.create(**asked)
     parts: list[Any] = [
         part for item in whole.output if item.type == "message" for part in item.content

@@ -19,8 +19,10 @@ from headrace.server.app import create_app
 from headrace.server.store import ResponseStore, Stored
 
 PATH = "/v1/responses"
-TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"}},
-         {"type": "function", "name": "time"}]  # fmt: skip
+TOOLS = [
+    {"type": "function", "name": "weather", "parameters": {"type": "object"}},
+    {"type": "function", "name": "time"},
+]
 
 
 class Api:
@@ -73,8 +75,11 @@ async def test_events_add_up_to_the_response() -> None:
     assert found[-1]["type"] == "response.completed"
     output = found[-1]["response"]["output"]
     assert [item["type"] for item in output] == [
-        "reasoning", "message", "function_call", "function_call",
-    ]  # fmt: skip
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
     assert json.loads(output[2]["arguments"]) == {"city": "Bern", "days": 2}
     assert found[-1]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     texts: dict[str, str] = {}
@@ -102,9 +107,14 @@ async def test_a_conversation_goes_on() -> None:
     seen: list[Any] = []
     api.engine.template.render_small = lambda messages, **_: seen.append(messages) or "prompt"
     first = (await api.ask(instructions="Be brief.")).json()
-    second = (await api.ask(previous_response_id=first["id"], input=[
-        {"role": "user", "content": [{"type": "input_text", "text": "again"}]},
-    ])).json()  # fmt: skip
+    second = (
+        await api.ask(
+            previous_response_id=first["id"],
+            input=[
+                {"role": "user", "content": [{"type": "input_text", "text": "again"}]},
+            ],
+        )
+    ).json()
     await api.ask(previous_response_id=second["id"], input="third")
     # Instructions hold for their own turn alone.
     assert [m["content"] for m in seen[0]] == ["Be brief.", "hi"]
@@ -126,13 +136,19 @@ async def test_calls_and_their_outputs_are_messages() -> None:
     api = Api()
     seen: list[Any] = []
     api.engine.template.render_small = lambda messages, **_: seen.append(messages) or "prompt"
-    await api.ask(input=[
-        {"role": "user", "content": "Weather?"},
-        {"type": "reasoning", "id": "rs", "summary": [],
-         "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "Rain"},
-    ])  # fmt: skip
+    await api.ask(
+        input=[
+            {"role": "user", "content": "Weather?"},
+            {
+                "type": "reasoning",
+                "id": "rs",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "hm"}],
+            },
+            {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "Rain"},
+        ]
+    )
     roles = [message["role"] for message in seen[0]]
     assert roles == ["user", "assistant", "tool"]
     assert seen[0][1]["reasoning_content"] == "hm"

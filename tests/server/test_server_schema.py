@@ -41,16 +41,37 @@ def test_every_operation_keeps_to_the_document(tmp_path: Path, port: str) -> Non
             url = server.await_line(r"operator: (https?://\S+)").group(1)
         done = subprocess.run(
             [
-                sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings),
-                "run", url + "/openapi.json",
-                "--max-examples", str(EXAMPLES), "--phases", PHASES, "--checks", "all",
-                "--request-timeout", "20", "--generation-database", "none", "--seed", "1",
-                "--continue-on-failure", "--workers", "2",
-                "--exclude-path", "/v1/stats/stream",  # It never ends by itself.
-                "--exclude-path", "/operate/drain",  # After it there is nothing to test.
+                sys.executable,
+                "-m",
+                "schemathesis.cli",
+                "--config-file",
+                str(settings),
+                "run",
+                url + "/openapi.json",
+                "--max-examples",
+                str(EXAMPLES),
+                "--phases",
+                PHASES,
+                "--checks",
+                "all",
+                "--request-timeout",
+                "20",
+                "--generation-database",
+                "none",
+                "--seed",
+                "1",
+                "--continue-on-failure",
+                "--workers",
+                "2",
+                "--exclude-path",
+                "/v1/stats/stream",  # It never ends by itself.
+                "--exclude-path",
+                "/operate/drain",  # After it there is nothing to test.
             ],
-            capture_output=True, text=True, cwd=tmp_path,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stdout[-20_000:]
         text = httpx.get(server.url + "/metrics").text
     assert "headrace_http_requests_in_work 0.0" in text

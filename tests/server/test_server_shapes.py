@@ -39,21 +39,28 @@ async def test_chat(client: httpx.AsyncClient) -> None:
         assert choice["finish_reason"] == "length"
         assert choice["logprobs"] is None
     assert body["usage"] == {
-        "prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16,
+        "prompt_tokens": 8,
+        "completion_tokens": 8,
+        "total_tokens": 16,
         "prompt_tokens_details": {"cached_tokens": 3},
         "completion_tokens_details": {"reasoning_tokens": 0},
-    }  # fmt: skip
+    }
 
 
 async def test_chat_logprobs_have_bytes(client: httpx.AsyncClient) -> None:
     body = HELLO | {"logprobs": True, "top_logprobs": 2, "max_tokens": 1}
     content = (await client.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
     assert content == [
-        {"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": [
-            {"token": "A", "logprob": -33.5, "bytes": [65]},
-            {"token": "B", "logprob": -34.0, "bytes": [66]},
-        ]}
-    ]  # fmt: skip
+        {
+            "token": "H",
+            "logprob": -0.5,
+            "bytes": [72],
+            "top_logprobs": [
+                {"token": "A", "logprob": -33.5, "bytes": [65]},
+                {"token": "B", "logprob": -34.0, "bytes": [66]},
+            ],
+        }
+    ]
 
 
 @pytest.mark.parametrize("extra", [{}, {"logprobs": True}, {"return_token_ids": True}], ids=str)
@@ -138,9 +145,11 @@ async def test_prompt_logprobs_in_vllms_shape(client: httpx.AsyncClient) -> None
     reply = (await client.post(TEXT, json=body)).json()
     assert reply["choices"][0]["prompt_logprobs"] == [
         None,
-        {"66": {"logprob": -0.1, "rank": 1, "decoded_token": "B"},
-         "98": {"logprob": -1.0, "rank": 2, "decoded_token": "b"}},
-    ]  # fmt: skip
+        {
+            "66": {"logprob": -0.1, "rank": 1, "decoded_token": "B"},
+            "98": {"logprob": -1.0, "rank": 2, "decoded_token": "b"},
+        },
+    ]
 
 
 async def test_a_fault_in_the_middle_is_an_event(

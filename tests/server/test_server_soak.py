@@ -17,11 +17,21 @@ def test_random_traffic_leaves_nothing_behind(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     done = subprocess.run(
         [
-            sys.executable, str(SOAK), "--minutes", "0.2", "--clients", "12", "--growth", "24",
-            "--json", str(record),
+            sys.executable,
+            str(SOAK),
+            "--minutes",
+            "0.2",
+            "--clients",
+            "12",
+            "--growth",
+            "24",
+            "--json",
+            str(record),
         ],
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(record.read_text())["counts"]
     assert min(counts[kind] for kind in ("answered", "refused", "left", "half a head")) > 0

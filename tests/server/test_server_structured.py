@@ -28,9 +28,14 @@ SCHEMA: dict[str, Any] = {
 }
 TOOLS: Any = [
     {"type": "function", "function": {"name": "flow", "parameters": SCHEMA, "strict": True}},
-    {"type": "function", "function": {"name": "stop", "parameters": {
-        "type": "object", "properties": {}, "additionalProperties": False}}},
-]  # fmt: skip
+    {
+        "type": "function",
+        "function": {
+            "name": "stop",
+            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
+    },
+]
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
 TEMPLATE = (
     "{# It writes <tool_call> </tool_call> and <think> </think>. #}"
@@ -51,9 +56,16 @@ def speaking(folder: Path) -> Path:
         last = max(vocabulary, key=vocabulary.__getitem__)
         index = vocabulary.pop(last)
         data["added_tokens"].append(
-            {"id": index, "content": text, "special": True, "single_word": False, "lstrip": False,
-             "rstrip": False, "normalized": False}
-        )  # fmt: skip
+            {
+                "id": index,
+                "content": text,
+                "special": True,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+            }
+        )
     data["added_tokens"].sort(key=lambda token: token["id"])
     path.write_text(json.dumps(data))
     config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
@@ -65,9 +77,17 @@ def speaking(folder: Path) -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     model = speaking(tmp_path_factory.mktemp("models") / "tiny")
     command = headrace(
-        "serve", str(model), "--port", "0", "--threads", "1", "--max-sequences", "8",
-        "--kv-memory", "16MiB",
-    )  # fmt: skip
+        "serve",
+        str(model),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "8",
+        "--kv-memory",
+        "16MiB",
+    )
     with running(command) as server:
         yield server
 
@@ -79,10 +99,14 @@ def client(server: Running) -> openai.OpenAI:
 
 def chat(client: openai.OpenAI, seed: int = 1, **more: Any) -> Any:
     given = {
-        "model": "tiny", "messages": MESSAGES, "max_tokens": 400, "temperature": 1.5, "seed": seed,
+        "model": "tiny",
+        "messages": MESSAGES,
+        "max_tokens": 400,
+        "temperature": 1.5,
+        "seed": seed,
         # It never learned to think, so it would not come to an end.
         "logit_bias": {str(_token(client, "<think>")): -100},
-    }  # fmt: skip
+    }
     return client.chat.completions.create(**(given | more))
 
 
@@ -106,8 +130,9 @@ def test_choices_are_each_held(client: openai.OpenAI) -> None:
 
 def test_the_fields_of_vllm(client: openai.OpenAI) -> None:
     for extra in (
-        {"structured_outputs": {"regex": "[a-c]{3}x"}}, {"guided_regex": "[a-c]{3}x"},
-    ):  # fmt: skip
+        {"structured_outputs": {"regex": "[a-c]{3}x"}},
+        {"guided_regex": "[a-c]{3}x"},
+    ):
         content = chat(client, extra_body=extra).choices[0].message.content
         assert re.fullmatch("[a-c]{3}x", content)
         reply = client.completions.create(
@@ -125,9 +150,13 @@ def test_the_fields_of_vllm(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_the_form_of_a_completion(client: openai.OpenAI, seed: int) -> None:
     given: Any = {
-        "model": "tiny", "prompt": ["x", "yy"], "max_tokens": 400, "temperature": 1.5,
-        "seed": seed, "extra_body": {"response_format": FORM},
-    }  # fmt: skip
+        "model": "tiny",
+        "prompt": ["x", "yy"],
+        "max_tokens": 400,
+        "temperature": 1.5,
+        "seed": seed,
+        "extra_body": {"response_format": FORM},
+    }
     whole = client.completions.create(**given)
     for choice in whole.choices:
         jsonschema.validate(json.loads(choice.text), SCHEMA)
@@ -178,8 +207,9 @@ def test_required(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_tools_beside_a_form(client: openai.OpenAI, strict: bool) -> None:
     """As agents ask that have an output type: the answer is a call or the form, nothing else."""
-    tools = [{"type": "function", "function": tool["function"] | {"strict": strict}}
-             for tool in TOOLS]  # fmt: skip
+    tools = [
+        {"type": "function", "function": tool["function"] | {"strict": strict}} for tool in TOOLS
+    ]
     for seed in range(6):
         choice = chat(client, seed, tools=tools, response_format=FORM).choices[0]
         for call in choice.message.tool_calls or ():
@@ -204,9 +234,12 @@ def test_a_form_after_reasoning(client: openai.OpenAI) -> None:
         # A model that never trained does not close its reasoning: a helping hand.
         bias = {str(_token(client, "</think>")): 8.0}
         choice = chat(
-            client, seed, response_format=FORM, logit_bias=bias,
+            client,
+            seed,
+            response_format=FORM,
+            logit_bias=bias,
             extra_body={"chat_template_kwargs": {"think": True}},
-        ).choices[0]  # fmt: skip
+        ).choices[0]
         if choice.finish_reason != "stop":
             continue
         seen += 1
@@ -228,12 +261,23 @@ def _token(client: openai.OpenAI, text: str) -> int:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
-            "type": "string", "format": "zip"}, "strict": True}}}, "zip"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "schema": {"type": "string", "format": "zip"},
+                        "strict": True,
+                    },
+                }
+            },
+            "zip",
+        ),
         ({"extra_body": {"guided_regex": "("}}, "guided.regex"),
         ({"extra_body": {"guided_regex": "a", "structured_outputs": {"regex": "b"}}}, "together"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_held_is_refused_before_work(
     client: openai.OpenAI, fields: dict[str, Any], said: str
 ) -> None:
@@ -257,13 +301,26 @@ def test_the_default_model_answers_in_a_form() -> None:
         reply = client.chat.completions.create(**given, response_format=form, max_tokens=80)
         assert json.loads(reply.choices[0].message.content or "")["capital"] == "Paris"
         weather: Any = [
-            {"type": "function", "function": {"name": "capital_of", "strict": True, "parameters": {
-                "type": "object", "properties": {"country": {"type": "string"}},
-                "required": ["country"], "additionalProperties": False}}}
-        ]  # fmt: skip
+            {
+                "type": "function",
+                "function": {
+                    "name": "capital_of",
+                    "strict": True,
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"country": {"type": "string"}},
+                        "required": ["country"],
+                        "additionalProperties": False,
+                    },
+                },
+            }
+        ]
         reply = client.chat.completions.create(
-            **given, tools=weather, tool_choice="required", parallel_tool_calls=False,
+            **given,
+            tools=weather,
+            tool_choice="required",
+            parallel_tool_calls=False,
             max_tokens=80,
-        )  # fmt: skip
+        )
         (call,) = reply.choices[0].message.tool_calls or ()
         assert json.loads(call.function.arguments)["country"] == "France"

@@ -24,8 +24,13 @@ from headrace.server.app import create_app
 from headrace.server.logprobs import token_name
 
 TEMPLATE = "<tool_call> </tool_call> <think> </think>"
-WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}}}}}  # fmt: skip
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
 CALL = '{"name": "weather", "arguments": {"city": "Bern"}}'
 PLAIN = "```json\n" + CALL + "\n```"
 ASK: Any = [{"role": "user", "content": "hi"}]
@@ -72,21 +77,32 @@ def server() -> Server:
 
 
 HINTS: list[dict[str, Any]] = [
-    {"store": True}, {"service_tier": "flex"}, {"service_tier": "priority"}, {"verbosity": "low"},
-    {"prediction": {"type": "content", "content": "x"}}, {"modalities": ["text"]},
-    {"extra_body": {"foo": None}}, {"extra_body": {"temprature": None}}, {"temperature": None},
-    {"top_logprobs": 0}, {"extra_body": {"cache_prompt": True}},
+    {"store": True},
+    {"service_tier": "flex"},
+    {"service_tier": "priority"},
+    {"verbosity": "low"},
+    {"prediction": {"type": "content", "content": "x"}},
+    {"modalities": ["text"]},
+    {"extra_body": {"foo": None}},
+    {"extra_body": {"temprature": None}},
+    {"temperature": None},
+    {"top_logprobs": 0},
+    {"extra_body": {"cache_prompt": True}},
     # LM Studio's, Ollama's, OpenRouter's and SGLang's, which editors send to any server.
     {"extra_body": {"ttl": 300, "draft_model": "x", "keep_alive": "5m", "num_ctx": 4096}},
     {"extra_body": {"usage": {"include": True}, "provider": {"order": []}, "transforms": []}},
     {"extra_body": {"separate_reasoning": True, "timings_per_token": True}},
-    {"extra_body": {"enable_thinking": False}}, {"reasoning_effort": "max"},
+    {"extra_body": {"enable_thinking": False}},
+    {"reasoning_effort": "max"},
     {"extra_body": {"guided_decoding_backend": "xgrammar"}},
     {"extra_body": {"spaces_between_special_tokens": False}},
-    {"extra_body": {"documents": [{"text": "x"}]}}, {"extra_body": {"add_special_tokens": False}},
-    {"tools": [WEATHER] + [
-        {"type": "function", "function": {"name": f"tool_{i}"}} for i in range(300)]},
-]  # fmt: skip
+    {"extra_body": {"documents": [{"text": "x"}]}},
+    {"extra_body": {"add_special_tokens": False}},
+    {
+        "tools": [WEATHER]
+        + [{"type": "function", "function": {"name": f"tool_{i}"}} for i in range(300)]
+    },
+]
 
 
 @pytest.mark.parametrize("hint", HINTS, ids=lambda hint: json.dumps(hint)[:50])
@@ -109,8 +125,11 @@ async def test_a_call_with_an_object_and_a_tool_without_a_word(server: Server) -
     """Arguments as an object, as Ollama's clients keep them; null where a tool gave nothing."""
     asked = {"role": "user", "content": "hi"}
     for arguments in ({"city": "Oslo"}, '{"city": "Oslo"}'):
-        call = {"id": "c", "type": "function",
-                "function": {"name": "weather", "arguments": arguments}}  # fmt: skip
+        call = {
+            "id": "c",
+            "type": "function",
+            "function": {"name": "weather", "arguments": arguments},
+        }
         history: Any = [
             asked,
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -123,20 +142,39 @@ async def test_a_call_with_an_object_and_a_tool_without_a_word(server: Server) -
 async def test_echoed_and_decorated_messages_are_read_and_counted(server: Server) -> None:
     before = all_ignored()
     history: Any = [
-        {"role": "user", "content": [
-            {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}],
+        },
         # As LiteLLM gives it back.
-        {"role": "assistant", "content": None, "provider_specific_fields": {"refusal": None},
-         "function_call": None, "images": [], "tool_calls": [
-             {"id": "c", "type": "function", "thought_signature": "x", "function": {
-                 "name": "weather", "arguments": "{}", "provider": "y"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "provider_specific_fields": {"refusal": None},
+            "function_call": None,
+            "images": [],
+            "tool_calls": [
+                {
+                    "id": "c",
+                    "type": "function",
+                    "thought_signature": "x",
+                    "function": {"name": "weather", "arguments": "{}", "provider": "y"},
+                }
+            ],
+        },
         {"role": "tool", "tool_call_id": "c", "content": "sunny", "is_error": False},
-    ]  # fmt: skip
+    ]
     tool = {**WEATHER, "cache_control": {}, "function": {**WEATHER["function"], "examples": [1]}}
     await server.chat(messages=history, tools=[tool])
     counted = {name: count - before.get(name, 0) for name, count in all_ignored().items()}
-    expected = {"ContentPart": 1, "Message": 3, "ToolCall": 1, "FunctionCall": 1, "Tool": 1,
-                "FunctionSpec": 1}  # fmt: skip
+    expected = {
+        "ContentPart": 1,
+        "Message": 3,
+        "ToolCall": 1,
+        "FunctionCall": 1,
+        "Tool": 1,
+        "FunctionSpec": 1,
+    }
     assert {name: counted[name] for name in expected} == expected
     text = (await server.http.get("/metrics")).text
     assert 'headrace_ignored_fields_total{where="Message"}' in text
@@ -222,10 +260,13 @@ async def test_functions_of_old(stream: bool) -> None:
     server = Server(PLAIN)
     history: Any = [
         *ASK,
-        {"role": "assistant", "content": None,
-         "function_call": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+        {
+            "role": "assistant",
+            "content": None,
+            "function_call": {"name": "weather", "arguments": '{"city": "Rome"}'},
+        },
         {"role": "function", "name": "weather", "content": "sunny"},
-    ]  # fmt: skip
+    ]
     given: Any = {"messages": history, "functions": [WEATHER["function"]], "function_call": "auto"}
     if stream:
         chunks = [chunk async for chunk in await server.chat(**given, stream=True)]
@@ -269,8 +310,11 @@ async def test_echo_in_chat(server: Server, stream: bool) -> None:
     more: Any = {
         "messages": [*ASK, {"role": "assistant", "content": "So:"}],
         "extra_body": {
-            "continue_final_message": True, "add_generation_prompt": False, "echo": True},
-    }  # fmt: skip
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+            "echo": True,
+        },
+    }
     if stream:
         chunks = [chunk async for chunk in await server.chat(**more, stream=True)]
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == "So:Hello"
@@ -287,23 +331,55 @@ async def test_a_tool_use_block_goes_back_as_it_was_dumped() -> None:
     reply = await server.message(tools=[tool])
     dumped = [block.model_dump() for block in reply.content]
     dumped[0]["caller"] = {"type": "direct"}
-    history = [*ASK, {"role": "assistant", "content": dumped}, {"role": "user", "content": [
-        {"type": "tool_result", "tool_use_id": dumped[0]["id"], "content": "sunny"}]}]  # fmt: skip
+    history = [
+        *ASK,
+        {"role": "assistant", "content": dumped},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": dumped[0]["id"], "content": "sunny"}
+            ],
+        },
+    ]
     assert (await server.message(messages=history, tools=[tool])).content
 
 
 EXTRAS: list[dict[str, Any]] = [
     {"output_config": {"effort": "high"}},
     {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}},
-    {"tools": [{"name": "a", "input_schema": {"type": "object"}, "defer_loading": True,
-                "eager_input_streaming": True, "input_examples": [{}]}]},
-    {"messages": [{"role": "user", "content": [
-        {"type": "document", "title": "T", "source": {
-            "type": "text", "media_type": "text/plain", "data": "plain"}},
-        {"type": "search_result", "source": "u", "title": "S", "content": [
-            {"type": "text", "text": "found"}]},
-        {"type": "text", "text": "hi"}]}]},
-]  # fmt: skip
+    {
+        "tools": [
+            {
+                "name": "a",
+                "input_schema": {"type": "object"},
+                "defer_loading": True,
+                "eager_input_streaming": True,
+                "input_examples": [{}],
+            }
+        ]
+    },
+    {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "document",
+                        "title": "T",
+                        "source": {"type": "text", "media_type": "text/plain", "data": "plain"},
+                    },
+                    {
+                        "type": "search_result",
+                        "source": "u",
+                        "title": "S",
+                        "content": [{"type": "text", "text": "found"}],
+                    },
+                    {"type": "text", "text": "hi"},
+                ],
+            }
+        ]
+    },
+]
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda extra: json.dumps(extra)[:40])
@@ -369,11 +445,14 @@ async def test_anthropics_lists_and_errors(server: Server) -> None:
 # Responses.
 
 CODEX: list[dict[str, Any]] = [
-    {"include": ["reasoning.encrypted_content"]}, {"text": {"verbosity": "low"}},
-    {"truncation": "auto"}, {"reasoning": {"effort": "low", "summary": "detailed"}},
-    {"extra_body": {"client_metadata": {"a": "b"}}}, {"service_tier": "flex"},
+    {"include": ["reasoning.encrypted_content"]},
+    {"text": {"verbosity": "low"}},
+    {"truncation": "auto"},
+    {"reasoning": {"effort": "low", "summary": "detailed"}},
+    {"extra_body": {"client_metadata": {"a": "b"}}},
+    {"service_tier": "flex"},
     {"extra_body": {"top_k": 5, "seed": 3, "repetition_penalty": 1.1, "stop": ["x"]}},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("extra", CODEX, ids=lambda extra: json.dumps(extra)[:40])
@@ -456,8 +535,11 @@ async def test_counting_and_what_is_not_there(server: Server) -> None:
 async def test_langchain_ends_its_loop() -> None:
     server = Server(PLAIN)
     model = ChatOpenAI(
-        model="fake", api_key="x", base_url="http://test/v1", http_async_client=server.http,
-    ).bind_tools([WEATHER], strict=None)  # type: ignore[arg-type]  # fmt: skip
+        model="fake",
+        api_key="x",
+        base_url="http://test/v1",
+        http_async_client=server.http,
+    ).bind_tools([WEATHER], strict=None)  # type: ignore[arg-type]
     asked = HumanMessage("Weather in Bern?")
     called = await model.ainvoke([asked])
     assert isinstance(called, AIMessage)

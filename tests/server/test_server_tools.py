@@ -14,10 +14,15 @@ from headrace.server.app import create_app
 
 TEMPLATE = "<tool_call> </tool_call> <think> </think>"
 TOOLS = [
-    {"type": "function", "function": {"name": "weather", "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}}}}},
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    },
     {"type": "function", "function": {"name": "time"}},
-]  # fmt: skip
+]
 ANSWER = (
     "<think>They want the weather.</think>\nI look.\n"
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 2}}\n</tool_call>\n'
@@ -47,8 +52,13 @@ def assembled(chunks: list[Any]) -> dict[str, Any]:
             whole[name] += delta.get(name) or ""
         for call in delta.get("tool_calls", ()):
             if call["index"] == len(whole["tool_calls"]):
-                whole["tool_calls"].append({"id": call["id"], "type": call["type"],
-                                            "function": {"name": "", "arguments": ""}})  # fmt: skip
+                whole["tool_calls"].append(
+                    {
+                        "id": call["id"],
+                        "type": call["type"],
+                        "function": {"name": "", "arguments": ""},
+                    }
+                )
             function = whole["tool_calls"][call["index"]]["function"]
             for name, value in call["function"].items():
                 function[name] += value
@@ -62,8 +72,10 @@ async def test_tool_calls_whole() -> None:
     message = choice["message"]
     assert message["reasoning_content"] == "They want the weather."
     assert message["content"] == "I look."
-    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"]))
-             for c in message["tool_calls"]]  # fmt: skip
+    calls = [
+        (c["function"]["name"], json.loads(c["function"]["arguments"]))
+        for c in message["tool_calls"]
+    ]
     assert calls == [("weather", {"city": "Bern", "days": 2}), ("time", {})]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
     assert 20 < reply["usage"]["completion_tokens_details"]["reasoning_tokens"] < 40

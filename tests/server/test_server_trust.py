@@ -40,16 +40,45 @@ LONG = ASK | {"max_tokens": 400}
 
 def authority(folder: Path, name: str) -> Path:
     cert = folder / f"{name}.pem"
-    openssl("req", "-x509", *NEW, "-days", "2", "-subj", f"/CN={name}",
-            "-keyout", cert.with_suffix(".key"), "-out", cert)  # fmt: skip
+    openssl(
+        "req",
+        "-x509",
+        *NEW,
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+        "-keyout",
+        cert.with_suffix(".key"),
+        "-out",
+        cert,
+    )
     return cert
 
 
 def issued(folder: Path, name: str, ca: Path) -> tuple[Path, Path]:
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    openssl("req", "-x509", *NEW, "-days", "2", "-subj", f"/CN={name}",
-            "-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE",
-            "-keyout", key, "-out", cert, "-CA", ca, "-CAkey", ca.with_suffix(".key"))  # fmt: skip
+    openssl(
+        "req",
+        "-x509",
+        *NEW,
+        "-days",
+        "2",
+        "-subj",
+        f"/CN={name}",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-addext",
+        "basicConstraints=CA:FALSE",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+        "-CA",
+        ca,
+        "-CAkey",
+        ca.with_suffix(".key"),
+    )
     return cert, key
 
 
@@ -222,9 +251,11 @@ def test_a_removed_key_ends_what_it_began(tmp_path: Path, way: str) -> None:
         threads = [
             threading.Thread(target=ask, args=arguments)
             for arguments in (
-                ("stream", gone, True), ("whole", gone, False), ("other", stays, True),
+                ("stream", gone, True),
+                ("whole", gone, False),
+                ("other", stays, True),
             )
-        ]  # fmt: skip
+        ]
         for thread in threads:
             thread.start()
         time.sleep(1)
@@ -334,12 +365,30 @@ def test_lists_of_stop_ids_are_bounded() -> None:
 # Names of the server
 
 
-STRANGERS = ["evil.example", "evil.example:8611", "127.0.0.1.evil.example",
-             "localhost.evil.example", "a.b@c.d", "evil.example.", "1.2.3.4.5",
-             "[::1].evil.example"]  # fmt: skip
-OWN = ["127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "10.0.0.7", "localhost", "LOCALHOST:8000",
-       "headrace", "headrace:8000", "box.local", "a.localhost", "headrace.default.svc",
-       "headrace.default.svc.cluster.local"]  # fmt: skip
+STRANGERS = [
+    "evil.example",
+    "evil.example:8611",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "a.b@c.d",
+    "evil.example.",
+    "1.2.3.4.5",
+    "[::1].evil.example",
+]
+OWN = [
+    "127.0.0.1",
+    "127.0.0.1:8000",
+    "[::1]:8000",
+    "10.0.0.7",
+    "localhost",
+    "LOCALHOST:8000",
+    "headrace",
+    "headrace:8000",
+    "box.local",
+    "a.localhost",
+    "headrace.default.svc",
+    "headrace.default.svc.cluster.local",
+]
 
 
 async def asked_as(app: Any, host: str, path: str = "/v1/models") -> httpx.Response:
@@ -369,12 +418,21 @@ async def test_names_of_the_operator(tmp_path: Path) -> None:
     app = create_app(FakeEngine(), options)  # type: ignore[arg-type]
     statuses = {
         host: (await asked_as(app, host)).status_code
-        for host in ("api.example.com:443", "a.example.org", "b.a.example.org", "example.com",
-                     "x.api.example.com", "badexample.org", "localhost")
-    }  # fmt: skip
+        for host in (
+            "api.example.com:443",
+            "a.example.org",
+            "b.a.example.org",
+            "example.com",
+            "x.api.example.com",
+            "badexample.org",
+            "localhost",
+        )
+    }
     assert [host for host, status in statuses.items() if status == 421] == [
-        "example.com", "x.api.example.com", "badexample.org",
-    ]  # fmt: skip
+        "example.com",
+        "x.api.example.com",
+        "badexample.org",
+    ]
     for wrong in ("*", "https://a.example", "a b"):
         with pytest.raises(OptionError, match="hosts"):
             read_hosts(wrong)

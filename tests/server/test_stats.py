@@ -49,9 +49,17 @@ async def test_a_point_sums_up_its_second() -> None:
     board.point()
     engine.step(entries=2, sampled_tokens=2, prefill_tokens=10, seconds=0.1, predicted_seconds=0.05)
     engine.step(
-        entries=4, sampled_tokens=4, seconds=0.3, predicted_seconds=0.15, running=4, waiting=3,
-        kv_usage=0.25, prefix_queries=150, prefix_hits=50, preemptions=3,
-    )  # fmt: skip
+        entries=4,
+        sampled_tokens=4,
+        seconds=0.3,
+        predicted_seconds=0.15,
+        running=4,
+        waiting=3,
+        kv_usage=0.25,
+        prefix_queries=150,
+        prefix_hits=50,
+        preemptions=3,
+    )
     engine.metrics.token_gaps.observe(0.02, 99)
     engine.metrics.token_gaps.observe(0.5)
     now = 102.0
@@ -126,9 +134,15 @@ async def test_requests_are_told_without_their_content() -> None:
     told = board.requests()
     assert len(told) == board_module.MOST_REQUESTS
     assert set(told[0]) == {
-        "id", "age", "state", "prompt_tokens", "cached_tokens", "generated_tokens", "max_tokens",
+        "id",
+        "age",
+        "state",
+        "prompt_tokens",
+        "cached_tokens",
+        "generated_tokens",
+        "max_tokens",
         "choices",
-    }  # fmt: skip
+    }
     assert told[0]["state"] == "decode"
     assert told[0]["max_tokens"] == 30, "of all choices, as what is generated"
     board.close()

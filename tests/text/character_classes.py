@@ -20,11 +20,7 @@ def runs() -> list[int]:
     text = "".join(map(chr, code_points))
     for kind, pattern in CLASSES.items():
         split = pre_tokenizers.Split(Regex(f"(?:{pattern})+"), behavior="removed")
-        other = {
-            code
-            for piece, _ in split.pre_tokenize_str(text)
-            for code in map(ord, piece)
-        }  # fmt: skip
+        other = {code for piece, _ in split.pre_tokenize_str(text) for code in map(ord, piece)}
         for code in code_points:
             if code not in other:
                 assert kinds[code] == 0

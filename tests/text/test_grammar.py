@@ -316,8 +316,16 @@ def test_a_strict_call_may_be_plain_json(name: str, admits: Admits, byte_level: 
         assert not admits(free, text.replace("1", '"x"'))
         assert not admits(free, text.replace('"arguments": ', '"thought": 1, "arguments": '))
     # Everything else is text, also what is nearly a call.
-    for text in ('{"name": "Ann"}', '{"answer": 42}', "```python\nx\n```", '```json\n{"a": 1}\n```',
-                 '[{"name": "Ann"}]', '{"name": "adder", "arguments": {}}', "[1]", ""):  # fmt: skip
+    for text in (
+        '{"name": "Ann"}',
+        '{"answer": 42}',
+        "```python\nx\n```",
+        '```json\n{"a": 1}\n```',
+        '[{"name": "Ann"}]',
+        '{"name": "adder", "arguments": {}}',
+        "[1]",
+        "",
+    ):
         assert admits(free, text), text
         assert not _calls(name, text, held=True)
     for text in PLAIN:

@@ -23,9 +23,11 @@ def tokenizer(folder: Path, *special: str) -> Tokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     library.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<|end|>", *special],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )  # fmt: skip
+        vocab_size=300,
+        special_tokens=["<|end|>", *special],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     library.train_from_iterator(["a b"], trainer)
     library.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder / "tokenizer.json")
@@ -78,17 +80,24 @@ def test_text_never_becomes_a_mark(tmp_path: Path) -> None:
     ids = marks.prompt(encode, evil, evil, extra=[(evil, evil)], written=evil)
     special = [token for token in ids if token in found.special_ids]
     assert special == [
-        marks.repository, marks.file, marks.file, marks.prefix, marks.suffix, marks.middle
-    ]  # fmt: skip
+        marks.repository,
+        marks.file,
+        marks.file,
+        marks.prefix,
+        marks.suffix,
+        marks.middle,
+    ]
 
 
 def test_marks_that_a_file_calls_ordinary_are_kept_apart_too() -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     source = {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.merges": [],
         "tokenizer.ggml.tokens": [*alphabet, *QWEN],
         "tokenizer.ggml.token_type": [1] * len(alphabet) + [4] * len(QWEN),
-    }  # fmt: skip
+    }
     loose = tokenizer_from_gguf(source)
     marks = Infill.of(loose, source)
     assert marks is not None

@@ -164,9 +164,19 @@ def test_merges_that_do_not_fit_are_refused(merge: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [b"\xff", b"\xc0\x80", b"\xc3", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf0\x80\x80\x80",
-     b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"a\x80", b"\xe2\x82"],
-)  # fmt: skip
+    [
+        b"\xff",
+        b"\xc0\x80",
+        b"\xc3",
+        b"\xe0\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xf0\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xf5\x80\x80\x80",
+        b"a\x80",
+        b"\xe2\x82",
+    ],
+)
 def test_tokens_that_are_no_text_are_not_taken(wrong: bytes) -> None:
     class Raw:
         """As a `StringArray` over damaged bytes."""

@@ -39,8 +39,11 @@ def test_on_a_build_that_checks_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-rs"]
     ran = subprocess.run(
         [*command, str(HERE / "test_native.py")],
-        env=environment, capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
     assert ran.returncode == 0, (ran.stdout[-2000:], ran.stderr[-6000:])
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout, ran.stdout[-2000:]

@@ -88,12 +88,17 @@ def every_cut(text: str, dialect: Dialect | None, **options: Any) -> Message:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8) | st.sampled_from(["</tool_call>", "}\n</", "[ARGS]", "```", "; {"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.sampled_from(["</tool_call>", "}\n</", "[ARGS]", "```", "; {"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 ARGUMENTS = st.dictionaries(st.text(max_size=6), JSON, max_size=3)
 CALLS = st.lists(st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS), min_size=1, max_size=3)
 DUMPS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
@@ -132,8 +137,25 @@ def test_calls_come_back_at_every_cut(name: str, data: st.DataObject) -> None:
 def test_any_text_at_any_cut(name: str | None, data: st.DataObject) -> None:
     """Markers and pieces of calls in any order: never an exception, the same for any cut."""
     dialect = DIALECTS[name] if name else None
-    pieces = ["{", "}", '{"name": "add"', ', "arguments": ', '{"a": 1}', "text", " ", "\n", '"',
-              "<think>", "</think>", "[", "]", ";", "add", "```json\n", "function"]  # fmt: skip
+    pieces = [
+        "{",
+        "}",
+        '{"name": "add"',
+        ', "arguments": ',
+        '{"a": 1}',
+        "text",
+        " ",
+        "\n",
+        '"',
+        "<think>",
+        "</think>",
+        "[",
+        "]",
+        ";",
+        "add",
+        "```json\n",
+        "function",
+    ]
     if dialect:
         pieces += [*dialect.openers, *dialect.markers, dialect.format.end, dialect.format.close]
         pieces += [dialect.format.begin_call("add"), dialect.format.write([("add", '{"a": 2}')])]
@@ -201,10 +223,14 @@ BARE = [
     ('{"name": "add", "arguments": {"a": 1}};\n\n{"name": "add", "arguments": {}}', 2, ""),
     ('{"type": "function", "function": {"name": "add", "arguments": "{\\"a\\": 1}"}}', 1, ""),
     ('{"id": "x", "function": "add", "arguments": {"a": 1}}', 1, ""),
-    ('```json\n{"name": "add", "arguments": {"a": 1}}\n```\n```json\n'
-     '{"name": "add", "arguments": {}}\n```', 2, ""),
+    (
+        '```json\n{"name": "add", "arguments": {"a": 1}}\n```\n```json\n'
+        '{"name": "add", "arguments": {}}\n```',
+        2,
+        "",
+    ),
     ('{"name": "add", "arguments": {"a": 1}}\n{"b": 2}', 1, '{"b": 2}'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
@@ -223,11 +249,23 @@ def test_a_call_that_begins_the_answer_as_plain_json(
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 @pytest.mark.parametrize(
     "text",
-    ['{"name": "sub", "arguments": {}}', '{"name": "add"}', '```json\n{"a": 1}\n```',
-     '```python\nadd(1)\n```', '[1, {"name": "add", "arguments": {}}]', "`add`", "{", "```json\n",
-     '{"answer": {"name": "add", "arguments": {}}}', ' {"name": "add", "arguments": 3}',
-     '{"name": "Ann", "age": 3} ```', '[{"name": "add"}]', "[TOOL", "[]"],
-)  # fmt: skip
+    [
+        '{"name": "sub", "arguments": {}}',
+        '{"name": "add"}',
+        '```json\n{"a": 1}\n```',
+        "```python\nadd(1)\n```",
+        '[1, {"name": "add", "arguments": {}}]',
+        "`add`",
+        "{",
+        "```json\n",
+        '{"answer": {"name": "add", "arguments": {}}}',
+        ' {"name": "add", "arguments": 3}',
+        '{"name": "Ann", "age": 3} ```',
+        '[{"name": "add"}]',
+        "[TOOL",
+        "[]",
+    ],
+)
 def test_plain_json_that_names_no_tool_is_content(name: str, text: str) -> None:
     assert every_cut(text, DIALECTS[name]).result() == (text, "", [])
 

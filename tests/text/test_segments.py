@@ -21,9 +21,29 @@ PROSE = (
     "the world in water on a line, then hello there. \n  Done? <tag> don't  we and <|end|> so on "
 )
 TEXTS = st.lists(
-    st.sampled_from([" ", "  ", "\n", "a", "the", " world", "'ll", "1", "ü", "日本", "<tag>",
-                     "<|end|>", "ello", ".", "\u0301", "👍"]), min_size=20, max_size=200,
-).map("".join)  # fmt: skip
+    st.sampled_from(
+        [
+            " ",
+            "  ",
+            "\n",
+            "a",
+            "the",
+            " world",
+            "'ll",
+            "1",
+            "ü",
+            "日本",
+            "<tag>",
+            "<|end|>",
+            "ello",
+            ".",
+            "\u0301",
+            "👍",
+        ]
+    ),
+    min_size=20,
+    max_size=200,
+).map("".join)
 
 
 @pytest.fixture(params=["byte_level", "sentencepiece", "spaced_sentencepiece"])
@@ -68,7 +88,7 @@ def test_who_may_be_cut(
     ("tokens", "added"),
     [(["d w"], []), (["d\u2581"], []), (["d\u0120w"], []), ([], ["the"])],
     ids=["space", "sentencepiece", "bytes", "an added token that may take the next space"],
-)  # fmt: skip
+)
 def test_what_crosses_a_cut_forbids_it(tokens: list[str], added: list[str]) -> None:
     assert may_be_cut(lambda text: list(text.encode()), ["a", "\u0120b", "<|x|>"], ["<|x|>"])
     assert not may_be_cut(lambda text: list(text.encode()), tokens, added)

@@ -146,16 +146,26 @@ def test_tojson(value: Any) -> None:
         ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% endfor %}a", "a"),
         ("{% for i in range(9) %}{{ i }}{% if i == 2 %}{% break %}{% endif %}{% endfor %}", "012"),
         ("{% generation %}{{ 'gen' }}{% endgeneration %}", "gen"),
-        ("{% macro m(x, y=2) %}[{{ x }}{{ y }}]{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}", "[12][34]"),
+        (
+            "{% macro m(x, y=2) %}[{{ x }}{{ y }}]{% endmacro %}{{ m(1) }}{{ m(3, y=4) }}",
+            "[12][34]",
+        ),
         ("{% macro f() %}({{ caller() }}){% endmacro %}{% call f() %}in{% endcall %}", "(in)"),
         ("{% set x %}a{{ 1 }}{% endset %}{{ x ~ x | upper }}", "a1A1"),
-        ("{% set ns = namespace(n=[]) %}{% for m in messages %}{% set ns.n = ns.n + [m.role] %}"
-         "{% endfor %}{{ ns.n | join('-') }}", "user"),
-        ("{{ ('a,b'.split(',') + ['c']) | join(' ') }}{{ 'x' * 3 }}{{ '%s-%d' % ('a', 2) }}",
-         "a b cxxxa-2"),
+        (
+            "{% set ns = namespace(n=[]) %}{% for m in messages %}{% set ns.n = ns.n + [m.role] %}"
+            "{% endfor %}{{ ns.n | join('-') }}",
+            "user",
+        ),
+        (
+            "{{ ('a,b'.split(',') + ['c']) | join(' ') }}{{ 'x' * 3 }}{{ '%s-%d' % ('a', 2) }}",
+            "a b cxxxa-2",
+        ),
         ("{{ {'a': 1, 'b': [2, none]} | tojson }}", '{"a": 1, "b": [2, null]}'),
-        ("{{ {'a': 1} | items | list }}{% for k, v in {'q': 1}.items() %}{{ k }}{{ v }}{% endfor %}",
-         "[('a', 1)]q1"),
+        (
+            "{{ {'a': 1} | items | list }}{% for k, v in {'q': 1}.items() %}{{ k }}{{ v }}{% endfor %}",
+            "[('a', 1)]q1",
+        ),
         ("{{ messages | map(attribute='role') | list }}", "['user']"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
         ("{{ 'aXbX'.replace('X', '-') }}{{ 'ab' | replace('b', 'cc') }}", "a-b-acc"),
@@ -165,7 +175,7 @@ def test_tojson(value: Any) -> None:
         ("{{ (1, 2) | first }}{{ [1, 2][-1] }}{{ messages is sequence }}", "12True"),
         ("{{ add_generation_prompt }}{{ tools is none }}", "TrueTrue"),
     ],
-)  # fmt: skip
+)
 def test_what_templates_use(source: str, expected: str) -> None:
     assert ChatTemplate(source).render(HI) == expected
 
@@ -381,13 +391,21 @@ def test_a_template_that_tells_a_tool_call_by_its_missing_content(content: dict[
 # Small renderings, and the process for all others
 
 BIG = [
-    "15|round(-10**8, 'floor')", "15|round(10**7, 'ceil')", "1.5|round(10**9)",
-    "(range(100000)|list)|sort", "(range(100000)|list)|sum(start=[])",
-    "messages|map('wordcount')|list|sort|sum", "2 ** 90000", "(2 ** 90000) // 3",
-    "'a b ' * 4000000 | wordcount", "('x' * 16000000)|urlencode|length",
-    "('ab' * 8000000)|title|upper|reverse|length", "(['a' * 100000] * 100)|unique|list|length",
-    "(['a' * 100000] * 100)|groupby(0)|list|length", "messages|sort(attribute='content')|length",
-]  # fmt: skip
+    "15|round(-10**8, 'floor')",
+    "15|round(10**7, 'ceil')",
+    "1.5|round(10**9)",
+    "(range(100000)|list)|sort",
+    "(range(100000)|list)|sum(start=[])",
+    "messages|map('wordcount')|list|sort|sum",
+    "2 ** 90000",
+    "(2 ** 90000) // 3",
+    "'a b ' * 4000000 | wordcount",
+    "('x' * 16000000)|urlencode|length",
+    "('ab' * 8000000)|title|upper|reverse|length",
+    "(['a' * 100000] * 100)|unique|list|length",
+    "(['a' * 100000] * 100)|groupby(0)|list|length",
+    "messages|sort(attribute='content')|length",
+]
 
 
 @pytest.fixture
@@ -429,14 +447,25 @@ def test_a_constant_is_not_computed_while_it_compiles() -> None:
 
 
 OWN = {
-    "tojson", "replace", "join", "indent", "string", "batch", "slice", "format", "pprint",
+    "tojson",
+    "replace",
+    "join",
+    "indent",
+    "string",
+    "batch",
+    "slice",
+    "format",
+    "pprint",
     "wordwrap",
-}  # fmt: skip
+}
 ALLOWED = sorted(sandbox_module.ALLOWED_FILTERS | OWN)
 LARGE = [
-    "'ab ' * 4000000", "range(80000)|list", "['ab ' * 80000] * 10", "1" + "0" * 300,
+    "'ab ' * 4000000",
+    "range(80000)|list",
+    "['ab ' * 80000] * 10",
+    "1" + "0" * 300,
     "[[messages] * 100] * 100",
-]  # fmt: skip
+]
 
 
 @pytest.mark.timeout(60)
@@ -444,9 +473,14 @@ LARGE = [
 def test_every_filter_with_large_values(hurried: None, name: str) -> None:
     """Whether in this process or in one of its own: a text, or a typed error, and soon."""
     more = {
-        "replace": "('a', 'bb')", "attr": "('x')", "groupby": "(0)", "batch": "(3, 'x')",
-        "slice": "(70000, 'x')", "format": "(v, v)", "wordwrap": "(1, true, 'xyz')",
-    }.get(name, "")  # fmt: skip
+        "replace": "('a', 'bb')",
+        "attr": "('x')",
+        "groupby": "(0)",
+        "batch": "(3, 'x')",
+        "slice": "(70000, 'x')",
+        "format": "(v, v)",
+        "wordwrap": "(1, true, 'xyz')",
+    }.get(name, "")
     for value in LARGE:
         template = ChatTemplate(
             f"{{% set v = {value} %}}{{% for i in range(300) %}}"
@@ -478,14 +512,21 @@ def test_filters_of_our_own_are_jinjas(expression: str, text: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        "('%(a)s' * 50000) % {'a': 'x' * 200000}", "('%s' * 50000)|format('x' * 200000)",
-        "('%(a)s' * 50000)|format(a='x' * 200000)", "('{0}' * 60000).format('x' * 200000)",
-        "('{a}' * 60000).format(a=['x' * 200000])", "[1]|batch(10**12, 1)|list",
-        "[1]|slice(10**12)|list", "[1]|batch(0)|list", "[1]|slice(0)|list",
-        "('a ' * 100000)|wordwrap(1, true, 'x' * 100000)", "'a'|wordwrap(-1)",
-        "'%s'|format('a', b=1)", "'%999999s'|format('a')",
+        "('%(a)s' * 50000) % {'a': 'x' * 200000}",
+        "('%s' * 50000)|format('x' * 200000)",
+        "('%(a)s' * 50000)|format(a='x' * 200000)",
+        "('{0}' * 60000).format('x' * 200000)",
+        "('{a}' * 60000).format(a=['x' * 200000])",
+        "[1]|batch(10**12, 1)|list",
+        "[1]|slice(10**12)|list",
+        "[1]|batch(0)|list",
+        "[1]|slice(0)|list",
+        "('a ' * 100000)|wordwrap(1, true, 'x' * 100000)",
+        "'a'|wordwrap(-1)",
+        "'%s'|format('a', b=1)",
+        "'%999999s'|format('a')",
     ],
-)  # fmt: skip
+)
 def test_filters_and_formats_of_hostile_sizes(expression: str) -> None:
     """Gigabytes by one operation: a typed error before anything of it is made."""
     template = ChatTemplate("{{ " + expression + " }}")

@@ -220,9 +220,13 @@ def llama_json(tmp_path: Path) -> tuple[Path, tokenizers.Tokenizer]:
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     library.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(" ", 1, 0)]
-    )  # fmt: skip
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     library.add_special_tokens(["<unk>", "<s>", "</s>"])
     library.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
@@ -268,9 +272,12 @@ def test_config_decides_over_bos(tmp_path: Path) -> None:
 
 
 def test_wordpiece(tmp_path: Path) -> None:
-    vocab = {token: index for index, token in enumerate(
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "##s", "!"]
-    )}  # fmt: skip
+    vocab = {
+        token: index
+        for index, token in enumerate(
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "##s", "!"]
+        )
+    }
     library = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     library.normalizer = normalizers.BertNormalizer()
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

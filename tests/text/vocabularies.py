@@ -35,8 +35,30 @@ def sentencepiece_metadata(**changes: Any) -> dict[str, Any]:
     control = ["<unk>", "<bos>", "<eos>"]
     user = ["\n", "\n\n", "  ", "   ", "<tag>"]
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    words = ["▁t", "he", "▁the", "in", "er", "an", "▁a", "re", "on", "▁w", "or", "ld", "▁wor",
-             "▁world", "aa", "aaa", "aaaa", "ü", "日", "本", "日本", "👍"]  # fmt: skip
+    words = [
+        "▁t",
+        "he",
+        "▁the",
+        "in",
+        "er",
+        "an",
+        "▁a",
+        "re",
+        "on",
+        "▁w",
+        "or",
+        "ld",
+        "▁wor",
+        "▁world",
+        "aa",
+        "aaa",
+        "aaaa",
+        "ü",
+        "日",
+        "本",
+        "日本",
+        "👍",
+    ]
     letters = list("▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,-")
     tokens = [*control, *user, *byte_tokens, *words, *letters]
     scores = [0.0] * (len(tokens) - len(words) - len(letters))

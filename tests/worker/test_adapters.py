@@ -204,8 +204,7 @@ def changed(source: Path, target: Path, **config: Any) -> Path:
     target.mkdir()
     values = json.loads((source / "adapter_config.json").read_text()) | config
     (target / "adapter_config.json").write_text(json.dumps(values))
-    save_file(load_file(source / "adapter_model.safetensors"),
-              target / "adapter_model.safetensors")  # fmt: skip
+    save_file(load_file(source / "adapter_model.safetensors"), target / "adapter_model.safetensors")
     return target
 
 

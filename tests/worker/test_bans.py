@@ -54,10 +54,12 @@ def banned_by_rule(words: tuple[tuple[int, ...], ...], answer: list[int]) -> set
     return {
         word[-1]
         for word in words
-        if len(word) == 1 or (len(answer) >= len(word) - 1 and word[:-1] == tuple(
-            answer[len(answer) - len(word) + 1 :]
-        ))
-    }  # fmt: skip
+        if len(word) == 1
+        or (
+            len(answer) >= len(word) - 1
+            and word[:-1] == tuple(answer[len(answer) - len(word) + 1 :])
+        )
+    }
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -122,9 +122,15 @@ def test_pool_bytes_are_those_of_the_tensors(files, kv_dtype: str) -> None:
 def test_the_plan_counts_what_was_measured(files) -> None:
     def plan(**measured: int):
         return plan_memory(
-            files.arch, weight_bytes=10_000_000, available=400_000_000, rows=4, step_tokens=64,
-            max_context=256, dtype="float32", **measured,
-        )  # fmt: skip
+            files.arch,
+            weight_bytes=10_000_000,
+            available=400_000_000,
+            rows=4,
+            step_tokens=64,
+            max_context=256,
+            dtype="float32",
+            **measured,
+        )
 
     formula, seen = plan(), plan(step_bytes=50_000_000, graph_bytes=30_000_000)
     assert seen.activation_bytes == 50_000_000

@@ -89,9 +89,17 @@ def test_the_order_of_a_workers_list(worker: Worker) -> None:
     worker.allocate(pool_of(worker, 8))
     kinds = [type(feature) for feature in worker._steps.features.listed]
     assert kinds == [
-        Logprobs, ReasoningBudgets, AllowedTokens, BadWords, MinTokens, LogitBias, Penalties,
-        Filters, Pooler, PromptScores,
-    ]  # fmt: skip
+        Logprobs,
+        ReasoningBudgets,
+        AllowedTokens,
+        BadWords,
+        MinTokens,
+        LogitBias,
+        Penalties,
+        Filters,
+        Pooler,
+        PromptScores,
+    ]
 
 
 def test_masks_in_their_order() -> None:

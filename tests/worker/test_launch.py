@@ -20,10 +20,14 @@ def plans(worker: Worker, steps: int) -> list[StepPlan]:
     groups = len(worker._pool.groups)
     params = SamplingParams(temperature=0, max_tokens=steps)
     first = StepPlan(
-        0, [0], [0], [len(PROMPT)], [True],
+        0,
+        [0],
+        [0],
+        [len(PROMPT)],
+        [True],
         admitted=[Admission(0, 0, PROMPT, len(PROMPT), 0, RequestSpec(params, 0))],
         blocks=[BlockWrite(0, group, 0, [1, 2]) for group in range(groups)],
-    )  # fmt: skip
+    )
     rest = [StepPlan(n, [0], [len(PROMPT) + n - 1], [1], [True]) for n in range(1, steps)]
     return [first, *rest]
 

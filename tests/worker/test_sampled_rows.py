@@ -113,12 +113,15 @@ def test_who_asks_for_more_changes_no_answer(folder: Path, kernels: str) -> None
         for place, name in enumerate(asked):
             own = [(11 * i + place) % tiny.VOCAB for i in range(5 * place + 2)]
             driver.add(
-                name, shared[: 40 * (place % 2)] + own,
+                name,
+                shared[: 40 * (place % 2)] + own,
                 SamplingParams(
-                    temperature=0, max_tokens=90, logprobs=1,
+                    temperature=0,
+                    max_tokens=90,
+                    logprobs=1,
                     prompt_logprobs=0 if place in scored else None,
                 ),
-            )  # fmt: skip
+            )
             driver.step()
         driver.run()
         found = [driver.answers[name, 0] for name in asked]
@@ -145,14 +148,18 @@ def test_a_vector_beside_rows_that_sample(folder: Path, kernels: str) -> None:
         worker.allocate(pool_of(worker, 9))
         result = worker.execute(
             StepPlan(
-                0, rows, [0] * len(rows), [len(tokens[row]) for row in rows], [True] * len(rows),
+                0,
+                rows,
+                [0] * len(rows),
+                [len(tokens[row]) for row in rows],
+                [True] * len(rows),
                 [
                     Admission(row, row, tokens[row], len(tokens[row]), 0, specs[row == 1])
                     for row in rows
                 ],
                 [BlockWrite(row, 0, 0, [1 + 4 * row, 2 + 4 * row]) for row in rows],
             )
-        )  # fmt: skip
+        )
         assert result.error is None
         vector = (result.outputs or {}).get(len(rows) - 1)
         return dict(zip(rows, result.tokens, strict=True)), vector

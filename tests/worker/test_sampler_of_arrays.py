@@ -79,8 +79,12 @@ def sampled(
     """Tokens and log-probabilities of a step, through the features in the worker's order."""
     rows = Rows(ROWS, CONTEXT, "cpu", ("grammar",))
     listed: list[RowFeature] = [
-        Logprobs(), ReasoningBudgets(), MinTokens(), LogitBias(), Penalties(rows)
-    ]  # fmt: skip
+        Logprobs(),
+        ReasoningBudgets(),
+        MinTokens(),
+        LogitBias(),
+        Penalties(rows),
+    ]
     features = Features(listed, ROWS)
     for one in admitted:
         rows.admit(one)

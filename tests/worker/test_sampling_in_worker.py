@@ -49,9 +49,9 @@ def test_other_seeds_give_other_texts(worker: Worker) -> None:
 @pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**64 - 1])
 def test_any_seed(worker: Worker, seed: int) -> None:
     wanted = sampling(temperature=1.0, seed=seed, max_tokens=5)
-    assert Driver(worker).ask(prompt(9), wanted).tokens == Driver(worker).ask(
-        prompt(9), wanted
-    ).tokens  # fmt: skip
+    assert (
+        Driver(worker).ask(prompt(9), wanted).tokens == Driver(worker).ask(prompt(9), wanted).tokens
+    )
 
 
 def test_bias_forces_and_forbids(worker: Worker) -> None:

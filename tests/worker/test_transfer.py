@@ -8,9 +8,13 @@ import torch
 from headrace.worker.transfer import all_to_device, fill, places, views
 
 ARRAYS = [
-    np.arange(5), np.array([7], np.int32), np.zeros(0, np.int64), np.arange(9, dtype=np.int32),
-    np.linspace(0, 1, 3), np.arange(3, dtype=np.float32),
-]  # fmt: skip
+    np.arange(5),
+    np.array([7], np.int32),
+    np.zeros(0, np.int64),
+    np.arange(9, dtype=np.int32),
+    np.linspace(0, 1, 3),
+    np.arange(3, dtype=np.float32),
+]
 
 
 def test_arrays_come_out_as_they_went_in() -> None:

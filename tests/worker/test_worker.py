@@ -21,9 +21,15 @@ def admit(row: int, tokens: list[int], **values) -> Admission:
 
 def first_step(row: int, tokens: list[int], blocks: list[int], **values) -> StepPlan:
     return StepPlan(
-        1, [row], [0], [len(tokens)], [True], [admit(row, tokens)],
-        [BlockWrite(row, 0, 0, blocks)], **values,
-    )  # fmt: skip
+        1,
+        [row],
+        [0],
+        [len(tokens)],
+        [True],
+        [admit(row, tokens)],
+        [BlockWrite(row, 0, 0, blocks)],
+        **values,
+    )
 
 
 def decode(worker: Worker, row: int, start: int, count: int) -> list[int]:
@@ -74,11 +80,15 @@ def test_copies_run_before_the_step_and_in_order(worker: Worker) -> None:
     expected = worker.execute(first_step(0, tokens, [1, 2])).tokens[0] + decode(worker, 0, 20, 4)
     # Row 1 gets private copies, the second through a third block, and decodes from them.
     plan = StepPlan(
-        3, [1], [20], [1], [True],
+        3,
+        [1],
+        [20],
+        [1],
+        [True],
         [Admission(1, 2, [*tokens, expected[0]], 20, 0, RequestSpec(sampling(), 0))],
         [BlockWrite(1, 0, 0, [7, 8])],
         copies=[BlockCopy(0, 1, 7), BlockCopy(0, 2, 9), BlockCopy(0, 9, 8)],
-    )  # fmt: skip
+    )
     before = [layer.k[2].clone() for layer in worker._cache.layers]
     assert worker.execute(plan).tokens[0] + decode(worker, 1, 21, 3) == expected[1:]
     for layer, kept in zip(worker._cache.layers, before, strict=True):
@@ -113,9 +123,14 @@ def test_what_it_cannot_do_is_an_error_by_name(worker: Worker) -> None:
     worker.allocate(pool_of(worker, 20))
     spec = RequestSpec(sampling(), 0, grammar="root")
     plan = StepPlan(
-        1, [0], [0], [3], [True], [Admission(0, 1, prompt(3), 3, 0, spec)],
+        1,
+        [0],
+        [0],
+        [3],
+        [True],
+        [Admission(0, 1, prompt(3), 3, 0, spec)],
         [BlockWrite(0, 0, 0, [1])],
-    )  # fmt: skip
+    )
     assert worker.execute(plan).error == "EngineFault: this worker has no support for grammar"
     copy = first_step(1, prompt(3), [2], copies=[BlockCopy(0, 1, 2, source_tier=1)])
     assert "no KV tier" in worker.execute(copy).error
@@ -177,8 +192,12 @@ def test_facts(make_worker) -> None:
     worker.allocate(pool_of(worker, 10))
     worker.warm_up()
     assert list(facts.phases) == [
-        "open_weights", "load_weights", "keep_weights", "allocate", "warm_up",
-    ]  # fmt: skip
+        "open_weights",
+        "load_weights",
+        "keep_weights",
+        "allocate",
+        "warm_up",
+    ]
     worker.close()
     assert not hasattr(worker, "_model")
 

@@ -10,23 +10,34 @@ from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
 _DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "hidden_act": "gelu",
-}  # fmt: skip
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
 ENCODERS: Mapping[str, tuple[str, ...]] = {
     "bert": ("BertModel", "BertForSequenceClassification"),
 }
 """`model_type` → the classes it may name."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "position_embedding_type": ("absolute",), "is_decoder": (False,), "embedding_size": (),
-    "add_cross_attention": (False,), "is_encoder_decoder": (False,), "problem_type":
-    ("single_label_classification", "multi_label_classification", "regression"),
-}  # fmt: skip
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "embedding_size": (),
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "problem_type": ("single_label_classification", "multi_label_classification", "regression"),
+}
 _ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 def encoder_arch(outer: Fields) -> ModelArch:

@@ -30,15 +30,26 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 
 """The parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32)."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "attention.causal": (True,), "attention.clamp_kqv": (0.0,), "attention.max_alibi_bias": (0.0,),
-    "attention.q_lora_rank": (0,), "attention.kv_lora_rank": (0,), "logit_scale": (0.0, 1.0),
-    "embedding_scale": (0.0, 1.0), "residual_scale": (0.0, 1.0), "attention.scale": (0.0,),
-    "use_parallel_residual": (False,), "attn_logit_softcapping": (0.0,),
-    "expert_shared_count": (0,), "expert_weights_scale": (0.0, 1.0), "nextn_predict_layers": (0,),
-    "leading_dense_block_count": (0,), "attention.shared_kv_layers": (0,),
-    "attention.temperature_scale": (0.0,), "interleave_moe_layer_step": (0, 1),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.q_lora_rank": (0,),
+    "attention.kv_lora_rank": (0,),
+    "logit_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "attention.scale": (0.0,),
+    "use_parallel_residual": (False,),
+    "attn_logit_softcapping": (0.0,),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "leading_dense_block_count": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_scale": (0.0,),
+    "interleave_moe_layer_step": (0, 1),
     "expert_group_count": (0, 1),
-}  # fmt: skip
+}
 
 
 def from_gguf(

@@ -37,55 +37,100 @@ class Family:
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
 _GEMMA3_TEXT = {
-    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216,
-    "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "head_dim": 256, "max_position_embeddings": 131_072, "sliding_window": 4096,
-    "query_pre_attn_scalar": 256, "tie_word_embeddings": True, "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4, "sliding_window_pattern": 6,
-}  # fmt: skip
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window_pattern": 6,
+}
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _QWEN),
     "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}),
     "llama": Family("llama", ("LlamaForCausalLM",), {"max_position_embeddings": 2048}),
     "mistral": Family(
-        "mistral", ("MistralForCausalLM",),
+        "mistral",
+        ("MistralForCausalLM",),
         {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
     ),
     "gemma3_text": Family("gemma3", ("Gemma3ForCausalLM",), _GEMMA3_TEXT),
     "gemma3": Family("gemma3", ("Gemma3ForConditionalGeneration",), _GEMMA3_TEXT),
     "qwen3_moe": Family(
-        "qwen3_moe", ("Qwen3MoeForCausalLM",),
-        {"num_key_value_heads": 4, "max_position_embeddings": 32768, "num_experts": 128,
-         "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        "qwen3_moe",
+        ("Qwen3MoeForCausalLM",),
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
     ),
     "mixtral": Family(
-        "mixtral", ("MixtralForCausalLM",),
-        {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rope_theta": 1e6,
-         "rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2},
+        "mixtral",
+        ("MixtralForCausalLM",),
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1e6,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
     ),
-}  # fmt: skip
+}
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "partial_rotary_factor": (1.0,), "rotary_pct": (1.0,), "clip_qkv": (), "alibi": (False,),
-    "logits_scaling": (1.0,), "logit_scale": (1.0,), "residual_multiplier": (1.0,),
-    "embedding_multiplier": (1.0,), "attention_multiplier": (), "mlp_bias": (False,),
-    "use_qk_norm": (False,), "qk_layernorm": (False,), "kv_lora_rank": (), "q_lora_rank": (),
-    "n_routed_experts": (0,), "n_shared_experts": (0,), "num_nextn_predict_layers": (0,),
-    "is_encoder_decoder": (False,), "add_cross_attention": (False,),
-    "cross_attention_layers": (), "use_parallel_residual": (False,), "no_rope_layers": (),
-    "attention_chunk_size": (), "attn_temperature_tuning": (False, 0),
-    "num_kv_shared_layers": (0,), "use_bidirectional_attention": (False,),
-    "altup_num_inputs": (), "mlp_only_layers": ([],), "decoder_sparse_step": (1,),
+    "partial_rotary_factor": (1.0,),
+    "rotary_pct": (1.0,),
+    "clip_qkv": (),
+    "alibi": (False,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
+    "residual_multiplier": (1.0,),
+    "embedding_multiplier": (1.0,),
+    "attention_multiplier": (),
+    "mlp_bias": (False,),
+    "use_qk_norm": (False,),
+    "qk_layernorm": (False,),
+    "kv_lora_rank": (),
+    "q_lora_rank": (),
+    "n_routed_experts": (0,),
+    "n_shared_experts": (0,),
+    "num_nextn_predict_layers": (0,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_layers": (),
+    "use_parallel_residual": (False,),
+    "no_rope_layers": (),
+    "attention_chunk_size": (),
+    "attn_temperature_tuning": (False, 0),
+    "num_kv_shared_layers": (0,),
+    "use_bidirectional_attention": (False,),
+    "altup_num_inputs": (),
+    "mlp_only_layers": ([],),
+    "decoder_sparse_step": (1,),
     "shared_expert_intermediate_size": (0,),
-}  # fmt: skip
+}
 """Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
 
 _DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
     "gelu": "gelu",
-}  # fmt: skip
+}
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelArch:
@@ -315,9 +360,11 @@ def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:
     if kind == "linear":
         return Rope(theta=theta, kind="linear", factor=factor)
     original = fields.integer(
-        "original_max_position_embeddings", 1, MAX_CONTEXT,
+        "original_max_position_embeddings",
+        1,
+        MAX_CONTEXT,
         None if kind == "llama3" else max_context,
-    )  # fmt: skip
+    )
     if kind == "llama3":
         low = fields.number("low_freq_factor", 1e-3, 1e3)
         high = fields.number("high_freq_factor", 1e-3, 1e3)
@@ -326,9 +373,13 @@ def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:
                 f"config.json: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g})"
             )
         return Rope(
-            theta=theta, kind="llama3", factor=factor, low_freq_factor=low,
-            high_freq_factor=high, original_context=original,
-        )  # fmt: skip
+            theta=theta,
+            kind="llama3",
+            factor=factor,
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_context=original,
+        )
     return _yarn(fields, theta, factor, original)
 
 

@@ -228,9 +228,7 @@ class Node:
     """Numbers and names, by kind."""
 
 
-ROW_WISE = frozenset(
-    ("norm", "add", "linear", "gated", "activate", "route", "experts", "part")
-)  # fmt: skip
+ROW_WISE = frozenset(("norm", "add", "linear", "gated", "activate", "route", "experts", "part"))
 """Kinds that compute a row from that row of what they read."""
 KINDS = ROW_WISE | {"embed", "write", "attend", "select"}
 """What the others read beside: `embed` an index of the step, `write` positions, `attend` the KV of

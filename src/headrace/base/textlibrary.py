@@ -26,14 +26,24 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hrt_strings": (c_int64, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "hrt_bpe_new": (
         c_void_p,
-        [c_char_p, c_void_p, c_int64, c_char_p, c_void_p, c_int64, c_int32, c_int32, c_int32,
-         c_uint64],
+        [
+            c_char_p,
+            c_void_p,
+            c_int64,
+            c_char_p,
+            c_void_p,
+            c_int64,
+            c_int32,
+            c_int32,
+            c_int32,
+            c_uint64,
+        ],
     ),
     "hrt_bpe_free": (None, [c_void_p]),
     "hrt_bpe_find": (c_int64, [c_void_p, c_char_p, c_int64]),
     "hrt_bpe_longest": (c_int64, [c_void_p]),
     "hrt_bpe_encode": (c_int64, [c_void_p, c_char_p, c_int64, c_void_p]),
-}  # fmt: skip
+}
 
 
 class TextLibraryAbsent(Exception):

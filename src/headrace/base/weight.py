@@ -35,8 +35,10 @@ class Weight:
     def verify(self, most: Weight, what: str, param: str | None = None) -> None:
         """Raise `TooLarge` where one of the counts is above that of `most`."""
         for name, words in (
-            ("containers", "objects and lists"), ("values", "values"), ("numbers", "numbers"),
-        ):  # fmt: skip
+            ("containers", "objects and lists"),
+            ("values", "values"),
+            ("numbers", "numbers"),
+        ):
             count, limit = getattr(self, name), getattr(most, name)
             if count > limit:
                 raise TooLarge(f"{what} has more than {limit} {words}", param=param)

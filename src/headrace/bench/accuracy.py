@@ -21,11 +21,37 @@ from .http import Address, ConnectionLost, Pool, parse_url, request_bytes
 from .job import Target
 
 CORPUS_MODULES = (
-    "argparse", "asyncio", "collections", "contextlib", "csv", "datetime", "decimal", "difflib",
-    "email", "fractions", "functools", "heapq", "http", "inspect", "itertools", "json", "logging",
-    "pathlib", "pickle", "random", "shelve", "socket", "statistics", "string", "subprocess",
-    "tarfile", "textwrap", "threading", "trace", "zipfile",
-)  # fmt: skip
+    "argparse",
+    "asyncio",
+    "collections",
+    "contextlib",
+    "csv",
+    "datetime",
+    "decimal",
+    "difflib",
+    "email",
+    "fractions",
+    "functools",
+    "heapq",
+    "http",
+    "inspect",
+    "itertools",
+    "json",
+    "logging",
+    "pathlib",
+    "pickle",
+    "random",
+    "shelve",
+    "socket",
+    "statistics",
+    "string",
+    "subprocess",
+    "tarfile",
+    "textwrap",
+    "threading",
+    "trace",
+    "zipfile",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +94,29 @@ def windows(text: str, characters: int, limit: int) -> list[str]:
 
 
 def perplexity(
-    target: Target, text: str, corpus: str, *, characters: int = 1500, limit: int = 64,
+    target: Target,
+    text: str,
+    corpus: str,
+    *,
+    characters: int = 1500,
+    limit: int = 64,
     concurrency: int = 4,
-) -> Perplexity:  # fmt: skip
+) -> Perplexity:
     """Ask for the log-probabilities of the text itself: `echo`, and one token that is dropped."""
     pieces = windows(text, characters, limit)
     if not pieces:
         raise InvalidRequest("the corpus is empty", param="corpus")
     bodies = [
-        {"model": target.model, "prompt": piece, "max_tokens": 1, "temperature": 0.0,
-         "echo": True, "logprobs": 1}
+        {
+            "model": target.model,
+            "prompt": piece,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "echo": True,
+            "logprobs": 1,
+        }
         for piece in pieces
-    ]  # fmt: skip
+    ]
     answers = asyncio.run(ask_all(target, "/v1/completions", bodies, concurrency))
     total, tokens = 0.0, 0
     for answer in answers:

@@ -68,10 +68,11 @@ def examine(
     if 0 < len(good) < FEW_FOR_P99:
         findings.append(
             Finding(
-                "warning", "few_requests",
+                "warning",
+                "few_requests",
                 f"{len(good)} answers are too few for a 99th percentile: it is their largest value",
             )
-        )  # fmt: skip
+        )
     order = {"invalid": 0, "server": 1, "warning": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
@@ -93,10 +94,11 @@ def _client(
     if any(audit.gave_up for audit in audits):
         findings.append(
             Finding(
-                "invalid", "server_gone",
+                "invalid",
+                "server_gone",
                 "the server was not there any more, so the run was ended before its time",
             )
-        )  # fmt: skip
+        )
     if not good:
         return [*findings, Finding("invalid", "no_success", "no request succeeded")]
     for audit in audits:
@@ -104,11 +106,12 @@ def _client(
         if share > MAX_CPU_SHARE:
             findings.append(
                 Finding(
-                    "invalid", "client_cpu",
+                    "invalid",
+                    "client_cpu",
                     f"client process {audit.process} used {share:.0%} of a core: the load "
                     "generator was the bottleneck; use more --processes",
                 )
-            )  # fmt: skip
+            )
     gaps = [b - a for record in good for a, b in itertools.pairwise(record.chunk_ns)]
     # An embedding has no pieces: its first one is its end.
     first = [(r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns for r in good]
@@ -118,24 +121,26 @@ def _client(
     if lags and (late := float(np.percentile(lags, 99))) > bound:
         findings.append(
             Finding(
-                "invalid", "client_lag",
+                "invalid",
+                "client_lag",
                 f"the client's event loop was {late * 1e3:.1f} ms late (p99; at most "
                 f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted; run "
                 "it on another machine, or at a higher priority (chrt -f 1; "
                 "where the system groups by session, nice does nothing between two of them)",
             )
-        )  # fmt: skip
+        )
     delays = send_lags(records)
     bound = max(SEND_FLOOR, LAG_SHARE * float(np.median(first or [0])) / 1e9)
     if (late := float(np.percentile(delays, 99))) > bound:
         what = "after their arrival" if open_loop else "after their user was ready"
         findings.append(
             Finding(
-                "invalid", "late_sends",
+                "invalid",
+                "late_sends",
                 f"requests were sent {late * 1e3:.1f} ms {what} (p99; at most "
                 f"{bound * 1e3:.1f} ms are sound here): the offered load was not the planned one",
             )
-        )  # fmt: skip
+        )
     return findings
 
 
@@ -146,28 +151,31 @@ def _failures(records: Sequence[RequestRecord]) -> list[Finding]:
     if failed > MAX_FAILURES * len(records) and failed < len(records):
         findings.append(
             Finding(
-                "invalid", "failures",
+                "invalid",
+                "failures",
                 f"{failed / len(records):.0%} of the requests failed (at most {MAX_FAILURES:.0%} "
                 "are sound): what is left is not the load that was meant",
             )
-        )  # fmt: skip
+        )
     for kind, count in kinds.most_common():
         example = next(r.error for r in records if r.error_kind == kind and r.error is not None)
         findings.append(
             Finding(
-                "warning", f"failed_{kind}",
+                "warning",
+                f"failed_{kind}",
                 f"{count} of {len(records)} requests failed ({kind}), for example: {example:.200}",
             )
-        )  # fmt: skip
+        )
     again = sum(record.reconnected for record in records)
     if again:
         findings.append(
             Finding(
-                "warning", "reconnected",
+                "warning",
+                "reconnected",
                 f"{again} of {len(records)} requests found the connection closed that the server "
                 "had kept open, and were sent again on a new one; the lost time counts",
             )
-        )  # fmt: skip
+        )
     return findings
 
 
@@ -193,13 +201,16 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         )
     share(
         sum((r.output_tokens or 0) > r.asked_tokens for r in told),
-        "usage claims more tokens than were asked for", "claims_more", "invalid",
-    )  # fmt: skip
+        "usage claims more tokens than were asked for",
+        "claims_more",
+        "invalid",
+    )
     share(
         sum(len(r.chunk_ns) > (r.output_tokens or 0) for r in told),
         "more pieces than usage has tokens: pieces are sent twice, or usage leaves tokens out",
-        "claims_less", "invalid",
-    )  # fmt: skip
+        "claims_less",
+        "invalid",
+    )
     # A token is a byte at least, but for the end; past that come tokens without text.
     plain = [r for r in told if r.text_bytes + r.call_bytes]
     over = sum((r.output_tokens or 0) > r.text_bytes + r.call_bytes + 1 for r in plain)
@@ -207,14 +218,19 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         # Past its end a model may go on with tokens that have no text: then this proves nothing.
         if over > len(told) / 2:
             share(
-                over, "usage claims more tokens than the answer has bytes: they are tokens without "
-                "text, or not there; --eos tells", "claims_many", "warning",
-            )  # fmt: skip
+                over,
+                "usage claims more tokens than the answer has bytes: they are tokens without "
+                "text, or not there; --eos tells",
+                "claims_many",
+                "warning",
+            )
     else:
         share(
-            over, "usage claims more tokens than the answer has bytes", "claims_impossible",
+            over,
+            "usage claims more tokens than the answer has bytes",
+            "claims_impossible",
             "invalid",
-        )  # fmt: skip
+        )
     # With ignore_eos special tokens are counted but have no text, so a recount proves nothing.
     counted = [] if ignore_eos else [r for r in told if r.recount_tokens is not None]
     differ = sum(
@@ -229,25 +245,30 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
         )
     share(
         sum(
-            r.prompt_tokens is not None and r.exact_prompt
+            r.prompt_tokens is not None
+            and r.exact_prompt
             and not 0 <= r.prompt_tokens - r.known_prompt_tokens <= 1
             for r in told
         ),
         "usage counts other prompt tokens than the ids that were sent (one begin-of-text is "
-        "allowed)", "prompt_differs",
-    )  # fmt: skip
+        "allowed)",
+        "prompt_differs",
+    )
     asked = [r for r in told if r.known_prompt_tokens and not r.exact_prompt]
     share(
         sum((r.prompt_tokens or 0) > 1.8 * r.known_prompt_tokens + 64 for r in asked),
         "usage counts nearly twice the prompt's words and more: pass --tokenizer for prompts of "
-        "exact lengths", "prompt_longer", "warning",
-    )  # fmt: skip
+        "exact lengths",
+        "prompt_longer",
+        "warning",
+    )
     if ignore_eos:
         share(
             sum((r.output_tokens or 0) < r.asked_tokens for r in told),
             "shorter than asked although ignore_eos was set: output lengths are not those planned",
-            "short", "warning",
-        )  # fmt: skip
+            "short",
+            "warning",
+        )
     return findings
 
 
@@ -255,19 +276,21 @@ def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
     findings = []
     long = [record for record in good if record.tokens >= 8]
     bunched = [
-        record for record in long
+        record
+        for record in long
         if record.chunk_ns
         and record.chunk_ns[-1] - record.chunk_ns[0]
         < BUFFER_SHARE * (record.chunk_ns[-1] - record.sent_ns)
-    ]  # fmt: skip
+    ]
     if long and len(bunched) > len(long) / 2:
         findings.append(
             Finding(
-                "server", "buffered",
+                "server",
+                "buffered",
                 f"{len(bunched)} of {len(long)} streams came all at once at their end: something "
                 "buffers, TTFT and ITL say nothing",
             )
-        )  # fmt: skip
+        )
     gaps = [(b - a) / 1e9 for record in good for a, b in itertools.pairwise(record.chunk_ns)]
     if gaps:
         mean = sum(gaps) / len(gaps)
@@ -275,21 +298,23 @@ def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
         if together >= BURSTS and len(bunched) <= len(long) / 2:
             findings.append(
                 Finding(
-                    "warning", "bursts",
+                    "warning",
+                    "bursts",
                     f"{together:.0%} of the pieces came together with the one before (the mean "
                     f"pause is {mean * 1e3:.1f} ms): the median ITL says nothing, read TPOT",
                 )
-            )  # fmt: skip
+            )
         bound = max(STALL_FLOOR, STALL_FACTOR * float(np.median(gaps)))
         stood = sum(gap > bound for gap in gaps)
         if stood:
             findings.append(
                 Finding(
-                    "server", "standstill",
+                    "server",
+                    "standstill",
                     f"{stood} times a stream stood still for more than {bound:.1f} s "
                     f"(longest {max(gaps):.1f} s)",
                 )
-            )  # fmt: skip
+            )
     return findings
 
 
@@ -300,9 +325,7 @@ def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Fin
     if len(ordered) < 20:
         return None
     quarter = len(ordered) // 4
-    waits = [
-        ((r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns) / 1e9 for r in ordered
-    ]  # fmt: skip
+    waits = [((r.chunk_ns[0] if r.chunk_ns else r.end_ns) - r.planned_ns) / 1e9 for r in ordered]
     early, late = float(np.mean(waits[:quarter])), float(np.mean(waits[-quarter:]))
     arriving = (ordered[-1].planned_ns - ordered[0].planned_ns) / 1e9
     drained = (max(r.end_ns for r in ordered) - ordered[-1].planned_ns) / 1e9
@@ -312,10 +335,11 @@ def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Fin
     if draining and drained <= 2 * service:
         return None
     return Finding(
-        "invalid", "over_saturated",
+        "invalid",
+        "over_saturated",
         f"time to first token grew from {early:.2f} s to {late:.2f} s: more came than the "
         "server can do, so its latencies depend on how long the run was",
-    )  # fmt: skip
+    )
 
 
 def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
@@ -351,10 +375,11 @@ def few_for(slo: Slo, records: Sequence[RequestRecord]) -> list[Finding]:
     """Limits on percentiles that so few requests do not have."""
     return [
         Finding(
-            "invalid", "few_for_slo",
+            "invalid",
+            "few_for_slo",
             f"{len(records)} requests have no {limit.percentile:g}th percentile: whether the SLO "
             f"is kept takes {math.ceil(100 / (100 - limit.percentile))}",
         )
         for limit in slo.limits
         if limit.metric != "itl" and len(records) * (100 - limit.percentile) < 100
-    ]  # fmt: skip
+    ]

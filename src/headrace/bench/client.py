@@ -234,9 +234,14 @@ class Client:
                 break
             await _sleep_until(planned)
             record = RequestRecord(
-                number * 1000 + index, number, index, session.group, planned,
-                asked_tokens=turn.output_tokens, process=self.job.process,
-            )  # fmt: skip
+                number * 1000 + index,
+                number,
+                index,
+                session.group,
+                planned,
+                asked_tokens=turn.output_tokens,
+                process=self.job.process,
+            )
             if turn.text:
                 history.append({"role": turn.role, "content": turn.text})
             text = await self._request(record, turn, history)
@@ -312,9 +317,10 @@ class Client:
             while True:
                 quiet = (time.monotonic_ns() - stream.last_ns) / 1e9
                 done, _ = await asyncio.wait(
-                    waiting, timeout=max(0.001, target.stall - quiet),
+                    waiting,
+                    timeout=max(0.001, target.stall - quiet),
                     return_when=asyncio.FIRST_COMPLETED,
-                )  # fmt: skip
+                )
                 if reply in done:
                     answer = reply.result()
                     record.end_ns = answer.end_ns

@@ -65,10 +65,26 @@ METRICS: tuple[tuple[str, str, str | None, bool], ...] = (
 FAILED = "failed requests"
 """The row beside `METRICS`; its ratio is of (failed + 1/2) / (requests + 1), never of nothing."""
 SAME = (
-    "endpoint", "workload", "trace", "trace_speed", "input", "output", "requests", "duration",
-    "arrivals", "concurrency", "prefix_tokens", "groups", "zipf", "turns", "think_seconds",
-    "ignore_eos", "stream", "temperature", "extra",
-)  # fmt: skip
+    "endpoint",
+    "workload",
+    "trace",
+    "trace_speed",
+    "input",
+    "output",
+    "requests",
+    "duration",
+    "arrivals",
+    "concurrency",
+    "prefix_tokens",
+    "groups",
+    "zipf",
+    "turns",
+    "think_seconds",
+    "ignore_eos",
+    "stream",
+    "temperature",
+    "extra",
+)
 """Options that two runs must share for their ratio to be of the servers."""
 
 
@@ -160,9 +176,12 @@ def compare_single(first: Path, second: Path, tolerance: float) -> list[Compared
 
 
 def interleave(
-    a: RunOptions, b: RunOptions, repeats: int, folder: Path | None,
+    a: RunOptions,
+    b: RunOptions,
+    repeats: int,
+    folder: Path | None,
     run: Callable[[RunOptions, Path | None], dict[str, Any]],
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:  # fmt: skip
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """`repeats` pairs in the order A B, B A, A B …; each with a seed of its own."""
     if repeats < 2:
         raise InvalidRequest("a comparison needs at least 2 repeats", param="repeats")

@@ -99,10 +99,11 @@ def cross_check(
         if abs(client - told["mean"]) > max(FLOOR, APART * told["mean"]):
             findings.append(
                 Finding(
-                    "warning", f"disagree_{metric}",
+                    "warning",
+                    f"disagree_{metric}",
                     f"the server's own mean {metric} is {told['mean'] * 1e3:.1f} ms, the client "
                     f"saw {client * 1e3:.1f} ms: something between them waits, or another client "
                     "was there too",
                 )
-            )  # fmt: skip
+            )
     return table, findings

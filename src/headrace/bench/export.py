@@ -106,8 +106,9 @@ def aiperf(result: dict[str, Any], records: list[RequestRecord]) -> dict[str, An
     out["error_request_count"] = {"unit": "requests", "avg": float(failed)}
     out["benchmark_duration"] = {"unit": "sec", "avg": result["seconds"]}
     out["request_error_rate"] = {
-        "unit": "%", "avg": 100 * failed / result["requests"] if result["requests"] else 0.0,
-    }  # fmt: skip
+        "unit": "%",
+        "avg": 100 * failed / result["requests"] if result["requests"] else 0.0,
+    }
     phase = {"name": "profiling", "kind": "profiling", "requests": result["requests"]}
     if options["arrivals"] is None:
         phase |= {"type": "concurrency", "concurrency": options["concurrency"]}

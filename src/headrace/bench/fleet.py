@@ -47,12 +47,20 @@ def deal(
         bound = None if most is None else most // processes + (process < most % processes)
         jobs.append(
             Job(
-                process, target, list(sessions[process::processes]),
-                list(range(process, len(sessions), processes)), share,
-                None if offsets is None else list(offsets[process::processes]), duration,
-                tokenizer, endless, bound, ramp, grace,
+                process,
+                target,
+                list(sessions[process::processes]),
+                list(range(process, len(sessions), processes)),
+                share,
+                None if offsets is None else list(offsets[process::processes]),
+                duration,
+                tokenizer,
+                endless,
+                bound,
+                ramp,
+                grace,
             )
-        )  # fmt: skip
+        )
     return jobs
 
 

@@ -58,9 +58,13 @@ def hold(
 
 
 def not_held(
-    reference: Reference, held: Sequence[Held], deciding: Collection[str], *,
-    perplexity: Perplexity | None, scores: Sequence[TaskScore],
-) -> list[str]:  # fmt: skip
+    reference: Reference,
+    held: Sequence[Held],
+    deciding: Collection[str],
+    *,
+    perplexity: Perplexity | None,
+    scores: Sequence[TaskScore],
+) -> list[str]:
     """Why gates that were to decide could not: a line for each. A gate compares or fails."""
     done = {one.kind for one in held}
     why = []

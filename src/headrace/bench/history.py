@@ -64,13 +64,18 @@ class History:
         here = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]])
         host = urlsplit(options["url"]).hostname
         values = [
-            result["created"], result["commit"],
+            result["created"],
+            result["commit"],
             # Of what was measured: of another machine its name is all that is known.
             here if host in (None, "localhost", "127.0.0.1", "::1") else f"at {host}",
-            result["server"]["model"], str(result["server"]["version"] or "unknown"),
+            result["server"]["model"],
+            str(result["server"]["version"] or "unknown"),
             f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
-            load, result["valid"], json.dumps(metrics), json.dumps(options),
-        ]  # fmt: skip
+            load,
+            result["valid"],
+            json.dumps(metrics),
+            json.dumps(options),
+        ]
         with self._open() as database:
             import duckdb
 
@@ -137,10 +142,14 @@ def history_chart(name: str, entries: list[Entry]) -> Chart:
         groups.setdefault(entry.what, []).append((number, entry))
     only = f": {next(iter(groups))}" if len(groups) == 1 else ""  # One group has no legend.
     return Chart(
-        f"{name} over runs{only}", "run", unit_of(name),
+        f"{name} over runs{only}",
+        "run",
+        unit_of(name),
         [
             Series(
-                group, [number for number, _ in found], [entry.value for _, entry in found],
+                group,
+                [number for number, _ in found],
+                [entry.value for _, entry in found],
                 labels=[f"{entry.created} {entry.commit}: {entry.value:.4g}" for _, entry in found],
             )
             for group, found in groups.items()
@@ -148,4 +157,4 @@ def history_chart(name: str, entries: list[Entry]) -> Chart:
         names=[entry.commit[:7] or str(n) for n, entry in enumerate(entries, 1)]
         if len(entries) <= 16
         else (),
-    )  # fmt: skip
+    )

@@ -297,9 +297,13 @@ def request_bytes(
 
 
 async def fetch(
-    address: Address, method: str, path: str, body: bytes = b"",
-    headers: dict[str, str] | None = None, timeout: float = 30.0,
-) -> tuple[int, bytes]:  # fmt: skip
+    address: Address,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: dict[str, str] | None = None,
+    timeout: float = 30.0,
+) -> tuple[int, bytes]:
     """One request on a connection of its own → (status, body); `ConnectionLost` on failure."""
     connection = await Connection.open(address, timeout)
     parts: list[bytes] = []

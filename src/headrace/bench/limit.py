@@ -83,9 +83,15 @@ def limit_of(run: Run, case: Case, hardware: Hardware) -> Limit | None:
     )
     measured = pauses[len(pauses) // 2] if pauses else 0.0
     return Limit(
-        least / run.seconds, predicted / run.seconds, flops, moved, run.seconds, decode, measured,
+        least / run.seconds,
+        predicted / run.seconds,
+        flops,
+        moved,
+        run.seconds,
+        decode,
+        measured,
         batch,
-    )  # fmt: skip
+    )
 
 
 def _least_steps(run: Run, good: Sequence[RequestRecord]) -> float:
@@ -104,12 +110,16 @@ def add_limit(result: dict[str, Any], found: Limit, case: Case, hardware: Hardwa
     """
     if found.share > 1 + NOISE:
         result["valid"] = False
-        result["findings"].insert(0, Finding(
-            "invalid", "above_roofline",
-            f"{found.share:.0%} of what {hardware.name} allows for this model: the server runs "
-            "another model, format or hardware than was said, or the calibration is wrong "
-            "(headrace roofline --calibrate)",
-        )._asdict())  # fmt: skip
+        result["findings"].insert(
+            0,
+            Finding(
+                "invalid",
+                "above_roofline",
+                f"{found.share:.0%} of what {hardware.name} allows for this model: the server runs "
+                "another model, format or hardware than was said, or the calibration is wrong "
+                "(headrace roofline --calibrate)",
+            )._asdict(),
+        )
     result["figures"]["roofline_share"] = {"value": found.share, "unit": "share"}
     result["figures"]["predicted_share"] = {"value": found.predicted_share, "unit": "share"}
     result["roofline"] = {

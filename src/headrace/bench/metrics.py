@@ -158,9 +158,16 @@ class OutputTokens(Sample):
 
 
 SAMPLES: tuple[type[Sample], ...] = (
-    TimeToFirstToken, ServiceTimeToFirstToken, InterTokenLatency, TimePerOutputToken, EndToEnd,
-    SendDelay, UserThroughput, InputTokens, OutputTokens,
-)  # fmt: skip
+    TimeToFirstToken,
+    ServiceTimeToFirstToken,
+    InterTokenLatency,
+    TimePerOutputToken,
+    EndToEnd,
+    SendDelay,
+    UserThroughput,
+    InputTokens,
+    OutputTokens,
+)
 
 
 class Figure:
@@ -358,10 +365,21 @@ class CostPerMillion(Figure):
 
 
 FIGURES: tuple[type[Figure], ...] = (
-    OutputThroughput, TotalThroughput, DeviceThroughput, RequestThroughput, Goodput, Concurrency,
-    QueueTime, Failures, Cancelled, PrefixHitRate, PossibleHitRate, TokensPerChunk, EnergyPerToken,
+    OutputThroughput,
+    TotalThroughput,
+    DeviceThroughput,
+    RequestThroughput,
+    Goodput,
+    Concurrency,
+    QueueTime,
+    Failures,
+    Cancelled,
+    PrefixHitRate,
+    PossibleHitRate,
+    TokensPerChunk,
+    EnergyPerToken,
     CostPerMillion,
-)  # fmt: skip
+)
 
 
 def sample(metric: type[Sample], records: Sequence[RequestRecord]) -> list[float]:

@@ -195,9 +195,13 @@ class SystemUnderTest:
         """Ask the server; `planned` is when it was due, on the monotonic clock."""
         target = self.target
         record = RequestRecord(
-            len(self.records), len(self.records), 0, 0, int(planned * 1e9),
+            len(self.records),
+            len(self.records),
+            0,
+            0,
+            int(planned * 1e9),
             asked_tokens=turn.output_tokens,
-        )  # fmt: skip
+        )
         history = [{"role": "user", "content": turn.text}] if turn.text else []
         path, body = make_body(target, turn, history, record)
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else None
@@ -267,18 +271,25 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     summary = read_summary(folder / SUMMARY)
     verdict = summary.get("Result is")
     return MlperfResult(
-        folder, None if verdict is None else verdict == "VALID", summary,
-        len(under_test.records), under_test.failures(), audit(under_test),
-    )  # fmt: skip
+        folder,
+        None if verdict is None else verdict == "VALID",
+        summary,
+        len(under_test.records),
+        under_test.failures(),
+        audit(under_test),
+    )
 
 
 def audit(under_test: SystemUnderTest) -> list[Finding]:
     """Whether client and server can be believed, by the rules of `bench run`."""
     target = under_test.target
     found = examine(
-        under_test.records, [under_test.audit], open_loop=False, ignore_eos=target.ignore_eos,
+        under_test.records,
+        [under_test.audit],
+        open_loop=False,
+        ignore_eos=target.ignore_eos,
         stream=target.stream,
-    )  # fmt: skip
+    )
     # How many queries are enough is LoadGen's to say; an accuracy run has no times; Offline's
     # queries are all due at once.
     aside = {"few_requests"}

@@ -203,9 +203,10 @@ class MockServer:
             text = " tok" * tokens
             part: dict[str, Any] = {"message": {"content": text}} if chat else {"text": text}
             _whole(
-                writer, 200,
+                writer,
+                200,
                 {"choices": [{"index": 0, "finish_reason": "length", **part}], "usage": usage},
-            )  # fmt: skip
+            )
             await writer.drain()
             return True
         writer.write(

@@ -87,10 +87,19 @@ class RunOptions:
     def verify(self) -> None:
         """Raise `InvalidRequest` for the first field that is out of its bounds."""
         for name, low in (
-            ("requests", 1), ("concurrency", 1), ("groups", 1), ("turns", 1), ("warmup", 0),
-            ("processes", 1), ("prefix_tokens", 1), ("devices", 1), ("ramp", 0), ("grace", 0),
-            ("max_concurrency", 1), ("max_errors", 0),
-        ):  # fmt: skip
+            ("requests", 1),
+            ("concurrency", 1),
+            ("groups", 1),
+            ("turns", 1),
+            ("warmup", 0),
+            ("processes", 1),
+            ("prefix_tokens", 1),
+            ("devices", 1),
+            ("ramp", 0),
+            ("grace", 0),
+            ("max_concurrency", 1),
+            ("max_errors", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise InvalidRequest(f"{name} must be at least {low}, not {value}", param=name)

@@ -68,15 +68,25 @@ class Reference:
 
 
 def answers_of(
-    target: Target, prompts: Sequence[str], tokens: int, *, alternatives: int = 20,
+    target: Target,
+    prompts: Sequence[str],
+    tokens: int,
+    *,
+    alternatives: int = 20,
     concurrency: int = 4,
-) -> list[Answer]:  # fmt: skip
+) -> list[Answer]:
     """Greedy answers with the log-probabilities of the `alternatives` likeliest tokens."""
     bodies = [
-        {"model": target.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0,
-         "logprobs": alternatives, "seed": 0}
+        {
+            "model": target.model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0.0,
+            "logprobs": alternatives,
+            "seed": 0,
+        }
         for prompt in prompts
-    ]  # fmt: skip
+    ]
     answers = asyncio.run(ask_all(target, "/v1/completions", bodies, concurrency))
     return [read_answer(answer) for answer in answers]
 
@@ -125,9 +135,12 @@ def divergence(reference: Top, here: Top) -> float:
 
 
 def agreement(
-    answers: Sequence[Answer], reference: Sequence[Answer], *, limit: int | None = None,
+    answers: Sequence[Answer],
+    reference: Sequence[Answer],
+    *,
+    limit: int | None = None,
     reference_limit: int | None = None,
-) -> Agreement:  # fmt: skip
+) -> Agreement:
     """Compare answer by answer, as far as both were allowed to go: `limit` and `reference_limit`
     are the most tokens that each was asked for, None where nobody knows."""
     common = min((each for each in (limit, reference_limit) if each is not None), default=None)
@@ -153,11 +166,14 @@ def agreement(
         divergences += [divergence(a, b) for a, b in known]
     places.sort()
     return Agreement(
-        len(answers), equal, sum(shares) / len(shares) if shares else 0.0,
-        float(places[len(places) // 2]) if places else None, len(divergences),
+        len(answers),
+        equal,
+        sum(shares) / len(shares) if shares else 0.0,
+        float(places[len(places) // 2]) if places else None,
+        len(divergences),
         math.fsum(divergences) / len(divergences) if divergences else None,
         max(divergences, default=None),
-    )  # fmt: skip
+    )
 
 
 def save_reference(path: Path, reference: Reference) -> None:

@@ -56,8 +56,12 @@ def latency_rows(result: dict[str, Any]) -> list[list[str]]:
             continue
         low, high = found["intervals"]["mean"]
         points = found["percentiles"]
-        values = [found["mean"], (high - low) / 2, *(points[p] for p in ("p50", "p90", "p95",
-                  "p99")), found["high"]]  # fmt: skip
+        values = [
+            found["mean"],
+            (high - low) / 2,
+            *(points[p] for p in ("p50", "p90", "p95", "p99")),
+            found["high"],
+        ]
         rows.append([f"{title}, {unit}", *(number(value * scale) for value in values)])
     return rows
 
@@ -97,8 +101,11 @@ def verdict(result: dict[str, Any]) -> str:
 def result_charts(result: dict[str, Any]) -> list[Chart]:
     """Distributions, then the run over time."""
     made = []
-    for name, title in (("ttft", "Time to first token"), ("itl", "Inter-token latency"),
-                        ("e2e", "End to end")):  # fmt: skip
+    for name, title in (
+        ("ttft", "Time to first token"),
+        ("itl", "Inter-token latency"),
+        ("e2e", "End to end"),
+    ):
         found = result["histograms"][name]
         if not found["quantiles"]:
             continue
@@ -150,10 +157,14 @@ def html_report(result: dict[str, Any]) -> str:
     good = result["valid"] and kept and result["succeeded"] == result["requests"]
     bad = "" if good else " bad"
     body = f'<div class="verdict{bad}">{html.escape(verdict(result))}</div>'
-    body += '<div class="cards">' + "".join(
-        f'<div class="card"><span>{html.escape(title)}</span><b>{html.escape(text)}</b></div>'
-        for title, text in figure_rows(result)
-    ) + "</div>"  # fmt: skip
+    body += (
+        '<div class="cards">'
+        + "".join(
+            f'<div class="card"><span>{html.escape(title)}</span><b>{html.escape(text)}</b></div>'
+            for title, text in figure_rows(result)
+        )
+        + "</div>"
+    )
     if latencies := latency_rows(result):
         body += "<h2>Latency</h2>" + table(HEADER, latencies)
     body += charts(result_charts(result))

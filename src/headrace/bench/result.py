@@ -129,8 +129,10 @@ def commit() -> str | None:
     """Commit of the checkout that this code runs from; None for an installed package."""
     done = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 

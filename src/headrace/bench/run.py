@@ -76,9 +76,17 @@ def run_bench(
     material = make_material(options.tokenizer)
     sessions, arrivals = make_sessions(options, material)
     target = Target(
-        options.url, model, options.resolved_endpoint, options.api_key, options.ignore_eos,
-        options.temperature, options.streams, options.extra, options.timeout, options.stall,
-    )  # fmt: skip
+        options.url,
+        model,
+        options.resolved_endpoint,
+        options.api_key,
+        options.ignore_eos,
+        options.temperature,
+        options.streams,
+        options.extra,
+        options.timeout,
+        options.stall,
+    )
     offsets = None
     if arrivals is not None:
         stream = arrivals.offsets(random.Random(options.seed + 1))
@@ -153,31 +161,49 @@ def run_bench(
 
 
 def make_run(
-    options: RunOptions, records: list[RequestRecord], start_ns: int, sessions: list[Session],
-    joules: float | None = None, queue_seconds: float | None = None,
-) -> Run:  # fmt: skip
+    options: RunOptions,
+    records: list[RequestRecord],
+    start_ns: int,
+    sessions: list[Session],
+    joules: float | None = None,
+    queue_seconds: float | None = None,
+) -> Run:
     end = max((record.end_ns for record in records), default=start_ns + 1)
     single = all(len(session.turns) == 1 for session in sessions)
     complete = len(records) == len(sessions)
     return Run(
-        sorted(records, key=lambda record: record.planned_ns), start_ns, max(end, start_ns + 1),
+        sorted(records, key=lambda record: record.planned_ns),
+        start_ns,
+        max(end, start_ns + 1),
         parse_slo(options.slo) if options.slo else None,
         shareable_tokens(sessions) if single and complete else None,
-        options.devices, options.price_per_hour, joules, queue_seconds,
-    )  # fmt: skip
+        options.devices,
+        options.price_per_hour,
+        joules,
+        queue_seconds,
+    )
 
 
 def judge_run(
-    options: RunOptions, run: Run, server: dict[str, Any], audits: list[ClientAudit],
-    told: dict[str, dict[str, float]], *, interrupted: bool, stopped: Sequence[Finding] = (),
-) -> dict[str, Any]:  # fmt: skip
+    options: RunOptions,
+    run: Run,
+    server: dict[str, Any],
+    audits: list[ClientAudit],
+    told: dict[str, dict[str, float]],
+    *,
+    interrupted: bool,
+    stopped: Sequence[Finding] = (),
+) -> dict[str, Any]:
     findings = list(stopped)
     if options.arrivals is None and not interrupted and not stopped:
         findings += unsteady(run.records, options.concurrency)
     findings += examine(
-        run.records, audits, open_loop=options.arrivals is not None,
-        ignore_eos=options.ignores_eos, stream=options.streams,
-    )  # fmt: skip
+        run.records,
+        audits,
+        open_loop=options.arrivals is not None,
+        ignore_eos=options.ignores_eos,
+        stream=options.streams,
+    )
     table, disagreements = cross_check(told, run.records, stream=options.streams)
     findings += disagreements
     findings += stale_hits(run, template=options.resolved_endpoint == "chat")
@@ -186,9 +212,13 @@ def judge_run(
     if interrupted:
         findings.append(Finding("warning", "interrupted", "the run was interrupted"))
     return document(
-        run=run, options=options.public(), server={**server, "histograms": table}, audits=audits,
-        findings=findings, interrupted=interrupted,
-    )  # fmt: skip
+        run=run,
+        options=options.public(),
+        server={**server, "histograms": table},
+        audits=audits,
+        findings=findings,
+        interrupted=interrupted,
+    )
 
 
 def stop_now(options: RunOptions, records: Sequence[RequestRecord]) -> Finding | None:
@@ -217,12 +247,13 @@ def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
         return []
     return [
         Finding(
-            "warning", "stale_hits",
+            "warning",
+            "stale_hits",
             f"{hit:.0%} of the prompt tokens came from the server's prefix cache, at most "
             f"{possible or 0:.0%} were shared in this run: an earlier run sent the same prompts; "
             "use another --seed",
         )
-    ]  # fmt: skip
+    ]
 
 
 def ask_server(options: RunOptions) -> dict[str, Any]:
@@ -307,10 +338,16 @@ def _warm_up(options: RunOptions, target: Target, material: Material) -> None:
     if not options.warms_up:
         return
     wish = make_wish(
-        replace(options, workload="fixed", requests=options.warms_up, seed=options.seed + 7919,
-                output="8", trace=None),
+        replace(
+            options,
+            workload="fixed",
+            requests=options.warms_up,
+            seed=options.seed + 7919,
+            output="8",
+            trace=None,
+        ),
         material,
-    )  # fmt: skip
+    )
     sessions = make_workload("fixed", wish)
     Fleet(
         deal(sessions, target, 1, concurrency=options.concurrency, offsets=None, duration=None)

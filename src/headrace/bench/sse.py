@@ -46,9 +46,10 @@ class Event(msgspec.Struct):
             if choice.delta is not None:
                 delta = choice.delta
                 parts += [
-                    part for part in (delta.content, delta.reasoning_content, delta.reasoning)
+                    part
+                    for part in (delta.content, delta.reasoning_content, delta.reasoning)
                     if part
-                ]  # fmt: skip
+                ]
         return "".join(parts)
 
     def called(self) -> int:
@@ -65,13 +66,18 @@ class Event(msgspec.Struct):
     def carries(self) -> bool:
         """Does it carry any of the answer: text, or a tool call?"""
         return any(
-            choice.text or (
+            choice.text
+            or (
                 choice.delta is not None
-                and (choice.delta.content or choice.delta.reasoning_content
-                     or choice.delta.reasoning or choice.delta.tool_calls)
+                and (
+                    choice.delta.content
+                    or choice.delta.reasoning_content
+                    or choice.delta.reasoning
+                    or choice.delta.tool_calls
+                )
             )
             for choice in self.choices
-        )  # fmt: skip
+        )
 
 
 _decoder = msgspec.json.Decoder(Event)

@@ -49,11 +49,19 @@ def shapes() -> list[tuple[Shape, bool]]:
         for batch, context, count in ((4, 300, 64), (16, 900, 256), (8, 100, 480))
     ]
     held: list[Shape] = [
-        decode(3, 300), decode(6, 1200), decode(12, 150), decode(24, 900), decode(1, 1400),
-        ((0,), (48,)), ((0,), (200,)), ((512,), (384,)), ((0,) * 3, (100,) * 3),
-        ((500,) * 6 + (0,), (1,) * 6 + (160,)), ((1500,) * 12 + (256,), (1,) * 12 + (320,)),
+        decode(3, 300),
+        decode(6, 1200),
+        decode(12, 150),
+        decode(24, 900),
+        decode(1, 1400),
+        ((0,), (48,)),
+        ((0,), (200,)),
+        ((512,), (384,)),
+        ((0,) * 3, (100,) * 3),
+        ((500,) * 6 + (0,), (1,) * 6 + (160,)),
+        ((1500,) * 12 + (256,), (1,) * 12 + (320,)),
         ((40, 700, 1900, 250), (1, 1, 1, 1)),
-    ]  # fmt: skip
+    ]
     return [(shape, False) for shape in fit] + [(shape, True) for shape in held]
 
 
@@ -65,24 +73,33 @@ def measure(model: str, kernels: str) -> None:
     worker = Worker(
         files,
         WorkerOptions(
-            kernels=kernels, dtype=dtype, kv_dtype=kv_dtype, threads=cpu().physical_cores,
-            rows=ROWS, step_tokens=STEP_TOKENS, max_context=context,
+            kernels=kernels,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            threads=cpu().physical_cores,
+            rows=ROWS,
+            step_tokens=STEP_TOKENS,
+            max_context=context,
         ),
-    )  # fmt: skip
+    )
     per_row = -(-context // BLOCK)
     pool = PoolShape(BLOCK, layer_groups(arch, kv_dtype, 1 + ROWS * per_row))
     worker.allocate(pool)
     worker.warm_up()
     spec = RequestSpec(SamplingParams(temperature=0.0, max_tokens=None), seed=0)
     plan = StepPlan(
-        0, list(range(ROWS)), [0] * ROWS, [1] * ROWS, [False] * ROWS,
+        0,
+        list(range(ROWS)),
+        [0] * ROWS,
+        [1] * ROWS,
+        [False] * ROWS,
         admitted=[Admission(row, row, [5] * 16, 16, 0, spec) for row in range(ROWS)],
         blocks=[
             BlockWrite(row, group, 0, list(range(1 + row * per_row, 1 + (row + 1) * per_row)))
             for row in range(ROWS)
             for group in range(len(pool.groups))
         ],
-    )  # fmt: skip
+    )
     assert worker.execute(plan).error is None
     all_shapes = shapes()
     times: list[list[float]] = [[] for _ in all_shapes]
@@ -101,9 +118,12 @@ def measure(model: str, kernels: str) -> None:
             times[index].append(result.seconds)
     for ((starts, counts), held), found in zip(all_shapes, times, strict=True):
         record = {
-            "starts": list(starts), "counts": list(counts), "samples": len(starts),
-            "seconds": min(found), "held_out": held,
-        }  # fmt: skip
+            "starts": list(starts),
+            "counts": list(counts),
+            "samples": len(starts),
+            "seconds": min(found),
+            "held_out": held,
+        }
         print(json.dumps(record), flush=True)
 
 

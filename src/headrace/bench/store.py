@@ -104,10 +104,23 @@ def records_csv(records: list[RequestRecord], start_ns: int) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(
-        ["number", "session", "turn", "group", "planned", "sent", "end", "status", "error",
-         "cancelled", "cached_tokens", "finish_reason", "itl_mean",
-         *(metric.name for metric in per_request)]
-    )  # fmt: skip
+        [
+            "number",
+            "session",
+            "turn",
+            "group",
+            "planned",
+            "sent",
+            "end",
+            "status",
+            "error",
+            "cancelled",
+            "cached_tokens",
+            "finish_reason",
+            "itl_mean",
+            *(metric.name for metric in per_request),
+        ]
+    )
     for record in records:
         gaps = len(record.chunk_ns) - 1
         mean = (record.chunk_ns[-1] - record.chunk_ns[0]) / 1e9 / gaps if gaps > 0 else ""

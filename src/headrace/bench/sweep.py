@@ -89,9 +89,14 @@ class Sweeper:
     """Runs points, or reads them back from the folder."""
 
     def __init__(
-        self, base: RunOptions, by: str, folder: Path | None, *, seconds: float | None = 30.0,
+        self,
+        base: RunOptions,
+        by: str,
+        folder: Path | None,
+        *,
+        seconds: float | None = 30.0,
         run: Callable[[RunOptions, Path | None], dict[str, Any]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if by not in ("concurrency", "rate"):
             raise InvalidRequest("a sweep is by concurrency or rate", param="by")
         options_at(base, by, 1.0, seconds).verify()
@@ -178,8 +183,22 @@ def pareto(points: Sequence[Point], figure: str = "output_throughput") -> list[P
     return sorted(front, key=lambda point: point.interactivity)
 
 
-COLUMNS = ("load", "tok/s", "per device", "req/s", "tok/s per user", "TTFT p50", "TTFT p99",
-           "ITL p50", "ITL p99", "cost/Mtok", "J/tok", "failed", "SLO", "valid")  # fmt: skip
+COLUMNS = (
+    "load",
+    "tok/s",
+    "per device",
+    "req/s",
+    "tok/s per user",
+    "TTFT p50",
+    "TTFT p99",
+    "ITL p50",
+    "ITL p99",
+    "cost/Mtok",
+    "J/tok",
+    "failed",
+    "SLO",
+    "valid",
+)
 
 
 def rows(points: Sequence[Point]) -> list[list[str]]:
@@ -236,9 +255,11 @@ def pareto_chart(sweeps: Sweeps, title: str, figure: str, unit: str) -> Chart:
         series.append(
             Series(
                 "front" if len(sweeps) == 1 else f"{name}, front",
-                [p.interactivity for p in front], [p.figure(figure) for p in front], dashed=True,
+                [p.interactivity for p in front],
+                [p.figure(figure) for p in front],
+                dashed=True,
             )
-        )  # fmt: skip
+        )
     return Chart(title, "tok/s per user once it streams", unit, series)
 
 
@@ -266,12 +287,16 @@ def sweep_charts(points: Sequence[Point], others: Sweeps = MappingProxyType({}))
             and any(not math.isnan(point.figure(figure)) for point in every)
         ),
         Chart(
-            "Throughput", label, "tok/s",
+            "Throughput",
+            label,
+            "tok/s",
             [Series("output", xs, [p.figure("output_throughput") for p in points])],
         ),
         *(
             Chart(
-                title, label, "ms",
+                title,
+                label,
+                "ms",
                 [
                     Series(q, xs, [p.percentile(name, q) * 1e3 for p in points])
                     for q in ("p50", "p90", "p99")
@@ -280,13 +305,14 @@ def sweep_charts(points: Sequence[Point], others: Sweeps = MappingProxyType({}))
             )
             for name, title in (("ttft", "Time to first token"), ("itl", "Inter-token latency"))
         ),
-    ]  # fmt: skip
+    ]
 
 
 def sweep_page(
-    points: Sequence[Point], best: Point | None = None,
+    points: Sequence[Point],
+    best: Point | None = None,
     others: Sweeps = MappingProxyType({}),
-) -> str:  # fmt: skip
+) -> str:
     first = points[0].result
     body = ""
     if best is not None:
@@ -306,5 +332,6 @@ def sweep_page(
     body += charts(sweep_charts(ordered, others))
     return page(
         f"Headrace bench: sweep by {points[0].by}",
-        f"{first['server']['model']} at {first['server']['url']} · {first['created']}", body,
-    )  # fmt: skip
+        f"{first['server']['model']} at {first['server']['url']} · {first['created']}",
+        body,
+    )

@@ -180,10 +180,15 @@ def _gsm8k(path: Path, count: int) -> list[Item]:
 def score_task(target: Target, name: str, items: Sequence[Item], concurrency: int = 4) -> TaskScore:
     """Ask all greedily over the chat endpoint."""
     bodies = [
-        {"model": target.model, "messages": [{"role": "user", "content": item.question}],
-         "max_tokens": item.tokens, "temperature": 0.0, "seed": 0}
+        {
+            "model": target.model,
+            "messages": [{"role": "user", "content": item.question}],
+            "max_tokens": item.tokens,
+            "temperature": 0.0,
+            "seed": 0,
+        }
         for item in items
-    ]  # fmt: skip
+    ]
     right = cut = 0
     answers = asyncio.run(ask_all(target, "/v1/chat/completions", bodies, concurrency))
     for item, answer in zip(items, answers, strict=True):

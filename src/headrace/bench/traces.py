@@ -71,12 +71,14 @@ def _sharegpt(
         ]
         turns = [
             Turn(
-                question, max(1, material.count(answer)), prompt_tokens=material.count(question),
+                question,
+                max(1, material.count(answer)),
+                prompt_tokens=material.count(question),
                 answer=answer,
             )
             for (asker, question), (answerer, answer) in itertools.pairwise(said)
             if asker in ("human", "user") and answerer in ("gpt", "assistant") and question
-        ]  # fmt: skip
+        ]
         if turns:
             sessions.append(Session(turns))
     return sessions
@@ -184,9 +186,13 @@ def _recorded(messages: list[dict[str, Any]], material: Material) -> tuple[str, 
             answer = content + "".join(map(json.dumps, message.get("tool_calls") or ()))
             text = "\n".join(asked)
             turns.append(
-                Turn(text, max(1, material.count(answer)), answer=answer or None,
-                     prompt_tokens=material.count(text))
-            )  # fmt: skip
+                Turn(
+                    text,
+                    max(1, material.count(answer)),
+                    answer=answer or None,
+                    prompt_tokens=material.count(text),
+                )
+            )
             asked = []
     return system, turns
 
@@ -223,15 +229,13 @@ def _burstgpt(
     return sessions
 
 
-TRACES: dict[
-    str, Callable[[Path, Material, random.Random, int | None], list[Session]]
-] = {
+TRACES: dict[str, Callable[[Path, Material, random.Random, int | None], list[Session]]] = {
     "sharegpt": _sharegpt,
     "mooncake": _mooncake,
     "azure": _azure,
     "burstgpt": _burstgpt,
     "prompts": _prompts,
-}  # fmt: skip
+}
 
 
 def _csv(

@@ -92,9 +92,13 @@ class Simulation:
             "version": None,
         }
         result = document(
-            run=run, options=self.options.public(), server=server, audits=[], findings=[],
+            run=run,
+            options=self.options.public(),
+            server=server,
+            audits=[],
+            findings=[],
             interrupted=False,
-        )  # fmt: skip
+        )
         result["simulation"] = self._extra(run)
         return result, run
 

@@ -87,10 +87,11 @@ def shared_prefix(wish: Wish) -> list[Session]:
     rng = random.Random(wish.seed)
     weights = [1 / rank**wish.zipf for rank in range(1, wish.groups + 1)]
     prefixes = [
-        wish.material.tokens(wish.prefix_tokens, rng) if wish.ids
+        wish.material.tokens(wish.prefix_tokens, rng)
+        if wish.ids
         else wish.material.text(wish.prefix_tokens, rng)
         for _ in weights
-    ]  # fmt: skip
+    ]
     sessions = []
     for _ in range(wish.sessions):
         group = rng.choices(range(wish.groups), weights)[0]
@@ -206,9 +207,11 @@ def make_workload(name: str, wish: Wish) -> list[Session]:
             f"unknown workload {name!r}; known: {', '.join(WORKLOADS)}", param="workload"
         )
     for field_, value, low in (
-        ("sessions", wish.sessions, 1), ("groups", wish.groups, 1), ("turns", wish.turns, 1),
+        ("sessions", wish.sessions, 1),
+        ("groups", wish.groups, 1),
+        ("turns", wish.turns, 1),
         ("prefix_tokens", wish.prefix_tokens, 1),
-    ):  # fmt: skip
+    ):
         if value < low:
             raise InvalidRequest(f"{field_} must be at least {low}, not {value}", param=field_)
     return WORKLOADS[name](wish)

@@ -49,9 +49,10 @@ GateFile = Annotated[
     typer.Option("--accuracy", help="Reference of `bench accuracy --save` that answers must keep."),
 ]
 command = typer.Typer(
-    help="Measure any OpenAI-compatible server.", no_args_is_help=True,
+    help="Measure any OpenAI-compatible server.",
+    no_args_is_help=True,
     pretty_exceptions_enable=False,
-)  # fmt: skip
+)
 
 
 @command.command("run")
@@ -151,8 +152,9 @@ def search_command(
 ) -> None:
     """The largest concurrency or rate that keeps an SLO."""
     if not 0 < start <= limit:
-        raise InvalidRequest(f"start ({start:g}) must be above 0 and at most limit ({limit:g})",
-                             param="start")  # fmt: skip
+        raise InvalidRequest(
+            f"start ({start:g}) must be above 0 and at most limit ({limit:g})", param="start"
+        )
     console = Console()
     folder = out or _default_folder("search")
     sweeper = _sweeper(console, replace(options, slo=slo), by, folder, seconds, history=history)
@@ -169,15 +171,22 @@ def search_command(
 
 
 def _sweeper(
-    console: Console, options: RunOptions, by: str, folder: Path, seconds: float | None, *,
+    console: Console,
+    options: RunOptions,
+    by: str,
+    folder: Path,
+    seconds: float | None,
+    *,
     history: bool,
-) -> Sweeper:  # fmt: skip
+) -> Sweeper:
     bounded = options.requests is not None or options.preset is not None
     return Sweeper(
-        replace(options, seed=_sweep_seed(folder, options.seed)), by, folder,
+        replace(options, seed=_sweep_seed(folder, options.seed)),
+        by,
+        folder,
         seconds=None if seconds is None and bounded else seconds or 30.0,
         run=lambda options, place: _measure(console, options, place, history=history),
-    )  # fmt: skip
+    )
 
 
 @command.command("compare")
@@ -197,9 +206,12 @@ def compare_command(
         base = replace(options, url=a, seed=fresh_seed(options.seed))
         folder = out or _default_folder("compare")
         pairs = comparing.interleave(
-            base, replace(base, url=b), repeats, folder,
+            base,
+            replace(base, url=b),
+            repeats,
+            folder,
             lambda options, place: _measure(console, options, place, history=history),
-        )  # fmt: skip
+        )
         late = [
             f"{number}-{name}"
             for number, pair in enumerate(pairs)
@@ -368,10 +380,13 @@ def _say_point(console: Console, point: Point) -> None:
 
 
 def _finish_sweep(
-    console: Console, folder: Path, found: list[Point], best: Point | None,
+    console: Console,
+    folder: Path,
+    found: list[Point],
+    best: Point | None,
     others: Mapping[str, list[Point]] = MappingProxyType({}),
     accuracy: dict[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     if not found:
         return
     for point in found if accuracy is not None else ():
@@ -389,16 +404,19 @@ def _check_accuracy(console: Console, options: RunOptions, gate: Path) -> dict[s
     expected = load_reference(gate)
     server = ask_server(options)
     target = Target(options.url, options.model or server["model"], api_key=options.api_key)
-    answers = answers_of(target, expected.prompts, expected.limit or 64, alternatives=0,
-                         concurrency=4)  # fmt: skip
-    agreed = agreement(answers, expected.answers, limit=expected.limit or 64,
-                       reference_limit=expected.limit)  # fmt: skip
+    answers = answers_of(
+        target, expected.prompts, expected.limit or 64, alternatives=0, concurrency=4
+    )
+    agreed = agreement(
+        answers, expected.answers, limit=expected.limit or 64, reference_limit=expected.limit
+    )
     passed = agreed.token_match >= GATES[0]
     console.print(
         f"accuracy: {agreed.equal} of {agreed.prompts} answers equal to {gate}, token match "
         f"{agreed.token_match:.2%}: {'passed' if passed else 'FAILED'} at {GATES[0]:.0%}",
-        style=None if passed else "bold red", highlight=False,
-    )  # fmt: skip
+        style=None if passed else "bold red",
+        highlight=False,
+    )
     return {"reference": str(gate), "token_match": agreed.token_match, "passed": passed}
 
 

@@ -108,21 +108,44 @@ Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the h
 
 
 _RUN: dict[str, tuple[Any, Any]] = {
-    "url": (Url, "http://127.0.0.1:8000"), "model": (Model, None), "endpoint": (Endpoint, None),
-    "preset": (Preset, None), "workload": (Workload, "fixed"), "trace": (Trace, None),
-    "trace_speed": (TraceSpeed, 1.0), "input": (Input, "128"), "output": (Output, "128"),
-    "requests": (Requests, None), "duration": (Duration, None), "arrivals": (Arrive, None),
-    "concurrency": (Users, 8), "max_concurrency": (Cap, None), "ramp": (RampUp, 0.0),
-    "grace": (Grace, None), "max_errors": (MaxErrors, None),
-    "stop_saturated": (StopSaturated, False), "seed": (Seed, None),
-    "tokenizer": (TokenizerOf, None), "prefix_tokens": (PrefixTokens, 1024),
-    "groups": (Groups, 8), "zipf": (Zipf, 1.0), "turns": (Turns, 4),
-    "think_seconds": (Think, 2.0), "warmup": (Warmup, None), "processes": (Processes, 1),
-    "ignore_eos": (Eos, True), "stream": (Stream, True), "temperature": (Temperature, 0.0),
-    "slo": (SloText, None), "timeout": (Timeout, 600.0), "stall": (Stall, 60.0),
-    "devices": (Devices, 1), "price_per_hour": (Price, None), "api_key": (Key, None),
+    "url": (Url, "http://127.0.0.1:8000"),
+    "model": (Model, None),
+    "endpoint": (Endpoint, None),
+    "preset": (Preset, None),
+    "workload": (Workload, "fixed"),
+    "trace": (Trace, None),
+    "trace_speed": (TraceSpeed, 1.0),
+    "input": (Input, "128"),
+    "output": (Output, "128"),
+    "requests": (Requests, None),
+    "duration": (Duration, None),
+    "arrivals": (Arrive, None),
+    "concurrency": (Users, 8),
+    "max_concurrency": (Cap, None),
+    "ramp": (RampUp, 0.0),
+    "grace": (Grace, None),
+    "max_errors": (MaxErrors, None),
+    "stop_saturated": (StopSaturated, False),
+    "seed": (Seed, None),
+    "tokenizer": (TokenizerOf, None),
+    "prefix_tokens": (PrefixTokens, 1024),
+    "groups": (Groups, 8),
+    "zipf": (Zipf, 1.0),
+    "turns": (Turns, 4),
+    "think_seconds": (Think, 2.0),
+    "warmup": (Warmup, None),
+    "processes": (Processes, 1),
+    "ignore_eos": (Eos, True),
+    "stream": (Stream, True),
+    "temperature": (Temperature, 0.0),
+    "slo": (SloText, None),
+    "timeout": (Timeout, 600.0),
+    "stall": (Stall, 60.0),
+    "devices": (Devices, 1),
+    "price_per_hour": (Price, None),
+    "api_key": (Key, None),
     "extra": (Extra, None),
-}  # fmt: skip
+}
 """Field of `RunOptions` → its flag and default; `preset` stands for several fields."""
 
 
@@ -135,8 +158,11 @@ def with_run_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         flags = {name: flag for name, flag in _RUN.items() if name not in without}
         hints = get_type_hints(command, include_extras=True)
-        own = {name: p for name, p in inspect.signature(command).parameters.items()
-               if name != "options"}  # fmt: skip
+        own = {
+            name: p
+            for name, p in inspect.signature(command).parameters.items()
+            if name != "options"
+        }
 
         def run(**values: Any) -> None:
             given = {name: values.pop(name) for name in flags}

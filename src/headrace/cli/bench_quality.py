@@ -75,9 +75,19 @@ def mlperf_command(
         read_log(reference)
     target = Target(url, model or "", endpoint or "completions", api_key)
     options = MlperfOptions(
-        target, scenario, mode, samples, parse_lengths(input, "input"),
-        parse_lengths(output, "output"), seconds, queries, qps, ttft, tpot, system,
-    )  # fmt: skip
+        target,
+        scenario,
+        mode,
+        samples,
+        parse_lengths(input, "input"),
+        parse_lengths(output, "output"),
+        seconds,
+        queries,
+        qps,
+        ttft,
+        tpot,
+        system,
+    )
     options.verify()
     server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
     target.model = model or server["model"]

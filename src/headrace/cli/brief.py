@@ -15,10 +15,19 @@ PANEL = " options"
 """The panels that are made from options records end so (`configured`)."""
 SHOWN = frozenset(
     {
-        "host", "port", "served_name", "keys", "device", "max_context", "threads",
-        "max_tokens", "temperature", "top_p", "seed",
+        "host",
+        "port",
+        "served_name",
+        "keys",
+        "device",
+        "max_context",
+        "threads",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
     }
-)  # fmt: skip
+)
 """The options of those panels that `--help` shows."""
 SERVING = frozenset({"max_sequences", "kv_memory"})
 """More of them, where the command is not one that may talk to a server instead (`--url`)."""

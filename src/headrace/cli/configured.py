@@ -97,9 +97,7 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
         made: dict[str, Any] = {}
         for name, record in records.items():
             own = _names(record)
-            flags = {
-                key: given.pop(key) for key in list(given) if key in own
-            }  # fmt: skip
+            flags = {key: given.pop(key) for key in list(given) if key in own}
             flags = {key: value for key, value in flags.items() if value is not None}
             options = record(**{**{k: v for k, v in read.items() if k in own}, **flags})
             options.verify()
@@ -107,9 +105,9 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
         return command(**given, **made)
 
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {
-        parameter.name: parameter.annotation for parameter in parameters
-    } | {"return": None}  # fmt: skip
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {
+        "return": None
+    }
     del wrapper.__wrapped__
     return wrapper
 

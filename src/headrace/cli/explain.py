@@ -91,8 +91,9 @@ def _memory(memory: MemoryPlan) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if name in ("MiB", "share") else "left",
-                         no_wrap=place == 0)  # fmt: skip
+        table.add_column(
+            name, justify="right" if name in ("MiB", "share") else "left", no_wrap=place == 0
+        )
     return table
 
 

@@ -104,8 +104,12 @@ async def _generate(
         seconds = time.perf_counter() - begin
         if as_json:
             report = {
-                "model": voice.name, "text": "".join(texts), "finish_reason": finish, **totals,
-                "first_token_seconds": round(first, 4), "seconds": round(seconds, 4),
-            }  # fmt: skip
+                "model": voice.name,
+                "text": "".join(texts),
+                "finish_reason": finish,
+                **totals,
+                "first_token_seconds": round(first, 4),
+                "seconds": round(seconds, 4),
+            }
             sys.stdout.write(json.dumps(report, ensure_ascii=False))
         sys.stdout.write("\n")

@@ -14,9 +14,11 @@ from ..base.errors import InvalidRequest
 from ..server.keys import Key, hash_of, new_key, read_keys, write_keys
 
 command = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
     help="API keys of a server. The file holds hashes: a key is shown once, when it is made.",
-)  # fmt: skip
+)
 
 File = Annotated[Path, typer.Option("--file", help="The file that serve --keys reads.")]
 Name = Annotated[str, typer.Argument(help="Name of the key: who it is for.", show_default=False)]
@@ -42,9 +44,13 @@ def add(
         raise InvalidRequest(f"{file} has a key named {name!r} already", param="name")
     secret = new_key()
     made = Key(
-        name, hash_of(secret), "operator" if operator else "user",
-        requests_per_minute, tokens_per_minute, concurrent,
-    )  # fmt: skip
+        name,
+        hash_of(secret),
+        "operator" if operator else "user",
+        requests_per_minute,
+        tokens_per_minute,
+        concurrent,
+    )
     made.verify("the new key")
     write_keys(file, [*keys, made])
     print(secret)

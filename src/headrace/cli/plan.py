@@ -103,9 +103,11 @@ def plan(
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
     described = describe_model(model)
     arch = described.arch
-    names = list(DEVICES) if hardware == "all" else [
-        find_hardware(name).name for name in hardware.split(",")
-    ]  # fmt: skip
+    names = (
+        list(DEVICES)
+        if hardware == "all"
+        else [find_hardware(name).name for name in hardware.split(",")]
+    )
     if trace is not None:
         demand = demand_of(trace, rate)
     elif shared >= input:
@@ -114,10 +116,16 @@ def plan(
         demand = Demand(10.0 if rate is None else rate, input, output, shared)
     goal = Goal(ttft / 1e3, tpot / 1e3, None if itl is None else itl / 1e3)
     found = search(
-        arch, demand, goal, read_prices(prices), devices=names,
+        arch,
+        demand,
+        goal,
+        read_prices(prices),
+        devices=names,
         formats=re.split(",(?![a-z_]+=)", formats) if formats else formats_of(described.weights),
-        kv_dtype=kv_dtype, pools=pools, max_devices=max_devices,
-    )  # fmt: skip
+        kv_dtype=kv_dtype,
+        pools=pools,
+        max_devices=max_devices,
+    )
     console = Console()
     checked: list[Checked] = []
     for candidate in found.candidates[:TRIES]:
@@ -199,9 +207,10 @@ def grown(candidate: Candidate) -> Candidate:
     )
     devices = sum(pool.devices for pool in pools)
     return replace(
-        candidate, pools=pools,
+        candidate,
+        pools=pools,
         price_per_hour=candidate.price_per_hour * devices / candidate.devices,
-    )  # fmt: skip
+    )
 
 
 def steady_part(records: Sequence[RequestRecord]) -> list[RequestRecord]:
@@ -231,12 +240,17 @@ def simulate(
     carried = min(n / pool.replicas for n, pool in zip(used, pools, strict=True))
     specs = [_spec(candidate, pool, demand) for pool in pools]
     cluster = Cluster(
-        specs[0], sum(used), "prefix" if demand.shared_tokens else "least-loaded",
-        prefill=used[0] if len(pools) > 1 else 0, decode_spec=specs[-1],
-    )  # fmt: skip
+        specs[0],
+        sum(used),
+        "prefix" if demand.shared_tokens else "least-loaded",
+        prefill=used[0] if len(pools) > 1 else 0,
+        decode_spec=specs[-1],
+    )
     # The log-normal's median for this mean, at sigma 0.4.
-    median = {name: max(1, round(mean / 1.083)) for name, mean in
-              (("input", fresh), ("output", demand.output_tokens))}  # fmt: skip
+    median = {
+        name: max(1, round(mean / 1.083))
+        for name, mean in (("input", fresh), ("output", demand.output_tokens))
+    }
     stay = candidate.ttft + demand.output_tokens * candidate.tpot
     steady = min(MAX_REQUESTS, math.ceil(STAYS * stay * demand.rate * carried))
     limits = [f"ttft:p99<{goal.ttft:.6f}s", f"tpot:p99<{goal.tpot:.6f}s"]
@@ -245,23 +259,28 @@ def simulate(
     options = RunOptions(
         url="simulated",
         workload="shared-prefix" if demand.shared_tokens else "fixed",
-        prefix_tokens=max(1, demand.shared_tokens), groups=4,
-        requests=max(requests, 40 * len(cluster.replicas), steady), trace=trace,
+        prefix_tokens=max(1, demand.shared_tokens),
+        groups=4,
+        requests=max(requests, 40 * len(cluster.replicas), steady),
+        trace=trace,
         input=f"lognormal:{median['input']}:0.4@1-{2 * demand.input_tokens}",
         output=f"lognormal:{median['output']}:0.4@2-{2 * demand.output_tokens + 2}",
-        arrivals=f"poisson:{demand.rate * carried}", slo=",".join(limits),
-    )  # fmt: skip
+        arrivals=f"poisson:{demand.rate * carried}",
+        slo=",".join(limits),
+    )
     return Simulation(cluster, options).run()[1]
 
 
 def _spec(candidate: Candidate, pool: Pool, demand: Demand) -> ReplicaSpec:
     longest = 4 * (demand.input_tokens + demand.output_tokens)
     return ReplicaSpec(
-        pool.case, candidate.hardware, rows=max(8, pool.state.batch),
+        pool.case,
+        candidate.hardware,
+        rows=max(8, pool.state.batch),
         step_tokens=max(pool.state.step_tokens, pool.state.batch + 16),
         depth=1 if pool.case.layout.pp > 1 else 2,
         max_context=min(pool.case.arch.max_context, longest),
-    )  # fmt: skip
+    )
 
 
 def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, Any]:
@@ -272,11 +291,16 @@ def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, 
             "device": candidate.hardware.name,
             "pools": [
                 {
-                    "role": pool.role, "replicas": pool.replicas, "tp": pool.case.layout.tp,
-                    "pp": pool.case.layout.pp, "dp": pool.case.layout.dp,
+                    "role": pool.role,
+                    "replicas": pool.replicas,
+                    "tp": pool.case.layout.tp,
+                    "pp": pool.case.layout.pp,
+                    "dp": pool.case.layout.dp,
                     "ep": pool.case.layout.ranks if pool.case.layout.ep else 1,
-                    "format": pool.case.weights.name, "kv_dtype": pool.case.kv_dtype,
-                    "max_sequences": pool.state.batch, "step_tokens": pool.state.step_tokens,
+                    "format": pool.case.weights.name,
+                    "kv_dtype": pool.case.kv_dtype,
+                    "max_sequences": pool.state.batch,
+                    "step_tokens": pool.state.step_tokens,
                 }
                 for pool in candidate.pools
             ],
@@ -284,14 +308,17 @@ def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, 
             "price_per_hour": candidate.price_per_hour,
             "cost_per_million_output_tokens": candidate.cost_per_million(demand),
             "expected": {"ttft": candidate.ttft, "tpot": candidate.tpot, "itl": candidate.itl},
-        }  # fmt: skip
+        }
 
     return {
         "settings": found.settings,
         "candidates": [one(candidate) for candidate in found.candidates],
         "simulated": [
-            {**one(c.candidate), "p99": {"ttft": c.ttft, "tpot": c.tpot, "itl": c.itl},
-             "kept": c.kept}
+            {
+                **one(c.candidate),
+                "p99": {"ttft": c.ttft, "tpot": c.tpot, "itl": c.itl},
+                "kept": c.kept,
+            }
             for c in checked
         ],
         "nearest": None if found.nearest is None else one(found.nearest),
@@ -299,7 +326,7 @@ def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, 
             {"device": r.device, "format": r.format, "layout": str(r.layout), "reason": r.reason}
             for r in found.rejected
         ],
-    }  # fmt: skip
+    }
 
 
 def _show_best(console: Console, best: Checked, demand: Demand) -> None:
@@ -326,10 +353,21 @@ def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]
     table = Table(
         title=f"the cheapest of {len(found.candidates)} layouts that should do "
         f"({found.settings:,} settings), and what more money buys",
-        title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-    )  # fmt: skip
-    for column in ("layout", "format", "batch", "step", "per hour", "per Mtok",
-                   "p99 TTFT / mean TPOT / p99 ITL", "simulated"):  # fmt: skip
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for column in (
+        "layout",
+        "format",
+        "batch",
+        "step",
+        "per hour",
+        "per Mtok",
+        "p99 TTFT / mean TPOT / p99 ITL",
+        "simulated",
+    ):
         table.add_column(column, justify="left" if column == "layout" else "right")
     shown = found.candidates[: max(3, len(checked))]
     shown += [c for c in frontier(found.candidates) if all(c is not other for other in shown)]
@@ -342,10 +380,15 @@ def _show(console: Console, demand: Demand, found: Found, checked: list[Checked]
                 verdict += f" with {after.devices}"
         state = c.pools[-1].state
         table.add_row(
-            str(c), c.case.weights.name, str(state.batch), str(c.pools[0].state.step_tokens),
-            f"{c.price_per_hour:.2f}", f"{c.cost_per_million(demand):.3f}",
-            f"{c.ttft * 1e3:.0f} / {c.tpot * 1e3:.1f} / {c.itl * 1e3:.1f}", verdict,
-        )  # fmt: skip
+            str(c),
+            c.case.weights.name,
+            str(state.batch),
+            str(c.pools[0].state.step_tokens),
+            f"{c.price_per_hour:.2f}",
+            f"{c.cost_per_million(demand):.3f}",
+            f"{c.ttft * 1e3:.0f} / {c.tpot * 1e3:.1f} / {c.itl * 1e3:.1f}",
+            verdict,
+        )
     console.print(table)
 
 

@@ -53,10 +53,11 @@ def profile(
     console = Console()
     files = open_model(model)
     options = EngineOptions(
-        model=model, kernels=kernels, depth=depth, max_context=min(
-            files.arch.max_context, max(256, 2 * (input + output))
-        ),
-    )  # fmt: skip
+        model=model,
+        kernels=kernels,
+        depth=depth,
+        max_context=min(files.arch.max_context, max(256, 2 * (input + output))),
+    )
     built = build(options, files)
     try:
         decided = {decision.name: decision.value for decision in built.decisions}
@@ -95,9 +96,12 @@ def profile(
 
 
 def _show(
-    console: Console, steps: Sequence[RecordedStep], model: StepModel, hardware: Hardware,
+    console: Console,
+    steps: Sequence[RecordedStep],
+    model: StepModel,
+    hardware: Hardware,
     wall: float,
-) -> None:  # fmt: skip
+) -> None:
     groups: dict[str, list[tuple[RecordedStep, float, float, str]]] = defaultdict(list)
     for step in steps:
         composition = compose_plan(model.case.arch, step.plan)
@@ -114,10 +118,15 @@ def _show(
         limit = sum(seconds for _, _, seconds, _ in found)
         bounds = [bound for *_, bound in found]
         table.add_row(
-            kind, str(len(found)), str(sum(step.plan.tokens for step, *_ in found)),
-            f"{measured * 1e3:.1f}", f"{predicted * 1e3:.1f}", f"{predicted / measured:.2f}",
-            f"{limit * 1e3:.1f}", max(set(bounds), key=bounds.count),
-        )  # fmt: skip
+            kind,
+            str(len(found)),
+            str(sum(step.plan.tokens for step, *_ in found)),
+            f"{measured * 1e3:.1f}",
+            f"{predicted * 1e3:.1f}",
+            f"{predicted / measured:.2f}",
+            f"{limit * 1e3:.1f}",
+            max(set(bounds), key=bounds.count),
+        )
     console.print(table)
     busy = sum(step.device_seconds for step in steps)
     console.print(

@@ -64,10 +64,13 @@ class DownloadBars:
             )
 
             self._progress = Progress(
-                TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
-                TransferSpeedColumn(), TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
                 console=Console(file=self._stream),
-            )  # fmt: skip
+            )
             self._progress.start()
         self._task = self._progress.add_task(label, total=total or None)
 

@@ -75,9 +75,10 @@ def main(
         "tokens": sum(verdict.tokens for verdict in verdicts),
         "identity": differences,
         "exact": exact,
-        "different": [_described(number, one) for number, one in enumerate(verdicts, 1)
-                      if not one.equal],
-    }  # fmt: skip
+        "different": [
+            _described(number, one) for number, one in enumerate(verdicts, 1) if not one.equal
+        ],
+    }
     if as_json:
         print(json.dumps(report, ensure_ascii=False))
     else:

@@ -182,10 +182,13 @@ def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hard
     for record in held:
         predicted = model_.seconds(compose(case.arch, record.starts, record.counts, record.samples))
         table.add_row(
-            str(len(record.starts)), str(sum(record.counts)), str(record.starts[0]),
-            f"{record.seconds * 1e3:.1f}", f"{predicted * 1e3:.1f}",
+            str(len(record.starts)),
+            str(sum(record.counts)),
+            str(record.starts[0]),
+            f"{record.seconds * 1e3:.1f}",
+            f"{predicted * 1e3:.1f}",
             f"{predicted / record.seconds:.2f}",
-        )  # fmt: skip
+        )
     console.print(table)
     return device
 

@@ -66,15 +66,35 @@ def simulate(
     device = find_hardware(hardware, calibration_path())
     case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp), skew)
     spec = ReplicaSpec(
-        case, device, rows=rows, step_tokens=step_tokens, max_context=max_context, depth=depth,
+        case,
+        device,
+        rows=rows,
+        step_tokens=step_tokens,
+        max_context=max_context,
+        depth=depth,
         prefix_cache=prefix_cache,
-    )  # fmt: skip
+    )
     options = RunOptions(
-        url="simulated", model=model, workload=workload, trace=trace, trace_speed=trace_speed,
-        input=input, output=output, requests=requests, arrivals=arrivals, concurrency=concurrency,
-        prefix_tokens=prefix_tokens, groups=groups, zipf=zipf, turns=turns, think_seconds=think,
-        seed=seed, slo=slo, devices=replicas * case.layout.devices, price_per_hour=price,
-    )  # fmt: skip
+        url="simulated",
+        model=model,
+        workload=workload,
+        trace=trace,
+        trace_speed=trace_speed,
+        input=input,
+        output=output,
+        requests=requests,
+        arrivals=arrivals,
+        concurrency=concurrency,
+        prefix_tokens=prefix_tokens,
+        groups=groups,
+        zipf=zipf,
+        turns=turns,
+        think_seconds=think,
+        seed=seed,
+        slo=slo,
+        devices=replicas * case.layout.devices,
+        price_per_hour=price,
+    )
     begin = time.perf_counter()
     result, _ = Simulation(Cluster(spec, replicas, routing, prefill=prefill), options).run()
     spent = time.perf_counter() - begin

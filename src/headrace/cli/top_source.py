@@ -192,29 +192,29 @@ def difference(oldest: Scrape, before: Scrape, now: Scrape) -> Reading:
         now.model,
         now.first("vllm:num_requests_running", "num_requests_running"),
         now.first("vllm:num_requests_waiting", "num_requests_waiting"),
-        now.first(
-            "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "gpu_cache_usage_perc"
-        ),
+        now.first("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "gpu_cache_usage_perc"),
         rate("vllm:generation_tokens_total", "generation_tokens_total"),
         rate("vllm:prompt_tokens_total", "prompt_tokens_total"),
+        quantiles(oldest, now, "vllm:time_to_first_token_seconds", "time_to_first_token_seconds"),
         quantiles(
-            oldest, now, "vllm:time_to_first_token_seconds", "time_to_first_token_seconds"
-        ),
-        quantiles(
-            oldest, now, "vllm:inter_token_latency_seconds",
-            "vllm:time_per_output_token_seconds", "time_per_output_token_seconds",
+            oldest,
+            now,
+            "vllm:inter_token_latency_seconds",
+            "vllm:time_per_output_token_seconds",
+            "time_per_output_token_seconds",
         ),
         share(
             ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
             ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         ),
         share(("headrace:predicted_seconds_total",), ("headrace:device_seconds_total",))
-        if predicted else None,
+        if predicted
+        else None,
         None if device is None else min(1.0, device / seconds),
         device / steps if device is not None and steps else None,
         None,
         change(before, "vllm:num_preemptions_total"),
-    )  # fmt: skip
+    )
 
 
 def quantiles(before: Scrape, now: Scrape, *names: str) -> dict[str, float] | None:

@@ -31,9 +31,10 @@ class Screen:
         """The whole screen, in at most `height` lines."""
         now = self._history[-1] if self._history else Reading("nothing yet")
         head = Text.assemble(
-            ("headrace top  ", "bold"), (now.model or self._where, "cyan"),
+            ("headrace top  ", "bold"),
+            (now.model or self._where, "cyan"),
             (f"  {self._where}  from its {now.source}", "dim"),
-        )  # fmt: skip
+        )
         head.truncate(width, overflow="ellipsis")
         parts: list[RenderableType] = [head]
         if self.problem:
@@ -56,24 +57,55 @@ class Screen:
         for name, value, more, series, top in (
             ("generated", rate(now.output_rate), "", [r.output_rate for r in self._history], None),
             ("prompt", rate(now.prompt_rate), "", [r.prompt_rate for r in self._history], None),
-            ("first token", *latency(now.first_token),
-             [(r.first_token or {}).get("p50") for r in self._history], None),
-            ("between tokens", *latency(now.token_gap),
-             [(r.token_gap or {}).get("p50") for r in self._history], None),
-            ("running", count(now.running),
-             f"{count(now.waiting)} waiting" + (f", {now.batch:.1f} a step" if now.batch else ""),
-             [r.running for r in self._history], None),
-            ("KV cache", share(now.kv_usage),
-             f"{now.preemptions:.0f} preempted" if now.preemptions else "",
-             [r.kv_usage for r in self._history], 1.0),
-            ("prefix hits", share(now.prefix_share), "",
-             [r.prefix_share for r in self._history], 1.0),
-            ("roofline", share(now.roofline), "predicted / measured",
-             [r.roofline for r in self._history], 1.0),
-            ("device busy", share(now.busy),
-             f"{seconds(now.step_seconds)} a step" if now.step_seconds else "",
-             [r.busy for r in self._history], 1.0),
-        ):  # fmt: skip
+            (
+                "first token",
+                *latency(now.first_token),
+                [(r.first_token or {}).get("p50") for r in self._history],
+                None,
+            ),
+            (
+                "between tokens",
+                *latency(now.token_gap),
+                [(r.token_gap or {}).get("p50") for r in self._history],
+                None,
+            ),
+            (
+                "running",
+                count(now.running),
+                f"{count(now.waiting)} waiting"
+                + (f", {now.batch:.1f} a step" if now.batch else ""),
+                [r.running for r in self._history],
+                None,
+            ),
+            (
+                "KV cache",
+                share(now.kv_usage),
+                f"{now.preemptions:.0f} preempted" if now.preemptions else "",
+                [r.kv_usage for r in self._history],
+                1.0,
+            ),
+            (
+                "prefix hits",
+                share(now.prefix_share),
+                "",
+                [r.prefix_share for r in self._history],
+                1.0,
+            ),
+            (
+                "roofline",
+                share(now.roofline),
+                "predicted / measured",
+                [r.roofline for r in self._history],
+                1.0,
+            ),
+            (
+                "device busy",
+                share(now.busy),
+                f"{seconds(now.step_seconds)} a step" if now.step_seconds else "",
+                [r.busy for r in self._history],
+                1.0,
+            ),
+        ):
             table.add_row(name, Text(value, style="bold"), more, bars(series, space, top))
         return table
 
@@ -87,10 +119,13 @@ def _requests(now: Reading, lines: int) -> Table:
     for one in now.requests[: lines - 1]:
         most = f"/{one['max_tokens']}" if one.get("max_tokens") else ""
         table.add_row(
-            str(one["id"])[:32], "generating" if one["state"] == "decode" else "prompt",
-            seconds(one["age"]), str(one["prompt_tokens"]), str(one["cached_tokens"]),
+            str(one["id"])[:32],
+            "generating" if one["state"] == "decode" else "prompt",
+            seconds(one["age"]),
+            str(one["prompt_tokens"]),
+            str(one["cached_tokens"]),
             f"{one['generated_tokens']}{most}",
-        )  # fmt: skip
+        )
     return table
 
 

@@ -54,18 +54,22 @@ def calibrate_quickly(threads: int) -> None:
         return
     log.info(
         "calibrated in %.1f s: %.0f GB/s, int8 %.0f GOP/s, fp32 %.0f GFLOP/s (%s)",
-        time.perf_counter() - begin, hardware.bandwidth / 1e9,
-        hardware.rates.get("int8", 0.0) / 1e9, hardware.rates["float32"] / 1e9, path,
-    )  # fmt: skip
+        time.perf_counter() - begin,
+        hardware.bandwidth / 1e9,
+        hardware.rates.get("int8", 0.0) / 1e9,
+        hardware.rates["float32"] / 1e9,
+        path,
+    )
 
 
 def better(one: Hardware, other: Hardware) -> Hardware:
     """The larger of each figure: others' load only lowers them."""
     return replace(
-        one, bandwidth=max(one.bandwidth, other.bandwidth),
+        one,
+        bandwidth=max(one.bandwidth, other.bandwidth),
         cache_bandwidth=max(one.cache_bandwidth, other.cache_bandwidth),
         rates={name: max(rate, other.rates.get(name, 0.0)) for name, rate in one.rates.items()},
-    )  # fmt: skip
+    )
 
 
 def quick_hardware(threads: int) -> Hardware:

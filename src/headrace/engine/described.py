@@ -67,9 +67,14 @@ def describe_model(name: str) -> Described:
 
 
 def make_case(
-    model: str | Described, device: Hardware, format: str | None = None, dtype: str = "auto",
-    kv_dtype: str = "auto", layout: Layout | None = None, skew: float | None = None,
-) -> Case:  # fmt: skip
+    model: str | Described,
+    device: Hardware,
+    format: str | None = None,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    layout: Layout | None = None,
+    skew: float | None = None,
+) -> Case:
     """A model on a device; what is not said is as stored, and as a server there would start."""
     found = describe_model(model) if isinstance(model, str) else model
     wide = kv_wide = "float32" if device.kind == "cpu" else "bfloat16"
@@ -78,9 +83,13 @@ def make_case(
     if dtype == "auto":
         dtype, kv_dtype = wide, kv_wide if kv_dtype == "auto" else kv_dtype
     case = Case(
-        found.arch, found.weights if format is None else parse_format(format), dtype,
-        dtype if kv_dtype == "auto" else kv_dtype, layout or Layout(), typical_skew(found.arch),
-    )  # fmt: skip
+        found.arch,
+        found.weights if format is None else parse_format(format),
+        dtype,
+        dtype if kv_dtype == "auto" else kv_dtype,
+        layout or Layout(),
+        typical_skew(found.arch),
+    )
     return case if skew is None else replace(case, skew=skew)
 
 

@@ -17,9 +17,14 @@ from ..text.reasoning import detect_reasoning
 from ..text.tokenizer import Tokenizer
 
 _AUTHORS_FIELDS = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty",
-)  # fmt: skip
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 def default_sampling(files: ModelFiles) -> SamplingParams:

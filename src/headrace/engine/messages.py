@@ -214,9 +214,16 @@ class Report(_Message):
 
 
 ToEngine = (
-    Configure | Submit | Abort | AbortChoice | LoadAdapter | UnloadAdapter | Operate | Inspect
+    Configure
+    | Submit
+    | Abort
+    | AbortChoice
+    | LoadAdapter
+    | UnloadAdapter
+    | Operate
+    | Inspect
     | Stop
-)  # fmt: skip
+)
 FromEngine = (
     Hello | Phase | Failed | Ready | News | Refused | Beat | Busy | Report | AdapterDone | Operated
 )

@@ -72,9 +72,11 @@ def step_lines(steps: Sequence[RecordedStep]) -> list[dict[str, Any]]:
     """Step records as `roofline.fit.read_records` reads them, one JSON object per step."""
     return [
         {
-            "starts": step.plan.starts, "counts": step.plan.counts,
-            "samples": sum(step.plan.samples), "seconds": step.device_seconds,
+            "starts": step.plan.starts,
+            "counts": step.plan.counts,
+            "samples": sum(step.plan.samples),
+            "seconds": step.device_seconds,
         }
         for step in steps
         if step.device_seconds > 0
-    ]  # fmt: skip
+    ]

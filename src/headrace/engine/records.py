@@ -142,9 +142,16 @@ class Recorder:
         if self.identity is None or self._written > MOST_BYTES:
             return
         record = Record(
-            self._model, self._options, self.identity, time.time(), found.request.prompt,
-            found.request.spec, found.choices, found.adapter, cut,
-        )  # fmt: skip
+            self._model,
+            self._options,
+            self.identity,
+            time.time(),
+            found.request.prompt,
+            found.request.spec,
+            found.choices,
+            found.adapter,
+            cut,
+        )
         line = self._encode(record) + b"\n"
         try:
             with self.path.open("ab") as file:

@@ -149,9 +149,13 @@ class Replica:
     """One engine on virtual time: a batch of its own, on devices that a pipeline's others share."""
 
     def __init__(
-        self, spec: ReplicaSpec, clock: Clock, number: int, role: str = "all",
+        self,
+        spec: ReplicaSpec,
+        clock: Clock,
+        number: int,
+        role: str = "all",
         stages: Stages | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spec, self.number, self.role = spec, number, role
         self._stages = stages or Stages(1)
         memory = spec.memory()
@@ -301,9 +305,14 @@ class Cluster:
     """Replicas behind a router; with `prefill` > 0 the first so many only prefill."""
 
     def __init__(
-        self, spec: ReplicaSpec, replicas: int, router: str = "least-loaded", *, prefill: int = 0,
+        self,
+        spec: ReplicaSpec,
+        replicas: int,
+        router: str = "least-loaded",
+        *,
+        prefill: int = 0,
         decode_spec: ReplicaSpec | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 0 <= prefill < replicas:
             raise OptionError(
                 f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"

@@ -19,9 +19,11 @@ ENGINE, SEQUENCES = 1, 2
 LOOP, SECOND, DEVICE, PREDICTED = 1, 2, 3, 4
 """Tracks of the engine."""
 TRACKS = {
-    LOOP: "engine loop", SECOND: "engine loop, second step in flight", DEVICE: "device, measured",
+    LOOP: "engine loop",
+    SECOND: "engine loop, second step in flight",
+    DEVICE: "device, measured",
     PREDICTED: "roofline, predicted",
-}  # fmt: skip
+}
 
 
 class _Events:
@@ -43,11 +45,16 @@ class _Events:
     ) -> None:
         self.found.append(
             {
-                "ph": "X", "cat": "step", "pid": process, "tid": track, "name": name,
-                "ts": round((begin - self._origin) * 1e6, 3), "dur": round(seconds * 1e6, 3),
+                "ph": "X",
+                "cat": "step",
+                "pid": process,
+                "tid": track,
+                "name": name,
+                "ts": round((begin - self._origin) * 1e6, 3),
+                "dur": round(seconds * 1e6, 3),
                 "args": arguments,
             }
-        )  # fmt: skip
+        )
 
 
 def timeline(
@@ -75,10 +82,13 @@ def timeline(
         composition = compose_plan(model.case.arch, step.plan)
         predicted = model.time(composition)
         about = {
-            "entries": len(step.plan.rows), "tokens": step.plan.tokens,
-            "predicted_ms": predicted.seconds * 1e3, "limit_ms": predicted.limit_seconds * 1e3,
-            "ratio": predicted.seconds / seconds if seconds else None, "bound": predicted.bound,
-        }  # fmt: skip
+            "entries": len(step.plan.rows),
+            "tokens": step.plan.tokens,
+            "predicted_ms": predicted.seconds * 1e3,
+            "limit_ms": predicted.limit_seconds * 1e3,
+            "ratio": predicted.seconds / seconds if seconds else None,
+            "bound": predicted.bound,
+        }
         track = LOOP if loop_free[LOOP] <= step.submitted else SECOND
         from_ = max(step.submitted, loop_free[track])
         loop_free[track] = max(from_, step.ended)
@@ -90,11 +100,18 @@ def timeline(
         for operator in predicted.operators:
             count = operator.count
             events.add(
-                ENGINE, PREDICTED, f"{count.operator} {count.label}", at, operator.seconds * scale,
-                bound=operator.bound, calls=count.calls, gflop=count.flops * count.calls / 1e9,
-                mbytes=count.bytes * count.calls / 1e6, limit_us=operator.limit_seconds * 1e6,
+                ENGINE,
+                PREDICTED,
+                f"{count.operator} {count.label}",
+                at,
+                operator.seconds * scale,
+                bound=operator.bound,
+                calls=count.calls,
+                gflop=count.flops * count.calls / 1e9,
+                mbytes=count.bytes * count.calls / 1e6,
+                limit_us=operator.limit_seconds * 1e6,
                 predicted_us=operator.seconds * 1e6,
-            )  # fmt: skip
+            )
             at += operator.seconds * scale
         columns = zip(step.plan.rows, step.plan.starts, step.plan.counts, strict=True)
         for row, start, tokens in columns:

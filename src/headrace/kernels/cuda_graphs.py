@@ -156,14 +156,12 @@ class _Inputs:
             lengths=self.lengths[:entries],
             groups=[
                 GroupBatch(table[:entries, :width], slots[:tokens], window)
-                for table, slots, window in zip(
-                    self.tables, self.slots, self.windows, strict=True
-                )
+                for table, slots, window in zip(self.tables, self.slots, self.windows, strict=True)
             ],
             sample_rows=self.sample_rows[:entries],
             max_count=1 if bucket.decode else tokens,
             max_length=bucket.length,
-        )  # fmt: skip
+        )
 
 
 _EVERYTHING = want(logits=True, hidden="every")
@@ -347,9 +345,7 @@ class GraphProgram:
         empty = torch.empty(0, dtype=torch.int64, device=self._inputs.tokens.device)
         short = empty.to(torch.int32)
         start = self._inputs.counting[:1]
-        groups = [
-            GroupBatch(short.view(0, 1), empty, window) for window in self._inputs.windows
-        ]  # fmt: skip
+        groups = [GroupBatch(short.view(0, 1), empty, window) for window in self._inputs.windows]
         nothing = StepBatch(empty, empty, start, short, groups, empty, bucket.tokens, bucket.length)
         self._fill(nothing, bucket)
 
@@ -424,11 +420,14 @@ class GraphProgram:
             ones=torch.ones(entries, dtype=torch.int32, device=device),
             certain=torch.ones(entries, device=device),
             draws=DrawParameters(
-                torch.ones(entries, device=device), None, None,
-                torch.ones(entries, device=device), zeros(entries, dtype=torch.float64),
+                torch.ones(entries, device=device),
+                None,
+                None,
+                torch.ones(entries, device=device),
+                zeros(entries, dtype=torch.float64),
             ),
             windows=windows,
-        )  # fmt: skip
+        )
 
 
 def _up_to(sizes: tuple[int, ...], limit: int) -> list[int]:
@@ -455,9 +454,15 @@ def null_step(tokens: int, cache: KvCache, max_context: int) -> StepBatch:
     zeros = torch.zeros_like(positions)
     groups = [GroupBatch(table, zeros, window) for window in cache.windows]
     return StepBatch(
-        zeros, positions, bounds.to(device), lengths.to(device), groups,
-        bounds[1:].to(device).long() - 1, max(counts), max(counts),
+        zeros,
+        positions,
+        bounds.to(device),
+        lengths.to(device),
+        groups,
+        bounds[1:].to(device).long() - 1,
+        max(counts),
+        max(counts),
         host=HostStep(
             np.array(counts, np.int64), np.array(counts, np.int64), bounds[1:].numpy() - 1
         ),
-    )  # fmt: skip
+    )

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from ..base.graph import AttentionSpec, Role, RouteSpec
 from .arrays import Array, host
 from .draws import DrawParameters
+from .prepared import RopeTable
 from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 
 if TYPE_CHECKING:
@@ -130,14 +131,6 @@ class StepBatch:
         """[R]: where each new token will stand in its sequence. Of arrays in the host's memory."""
         found: npt.NDArray[np.int64] = host(self.positions)[host(self.sample_rows)] + 1
         return found
-
-
-@dataclass(slots=True)
-class RopeTable:
-    """cos and sin [max_context, E / 2] fp32; pairs are (i, i + E/2) (the "neox" order)."""
-
-    cos: Array
-    sin: Array
 
 
 @dataclass(slots=True)

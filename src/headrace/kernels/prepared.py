@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from ..base.arch import Rope
 from ..base.graph import Role, WeightRef
 from .arrays import Array
-from .operators import RopeTable
 from .weights import Weight
+
+
+@dataclass(slots=True)
+class RopeTable:
+    """cos and sin [max_context, E / 2] fp32; pairs are (i, i + E/2) (the "neox" order)."""
+
+    cos: Array
+    sin: Array
 
 
 @dataclass(slots=True)

@@ -20,7 +20,8 @@ from torch.nn import functional
 from ..base.graph import AttentionSpec, Role, RouteSpec
 from . import reference_attention, sampling
 from .arrays import tensor
-from .operators import Dequantise, KvLayer, RopeTable, StepBatch, StepLimits
+from .operators import Dequantise, KvLayer, StepBatch, StepLimits
+from .prepared import RopeTable
 from .reference_encoder import encoder_attention
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 

@@ -30,8 +30,17 @@ class BlockPool:
     """Blocks 1 … blocks-1 of one group, and the index from content key to block."""
 
     __slots__ = (
-        "_before", "_next", "cached", "free", "index", "keep", "keys", "refs", "total", "touched",
-    )  # fmt: skip
+        "_before",
+        "_next",
+        "cached",
+        "free",
+        "index",
+        "keep",
+        "keys",
+        "refs",
+        "total",
+        "touched",
+    )
 
     def __init__(self, blocks: int, keep: int | None = None) -> None:
         assert blocks >= 1, "the null block is part of every pool"

@@ -14,9 +14,17 @@ def attention(to: Description, layer: int, x: Value, at: str) -> Value:
     window = arch.window(layer)
     local = arch.local_rope if window is not None else None
     spec = AttentionSpec(
-        layer, arch.heads, arch.kv_heads, arch.head_dim, arch.scale, local or arch.rope, window,
-        arch.attention_softcap, arch.norm_eps, arch.norm_offset,
-    )  # fmt: skip
+        layer,
+        arch.heads,
+        arch.kv_heads,
+        arch.head_dim,
+        arch.scale,
+        local or arch.rope,
+        window,
+        arch.attention_softcap,
+        arch.norm_eps,
+        arch.norm_offset,
+    )
     keys = spec.kv_heads * spec.size
     names = [f"{at}.{part}_proj" for part in ("q", "k", "v")]
     qkv = to.linear(x, *names, rows=[spec.queries, keys, keys], bias=arch.qkv_bias)

@@ -109,9 +109,7 @@ class Description:
 def matrix(
     names: Sequence[str], rows: Sequence[int], width: int, role: Role, copies: int = 1
 ) -> WeightRef:
-    return WeightRef(
-        tuple(f"{name}.weight" for name in names), tuple(rows), width, role, copies
-    )  # fmt: skip
+    return WeightRef(tuple(f"{name}.weight" for name in names), tuple(rows), width, role, copies)
 
 
 def vector(names: Sequence[str], sizes: Sequence[int]) -> WeightRef:

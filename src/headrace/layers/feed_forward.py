@@ -27,10 +27,13 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     (`{at}.shared_experts`) see every row."""
     logits = to.linear(x, f"{at}.gate", rows=moe.experts)
     chosen, shares = to.nodes(
-        Node("route", (logits,),
-             (Value(TOKENS, moe.active, "i32"), Value(TOKENS, moe.active, "f32")),
-             spec=RouteSpec(moe.active, moe.normalise))
-    )  # fmt: skip
+        Node(
+            "route",
+            (logits,),
+            (Value(TOKENS, moe.active, "i32"), Value(TOKENS, moe.active, "f32")),
+            spec=RouteSpec(moe.active, moe.normalise),
+        )
+    )
     inner, hidden = moe.intermediate, to.arch.hidden
     each = [f"{at}.experts.*.{part}_proj" for part in ("gate", "up", "down")]
     experts = [

@@ -24,11 +24,19 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none",), "use_dora": (False,), "fan_in_fan_out": (False,), "lora_bias": (False,),
-    "modules_to_save": ([],), "trainable_token_indices": ([], {}), "layer_replication": ([],),
-    "target_parameters": ([],), "alora_invocation_tokens": ([],), "use_qalora": (False,),
-    "arrow_config": ({},), "task_type": ("CAUSAL_LM",),
-}  # fmt: skip
+    "bias": ("none",),
+    "use_dora": (False,),
+    "fan_in_fan_out": (False,),
+    "lora_bias": (False,),
+    "modules_to_save": ([],),
+    "trainable_token_indices": ([], {}),
+    "layer_replication": ([],),
+    "target_parameters": ([],),
+    "alora_invocation_tokens": ([],),
+    "use_qalora": (False,),
+    "arrow_config": ({},),
+    "task_type": ("CAUSAL_LM",),
+}
 """What changes the result and is not done here: only these values (or none) are taken."""
 
 
@@ -67,8 +75,9 @@ def open_adapter(folder: Path, arch: ModelArch, *, max_rank: int) -> AdapterFile
     rank, alpha = _read_config(config)
     weights = folder / WEIGHTS
     if not weights.is_file():
-        pickled = [name for name in ("adapter_model" + end for end in PICKLES)
-                   if (folder / name).exists()]  # fmt: skip
+        pickled = [
+            name for name in ("adapter_model" + end for end in PICKLES) if (folder / name).exists()
+        ]
         hint = f"; {pickled[0]} is pickled and is never read" if pickled else ""
         raise ModelFileError(f"{folder.name}: {WEIGHTS} is missing{hint}")
     shapes = {

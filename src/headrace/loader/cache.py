@@ -91,8 +91,10 @@ class Record:
         """Remember a file that was just verified."""
         stat = (self.folder / path).stat()
         self.data["files"][path] = {
-            "sha256": sha256, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns,
-        }  # fmt: skip
+            "sha256": sha256,
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+        }
         self.save()
 
     def verify(self, path: str, size: int, sha256: str) -> bool:

@@ -11,9 +11,15 @@ from ..base.modelfiles import ModelFiles
 from .gguf import GgufFile, StringArray
 
 END_OF_TURN = (
-    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>",
-    "<|end|>", "<EOT>",
-)  # fmt: skip
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<EOT>",
+)
 """Tokens that end a turn in a well-known chat format, whatever the metadata says of eos."""
 
 _SPECIAL = {

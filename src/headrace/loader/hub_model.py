@@ -19,10 +19,17 @@ from .shards import PICKLES
 from .source import SourceFailed
 
 SMALL_FILES = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "model.safetensors.index.json",
-    "modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+    "modules.json",
+    "1_Pooling/config.json",
+    "sentence_bert_config.json",
+)
 CONFIG = "config.json"
 """The selector that takes this one file of a repository."""
 PREFERRED_QUANT = "q4_k_m"

@@ -43,9 +43,7 @@ MAX_HEAD = 64 << 20
 STAGE = 32 << 20
 """Bytes written at a time: large pieces become huge pages of the page cache."""
 _FIXED = struct.Struct("<8sII32s")
-_SENSELESS = (
-    KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError
-)  # fmt: skip
+_SENSELESS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 """What reading a head raises that is JSON of another shape: `int(Infinity)`, a deep nesting, …"""
 _POPULATE_READ = 22
 """MADV_POPULATE_READ of Linux 5.14, which Python 3.11 does not name."""
@@ -203,8 +201,12 @@ def write(
         at = _up(at + part.data.nbytes, PAGE)
     size = _up(max(at, 1), HUGE)
     head: dict[str, Any] = {
-        "identity": dict(identity), "size": size, "payload": 0, "entries": entries, "sums": [],
-    }  # fmt: skip
+        "identity": dict(identity),
+        "size": size,
+        "payload": 0,
+        "entries": entries,
+        "sums": [],
+    }
     # 24 characters for each sum: more than any number of 64 bits takes.
     begin = _up(_FIXED.size + len(json.dumps(head)) + 24 * (size // HUGE) + 64, HUGE)
     fresh = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")

@@ -13,8 +13,8 @@ from ..base.errors import UnsupportedModel
 from ..base.graph import AttentionSpec, Graph, LatentSpec, WeightRef
 from ..kernels.arrays import Array, address, floats, tensor
 from ..kernels.model import Model
-from ..kernels.operators import Operators, RopeTable
-from ..kernels.prepared import Prepared
+from ..kernels.operators import Operators
+from ..kernels.prepared import Prepared, RopeTable
 from ..kernels.rope import rope_table
 from ..kernels.weights import (
     BlockWeight,

@@ -30,9 +30,15 @@ _MAX_DIMENSIONS = 16
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 """Type, as the format names it → bytes of a number. Others are not read."""
 _HOST = {
-    "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "I8": "i1", "U8": "u1",
-    "I32": "<i4", "I64": "<i8",
-}  # fmt: skip
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "F8_E4M3": "u1",
+    "I8": "i1",
+    "U8": "u1",
+    "I32": "<i4",
+    "I64": "<i8",
+}
 """How numpy reads them; BF16 and F8_E4M3, which it lacks, as their bits."""
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of dense weights → their names elsewhere (`kernels.arrays.dtype_name`)."""
@@ -167,10 +173,11 @@ def _tensor(name: str, said: object, path: Path, begin: int, file: FileIO) -> St
     tensor = StoredTensor(path, str(dtype), tuple(shape), begin + range_[0], file)
     if range_[1] - range_[0] != tensor.nbytes:
         raise _unsound(
-            path, name,
+            path,
+            name,
             f"has {range_[1] - range_[0]} bytes; {dtype} of shape {list(shape)!r:.100} has "
             f"{tensor.nbytes}",
-        )  # fmt: skip
+        )
     return tensor
 
 

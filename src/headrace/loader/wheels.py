@@ -69,9 +69,19 @@ class WheelSource:
         delivered.mkdir(parents=True)
         scratch.mkdir()
         command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir",
-            "--only-binary", ":all:", "--dest", str(delivered), wanted,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-cache-dir",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            str(delivered),
+            wanted,
+        ]
         status, message = _run(command, scratch, part.size, progress)
         found = sorted(delivered.glob("*.whl"))
         if status != 0 or len(found) != 1:

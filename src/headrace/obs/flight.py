@@ -86,22 +86,43 @@ class FlightRecorder:
         ]
         self._write(
             _Submitted(
-                plan.number, time.time(), "submitted", len(plan.rows), plan.tokens,
-                plan.rows[:_SHOWN], plan.starts[:_SHOWN], plan.counts[:_SHOWN], admitted,
-                plan.released[:_SHOWN], len(plan.blocks), len(plan.copies), running, waiting,
+                plan.number,
+                time.time(),
+                "submitted",
+                len(plan.rows),
+                plan.tokens,
+                plan.rows[:_SHOWN],
+                plan.starts[:_SHOWN],
+                plan.counts[:_SHOWN],
+                admitted,
+                plan.released[:_SHOWN],
+                len(plan.blocks),
+                len(plan.copies),
+                running,
+                waiting,
             )
-        )  # fmt: skip
+        )
 
     def finished(self, plan: StepPlan, result: StepResult, stats: StepStats) -> None:
         error = result.error
         self._write(
             _Finished(
-                plan.number, time.time(), "failed" if error else "done", len(plan.rows),
-                plan.tokens, error[:500] if error else None, sum(map(len, result.tokens)),
-                result.seconds, stats.schedule_seconds, stats.idle_seconds, stats.kv_usage,
-                stats.running, stats.waiting, stats.preemptions,
+                plan.number,
+                time.time(),
+                "failed" if error else "done",
+                len(plan.rows),
+                plan.tokens,
+                error[:500] if error else None,
+                sum(map(len, result.tokens)),
+                result.seconds,
+                stats.schedule_seconds,
+                stats.idle_seconds,
+                stats.kv_usage,
+                stats.running,
+                stats.waiting,
+                stats.preemptions,
             )
-        )  # fmt: skip
+        )
 
     def _write(self, record: _Submitted | _Finished) -> None:
         data = _encode(record)

@@ -34,8 +34,11 @@ _SECRETS = re.compile(
     """
 )
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
-    "message", "asctime", "taskName", "color_message",
-}  # fmt: skip
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",
+}
 
 
 def hide_secrets(text: str) -> str:

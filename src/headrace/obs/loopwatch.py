@@ -99,11 +99,14 @@ class LoopWatch:
                 target=write_dump,
                 args=(self._dumps,),
                 kwargs={
-                    "kind": "loop", "reason": f"the event loop was held for {late:.3f} s",
-                    "stacks": self.stack, "steps": [], "details": {"seconds": late},
+                    "kind": "loop",
+                    "reason": f"the event loop was held for {late:.3f} s",
+                    "stacks": self.stack,
+                    "steps": [],
+                    "details": {"seconds": late},
                 },
                 daemon=True,
-            ).start()  # fmt: skip
+            ).start()
 
     def _watch(self) -> None:
         while not self._stop.wait(BEAT):

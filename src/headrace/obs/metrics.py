@@ -18,17 +18,73 @@ from .life import RequestLife
 from .sketch import Sketch
 
 FIRST_TOKEN_SECONDS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
+)
 TOKEN_SECONDS = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
-    40.0, 80.0,
-)  # fmt: skip
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 REQUEST_SECONDS = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0, 960.0, 1920.0, 7680.0,
-)  # fmt: skip
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
+)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 CHOICES = (1, 2, 5, 10, 20)
@@ -192,87 +248,117 @@ class EngineMetrics(Collector):
     def _state(self) -> Iterator[Metric]:
         x, stats = self._exposition, self.stats
         yield from x.gauge(
-            "Sequences in work on the device.", stats.running,
-            "vllm:num_requests_running", "num_requests_running",
-        )  # fmt: skip
+            "Sequences in work on the device.",
+            stats.running,
+            "vllm:num_requests_running",
+            "num_requests_running",
+        )
         yield from x.gauge(
-            "Sequences that wait to be worked on.", stats.waiting,
-            "vllm:num_requests_waiting", "num_requests_waiting",
-        )  # fmt: skip
+            "Sequences that wait to be worked on.",
+            stats.waiting,
+            "vllm:num_requests_waiting",
+            "num_requests_waiting",
+        )
         yield from x.gauges(
-            "Sequences that wait, by reason.", "reason",
+            "Sequences that wait, by reason.",
+            "reason",
             {"capacity": float(stats.waiting), "deferred": 0.0},
             "vllm:num_requests_waiting_by_reason",
-        )  # fmt: skip
+        )
         yield from x.gauge(
-            "Share of the KV blocks in use, 0 to 1.", stats.kv_usage,
-            "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "gpu_cache_usage_perc",
-        )  # fmt: skip
+            "Share of the KV blocks in use, 0 to 1.",
+            stats.kv_usage,
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+            "gpu_cache_usage_perc",
+        )
         yield from x.gauge("Sequences that can run at once.", self.rows, "num_request_max")
         if self.cache_config:
             yield from x.info("The KV pool.", "vllm:cache_config_info", self.cache_config)
         yield from x.gauge("1 while requests are served.", self.up, "headrace:engine_up")
         yield from x.gauge(
-            "Seconds since the step loop last reported.", self.heartbeat(),
+            "Seconds since the step loop last reported.",
+            self.heartbeat(),
             "headrace:engine_heartbeat_age_seconds",
-        )  # fmt: skip
+        )
         yield from x.gauges(
-            "Duration of each phase of the latest start.", "phase", self.phases,
+            "Duration of each phase of the latest start.",
+            "phase",
+            self.phases,
             "headrace:start_phase_seconds",
-        )  # fmt: skip
+        )
 
     def _counters(self) -> Iterator[Metric]:
         x = self._exposition
         yield from x.counter(
-            "Sequences that gave up their blocks.", self._preemptions.total,
+            "Sequences that gave up their blocks.",
+            self._preemptions.total,
             "vllm:num_preemptions",
-        )  # fmt: skip
+        )
         yield from x.counter(
-            "Tokens looked up in the prefix cache.", self._prefix_queries.total,
-            "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries",
-        )  # fmt: skip
+            "Tokens looked up in the prefix cache.",
+            self._prefix_queries.total,
+            "vllm:prefix_cache_queries",
+            "vllm:gpu_prefix_cache_queries",
+        )
         yield from x.counter(
-            "Tokens found in the prefix cache.", self._prefix_hits.total,
-            "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits",
-        )  # fmt: skip
+            "Tokens found in the prefix cache.",
+            self._prefix_hits.total,
+            "vllm:prefix_cache_hits",
+            "vllm:gpu_prefix_cache_hits",
+        )
         yield from x.counter(
             "Prompt tokens.", self._prompt_tokens, "vllm:prompt_tokens", "prompt_tokens"
         )
         yield from x.counters(
-            "Prompt tokens, by where their KV came from.", "source", self._sources,
+            "Prompt tokens, by where their KV came from.",
+            "source",
+            self._sources,
             "vllm:prompt_tokens_by_source",
-        )  # fmt: skip
+        )
         yield from x.counter(
             "Prompt tokens found in a cache.", self._cached_tokens, "vllm:prompt_tokens_cached"
         )
         yield from x.counters(
-            "Prompt tokens found in a cache, by tier.", "source", self._cached_sources,
+            "Prompt tokens found in a cache, by tier.",
+            "source",
+            self._cached_sources,
             "vllm:prompt_tokens_cached_by_source",
-        )  # fmt: skip
+        )
         yield from x.counter(
-            "Generated tokens.", self._generated_tokens,
-            "vllm:generation_tokens", "generation_tokens",
-        )  # fmt: skip
+            "Generated tokens.",
+            self._generated_tokens,
+            "vllm:generation_tokens",
+            "generation_tokens",
+        )
         yield from x.counters(
-            "Requests that ended, by reason.", "finished_reason", self._success,
+            "Requests that ended, by reason.",
+            "finished_reason",
+            self._success,
             "vllm:request_success",
-        )  # fmt: skip
+        )
         good = sum(self._success.values.get(name, 0.0) for name in ("stop", "length"))
         yield from x.counter("Requests answered in full.", good, "request_success")
         bad = self._success.values.get("error", 0.0)
         yield from x.counter("Requests that ended with an error.", bad, "request_failure")
         yield from x.counters(
-            "Requests that ended, by adapter.", "adapter", self._adapter_requests,
+            "Requests that ended, by adapter.",
+            "adapter",
+            self._adapter_requests,
             "headrace:adapter_requests",
-        )  # fmt: skip
+        )
         yield from x.counters(
-            "Generated tokens, by adapter.", "adapter", self._adapter_tokens,
+            "Generated tokens, by adapter.",
+            "adapter",
+            self._adapter_tokens,
             "headrace:adapter_generation_tokens",
-        )  # fmt: skip
+        )
         yield from x.counters(
-            "Requests turned away before any work.", "reason", self._refused,
+            "Requests turned away before any work.",
+            "reason",
+            self._refused,
             "vllm:admission_rejections",
-        )  # fmt: skip
+        )
         yield from x.counters(
             "Failures of the engine.", "kind", self._failures, "headrace:failures"
         )
@@ -288,12 +374,18 @@ class EngineMetrics(Collector):
         for help_, value, name in (
             ("Time of steps on the device.", self._device_seconds, "device"),
             ("Time of planning steps.", self._schedule_seconds, "schedule"),
-            ("Time in which the device had no step though there was work.",
-             self._idle_seconds, "idle"),
+            (
+                "Time in which the device had no step though there was work.",
+                self._idle_seconds,
+                "idle",
+            ),
             ("Time that the roofline expected of the steps.", self._predicted_seconds, "predicted"),
-            ("Of the expected time, what starting operators and steps takes.",
-             self._launch_seconds, "launch"),
-        ):  # fmt: skip
+            (
+                "Of the expected time, what starting operators and steps takes.",
+                self._launch_seconds,
+                "launch",
+            ),
+        ):
             yield from x.counter(help_, value, f"headrace:{name}_seconds")
         yield from x.counter(
             "Floating-point operations, estimated.", self._flops, "vllm:estimated_flops_per_gpu"
@@ -306,30 +398,60 @@ class EngineMetrics(Collector):
         for help_, histogram, *names in (
             ("Tokens per step.", self._step_tokens, "vllm:iteration_tokens_total"),
             ("Device time per step.", self._step_seconds, "headrace:step_seconds"),
-            ("Arrival to first token.", self._first_token,
-             "vllm:time_to_first_token_seconds", "time_to_first_token_seconds"),
-            ("Time between tokens.", self._between_tokens, "vllm:inter_token_latency_seconds",
-             "vllm:time_per_output_token_seconds", "time_per_output_token_seconds"),
-            ("Mean time between the tokens of a request.", self._per_token,
-             "vllm:request_time_per_output_token_seconds"),
-            ("Arrival to end.", self._whole,
-             "vllm:e2e_request_latency_seconds", "e2e_request_latency_seconds"),
+            (
+                "Arrival to first token.",
+                self._first_token,
+                "vllm:time_to_first_token_seconds",
+                "time_to_first_token_seconds",
+            ),
+            (
+                "Time between tokens.",
+                self._between_tokens,
+                "vllm:inter_token_latency_seconds",
+                "vllm:time_per_output_token_seconds",
+                "time_per_output_token_seconds",
+            ),
+            (
+                "Mean time between the tokens of a request.",
+                self._per_token,
+                "vllm:request_time_per_output_token_seconds",
+            ),
+            (
+                "Arrival to end.",
+                self._whole,
+                "vllm:e2e_request_latency_seconds",
+                "e2e_request_latency_seconds",
+            ),
             ("Arrival to first step.", self._queue, "vllm:request_queue_time_seconds"),
             ("First step to last token.", self._inference, "vllm:request_inference_time_seconds"),
             ("First step to first token.", self._prefill, "vllm:request_prefill_time_seconds"),
             ("First token to last.", self._decode, "vllm:request_decode_time_seconds"),
-            ("Prompt tokens.", self._prompt_length,
-             "vllm:request_prompt_tokens", "request_prompt_tokens"),
-            ("Generated tokens.", self._answer_length,
-             "vllm:request_generation_tokens", "request_generation_tokens"),
-            ("Generated tokens of the longest choice.", self._longest,
-             "vllm:request_max_num_generation_tokens"),
+            (
+                "Prompt tokens.",
+                self._prompt_length,
+                "vllm:request_prompt_tokens",
+                "request_prompt_tokens",
+            ),
+            (
+                "Generated tokens.",
+                self._answer_length,
+                "vllm:request_generation_tokens",
+                "request_generation_tokens",
+            ),
+            (
+                "Generated tokens of the longest choice.",
+                self._longest,
+                "vllm:request_max_num_generation_tokens",
+            ),
             ("The max_tokens asked for.", self._max_tokens, "vllm:request_params_max_tokens"),
             ("The n asked for.", self._choices, "vllm:request_params_n"),
             ("Preemptions of a request.", self._preempted, "vllm:request_num_preemptions"),
-            ("Prompt tokens that were computed.", self._computed,
-             "vllm:request_prefill_kv_computed_tokens"),
-        ):  # fmt: skip
+            (
+                "Prompt tokens that were computed.",
+                self._computed,
+                "vllm:request_prefill_kv_computed_tokens",
+            ),
+        ):
             yield from self._exposition.histogram(help_, histogram, *names)
 
 

@@ -32,12 +32,19 @@ def _attention(
     size = tokens * arch.heads * arch.head_dim * b / tp
     token = kv_token_bytes(arch, case.kv_dtype) / min(tp, arch.kv_heads)
     return Count(
-        "attend", label, calls, "attention",
+        "attend",
+        label,
+        calls,
+        "attention",
         flops=attended.pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
-        kv_bytes=attended.kv_tokens * token, read_bytes=size, write_bytes=size, rows=tokens,
-        depth=attended.kv_tokens / max(1, entries), entries=entries,
+        kv_bytes=attended.kv_tokens * token,
+        read_bytes=size,
+        write_bytes=size,
+        rows=tokens,
+        depth=attended.kv_tokens / max(1, entries),
+        entries=entries,
         pieces=entries * arch.kv_heads / min(tp, arch.kv_heads),
-    )  # fmt: skip
+    )
 
 
 def latent_attention(
@@ -73,15 +80,20 @@ def _latent(
     absorbed += 2 * tokens * out * inner
     unpacked = scores * (2 * head + 2 * mla.v_dim) + 2 * cached * out * inner
     return Count(
-        "attend", "latent", calls, "attention",
+        "attend",
+        "latent",
+        calls,
+        "attention",
         flops=(min(absorbed, unpacked) + 5 * scores) / tp,
         weight_bytes=out * inner * each / tp,
         kv_bytes=(cached + tokens) * kv_token_bytes(arch, case.kv_dtype),
         read_bytes=tokens * arch.heads * head * b / tp,
-        write_bytes=tokens * arch.heads * mla.v_dim * b / tp, rows=tokens,
-        depth=cached / max(1, entries), entries=entries,
+        write_bytes=tokens * arch.heads * mla.v_dim * b / tp,
+        rows=tokens,
+        depth=cached / max(1, entries),
+        entries=entries,
         pieces=entries * arch.heads / tp,
-    )  # fmt: skip
+    )
 
 
 def bidirectional_attention(case: Case, step: Composition) -> Count:
@@ -94,8 +106,15 @@ def bidirectional_attention(case: Case, step: Composition) -> Count:
     pairs = 2 * step.attended[None].pairs - tokens
     size = tokens * arch.heads * arch.head_dim * dtype_bytes(case.dtype) / tp
     return Count(
-        "attend", "attention", arch.layers, "attention",
-        flops=pairs * arch.heads * (4 * arch.head_dim + 5) / tp, read_bytes=3 * size,
-        write_bytes=size, rows=tokens, depth=tokens / max(1, step.entries), entries=step.entries,
+        "attend",
+        "attention",
+        arch.layers,
+        "attention",
+        flops=pairs * arch.heads * (4 * arch.head_dim + 5) / tp,
+        read_bytes=3 * size,
+        write_bytes=size,
+        rows=tokens,
+        depth=tokens / max(1, step.entries),
+        entries=step.entries,
         pieces=step.entries * arch.heads / tp,
-    )  # fmt: skip
+    )

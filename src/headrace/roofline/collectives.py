@@ -25,9 +25,14 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
     exchanged = sparse if layout.dp > 1 else 0
     if layout.tp > 1:
         yield Count(
-            "all_reduce", "ranks", 2 * arch.layers - exchanged, "network", flops=0,
-            read_bytes=size, ranks=layout.tp,
-        )  # fmt: skip
+            "all_reduce",
+            "ranks",
+            2 * arch.layers - exchanged,
+            "network",
+            flops=0,
+            read_bytes=size,
+            ranks=layout.tp,
+        )
     if exchanged:
         assert arch.moe is not None
         ranks = layout.ranks
@@ -37,14 +42,24 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
             places *= busiest(*sizes, case.skew).tokens / busiest(*sizes, EVEN).tokens
         # The tp ranks of a group hold the same tokens: each sends its share of them.
         yield Count(
-            "all_to_all", "exchange", 2 * sparse, "network", flops=0,
-            read_bytes=size * places / layout.tp, ranks=ranks,
-        )  # fmt: skip
+            "all_to_all",
+            "exchange",
+            2 * sparse,
+            "network",
+            flops=0,
+            read_bytes=size * places / layout.tp,
+            ranks=ranks,
+        )
     if layout.pp > 1:
         yield Count(
-            "send", "stages", layout.pp - 1, "network", flops=0, read_bytes=size / layout.tp,
+            "send",
+            "stages",
+            layout.pp - 1,
+            "network",
+            flops=0,
+            read_bytes=size / layout.tp,
             ranks=layout.devices,
-        )  # fmt: skip
+        )
 
 
 def moved_bytes(count: Count) -> float:

@@ -34,16 +34,38 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """The same size under the names of different families, in the order in which they are believed."""
 UNPRICED: Mapping[str, tuple[Any, ...]] = {
-    "linear_num_value_heads": (), "linear_attn_config": (), "mamba_d_state": (), "ssm_cfg": (),
-    "mamba_num_heads": (), "rwkv_version": (), "index_topk": (), "altup_num_inputs": (),
-    "num_kv_shared_layers": (0,), "is_encoder_decoder": (False,), "cross_attention_layers": ([],),
-    "hybrid_override_pattern": (), "attn_layer_period": (), "block_types": (),
-}  # fmt: skip
+    "linear_num_value_heads": (),
+    "linear_attn_config": (),
+    "mamba_d_state": (),
+    "ssm_cfg": (),
+    "mamba_num_heads": (),
+    "rwkv_version": (),
+    "index_topk": (),
+    "altup_num_inputs": (),
+    "num_kv_shared_layers": (0,),
+    "is_encoder_decoder": (False,),
+    "cross_attention_layers": ([],),
+    "hybrid_override_pattern": (),
+    "attn_layer_period": (),
+    "block_types": (),
+}
 """Keys of parts whose work is not priced, and the values with which they are not there."""
 UNGATED = frozenset(
-    ("gpt2", "gpt_neo", "gpt_neox", "gptj", "bloom", "opt", "mpt", "falcon", "phi", "starcoder2",
-     "nemotron", "gpt_bigcode")
-)  # fmt: skip
+    (
+        "gpt2",
+        "gpt_neo",
+        "gpt_neox",
+        "gptj",
+        "bloom",
+        "opt",
+        "mpt",
+        "falcon",
+        "phi",
+        "starcoder2",
+        "nemotron",
+        "gpt_bigcode",
+    )
+)
 """`model_type`s whose feed-forward has two matrices instead of three."""
 CHUNKS = 4
 """One of so many layers of Llama 4 sees everything, the others a chunk."""
@@ -55,10 +77,13 @@ def read_config(config: Mapping[str, Any]) -> tuple[ModelArch, WeightBytes]:
     Raises `UnsupportedModel` for a part that is not priced, `ModelFileError` for a damaged config.
     """
     text = next(
-        (inner for key in ("text_config", "llm_config", "language_config")
-         if isinstance(inner := config.get(key), dict)),
+        (
+            inner
+            for key in ("text_config", "llm_config", "language_config")
+            if isinstance(inner := config.get(key), dict)
+        ),
         config,
-    )  # fmt: skip
+    )
     try:
         arch = from_hf(config)
     except UnsupportedModel:
@@ -79,15 +104,23 @@ def _architecture(fields: Fields) -> ModelArch:
     mla = _latent(fields)
     size = mla.nope_dim + mla.rope_dim if mla else _size(fields, "head_dim", hidden // heads)
     return ModelArch(
-        family="deepseek_v3" if mla else "llama", vocab_size=_size(fields, "vocab"),
-        hidden=hidden, layers=layers, heads=heads,
-        kv_heads=heads if mla else _size(fields, "kv_heads", heads), head_dim=size,
-        intermediate=_size(fields, "intermediate"), max_context=context, norm_eps=1e-6,
+        family="deepseek_v3" if mla else "llama",
+        vocab_size=_size(fields, "vocab"),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads if mla else _size(fields, "kv_heads", heads),
+        head_dim=size,
+        intermediate=_size(fields, "intermediate"),
+        max_context=context,
+        norm_eps=1e-6,
         windows=() if mla else _windows(fields, layers, context),
-        tied_embedding=bool(fields.raw("tie_word_embeddings")), moe=_mixture(fields, kind, layers),
-        qkv_bias=bool(fields.raw("attention_bias")), mla=mla,
+        tied_embedding=bool(fields.raw("tie_word_embeddings")),
+        moe=_mixture(fields, kind, layers),
+        qkv_bias=bool(fields.raw("attention_bias")),
+        mla=mla,
         qk_norm=bool(fields.raw("use_qk_norm")),
-    )  # fmt: skip
+    )
 
 
 def _size(fields: Fields, name: str, default: int | None = None) -> int:
@@ -126,9 +159,12 @@ def _mixture(fields: Fields, kind: str, layers: int) -> Moe | None:
     elif every > 1:
         dense = layers - layers // every
     return Moe(
-        _size(fields, "experts"), _size(fields, "active"), width, shared_intermediate=shared,
+        _size(fields, "experts"),
+        _size(fields, "active"),
+        width,
+        shared_intermediate=shared,
         dense_layers=int(dense),
-    )  # fmt: skip
+    )
 
 
 def _windows(fields: Fields, layers: int, context: int) -> tuple[int | None, ...]:
@@ -140,8 +176,11 @@ def _windows(fields: Fields, layers: int, context: int) -> tuple[int | None, ...
     window = fields.integer(key, 1, 2**27)
     kinds, roped = fields.raw("layer_types"), fields.raw("no_rope_layers")
     if isinstance(kinds, list) and len(kinds) == layers:
-        if odd := set(map(str, kinds)) - {"full_attention", "sliding_attention",
-                                          "chunked_attention"}:  # fmt: skip
+        if odd := set(map(str, kinds)) - {
+            "full_attention",
+            "sliding_attention",
+            "chunked_attention",
+        }:
             raise UnsupportedModel(f"{WHERE}: layer_types has {min(odd)}, which is not priced")
         narrow = [kind != "full_attention" for kind in kinds]
     elif chunk is not None and isinstance(roped, list) and len(roped) == layers:
@@ -174,8 +213,11 @@ def stored_format(config: Mapping[str, Any]) -> WeightBytes:
 
 
 _UNCONVERTED = {
-    "self_attn": "attention", "shared_expert": "shared", "mlp.gate": "router", "router": "router",
-}  # fmt: skip
+    "self_attn": "attention",
+    "shared_expert": "shared",
+    "mlp.gate": "router",
+    "router": "router",
+}
 
 
 def _narrow(quantised: Mapping[str, Any]) -> str:
@@ -187,8 +229,12 @@ def _narrow(quantised: Mapping[str, Any]) -> str:
         weights = first.get("weights") if isinstance(first, dict) else None
         if isinstance(weights, dict):
             found = str(weights.get("type")), weights.get("num_bits")
-            named = {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "int8",
-                     ("int", 4): "int4"}.get(found)  # type: ignore[arg-type]  # fmt: skip
+            named = {
+                ("float", 8): "fp8",
+                ("float", 4): "nvfp4",
+                ("int", 8): "int8",
+                ("int", 4): "int4",
+            }.get(found)  # type: ignore[arg-type]
             if named is not None:
                 return named
     if method == "modelopt":

@@ -151,9 +151,18 @@ class Count:
 
 
 def linear(
-    case: Case, label: str, out: int, inner: int, rows: int, calls: int, weight_bytes: float,
-    share: int = 1, *, out_bytes: int | None = None, split: Literal["out", "in"] = "out",
-) -> Count:  # fmt: skip
+    case: Case,
+    label: str,
+    out: int,
+    inner: int,
+    rows: int,
+    calls: int,
+    weight_bytes: float,
+    share: int = 1,
+    *,
+    out_bytes: int | None = None,
+    split: Literal["out", "in"] = "out",
+) -> Count:
     """2 · N · in · out FLOPs; in · out · bits / 8 of weights, N · in · b read, N · out · b written.
 
     `share` ranks hold 1 / share of the weight each: of its outputs, or (`split` "in") of what is
@@ -163,19 +172,38 @@ def linear(
     touched = weight_bytes if rows else 0.0
     outs, ins = (out / share, inner) if split == "out" else (out, inner / share)
     return Count(
-        "linear", label, calls, "product", flops=2.0 * rows * inner * out / share,
-        weight_bytes=touched / share, read_bytes=rows * ins * b,
-        write_bytes=rows * outs * (out_bytes or b), rows=rows, shape=(out, inner), depth=ins,
-    )  # fmt: skip
+        "linear",
+        label,
+        calls,
+        "product",
+        flops=2.0 * rows * inner * out / share,
+        weight_bytes=touched / share,
+        read_bytes=rows * ins * b,
+        write_bytes=rows * outs * (out_bytes or b),
+        rows=rows,
+        shape=(out, inner),
+        depth=ins,
+    )
 
 
 def vector(
-    case: Case, operator: str, label: str, calls: int, size: float, flops: float, reads: int,
+    case: Case,
+    operator: str,
+    label: str,
+    calls: int,
+    size: float,
+    flops: float,
+    reads: int,
     writes: int,
-) -> Count:  # fmt: skip
+) -> Count:
     """`flops` per number of `size`, which are read and written so many times."""
     b = dtype_bytes(case.dtype)
     return Count(
-        operator, label, calls, "vector", flops=size * flops, read_bytes=size * reads * b,
+        operator,
+        label,
+        calls,
+        "vector",
+        flops=size * flops,
+        read_bytes=size * reads * b,
         write_bytes=size * writes * b,
-    )  # fmt: skip
+    )

@@ -70,16 +70,24 @@ class Efficiency:
 
 def _cpu_efficiency() -> Efficiency:
     shares = {
-        "product/few": (0.80, 0.85), "product/many": (0.71, 0.37),
-        "attention/decode": (0.58, 0.30), "attention/prefill": (0.67, 0.59),
-    }  # fmt: skip
+        "product/few": (0.80, 0.85),
+        "product/many": (0.71, 0.37),
+        "attention/decode": (0.58, 0.30),
+        "attention/prefill": (0.67, 0.59),
+    }
     overlap, launch = 0.42, 4e-6
     return Efficiency(
-        product_compute=0.71, product_memory=0.37, attention_compute=0.67, attention_memory=0.59,
-        vector_memory=0.66, overlap=overlap, launch_seconds=launch, step_seconds=1e-3,
+        product_compute=0.71,
+        product_memory=0.37,
+        attention_compute=0.67,
+        attention_memory=0.59,
+        vector_memory=0.66,
+        overlap=overlap,
+        launch_seconds=launch,
+        step_seconds=1e-3,
         curves={name: Curve(*share, overlap, launch) for name, share in shares.items()},
         source="assumed as fitted on a Zen 4 with AVX-512 VNNI",
-    )  # fmt: skip
+    )
 
 
 CPU_EFFICIENCY = _cpu_efficiency()

@@ -29,11 +29,15 @@ def moe(case: Case, tokens: int, calls: int, weight_bytes: float, mark: str = ""
     # With slices every rank has all tokens of its group, with whole experts those that come to it.
     arriving = load.tokens if layout.ep else tokens
     return Count(
-        "experts", f"experts{mark}", calls, "experts",
+        "experts",
+        f"experts{mark}",
+        calls,
+        "experts",
         flops=6.0 * load.pairs * arch.hidden * inner / slices,
         weight_bytes=load.hit * one / slices,
         read_bytes=arriving * (arch.hidden * b + experts * b),
         write_bytes=arriving * arch.hidden * b,
-        rows=max(1, round(load.pairs / load.hit)) if tokens else 0, depth=arch.hidden + inner,
+        rows=max(1, round(load.pairs / load.hit)) if tokens else 0,
+        depth=arch.hidden + inner,
         everyone=everyone,
-    )  # fmt: skip
+    )

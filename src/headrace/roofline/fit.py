@@ -23,8 +23,12 @@ from .step import compute_seconds, curve_names, memory_seconds, step_time
 CLASSES = ("product/few", "product/many", "attention/decode", "attention/prefill")
 """Each has shares of compute and memory of its own (`step.curve_names`)."""
 SHARES = (
-    "product_compute", "product_memory", "attention_compute", "attention_memory", "vector_memory",
-)  # fmt: skip
+    "product_compute",
+    "product_memory",
+    "attention_compute",
+    "attention_memory",
+    "vector_memory",
+)
 """Fields of `Efficiency` that are of a rate or a bandwidth."""
 PULL = 1e-3
 """Weight of a parameter's distance from its default: decides what the steps do not tell."""
@@ -130,10 +134,12 @@ def honest(case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> Har
         source=f"{old.source}; ceilings raised by {beaten - 1:.0%}, which steps were above",
     )
     return replace(
-        hardware, efficiency=efficiency, bandwidth=hardware.bandwidth * beaten,
+        hardware,
+        efficiency=efficiency,
+        bandwidth=hardware.bandwidth * beaten,
         cache_bandwidth=hardware.cache_bandwidth * beaten,
         rates={name: rate * beaten for name, rate in hardware.rates.items()},
-    )  # fmt: skip
+    )
 
 
 def prediction_errors(
@@ -165,11 +171,18 @@ def _efficiency(before: Efficiency, values: Array, source: str) -> Efficiency:
     }
     product, attention = curves["product/many"], curves["attention/prefill"]
     return replace(
-        before, product_compute=product.compute, product_memory=product.memory,
-        attention_compute=attention.compute, attention_memory=attention.memory,
-        vector_memory=vector, overlap=overlap, launch_seconds=launch, step_seconds=step,
-        curves=curves, source=source,
-    )  # fmt: skip
+        before,
+        product_compute=product.compute,
+        product_memory=product.memory,
+        attention_compute=attention.compute,
+        attention_memory=attention.memory,
+        vector_memory=vector,
+        overlap=overlap,
+        launch_seconds=launch,
+        step_seconds=step,
+        curves=curves,
+        source=source,
+    )
 
 
 class _Table:

@@ -167,9 +167,20 @@ def plan_memory(
             param="max_context",
         )
     wish = Wish(
-        arch, weight_bytes, rows, step_tokens, max_context or arch.max_context, block_size,
-        kv_dtype, dtype, depth, graph_bytes, workspace_bytes, kv_share, step_bytes,
-    )  # fmt: skip
+        arch,
+        weight_bytes,
+        rows,
+        step_tokens,
+        max_context or arch.max_context,
+        block_size,
+        kv_dtype,
+        dtype,
+        depth,
+        graph_bytes,
+        workspace_bytes,
+        kv_share,
+        step_bytes,
+    )
 
     def room(candidate: Wish) -> int:
         """Bytes that the KV pool may take."""

@@ -233,11 +233,17 @@ def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -
     whole = group.weight_bytes(case)
     alone = label in REPLICATED or (role == "head" and not vocabulary)
     return linear(
-        case, f"{label}{mark}", ref.out, ref.width, rows, group.calls,
+        case,
+        f"{label}{mark}",
+        ref.out,
+        ref.width,
+        rows,
+        group.calls,
         whole if group.numbers == size else size * (whole / group.numbers),
-        1 if alone else case.layout.tp, out_bytes=4 if vocabulary else None,
+        1 if alone else case.layout.tp,
+        out_bytes=4 if vocabulary else None,
         split="in" if label in INWARD else "out",
-    )  # fmt: skip
+    )
 
 
 def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
@@ -245,9 +251,15 @@ def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
     hidden = case.arch.hidden
     row = group.weight_bytes(case) / (group.numbers // hidden)
     return Count(
-        "embed", group.label, group.calls, "vector", flops=rows * hidden, weight_bytes=rows * row,
-        read_bytes=rows * 8, write_bytes=rows * hidden * dtype_bytes(case.dtype),
-    )  # fmt: skip
+        "embed",
+        group.label,
+        group.calls,
+        "vector",
+        flops=rows * hidden,
+        weight_bytes=rows * row,
+        read_bytes=rows * 8,
+        write_bytes=rows * hidden * dtype_bytes(case.dtype),
+    )
 
 
 def norm(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
@@ -299,12 +311,15 @@ def write(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
     assert isinstance(spec, AttentionSpec)
     rotated = rows * (spec.heads + spec.kv_heads) * spec.size
     return Count(
-        "write", "write", group.calls, "vector",
+        "write",
+        "write",
+        group.calls,
+        "vector",
         flops=rotated * (3 + (4 if group.node.weights else 0)) / tp,
         read_bytes=rows * spec.stacked * b / tp,
         write_bytes=rows * spec.queries * b / tp,
         kv_bytes=rows * kv_token_bytes(case.arch, case.kv_dtype) / min(tp, spec.kv_heads),
-    )  # fmt: skip
+    )
 
 
 def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:

@@ -156,9 +156,11 @@ def verify(arch: ModelArch, demand: Demand, goal: Goal) -> None:
     if goal.itl is not None:
         limits.append(("itl", goal.itl))
     for name, value in (
-        ("rate", demand.rate), ("input", demand.input_tokens), ("output", demand.output_tokens),
+        ("rate", demand.rate),
+        ("input", demand.input_tokens),
+        ("output", demand.output_tokens),
         *limits,
-    ):  # fmt: skip
+    ):
         if not (math.isfinite(value) and value > 0):
             raise InvalidRequest(f"{name} must be above 0, not {value}", param=name)
     if "logits" not in describe(arch).outputs:
@@ -260,12 +262,14 @@ def _together(
         miss, state = near
         found.rejected.append(
             Rejected(
-                hardware.name, case.weights.name, case.layout,
+                hardware.name,
+                case.weights.name,
+                case.layout,
                 f"at best TTFT {state.ttft * 1e3:.0f} ms, TPOT {state.tpot * 1e3:.1f} ms, ITL "
                 f"{state.itl * 1e3:.1f} ms",
                 fits=True,
             )
-        )  # fmt: skip
+        )
         held = found.nearest
         if held is None or miss < goal.miss(held.ttft, held.tpot, held.itl):
             found.nearest = candidate(state)

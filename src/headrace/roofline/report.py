@@ -49,10 +49,17 @@ def rows(time: StepTime) -> list[list[str]]:
         ["step overhead", "", "", "", "", "", digits(overhead * 1e3), f"{overhead / total:.1%}"]
     )
     result.append(
-        ["sum", digits(time.flops / 1e9), digits(time.bytes / 1e6),
-         digits(time.flops / time.bytes), time.bound, digits(time.limit_seconds * 1e3),
-         digits(total * 1e3), "100%"]
-    )  # fmt: skip
+        [
+            "sum",
+            digits(time.flops / 1e9),
+            digits(time.bytes / 1e6),
+            digits(time.flops / time.bytes),
+            time.bound,
+            digits(time.limit_seconds * 1e3),
+            digits(total * 1e3),
+            "100%",
+        ]
+    )
     return result
 
 
@@ -115,9 +122,13 @@ def roofline_chart(
         )
     )
     return Chart(
-        f"Roofline of {hardware.name}", "FLOP per byte", "FLOP/s", [*series, *measured],
-        log_x=True, log_y=True,
-    )  # fmt: skip
+        f"Roofline of {hardware.name}",
+        "FLOP per byte",
+        "FLOP/s",
+        [*series, *measured],
+        log_x=True,
+        log_y=True,
+    )
 
 
 def share_chart(time: StepTime) -> Chart:
@@ -125,13 +136,15 @@ def share_chart(time: StepTime) -> Chart:
     order = sorted(time.operators, key=lambda item: -item.seconds)[:8]
     places = range(1, len(order) + 1)
     return Chart(
-        "Time per operator", "", "ms",
+        "Time per operator",
+        "",
+        "ms",
         [
             Series("predicted", places, [item.seconds * 1e3 for item in order], "bars"),
             Series("limit", places, [item.limit_seconds * 1e3 for item in order], "points"),
         ],
         names=[item.count.label for item in order],
-    )  # fmt: skip
+    )
 
 
 def html_page(

@@ -37,9 +37,10 @@ Which = Literal["all", "last", "others"]
 WIDE_ENDS: Mapping[str, str] = {"embed": "bfloat16", "head": "bfloat16"}
 """What recipes for narrow weights leave wide."""
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "attention": ("qkv", "output"), "mlp": ("gate_up", "up", "down"),
+    "attention": ("qkv", "output"),
+    "mlp": ("gate_up", "up", "down"),
     **{role: (role,) for role, _ in _ROLE_PATTERNS},
-}  # fmt: skip
+}
 """Name in a format → roles."""
 
 
@@ -57,8 +58,9 @@ class WeightBytes:
     @property
     def name(self) -> str:
         """The name that `parse_format` reads."""
-        own = {role: format for role, format in self.formats.items()
-               if format != WIDE_ENDS.get(role)}  # fmt: skip
+        own = {
+            role: format for role, format in self.formats.items() if format != WIDE_ENDS.get(role)
+        }
         return ",".join([self.format, *(f"{role}={format}" for role, format in own.items())])
 
     def format_of(self, role: str) -> str:

@@ -120,9 +120,18 @@ class Scheduler:
         kv, roster = self.kv, self._roster
         # By position: this is made in every step.
         return StepStats(
-            step, roster.running, len(roster.waiting), entries, tokens, prefill_tokens,
-            sampled_tokens, kv.usage, kv.prefix_queries, kv.prefix_hits, roster.preemptions,
-        )  # fmt: skip
+            step,
+            roster.running,
+            len(roster.waiting),
+            entries,
+            tokens,
+            prefill_tokens,
+            sampled_tokens,
+            kv.usage,
+            kv.prefix_queries,
+            kv.prefix_hits,
+            roster.preemptions,
+        )
 
     # Requests come and go
 

@@ -172,9 +172,19 @@ class Work:
     def news(self) -> SequenceDelta:
         """A delta without news. By position: this is made for every entry of every step."""
         return SequenceDelta(
-            self.request.id, self.choice, [], None, None, None, None, None, 500,
-            self.cached, self.scheduled_at, self.preemptions,
-        )  # fmt: skip
+            self.request.id,
+            self.choice,
+            [],
+            None,
+            None,
+            None,
+            None,
+            None,
+            500,
+            self.cached,
+            self.scheduled_at,
+            self.preemptions,
+        )
 
     def end(self, finish: FinishReason, error: str | None = None) -> SequenceDelta:
         """The last news of work that ends otherwise than by a token."""

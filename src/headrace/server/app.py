@@ -73,11 +73,33 @@ if TYPE_CHECKING:
     from ..engine.face import ServingEngine
 
 ROUTERS = (
-    chat, completions, embeddings, responses, messages, models, tokenize, rerank, score, files,
+    chat,
+    completions,
+    embeddings,
+    responses,
+    messages,
+    models,
+    tokenize,
+    rerank,
+    score,
+    files,
     batches,
-    health, metrics, version, nim, kserve, invocations, ollama, llamacpp, vllm, ranking,
-    pooling, stats, adapters, page, docs,
-)  # fmt: skip
+    health,
+    metrics,
+    version,
+    nim,
+    kserve,
+    invocations,
+    ollama,
+    llamacpp,
+    vllm,
+    ranking,
+    pooling,
+    stats,
+    adapters,
+    page,
+    docs,
+)
 OPERATOR_ROUTERS = (operate, control, adapters, health, metrics, version, stats)
 
 
@@ -86,9 +108,12 @@ class Application(FastAPI):
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
         super().__init__(
-            title="Headrace", version=VERSION, docs_url=None, redoc_url=None,
+            title="Headrace",
+            version=VERSION,
+            docs_url=None,
+            redoc_url=None,
             redirect_slashes=False,
-        )  # fmt: skip
+        )
         self._routers = routers
         self._inside: ASGIApp | None = None
         for router in routers:

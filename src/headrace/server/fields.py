@@ -62,9 +62,12 @@ class Body(BaseModel):
     """Base of every request body: strict types, no unknown fields but null ones, no NaN."""
 
     model_config = ConfigDict(
-        strict=True, extra="allow", allow_inf_nan=False, hide_input_in_errors=True,
+        strict=True,
+        extra="allow",
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
         json_schema_extra={"additionalProperties": {"type": "null"}},
-    )  # fmt: skip
+    )
     _neutral: ClassVar[dict[str, list[Any]]] = {}
 
     @classmethod
@@ -293,11 +296,7 @@ class SamplingFields(Body):
 
         `logprobs` is the number of alternatives per token. Raises `InvalidRequest`.
         """
-        given = {
-            name: value
-            for name in _PLAIN
-            if (value := getattr(self, name)) is not None
-        }  # fmt: skip
+        given = {name: value for name in _PLAIN if (value := getattr(self, name)) is not None}
         if self.repeat_penalty is not None:
             if self.repetition_penalty not in (None, self.repeat_penalty):
                 raise InvalidRequest(
@@ -320,12 +319,28 @@ class SamplingFields(Body):
 
 
 _PLAIN = (
-    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "typical_p", "top_a", "top_n_sigma", "bad_words", "allowed_token_ids",
-    "seed", "stop_token_ids", "ignore_eos", "min_tokens",
-    "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "typical_p",
+    "top_a",
+    "top_n_sigma",
+    "bad_words",
+    "allowed_token_ids",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
     "thinking_token_budget",
-)  # fmt: skip
+)
 
 
 def _logit_bias(given: dict[str, float] | None) -> dict[int, float]:

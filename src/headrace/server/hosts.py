@@ -20,8 +20,14 @@ from ..base.errors import HeadraceError, InvalidRequest, OptionError
 from .refusal import refusal
 
 PRIVATE = (
-    ".localhost", ".local", ".internal", ".svc", ".home.arpa", ".lan", ".test",
-)  # fmt: skip
+    ".localhost",
+    ".local",
+    ".internal",
+    ".svc",
+    ".home.arpa",
+    ".lan",
+    ".test",
+)
 """Ends of names that cannot be registered; so is a name without a dot."""
 _NAME = re.compile(r"\.?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 

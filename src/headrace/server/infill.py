@@ -57,7 +57,13 @@ async def infill_prompt(
     allowed = 16 * most
     files = [(name[:1000], text[-allowed:]) for name, text in extra][-64:]
     ids = await service.hands.run(
-        marks.prompt, encode, prefix, suffix, start=engine.tokenizer.vocabulary.prefix_ids,
-        extra=files, room=most - min(output or most // 4, most // 2), written=written,
-    )  # fmt: skip
+        marks.prompt,
+        encode,
+        prefix,
+        suffix,
+        start=engine.tokenizer.vocabulary.prefix_ids,
+        extra=files,
+        room=most - min(output or most // 4, most // 2),
+        written=written,
+    )
     return ids, marks.ends

@@ -32,9 +32,16 @@ class Answer:
 
 
 async def post(
-    app: Any, stack: ASGIApp, path: str, body: bytes, *, request_id: str,
-    account: Account | None, owner: str, left: Callable[[Usage], None] = lambda usage: None,
-) -> Answer:  # fmt: skip
+    app: Any,
+    stack: ASGIApp,
+    path: str,
+    body: bytes,
+    *,
+    request_id: str,
+    account: Account | None,
+    owner: str,
+    left: Callable[[Usage], None] = lambda usage: None,
+) -> Answer:
     """The whole answer of `path`. Cancelling it stops the work, as a client that leaves does;
     `left` is then told what was used until there.
 
@@ -42,14 +49,27 @@ async def post(
     those who wait, and no limit of its key per minute counts it.
     """
     scope: dict[str, Any] = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
-        "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
-        "query_string": b"", "client": None, "server": ("inside", 0),
-        "headers": [(b"host", b"inside"), (b"content-type", b"application/json"),
-                    (b"content-length", str(len(body)).encode())],
-        "app": app, "headrace.request_id": request_id, "headrace.batch": True,
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "client": None,
+        "server": ("inside", 0),
+        "headers": [
+            (b"host", b"inside"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ],
+        "app": app,
+        "headrace.request_id": request_id,
+        "headrace.batch": True,
         "headrace.owner": owner,
-    }  # fmt: skip
+    }
     begin_exchange()
     if account is not None:
         scope["headrace.account"] = account

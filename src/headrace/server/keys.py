@@ -44,8 +44,9 @@ class Key:
         """Raise `OptionError` naming the field that is wrong."""
         if not isinstance(self.name, str) or not 0 < len(self.name) <= 64:
             raise OptionError(f"{where}: name must be a text of 1 to 64 characters", param="keys")
-        if not (isinstance(self.hash, str) and self.hash.startswith("sha256:")
-                and len(self.hash) == 71):  # fmt: skip
+        if not (
+            isinstance(self.hash, str) and self.hash.startswith("sha256:") and len(self.hash) == 71
+        ):
             raise OptionError(
                 f"{where}: hash must be sha256: and 64 digits (headrace keys add makes one)",
                 param="keys",

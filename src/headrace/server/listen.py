@@ -29,10 +29,19 @@ def http_server(app: Application, tls: Tls | None, *, backlog: int, last_words: 
         meter = app.state.meter
 
     config = uvicorn.Config(
-        app, loop="none", http=Bounded, ws="none", lifespan="off", log_config=None,
-        access_log=False, log_level="warning", server_header=False, timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(last_words), backlog=backlog,
-    )  # fmt: skip
+        app,
+        loop="none",
+        http=Bounded,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(last_words),
+        backlog=backlog,
+    )
     if tls is not None:
         context = tls.context
         config.load()

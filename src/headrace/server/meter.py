@@ -17,15 +17,39 @@ if TYPE_CHECKING:
     from .accounts import Account
 
 SECONDS = (
-    0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 480.0,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    480.0,
+)
 
 LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 FAILURES = (
-    "store_write", "store_read", "ledger_write", "keys_read", "certificate_read", "file_write",
-    "file_read", "batch_write", "batch_failed", "reader_stalled", "habit", "bug",
-)  # fmt: skip
+    "store_write",
+    "store_read",
+    "ledger_write",
+    "keys_read",
+    "certificate_read",
+    "file_write",
+    "file_read",
+    "batch_write",
+    "batch_failed",
+    "reader_stalled",
+    "habit",
+    "bug",
+)
 """What can go wrong on this side of the engine (docs/reliability.md says what happens then)."""
 
 
@@ -61,10 +85,12 @@ class _Keys(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, words in (
-            ("requests", "Requests"), ("refused", "Requests refused by a limit"),
-            ("prompt_tokens", "Prompt tokens"), ("cached_tokens", "Prompt tokens from the cache"),
+            ("requests", "Requests"),
+            ("refused", "Requests refused by a limit"),
+            ("prompt_tokens", "Prompt tokens"),
+            ("cached_tokens", "Prompt tokens from the cache"),
             ("completion_tokens", "Generated tokens"),
-        ):  # fmt: skip
+        ):
             family = CounterMetricFamily(
                 f"headrace_key_{name}", f"{words} by API key.", labels=["key"]
             )

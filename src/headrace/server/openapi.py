@@ -84,9 +84,15 @@ READ_ERRORS = (404, 503)
 
 
 def replies(
-    reply: Any, *, stream: bool = False, errors: bool = True, body: bool = True,
-    error: Any = ErrorReply, bad_query: bool = False, kept: bool = False,
-) -> dict[int | str, Any]:  # fmt: skip
+    reply: Any,
+    *,
+    stream: bool = False,
+    errors: bool = True,
+    body: bool = True,
+    error: Any = ErrorReply,
+    bad_query: bool = False,
+    kept: bool = False,
+) -> dict[int | str, Any]:
     """The `responses` of a route: its answer, as a stream too, and the errors.
 
     `body`: whether it takes one, which may be wrong in more ways; `bad_query`: it takes none, but

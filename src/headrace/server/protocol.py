@@ -45,8 +45,12 @@ PROBE_SECONDS = 2.0
 _PROBES = frozenset(path.encode() for path in HEALTH)
 _UPGRADES = (b"upgrade", b"http2-settings", b"connection")
 
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large",
-            503: b"Service Unavailable"}  # fmt: skip
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 
 
 class MalformedRequest(InvalidRequest):

@@ -42,12 +42,21 @@ SPAWN_SECONDS = 0.03
 """Head start of the engine's start: enough to have its process running and the files of a model
 that is on the disk opened."""
 ROUTES = (
-    "pydantic.types", "starlette.applications", "fastapi", "uvicorn", "headrace.server.errors",
-    "headrace.server.routes.chat.route", "headrace.server.routes.messages.route",
-    "headrace.server.routes.responses.route", "headrace.server.batches.runner",
-    "headrace.server.routes.control.route", "headrace.server.routes.kserve.route",
-    "headrace.server.routes.operate.route", "headrace.server.app", "headrace.server.listen",
-)  # fmt: skip
+    "pydantic.types",
+    "starlette.applications",
+    "fastapi",
+    "uvicorn",
+    "headrace.server.errors",
+    "headrace.server.routes.chat.route",
+    "headrace.server.routes.messages.route",
+    "headrace.server.routes.responses.route",
+    "headrace.server.batches.runner",
+    "headrace.server.routes.control.route",
+    "headrace.server.routes.kserve.route",
+    "headrace.server.routes.operate.route",
+    "headrace.server.app",
+    "headrace.server.listen",
+)
 """What takes long to import, in parts of 20 to 60 ms."""
 BREATH_SECONDS = 0.001
 """Between two parts: what has come in meanwhile is answered."""

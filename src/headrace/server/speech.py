@@ -34,7 +34,7 @@ class Speech:
             text: token
             for text, token in vocabulary.added.items()
             if token in vocabulary.special_ids
-        }  # fmt: skip
+        }
         marks = detect_reasoning(template)
         counts = marks is not None and all(
             len(engine.tokenizer.encode(mark)) == 1 for mark in (marks.open, marks.close)

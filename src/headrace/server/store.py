@@ -61,9 +61,13 @@ class ResponseStore:
     async def put(self, stored: Stored, owner: str, created: float) -> bool:
         """Insert or replace; False where it could not be written (a full disk)."""
         row = (
-            stored.id, owner, stored.previous, created,
-            msgspec.json.encode(stored.input), msgspec.json.encode(stored.response),
-        )  # fmt: skip
+            stored.id,
+            owner,
+            stored.previous,
+            created,
+            msgspec.json.encode(stored.input),
+            msgspec.json.encode(stored.response),
+        )
 
         def write(base: sqlite3.Connection) -> None:
             base.execute("insert or replace into responses values (?, ?, ?, ?, ?, ?)", row)

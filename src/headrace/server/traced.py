@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 PATHS = frozenset(
     {
-        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-        "/v1/embeddings", "/v1/rerank", "/v1/score",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
     }
-)  # fmt: skip
+)
 """What has spans: work. Probes and scrapes have none, nor has a scan of random paths."""
 
 

@@ -45,8 +45,13 @@ class Infill:
     def ends(self) -> tuple[int, ...]:
         """Tokens after which nothing of the gap comes."""
         found = (
-            self.prefix, self.suffix, self.middle, self.repository, self.file, self.padding,
-        )  # fmt: skip
+            self.prefix,
+            self.suffix,
+            self.middle,
+            self.repository,
+            self.file,
+            self.padding,
+        )
         return tuple(token for token in found if token is not None)
 
     @classmethod
@@ -63,9 +68,11 @@ class Infill:
 
         def one(field: str, names: Sequence[str]) -> int | None:
             given = _id(metadata, field, tokenizer)
-            return given if given is not None else next(
-                (added[name] for name in names if name in added), None
-            )  # fmt: skip
+            return (
+                given
+                if given is not None
+                else next((added[name] for name in names if name in added), None)
+            )
 
         return cls(
             *marks,

@@ -125,9 +125,13 @@ def native_bpe(
     except UnicodeEncodeError:
         return None
     handle = loaded.hrt_bpe_new(
-        *packed.arguments, *merging.arguments, rules.pattern, rules.digits, whole,
+        *packed.arguments,
+        *merging.arguments,
+        rules.pattern,
+        rules.digits,
+        whole,
         int.from_bytes(os.urandom(8), "little"),
-    )  # fmt: skip
+    )
     if not handle:
         return None
     return (ComposedBpe if composed else NativeBpe)(loaded, handle, packed)

@@ -76,9 +76,7 @@ class PreTokenizer:
         return normalizers.NFC() if self.nfc else None
 
 
-_NATIVE = {
-    GPT2: WordRules(0), QWEN2: WordRules(1, digits=1), LLAMA3: WordRules(1, digits=3)
-}  # fmt: skip
+_NATIVE = {GPT2: WordRules(0), QWEN2: WordRules(1, digits=1), LLAMA3: WordRules(1, digits=3)}
 _GPT2 = PreTokenizer((GPT2,))
 _DIGITS = PreTokenizer((GPT2,), digits=True)
 _QWEN2 = PreTokenizer((QWEN2,), nfc=True)

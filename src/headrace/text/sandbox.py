@@ -178,9 +178,15 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             if name in ALLOWED_FILTERS
         }
         own: dict[str, Callable[..., Any]] = {
-            "tojson": tojson, "replace": _replace, "join": _join, "indent": _indent,
-            "string": _string, "batch": _batch, "slice": _slice, "format": _format,
-        }  # fmt: skip
+            "tojson": tojson,
+            "replace": _replace,
+            "join": _join,
+            "indent": _indent,
+            "string": _string,
+            "batch": _batch,
+            "slice": _slice,
+            "format": _format,
+        }
         self.filters.update((name, _guarded(own[name], small=True)) for name in own)
         self.filters["pprint"] = _guarded(_pprint, small=False)
         self.filters["wordwrap"] = _guarded(_wordwrap, small=False)

@@ -46,9 +46,15 @@ def make_batch(
     sampled = bounds[1:][samples] - 1
     size = pool.block_size
     arrays = [
-        owners, place, place // size, place % size, np.asarray(plan.rows, np.int64),
-        np.asarray(sampled, np.int64), bounds.astype(np.int32), lengths.astype(np.int32),
-    ]  # fmt: skip
+        owners,
+        place,
+        place // size,
+        place % size,
+        np.asarray(plan.rows, np.int64),
+        np.asarray(sampled, np.int64),
+        bounds.astype(np.int32),
+        lengths.astype(np.int32),
+    ]
     if token_types:
         second = np.repeat(columns["second_at"], counts)
         arrays.append(((second > 0) & (place >= second)).astype(np.int64))

@@ -65,9 +65,12 @@ def check(memory: DeviceMemory, before: int, planned: dict[str, int], step_bytes
     if abs(used - wanted) > SLACK * max(wanted, 1) + 2**28:
         log.warning(
             "the device says that %s are in use since the weights were loaded; planned were %s "
-            "(%s), %+.0f %%", _size(used), _size(wanted), parts,
+            "(%s), %+.0f %%",
+            _size(used),
+            _size(wanted),
+            parts,
             100 * (used - wanted) / max(wanted, 1),
-        )  # fmt: skip
+        )
     else:
         log.info("memory as planned: %s in use, %s free", _size(used), _size(free))
 

@@ -52,8 +52,13 @@ def resolve(options: WorkerOptions) -> Resolved:
     device = options.device
     if device == "auto":
         device = "cuda" if _has_cuda() else "cpu"
-        decisions.append(Decision("device", device, "an NVIDIA GPU was found" if device == "cuda"
-                                  else "no NVIDIA GPU was found"))  # fmt: skip
+        decisions.append(
+            Decision(
+                "device",
+                device,
+                "an NVIDIA GPU was found" if device == "cuda" else "no NVIDIA GPU was found",
+            )
+        )
     if device == "cuda" and not _has_cuda():
         raise OptionError("device is cuda, but torch sees no NVIDIA GPU here", param="device")
     dtype = options.dtype

@@ -143,10 +143,8 @@ class Rows:
         found: dict[str, npt.NDArray[Any]] = {
             "temperature": np.where(greedy, np.float32(1), columns["temperature"]),
             "min_p": np.where(greedy, np.float32(1), columns["min_p"]),
-            "uniform": np.where(
-                greedy, 0.0, uniforms(columns["seed"], columns["choice"], places)
-            ),
-        }  # fmt: skip
+            "uniform": np.where(greedy, 0.0, uniforms(columns["seed"], columns["choice"], places)),
+        }
         for name, off in (("top_k", 0), ("top_p", np.float32(1))):
             values = np.where(greedy, off, columns[name])
             if (values != off).any():

@@ -233,9 +233,13 @@ class Worker:
             host = None
             if device == "cpu":
                 host = HostBatches(
-                    self._rows, self._tables, pool, limits,
-                    token_types=typed, tensors=not program.host,
-                )  # fmt: skip
+                    self._rows,
+                    self._tables,
+                    pool,
+                    limits,
+                    token_types=typed,
+                    tensors=not program.host,
+                )
             self._batch: Callable[[StepPlan], StepBatch] = (
                 host.make
                 if host is not None
@@ -276,9 +280,14 @@ class Worker:
             self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, on_host=on_host)
             listed.append(self._masks)
         listed += [
-            ReasoningBudgets(), AllowedTokens(), BadWords(self._rows), MinTokens(),
-            LogitBias(), Penalties(self._rows), Filters(),
-        ]  # fmt: skip
+            ReasoningBudgets(),
+            AllowedTokens(),
+            BadWords(self._rows),
+            MinTokens(),
+            LogitBias(),
+            Penalties(self._rows),
+            Filters(),
+        ]
         if self._adapters is not None:
             self._adapters.bind(self._rows)
             listed.append(self._adapters)

@@ -27,10 +27,13 @@ for choice in ("auto", "none"):
     if kind == "ollama_chat" and choice == "none":
         offered = {}  # Its interface has no choice: LiteLLM would offer them all the same.
     reply = litellm.completion(
-        model=f"{kind}/{model}", api_base=base, api_key="x", messages=messages,
+        model=f"{kind}/{model}",
+        api_base=base,
+        api_key="x",
+        messages=messages,
         **offered,
         **SAMPLING,
-    )  # fmt: skip
+    )
     said = reply.choices[0].message
     messages.append(said)
     if not said.tool_calls:

@@ -21,9 +21,14 @@ async def main() -> None:
     messages = [{"role": "user", "content": QUESTION}]
     for tools in ([TOOL], None):
         reply = await litellm.anthropic.messages.acreate(
-            model=f"hosted_vllm/{model}", api_base=f"{url}/v1", api_key="x", messages=messages,
-            tools=tools, max_tokens=64, temperature=0.0,
-        )  # fmt: skip
+            model=f"hosted_vllm/{model}",
+            api_base=f"{url}/v1",
+            api_key="x",
+            messages=messages,
+            tools=tools,
+            max_tokens=64,
+            temperature=0.0,
+        )
         messages.append({"role": "assistant", "content": reply["content"]})
         used = [block for block in reply["content"] if block["type"] == "tool_use"]
         if not used:

@@ -19,9 +19,15 @@ TOOL = FunctionTool.from_defaults(get_weather, return_direct=True)
 async def main() -> None:
     url, model = arguments()
     llm = OpenAILike(
-        model=model, api_base=f"{url}/v1", api_key="x", is_chat_model=True,
-        is_function_calling_model=True, temperature=0.0, max_tokens=64, context_window=8192,
-    )  # fmt: skip
+        model=model,
+        api_base=f"{url}/v1",
+        api_key="x",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        temperature=0.0,
+        max_tokens=64,
+        context_window=8192,
+    )
     agent = FunctionAgent(tools=[TOOL], llm=llm)
     report(await agent.run(QUESTION))
 

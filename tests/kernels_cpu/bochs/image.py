@@ -31,9 +31,15 @@ GATES = ((16, 1, "silu"), (37, 3, "gelu_tanh"), (20, 2, "gelu"))
 
 class Case(Structure):
     _fields_ = [
-        ("record", c_uint64), ("step", c_uint64), ("scratch", c_uint64), ("counters", c_uint64),
-        ("got", c_uint64), ("want", c_uint64), ("bytes", c_uint64), ("name", c_char * 64),
-    ]  # fmt: skip
+        ("record", c_uint64),
+        ("step", c_uint64),
+        ("scratch", c_uint64),
+        ("counters", c_uint64),
+        ("got", c_uint64),
+        ("want", c_uint64),
+        ("bytes", c_uint64),
+        ("name", c_char * 64),
+    ]
 
 
 class Image:
@@ -41,9 +47,13 @@ class Image:
         libc = ctypes.CDLL(None)
         libc.mmap.restype = ctypes.c_void_p
         at = libc.mmap(
-            ctypes.c_void_p(BASE), ctypes.c_size_t(SIZE), 3, PRIVATE_ANONYMOUS_AT_EXACTLY, -1,
+            ctypes.c_void_p(BASE),
+            ctypes.c_size_t(SIZE),
+            3,
+            PRIVATE_ANONYMOUS_AT_EXACTLY,
+            -1,
             ctypes.c_long(0),
-        )  # fmt: skip
+        )
         assert at == BASE, "the region is taken"
         self.used = 64
         self.team = Team(1, "bf16")

@@ -42,15 +42,47 @@ def run_in_bochs(bochs: str, library: Path, kernels: Path, folder: Path) -> str:
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env=environment)
 
     tool("gcc", "-c", str(HERE / "boot.S"), "-o", "boot.o")
-    tool("ld", "-m", "elf_x86_64", "-Ttext=0xffff0000", "--oformat=binary", "-e", "start16",
-         "boot.o", "-o", "boot.rom")  # fmt: skip
-    alone = ("-ffreestanding", "-fno-exceptions", "-fno-rtti", "-fno-stack-protector",
-             "-fno-tree-loop-distribute-patterns", "-mno-red-zone")  # fmt: skip
-    tool("g++", "-std=gnu++17", "-O2", *alone, f"-I{CSRC}", "-c", str(HERE / "guest.cpp"),
-         "-o", "guest.o")  # fmt: skip
+    tool(
+        "ld",
+        "-m",
+        "elf_x86_64",
+        "-Ttext=0xffff0000",
+        "--oformat=binary",
+        "-e",
+        "start16",
+        "boot.o",
+        "-o",
+        "boot.rom",
+    )
+    alone = (
+        "-ffreestanding",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-stack-protector",
+        "-fno-tree-loop-distribute-patterns",
+        "-mno-red-zone",
+    )
+    tool(
+        "g++",
+        "-std=gnu++17",
+        "-O2",
+        *alone,
+        f"-I{CSRC}",
+        "-c",
+        str(HERE / "guest.cpp"),
+        "-o",
+        "guest.o",
+    )
     tool("ld", "-static", "-T", str(HERE / "guest.ld"), "guest.o", str(kernels), "-o", "guest.elf")
-    tool("objcopy", "-O", "binary", "--set-section-flags", ".bss=alloc,load,contents",
-         "guest.elf", "guest.bin")  # fmt: skip
+    tool(
+        "objcopy",
+        "-O",
+        "binary",
+        "--set-section-flags",
+        ".bss=alloc,load,contents",
+        "guest.elf",
+        "guest.bin",
+    )
     screen = bytearray(32768)  # Bochs wants a ROM for the screen too: this one returns at once
     screen[:4] = b"\x55\xaa\x40\xcb"
     screen[-1] = -sum(screen) & 255
@@ -58,7 +90,11 @@ def run_in_bochs(bochs: str, library: Path, kernels: Path, folder: Path) -> str:
     (folder / "bochsrc").write_text(CONFIGURATION)
     tool(sys.executable, str(HERE / "image.py"), "image.bin", str(library))
     ran = subprocess.run(
-        [bochs, "-q", "-f", "bochsrc"], cwd=folder, capture_output=True, text=True, timeout=300,
+        [bochs, "-q", "-f", "bochsrc"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     return ran.stdout

@@ -83,8 +83,9 @@ async def test_a_row_that_cannot_be_read_holds_up_no_other(
     listed = (await client.get("/v1/batches")).json()["data"]
     assert [one["id"] for one in listed] == [batch["id"]]
     for reply in (
-        await client.get("/v1/batches/batch_x"), await client.post("/v1/batches/batch_x/cancel"),
-    ):  # fmt: skip
+        await client.get("/v1/batches/batch_x"),
+        await client.post("/v1/batches/batch_x/cancel"),
+    ):
         assert reply.status_code == 500
         assert reply.json()["error"]["code"] == "batch_unreadable"
         assert reply.json()["error"]["param"] == "batch_id"
@@ -102,8 +103,11 @@ async def test_a_content_that_cannot_be_removed_ends_nothing(
     files = app.state.files
     ids = []
     for _ in range(2):
-        form = {"purpose": "batch", "expires_after[anchor]": "created_at",
-                "expires_after[seconds]": "3600"}  # fmt: skip
+        form = {
+            "purpose": "batch",
+            "expires_after[anchor]": "created_at",
+            "expires_after[seconds]": "3600",
+        }
         reply = await client.post("/v1/files", files={"file": ("a", b"{}")}, data=form)
         ids.append(reply.json()["id"])
     monkeypatch.setattr(Path, "unlink", refused)
@@ -245,9 +249,10 @@ async def test_the_room_is_counted_in_rows(
 
 async def test_a_large_request_is_not_overtaken_for_ever() -> None:
     engine = SimpleNamespace(
-        options=EngineOptions(max_sequences=8), stats=StepStats(),
+        options=EngineOptions(max_sequences=8),
+        stats=StepStats(),
         health=lambda: SimpleNamespace(ready=True),
-    )  # fmt: skip
+    )
     service: Any = SimpleNamespace(engine=engine, draining=False, in_work=0)
     courtesy = Courtesy(service)
     assert await courtesy.enter("small", 3)
@@ -275,8 +280,11 @@ async def test_no_batch_is_begun_over_the_quota(tmp_path: Path) -> None:
         end = await until(client, batch)
         assert end["status"] == "completed"  # One that was begun may go over the quota.
         assert (await client.get("/v1/files")).json()["data"][0]["bytes"] > 1500
-        body = {"input_file_id": batch["input_file_id"], "endpoint": CHAT,
-                "completion_window": "1h"}  # fmt: skip
+        body = {
+            "input_file_id": batch["input_file_id"],
+            "endpoint": CHAT,
+            "completion_window": "1h",
+        }
         reply = await client.post("/v1/batches", json=body)
         assert reply.status_code == 413
         assert reply.json()["error"]["code"] == "quota_exceeded"
@@ -377,9 +385,11 @@ async def test_a_batch_of_a_removed_key_ends(tmp_path: Path) -> None:
 
 
 async def test_files_of_results_are_read_beside_the_loop(
-    app: Application, client: httpx.AsyncClient, engine: FakeEngine,
+    app: Application,
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     recover, seen = Results._recover, set()
 
     def watched_recover(self: Results) -> int:

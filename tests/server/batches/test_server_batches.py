@@ -129,11 +129,13 @@ async def test_files_that_are_no_batch(
         ({"completion_window": "169h"}, "completion_window"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}},
-         "output_expires_after.seconds"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+            "output_expires_after.seconds",
+        ),
         ({"other": 1}, "other"),
     ],
-)  # fmt: skip
+)
 async def test_mistakes(client: httpx.AsyncClient, change: dict[str, Any], param: str) -> None:
     files = {"file": ("in.jsonl", b"{}")}
     file = (await client.post("/v1/files", files=files, data={"purpose": "batch"})).json()
@@ -237,12 +239,17 @@ async def test_the_key_that_made_it_pays(tmp_path: Path) -> None:
         assert totals.requests == 10
         assert totals.completion_tokens == 30
         assert app.state.accounts.named("b").totals.requests == 0
-        for asked in (b.get(f"/v1/batches/{batch['id']}"),
-                      b.post(f"/v1/batches/{batch['id']}/cancel")):  # fmt: skip
+        for asked in (
+            b.get(f"/v1/batches/{batch['id']}"),
+            b.post(f"/v1/batches/{batch['id']}/cancel"),
+        ):
             assert (await asked).status_code == 404
         assert (await b.get("/v1/batches")).json()["data"] == []
-        theirs = {"input_file_id": batch["input_file_id"], "endpoint": CHAT,
-                  "completion_window": "24h"}  # fmt: skip
+        theirs = {
+            "input_file_id": batch["input_file_id"],
+            "endpoint": CHAT,
+            "completion_window": "24h",
+        }
         assert (await b.post("/v1/batches", json=theirs)).status_code == 400
     await close(app)
 

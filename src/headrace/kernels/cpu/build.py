@@ -25,11 +25,19 @@ def build(folder: Path, *, sanitize: str = "", output: Path = HERE) -> Path:
         sys.exit(f"{ROOT} is not a source checkout: install the package instead")
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        ["cmake", "-S", str(ROOT), "-B", str(folder), f"-DHEADRACE_SANITIZE={sanitize}",
-         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}",
-         f"-DHEADRACE_TEXT_OUTPUT={TEXT if output == HERE else output}"],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(folder),
+            f"-DHEADRACE_SANITIZE={sanitize}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={output}",
+            f"-DHEADRACE_TEXT_OUTPUT={TEXT if output == HERE else output}",
+        ],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     subprocess.run(
         ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)], check=True
     )

@@ -49,9 +49,11 @@ from .records import (
 
 Emitted = tuple[int, Structure]
 KV_KINDS = {
-    "float32": KINDS["F32"], "float16": KINDS["F16"], "bfloat16": KINDS["BF16"],
+    "float32": KINDS["F32"],
+    "float16": KINDS["F16"],
+    "bfloat16": KINDS["BF16"],
     "int8": records.KV_I8,
-}  # fmt: skip
+}
 
 
 class Matrix(NamedTuple):
@@ -116,8 +118,11 @@ def linear(
     for part, slot in zip(parts, array, strict=True):
         out, width = part.shape
         slot.data, slot.kind, slot.out, slot.in_ = (
-            address(part.data), KINDS[part.kind], out, width
-        )  # fmt: skip
+            address(part.data),
+            KINDS[part.kind],
+            out,
+            width,
+        )
         slot.bias = None if bias is None else address(bias) + 4 * first
         slot.y, slot.y_stride = y.at + 4 * first, y.stride
         slot.accumulate = into
@@ -156,10 +161,15 @@ class Head:
         self._worth = aligned((threads, ctypes.sizeof(HrWorth)), np.uint8)
         self._worth[:] = 0
         self._op = HrHead(
-            product, address(self._best), stride, address(self.tokens),
-            address(self.bounds) if self.bounded else None, address(self.lower),
-            address(self._worth), self.bounded,
-        )  # fmt: skip
+            product,
+            address(self._best),
+            stride,
+            address(self.tokens),
+            address(self.bounds) if self.bounded else None,
+            address(self.lower),
+            address(self._worth),
+            self.bounded,
+        )
         self._op.keep = product, self._best, self._worth, self.bounds, self.lower, self.tokens
 
     @property
@@ -191,9 +201,16 @@ def embed(weight: Weight, scale: float, y: Matrix, index: str = "tokens") -> Emi
     vocab, size = weight.shape
     data = weight.data
     return records.EMBED, HrEmbed(
-        address(data), stride(data, 0) * data.itemsize, *y,
-        scale, KINDS[kind_of(weight)], vocab, size, INDICES[index], 0,
-    )  # fmt: skip
+        address(data),
+        stride(data, 0) * data.itemsize,
+        *y,
+        scale,
+        KINDS[kind_of(weight)],
+        vocab,
+        size,
+        INDICES[index],
+        0,
+    )
 
 
 def norm(
@@ -207,9 +224,16 @@ def norm(
     rows: int,
 ) -> Emitted:
     return records.NORM, HrNorm(
-        *x, *(residual or (None, 0)), address(weight), *(y or (None, 0)), q,
-        eps, offset, len(weight), rows,
-    )  # fmt: skip
+        *x,
+        *(residual or (None, 0)),
+        address(weight),
+        *(y or (None, 0)),
+        q,
+        eps,
+        offset,
+        len(weight),
+        rows,
+    )
 
 
 def layer_norm(
@@ -223,9 +247,17 @@ def layer_norm(
     rows: int,
 ) -> Emitted:
     return records.LAYER_NORM, HrLayerNorm(
-        *x, *(residual or (None, 0)), address(weight), address(bias), *(y or (None, 0)), q,
-        eps, len(weight), rows, 0,
-    )  # fmt: skip
+        *x,
+        *(residual or (None, 0)),
+        address(weight),
+        address(bias),
+        *(y or (None, 0)),
+        q,
+        eps,
+        len(weight),
+        rows,
+        0,
+    )
 
 
 def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
@@ -235,9 +267,7 @@ def quantise(x: Matrix, q: HrQuantised, size: int, rows: int) -> Emitted:
 def gated(
     x: Matrix, size: int, activation: str, y: Matrix | None, q: HrQuantised, rows: int
 ) -> Emitted:
-    return records.GATED, HrGated(
-        *x, *(y or (None, 0)), q, size, ACTIVATIONS[activation], rows, 0
-    )  # fmt: skip
+    return records.GATED, HrGated(*x, *(y or (None, 0)), q, size, ACTIVATIONS[activation], rows, 0)
 
 
 def activate(
@@ -277,9 +307,16 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
         assert contiguous(layer.v_scale)
         scales = (address(layer.k_scale), address(layer.v_scale))
     return HrKv(
-        address(layer.k), address(layer.v), *scales, KV_KINDS[kind], layer.block_size,
-        heads, kv_heads, layer.k.shape[-1], group,
-    )  # fmt: skip
+        address(layer.k),
+        address(layer.v),
+        *scales,
+        KV_KINDS[kind],
+        layer.block_size,
+        heads,
+        kv_heads,
+        layer.k.shape[-1],
+        group,
+    )
 
 
 def rope(
@@ -311,7 +348,7 @@ def attention(
     other."""
     return records.ATTENTION, HrAttention(
         cache, *q, *(y or (None, 0)), out, scale, softcap or 0.0, rows, 0
-    )  # fmt: skip
+    )
 
 
 def bidirectional(qkv: Matrix, heads: int, size: int, scale: float, y: Matrix) -> Emitted:
@@ -343,10 +380,18 @@ def lora(
         slot.up, slot.out, slot.first = up.data_ptr(), up.shape[2], first
         first += up.shape[2]
     op = HrLora(
-        *x, *inner, *y, addition.down.data_ptr(), addition.ranks.ctypes.data,
-        ctypes.addressof(parts), len(parts), addition.room, addition.down.shape[2],
-        rows, 0,
-    )  # fmt: skip
+        *x,
+        *inner,
+        *y,
+        addition.down.data_ptr(),
+        addition.ranks.ctypes.data,
+        ctypes.addressof(parts),
+        len(parts),
+        addition.room,
+        addition.down.shape[2],
+        rows,
+        0,
+    )
     op.keep = parts, addition
     return (records.LORA_DOWN, op), (records.LORA_UP, op)
 

@@ -342,11 +342,16 @@ class Lowering:
             f"linear {weight.shape[0]}×{weight.shape[1]} "
             + "+".join(dict.fromkeys(part.kind for part in emit.parts_of(weight))),
             emit.linear(
-                codes, self._matrix(x) if self._places[x] in self._floats else None, weight,
+                codes,
+                self._matrix(x) if self._places[x] in self._floats else None,
+                weight,
                 self._weights.vector(node.weights[1]) if len(node.weights) > 1 else None,
-                y, _rows(x), accumulate=residual is not None, activation=_activation(after),
+                y,
+                _rows(x),
+                accumulate=residual is not None,
+                activation=_activation(after),
             ),
-        )  # fmt: skip
+        )
         if self._is_added_to(node):
             self._lora(x, self._additions[node.weights[0].names], y)
         if spec.softcap is not None:
@@ -372,10 +377,16 @@ class Lowering:
         self._emit(
             "rope",
             emit.rope(
-                self._kv(spec), self._matrix(node.reads[0]), norms[0], norms[1], spec.eps,
-                spec.norm_offset, table.cos, table.sin,
+                self._kv(spec),
+                self._matrix(node.reads[0]),
+                norms[0],
+                norms[1],
+                spec.eps,
+                spec.norm_offset,
+                table.cos,
+                table.sin,
             ),
-        )  # fmt: skip
+        )
 
     def _kv(self, spec: AttentionSpec) -> HrKv:
         layer, group = self._cache.layers[spec.layer], self._cache.groups[spec.layer]
@@ -388,20 +399,28 @@ class Lowering:
             self._emit(
                 "attention",
                 emit.bidirectional(
-                    self._matrix(node.reads[0]), spec.heads, spec.size, spec.scale,
+                    self._matrix(node.reads[0]),
+                    spec.heads,
+                    spec.size,
+                    spec.scale,
                     self._make_floats(node.out[0]),
                 ),
-            )  # fmt: skip
+            )
             return
         (out,) = self._nodes[self._picked.get(index, index)].out
         y, q = self._outputs(out, grain=spec.size)
         self._emit(
             "attention",
             emit.attention(
-                self._kv(spec), self._matrix(node.reads[0]), y, q, spec.scale, spec.softcap,
+                self._kv(spec),
+                self._matrix(node.reads[0]),
+                y,
+                q,
+                spec.scale,
+                spec.softcap,
                 _rows(out),
             ),
-        )  # fmt: skip
+        )
 
     def _gated(self, index: int, node: Node) -> None:
         (out,), spec = node.out, node.spec

@@ -15,7 +15,8 @@ import numpy as np
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import Array, address, floats_like, host, stride, tensor
 from ..backend import Shelf
-from ..operators import Dequantise, KvLayer, RopeTable, StepBatch, StepLimits
+from ..operators import Dequantise, KvLayer, StepBatch, StepLimits
+from ..prepared import RopeTable
 from ..program import CallByCall, Program
 from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight, as_tensors
 from . import emit
@@ -147,9 +148,14 @@ class CpuOperators:
             op = emit.bidirectional(matrix(q), spec.heads, spec.size, spec.scale, matrix(y))
         else:
             op = emit.attention(
-                emit.kv(kv, spec.heads, spec.kv_heads, group), matrix(q), matrix(y),
-                NOT_QUANTISED, spec.scale, spec.softcap, ROWS_N,
-            )  # fmt: skip
+                emit.kv(kv, spec.heads, spec.kv_heads, group),
+                matrix(q),
+                matrix(y),
+                NOT_QUANTISED,
+                spec.scale,
+                spec.softcap,
+                ROWS_N,
+            )
         self._run([op], fill_step(HrStep(), batch))
         return y
 

@@ -7,10 +7,19 @@ from ctypes import Structure, c_double, c_float, c_int32, c_int64, c_uint64, c_v
 from typing import Any
 
 KINDS = {
-    "Q4_0": 1, "Q4_1": 2, "Q5_0": 3, "Q5_1": 4, "Q8_0": 5, "Q4_K": 6, "Q5_K": 7, "Q6_K": 8,
+    "Q4_0": 1,
+    "Q4_1": 2,
+    "Q5_0": 3,
+    "Q5_1": 4,
+    "Q8_0": 5,
+    "Q4_K": 6,
+    "Q5_K": 7,
+    "Q6_K": 8,
     "Q8_0_PLANES": 9,
-    "F32": 16, "F16": 17, "BF16": 18,
-}  # fmt: skip
+    "F32": 16,
+    "F16": 17,
+    "BF16": 18,
+}
 KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3}
@@ -35,8 +44,13 @@ _P, _I, _L, _F = c_void_p, c_int32, c_int64, c_float
 
 class HrUnit(Structure):
     _fields_ = [
-        ("scale", _F), ("sum", _F), ("low32", _I), ("high32", _I), ("all16", _I), ("all128", _I),
-    ]  # fmt: skip
+        ("scale", _F),
+        ("sum", _F),
+        ("low32", _I),
+        ("high32", _I),
+        ("all16", _I),
+        ("all128", _I),
+    ]
 
 
 class HrLane(Structure):
@@ -53,39 +67,76 @@ class HrQuantised(Structure):
 
 class HrPart(Structure):
     _fields_ = [
-        ("data", _P), ("bias", _P), ("y", _P), ("y_stride", _L),
-        ("kind", _I), ("out", _I), ("in_", _I), ("accumulate", _I),
-    ]  # fmt: skip
+        ("data", _P),
+        ("bias", _P),
+        ("y", _P),
+        ("y_stride", _L),
+        ("kind", _I),
+        ("out", _I),
+        ("in_", _I),
+        ("accumulate", _I),
+    ]
 
 
 class HrLinear(Structure):
     _fields_ = [
-        ("x", HrQuantised), ("dense", _P), ("dense_stride", _L), ("parts", _P),
-        ("count", _I), ("rows", _I),
-    ]  # fmt: skip
+        ("x", HrQuantised),
+        ("dense", _P),
+        ("dense_stride", _L),
+        ("parts", _P),
+        ("count", _I),
+        ("rows", _I),
+    ]
 
 
 class HrEmbed(Structure):
     _fields_ = [
-        ("data", _P), ("row_bytes", _L), ("y", _P), ("y_stride", _L),
-        ("scale", _F), ("kind", _I), ("vocab", _I), ("size", _I), ("index", _I), ("unused", _I),
-    ]  # fmt: skip
+        ("data", _P),
+        ("row_bytes", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("scale", _F),
+        ("kind", _I),
+        ("vocab", _I),
+        ("size", _I),
+        ("index", _I),
+        ("unused", _I),
+    ]
 
 
 class HrNorm(Structure):
     _fields_ = [
-        ("x", _P), ("x_stride", _L), ("residual", _P), ("residual_stride", _L), ("weight", _P),
-        ("y", _P), ("y_stride", _L), ("q", HrQuantised),
-        ("eps", _F), ("offset", _F), ("size", _I), ("rows", _I),
-    ]  # fmt: skip
+        ("x", _P),
+        ("x_stride", _L),
+        ("residual", _P),
+        ("residual_stride", _L),
+        ("weight", _P),
+        ("y", _P),
+        ("y_stride", _L),
+        ("q", HrQuantised),
+        ("eps", _F),
+        ("offset", _F),
+        ("size", _I),
+        ("rows", _I),
+    ]
 
 
 class HrLayerNorm(Structure):
     _fields_ = [
-        ("x", _P), ("x_stride", _L), ("residual", _P), ("residual_stride", _L), ("weight", _P),
-        ("bias", _P), ("y", _P), ("y_stride", _L), ("q", HrQuantised),
-        ("eps", _F), ("size", _I), ("rows", _I), ("unused", _I),
-    ]  # fmt: skip
+        ("x", _P),
+        ("x_stride", _L),
+        ("residual", _P),
+        ("residual_stride", _L),
+        ("weight", _P),
+        ("bias", _P),
+        ("y", _P),
+        ("y_stride", _L),
+        ("q", HrQuantised),
+        ("eps", _F),
+        ("size", _I),
+        ("rows", _I),
+        ("unused", _I),
+    ]
 
 
 class HrQuantise(Structure):
@@ -94,51 +145,97 @@ class HrQuantise(Structure):
 
 class HrGated(Structure):
     _fields_ = [
-        ("x", _P), ("x_stride", _L), ("y", _P), ("y_stride", _L), ("q", HrQuantised),
-        ("size", _I), ("activation", _I), ("rows", _I), ("unused", _I),
-    ]  # fmt: skip
+        ("x", _P),
+        ("x_stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("q", HrQuantised),
+        ("size", _I),
+        ("activation", _I),
+        ("rows", _I),
+        ("unused", _I),
+    ]
 
 
 class HrRowsOp(Structure):
     _fields_ = [
-        ("x", _P), ("x_stride", _L), ("y", _P), ("y_stride", _L),
-        ("size", _I), ("rows", _I), ("softcap", _F), ("unused", _I),
-    ]  # fmt: skip
+        ("x", _P),
+        ("x_stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("size", _I),
+        ("rows", _I),
+        ("softcap", _F),
+        ("unused", _I),
+    ]
 
 
 class HrKv(Structure):
     _fields_ = [
-        ("k", _P), ("v", _P), ("k_scale", _P), ("v_scale", _P), ("kind", _I), ("block_size", _I),
-        ("heads", _I), ("kv_heads", _I), ("head_dim", _I), ("group", _I),
-    ]  # fmt: skip
+        ("k", _P),
+        ("v", _P),
+        ("k_scale", _P),
+        ("v_scale", _P),
+        ("kind", _I),
+        ("block_size", _I),
+        ("heads", _I),
+        ("kv_heads", _I),
+        ("head_dim", _I),
+        ("group", _I),
+    ]
 
 
 class HrRope(Structure):
     _fields_ = [
-        ("kv", HrKv), ("qkv", _P), ("stride", _L), ("q_norm", _P), ("k_norm", _P),
-        ("cos", _P), ("sin", _P), ("eps", _F), ("offset", _F),
-    ]  # fmt: skip
+        ("kv", HrKv),
+        ("qkv", _P),
+        ("stride", _L),
+        ("q_norm", _P),
+        ("k_norm", _P),
+        ("cos", _P),
+        ("sin", _P),
+        ("eps", _F),
+        ("offset", _F),
+    ]
 
 
 class HrAttention(Structure):
     _fields_ = [
-        ("kv", HrKv), ("q", _P), ("stride", _L), ("y", _P), ("y_stride", _L), ("out", HrQuantised),
-        ("scale", _F), ("softcap", _F), ("rows", _I), ("unused", _I),
-    ]  # fmt: skip
+        ("kv", HrKv),
+        ("q", _P),
+        ("stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("out", HrQuantised),
+        ("scale", _F),
+        ("softcap", _F),
+        ("rows", _I),
+        ("unused", _I),
+    ]
 
 
 class HrBidirectional(Structure):
     _fields_ = [
-        ("qkv", _P), ("stride", _L), ("y", _P), ("y_stride", _L),
-        ("scale", _F), ("heads", _I), ("head_dim", _I), ("unused", _I),
-    ]  # fmt: skip
+        ("qkv", _P),
+        ("stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("scale", _F),
+        ("heads", _I),
+        ("head_dim", _I),
+        ("unused", _I),
+    ]
 
 
 class HrGateUp(Structure):
     _fields_ = [
-        ("x", HrQuantised), ("gate", HrPart), ("up", HrPart), ("q", HrQuantised),
-        ("activation", _I), ("rows", _I),
-    ]  # fmt: skip
+        ("x", HrQuantised),
+        ("gate", HrPart),
+        ("up", HrPart),
+        ("q", HrQuantised),
+        ("activation", _I),
+        ("rows", _I),
+    ]
 
 
 class HrRecord(Structure):
@@ -151,11 +248,19 @@ class HrGroup(Structure):
 
 class HrStep(Structure):
     _fields_ = [
-        ("n", _I), ("b", _I), ("r", _I), ("group_count", _I),
-        ("tokens", _P), ("positions", _P), ("query_starts", _P), ("lengths", _P),
-        ("sample_rows", _P), ("groups", HrGroup * MAX_GROUPS), ("adapters", _P),
+        ("n", _I),
+        ("b", _I),
+        ("r", _I),
+        ("group_count", _I),
+        ("tokens", _P),
+        ("positions", _P),
+        ("query_starts", _P),
+        ("lengths", _P),
+        ("sample_rows", _P),
+        ("groups", HrGroup * MAX_GROUPS),
+        ("adapters", _P),
         ("types", _P),
-    ]  # fmt: skip
+    ]
 
 
 class HrLoraPart(Structure):
@@ -164,22 +269,42 @@ class HrLoraPart(Structure):
 
 class HrLora(Structure):
     _fields_ = [
-        ("x", _P), ("x_stride", _L), ("inner", _P), ("inner_stride", _L), ("y", _P),
-        ("y_stride", _L), ("down", _P), ("ranks", _P), ("parts", _P),
-        ("count", _I), ("room", _I), ("in_", _L), ("rows", _I), ("unused", _I),
-    ]  # fmt: skip
+        ("x", _P),
+        ("x_stride", _L),
+        ("inner", _P),
+        ("inner_stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("down", _P),
+        ("ranks", _P),
+        ("parts", _P),
+        ("count", _I),
+        ("room", _I),
+        ("in_", _L),
+        ("rows", _I),
+        ("unused", _I),
+    ]
 
 
 class HrDrawRow(Structure):
     _fields_ = [
-        ("temperature", _F), ("min_p", _F), ("top_p", _F), ("top_k", _I), ("uniform", c_double),
-    ]  # fmt: skip
+        ("temperature", _F),
+        ("min_p", _F),
+        ("top_p", _F),
+        ("top_k", _I),
+        ("uniform", c_double),
+    ]
 
 
 class HrDraw(Structure):
     _fields_ = [
-        ("logits", _P), ("stride", _L), ("rows", _P), ("tokens", _P), ("vocab", _L), ("count", _L),
-    ]  # fmt: skip
+        ("logits", _P),
+        ("stride", _L),
+        ("rows", _P),
+        ("tokens", _P),
+        ("vocab", _L),
+        ("count", _L),
+    ]
 
 
 class HrBest(Structure):
@@ -188,22 +313,37 @@ class HrBest(Structure):
 
 class HrWorth(Structure):
     _fields_ = [
-        ("panels", _L), ("skip", _L), ("wait", _L), ("with_", _L), ("without", _L), ("left", _L),
+        ("panels", _L),
+        ("skip", _L),
+        ("wait", _L),
+        ("with_", _L),
+        ("without", _L),
+        ("left", _L),
         ("unused", _L * 2),
-    ]  # fmt: skip
+    ]
 
 
 class HrHead(Structure):
     _fields_ = [
-        ("linear", HrLinear), ("best", _P), ("stride", _L), ("tokens", _P),
-        ("bounds", _P), ("lower", _P), ("worth", _P), ("bounded", _L),
-    ]  # fmt: skip
+        ("linear", HrLinear),
+        ("best", _P),
+        ("stride", _L),
+        ("tokens", _P),
+        ("bounds", _P),
+        ("lower", _P),
+        ("worth", _P),
+        ("bounded", _L),
+    ]
 
 
 class HrRule(Structure):
     _fields_ = [
-        ("temperature", _F), ("min_p", _F), ("top_p", _F), ("top_k", _I), ("stream", c_uint64),
-    ]  # fmt: skip
+        ("temperature", _F),
+        ("min_p", _F),
+        ("top_p", _F),
+        ("top_k", _I),
+        ("stream", c_uint64),
+    ]
 
 
 class HrSample(Structure):
@@ -211,11 +351,35 @@ class HrSample(Structure):
 
 
 MIRRORED: list[type[Structure]] = [
-    HrUnit, HrSix, HrQuantised, HrPart, HrLinear, HrEmbed, HrNorm, HrQuantise, HrGated, HrRowsOp,
-    HrKv, HrRope, HrAttention, HrGateUp, HrRecord, HrGroup, HrStep, HrLoraPart, HrLora,
-    HrDrawRow, HrDraw, HrBest, HrWorth, HrHead, HrRule, HrSample, HrLayerNorm,
+    HrUnit,
+    HrSix,
+    HrQuantised,
+    HrPart,
+    HrLinear,
+    HrEmbed,
+    HrNorm,
+    HrQuantise,
+    HrGated,
+    HrRowsOp,
+    HrKv,
+    HrRope,
+    HrAttention,
+    HrGateUp,
+    HrRecord,
+    HrGroup,
+    HrStep,
+    HrLoraPart,
+    HrLora,
+    HrDrawRow,
+    HrDraw,
+    HrBest,
+    HrWorth,
+    HrHead,
+    HrRule,
+    HrSample,
+    HrLayerNorm,
     HrBidirectional,
-]  # fmt: skip
+]
 """In the order of `hr_sizeof`."""
 
 

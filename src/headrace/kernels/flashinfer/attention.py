@@ -82,9 +82,11 @@ class FlashInferOperators(TritonOperators):
         last = torch.from_numpy(((lengths - 1) % size + 1).astype(np.int32))
         options = {
             "window_left": -1 if view.window is None else view.window - 1,
-            "logits_soft_cap": softcap, "sm_scale": scale, "q_data_type": q.dtype,
+            "logits_soft_cap": softcap,
+            "sm_scale": scale,
+            "q_data_type": q.dtype,
             "kv_data_type": kv.k.dtype,
-        }  # fmt: skip
+        }
         heads, width = q.shape[1], q.shape[2]
         shape = (heads, kv.k.shape[1], width, size)
         if batch.max_count == 1:

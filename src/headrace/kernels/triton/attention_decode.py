@@ -71,10 +71,19 @@ class DecodeConfig:
 
 @triton.jit
 def _join(
-    partial, log_sums, out_at, first_row, first, last, splits, GROUP: tl.constexpr,
-    GROUP_PADDED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+    partial,
+    log_sums,
+    out_at,
+    first_row,
+    first,
+    last,
+    splits,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
     JOINED: tl.constexpr,
-):  # fmt: skip
+):
     """The splits [first, last) of GROUP query heads, whose parts begin at row `first_row` of
     `partial` [rows, splits, WIDTH] → out_at [GROUP, WIDTH]; JOINED of them in a turn."""
     heads = tl.arange(0, GROUP_PADDED)
@@ -88,14 +97,14 @@ def _join(
         cell = (first_row + heads)[None, :] * splits + split[:, None]
         there = (split < last)[:, None] & (heads < GROUP)[None, :]
         # What other multiprocessors wrote is in L2; this one's own cache may hold what was before.
-        peak = tl.load(
-            log_sums + cell * 2, mask=there, other=float("-inf"), cache_modifier=".cg"
-        )  # fmt: skip
+        peak = tl.load(log_sums + cell * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
         mass = tl.load(log_sums + cell * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
         part = tl.load(
             partial + cell[:, :, None] * WIDTH + columns[None, None, :],
-            mask=there[:, :, None] & real[None, :, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
+            mask=there[:, :, None] & real[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
         top = tl.maximum(best, tl.max(peak, 0))
         # Heads that only fill the tile have no peak.
         top = tl.where(heads < GROUP, top, 0.0)
@@ -110,15 +119,43 @@ def _join(
 
 @triton.jit(do_not_specialize=["table_stride", "splits"])
 def _split_kernel(
-    q, k, v, k_scale, v_scale, tables, lengths, query_starts, partial, log_sums, tickets, out,
-    q_stride, block_stride, head_stride, scale_block_stride, table_stride, out_stride,
-    kv_heads, splits, scale_log2,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, SCALED: tl.constexpr, HALVES: tl.constexpr,
-    GROUP_PADDED: tl.constexpr, JOINED: tl.constexpr, EARLY: tl.constexpr,
+    q,
+    k,
+    v,
+    k_scale,
+    v_scale,
+    tables,
+    lengths,
+    query_starts,
+    partial,
+    log_sums,
+    tickets,
+    out,
+    q_stride,
+    block_stride,
+    head_stride,
+    scale_block_stride,
+    table_stride,
+    out_stride,
+    kv_heads,
+    splits,
+    scale_log2,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SCALED: tl.constexpr,
+    HALVES: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    JOINED: tl.constexpr,
+    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
-):  # fmt: skip
+):
     """HALVES: codes are multiplied as fp16, with `scale` in the query already."""
     wait_for_inputs(EARLY)
     entry = tl.program_id(0)
@@ -210,9 +247,19 @@ def _split_kernel(
         if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == last - first - 1:
             tl.store(tickets + pair, 0)
             _join(
-                partial, log_sums, out_at, own, first, last, splits, GROUP, GROUP_PADDED, WIDTH,
-                WIDTH_PADDED, JOINED,
-            )  # fmt: skip
+                partial,
+                log_sums,
+                out_at,
+                own,
+                first,
+                last,
+                splits,
+                GROUP,
+                GROUP_PADDED,
+                WIDTH,
+                WIDTH_PADDED,
+                JOINED,
+            )
 
 
 def attention_decode(
@@ -253,14 +300,42 @@ def attention_decode(
     window = view.window or 0
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
     _split_kernel[(entries, kv_heads, splits)](
-        q, kv.k, kv.v, k_scale, v_scale,
-        view.tables, batch.lengths, batch.query_starts, partial, log_sums, tickets, out,
-        q.stride(0), kv.k.stride(0), kv.k.stride(1), k_scale.stride(0),
-        view.tables.stride(0), out.stride(0), kv_heads, splits, scale * LOG2E,
-        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), WIDTH=width,
-        WIDTH_PADDED=padded, BLOCK=block, SPLIT=split, TILE=config.tile, WINDOW=window,
-        SOFTCAP=softcap or 0.0, SCALED=scaled,
-        HALVES=scaled and q.dtype != torch.float32, GROUP_PADDED=group_padded,
-        JOINED=max(1, TOGETHER // (group_padded * padded)), INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages, **launch_options(early),
-    )  # fmt: skip
+        q,
+        kv.k,
+        kv.v,
+        k_scale,
+        v_scale,
+        view.tables,
+        batch.lengths,
+        batch.query_starts,
+        partial,
+        log_sums,
+        tickets,
+        out,
+        q.stride(0),
+        kv.k.stride(0),
+        kv.k.stride(1),
+        k_scale.stride(0),
+        view.tables.stride(0),
+        out.stride(0),
+        kv_heads,
+        splits,
+        scale * LOG2E,
+        GROUP=group,
+        ROWS=max(16, triton.next_power_of_2(group)),
+        WIDTH=width,
+        WIDTH_PADDED=padded,
+        BLOCK=block,
+        SPLIT=split,
+        TILE=config.tile,
+        WINDOW=window,
+        SOFTCAP=softcap or 0.0,
+        SCALED=scaled,
+        HALVES=scaled and q.dtype != torch.float32,
+        GROUP_PADDED=group_padded,
+        JOINED=max(1, TOGETHER // (group_padded * padded)),
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **launch_options(early),
+    )

@@ -68,9 +68,7 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
 
 @triton.jit
-def ask_ahead(
-    weight, first, rows, stride, start, end, ROWS: tl.constexpr, AHEAD: tl.constexpr
-):  # fmt: skip
+def ask_ahead(weight, first, rows, stride, start, end, ROWS: tl.constexpr, AHEAD: tl.constexpr):
     """Ask L2 for about AHEAD bytes of weight [rows, …]: of ROWS rows from `first` on, from column
     `start` on. Behind the last row and behind `end` it asks for the last again: every address is
     one of the matrix."""
@@ -82,6 +80,10 @@ def ask_ahead(
         column = tl.minimum(start + place % EACH * COLUMNS, end - 1)
         at = weight + row.to(tl.int64) * stride + column
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+            "=r,l",
+            [at],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )

@@ -44,7 +44,7 @@ def activate(gate, up, ACTIVATION: tl.constexpr):
 @triton.jit
 def _gated_kernel(
     gate_up, out, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
+):
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -58,9 +58,16 @@ def _gated_kernel(
 
 @triton.jit
 def _gated_codes_kernel(
-    gate_up, codes, scales, width, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
-    HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    gate_up,
+    codes,
+    scales,
+    width,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+    HIGH: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     base = gate_up + row * 2 * width
@@ -85,9 +92,18 @@ def _gated_codes_kernel(
 
 @triton.jit
 def _gated_groups_kernel(
-    gate_up, codes, scales, width, groups, ACTIVATION: tl.constexpr, TILE: tl.constexpr,
-    GROUP: tl.constexpr, HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    gate_up,
+    codes,
+    scales,
+    width,
+    groups,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HIGH: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """`_gated_kernel` with codes: a group lies in one tile, so nothing is read twice."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -107,9 +123,14 @@ def gated(gate_up: torch.Tensor, activation: str, *, early: bool = False) -> tor
     width = double // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     _gated_kernel[(rows, triton.cdiv(width, TILE))](
-        gate_up, out, width, ACTIVATION=activation, TILE=TILE, num_warps=4,
+        gate_up,
+        out,
+        width,
+        ACTIVATION=activation,
+        TILE=TILE,
+        num_warps=4,
         **launch_options(early),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -125,12 +146,30 @@ def gated_codes(
     scales = torch.empty(rows, groups, dtype=torch.float32, device=gate_up.device)
     if group:
         _gated_groups_kernel[(rows, triton.cdiv(width, TILE))](
-            gate_up, out, scales, width, groups, ACTIVATION=activation, TILE=TILE, GROUP=group,
-            HIGH=high, INTERPRET=INTERPRETED, num_warps=4, **launch_options(early),
-        )  # fmt: skip
+            gate_up,
+            out,
+            scales,
+            width,
+            groups,
+            ACTIVATION=activation,
+            TILE=TILE,
+            GROUP=group,
+            HIGH=high,
+            INTERPRET=INTERPRETED,
+            num_warps=4,
+            **launch_options(early),
+        )
         return out, scales
     _gated_codes_kernel[(rows,)](
-        gate_up, out, scales, width, ACTIVATION=activation, TILE=2 * TILE, HIGH=high,
-        INTERPRET=INTERPRETED, num_warps=8, **launch_options(early),
-    )  # fmt: skip
+        gate_up,
+        out,
+        scales,
+        width,
+        ACTIVATION=activation,
+        TILE=2 * TILE,
+        HIGH=high,
+        INTERPRET=INTERPRETED,
+        num_warps=8,
+        **launch_options(early),
+    )
     return out, scales

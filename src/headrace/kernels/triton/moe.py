@@ -48,9 +48,15 @@ GATE_ROWS = 16
 
 @triton.jit
 def _route_kernel(
-    router, chosen, shares, experts, EXPERTS: tl.constexpr, ACTIVE: tl.constexpr,
-    NORMALISE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    router,
+    chosen,
+    shares,
+    experts,
+    EXPERTS: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS)
@@ -78,9 +84,16 @@ def _route_kernel(
 
 @triton.jit(do_not_specialize=["assignments", "places", "tiles"])
 def _count_kernel(
-    chosen, counts, listed, tile_expert, assignments, places, tiles, TILE: tl.constexpr,
+    chosen,
+    counts,
+    listed,
+    tile_expert,
+    assignments,
+    places,
+    tiles,
+    TILE: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     found = tl.zeros([TILE], tl.int32)
@@ -101,9 +114,17 @@ def _count_kernel(
 
 @triton.jit(do_not_specialize=["assignments"])
 def _place_kernel(
-    chosen, counts, listed, tile_expert, assignments, experts,
-    EXPERTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    chosen,
+    counts,
+    listed,
+    tile_expert,
+    assignments,
+    experts,
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     expert = tl.program_id(0)
     others = tl.arange(0, EXPERTS)
@@ -125,7 +146,7 @@ def _place_kernel(
 @triton.jit
 def _gather_kernel(
     parts, shares, y, width, ACTIVE: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
+):
     wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -145,9 +166,16 @@ def route(
     chosen = torch.empty(tokens, active, dtype=torch.int32, device=router.device)
     shares = torch.empty(tokens, active, dtype=torch.float32, device=router.device)
     _route_kernel[(tokens,)](
-        router, chosen, shares, experts, EXPERTS=triton.next_power_of_2(experts), ACTIVE=active,
-        NORMALISE=normalise, num_warps=1, **launch_options(early),
-    )  # fmt: skip
+        router,
+        chosen,
+        shares,
+        experts,
+        EXPERTS=triton.next_power_of_2(experts),
+        ACTIVE=active,
+        NORMALISE=normalise,
+        num_warps=1,
+        **launch_options(early),
+    )
     return chosen, shares
 
 
@@ -164,13 +192,30 @@ def place(chosen: torch.Tensor, experts: int, rows: int, *, early: bool = False)
     tile_expert = torch.empty(tiles, dtype=torch.int32, device=device)
     options = launch_options(early)
     _count_kernel[(experts,)](
-        chosen, counts, listed, tile_expert, assignments, tiles * rows, tiles, TILE=TILE,
-        num_warps=4, **options,
-    )  # fmt: skip
+        chosen,
+        counts,
+        listed,
+        tile_expert,
+        assignments,
+        tiles * rows,
+        tiles,
+        TILE=TILE,
+        num_warps=4,
+        **options,
+    )
     _place_kernel[(experts,)](
-        chosen, counts, listed, tile_expert, assignments, experts,
-        EXPERTS=triton.next_power_of_2(experts), ROWS=rows, TILE=TILE, num_warps=4, **options,
-    )  # fmt: skip
+        chosen,
+        counts,
+        listed,
+        tile_expert,
+        assignments,
+        experts,
+        EXPERTS=triton.next_power_of_2(experts),
+        ROWS=rows,
+        TILE=TILE,
+        num_warps=4,
+        **options,
+    )
     return Tiles(listed, tile_expert, assignments, rows, experts, single=False)
 
 

@@ -24,9 +24,7 @@ from .unpack import unpack_step
 
 
 @triton.jit
-def _finish(
-    total, other, factors, outs, out, assignment, real, y, GATE: tl.constexpr
-):  # fmt: skip
+def _finish(total, other, factors, outs, out, assignment, real, y, GATE: tl.constexpr):
     """What is done once to the whole input's sums [OUTS, ROWS]."""
     out_mask = out < outs
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
@@ -39,13 +37,37 @@ def _finish(
 
 @triton.jit(do_not_specialize=["per_split"])
 def _few_kernel(
-    x, code_addresses, pair_addresses, factor_addresses, listed, tile_expert, y, partial, tickets,
-    width, outs, chunks, x_stride, per_split,
-    SHARED: tl.constexpr, SINGLE: tl.constexpr, BITS: tl.constexpr, BYTES: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, PLANES: tl.constexpr, MAGIC: tl.constexpr,
-    GATE: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    code_addresses,
+    pair_addresses,
+    factor_addresses,
+    listed,
+    tile_expert,
+    y,
+    partial,
+    tickets,
+    width,
+    outs,
+    chunks,
+    x_stride,
+    per_split,
+    SHARED: tl.constexpr,
+    SINGLE: tl.constexpr,
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
+    GATE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each. SPLIT: the
@@ -74,20 +96,47 @@ def _few_kernel(
     held = tl.minimum(out, outs - 1)
     place = tl.arange(0, STEP)
     total, other = sum_groups(
-        x + row[None, :] * x_stride + place[:, None] + first * 128, real,
+        x + row[None, :] * x_stride + place[:, None] + first * 128,
+        real,
         codes + (first.to(tl.int64) * stride + held)[:, None] * BYTES,
-        pairs + first.to(tl.int64) * PLANES * stride + held, first, last, width, stride, outs,
-        BITS, BYTES, GROUP, ZERO, PLANES, MAGIC, GATE, EVEN, ROWS, OUTS, STAGES, INTERPRET,
-    )  # fmt: skip
+        pairs + first.to(tl.int64) * PLANES * stride + held,
+        first,
+        last,
+        width,
+        stride,
+        outs,
+        BITS,
+        BYTES,
+        GROUP,
+        ZERO,
+        PLANES,
+        MAGIC,
+        GATE,
+        EVEN,
+        ROWS,
+        OUTS,
+        STAGES,
+        INTERPRET,
+    )
     if not SPLIT:
         _finish(total, other, factors, outs, out, assignment, real, y, GATE)
     else:
         cells = tl.num_programs(0) * tl.num_programs(1)
         own = tl.program_id(1) * tl.num_programs(0) + tile
         total, other, last_part = join_parts(
-            total, other, real, partial, tickets, own, cells, split, tl.num_programs(2),
-            GATE, OUTS, ROWS,
-        )  # fmt: skip
+            total,
+            other,
+            real,
+            partial,
+            tickets,
+            own,
+            cells,
+            split,
+            tl.num_programs(2),
+            GATE,
+            OUTS,
+            ROWS,
+        )
         if last_part:
             _finish(total, other, factors, outs, out, assignment, real, y, GATE)
 
@@ -135,12 +184,37 @@ def grouped_packed(
             splits * tiles.count * across * cell, dtype=torch.float32, device=x.device
         )
     _few_kernel[(tiles.count, across, splits)](
-        x, table.data, table.scales, table.factors, tiles.listed, tiles.expert, y, partial,
-        y if tickets is None else tickets, width, outs, chunks, x.stride(0), per_split,
-        SHARED=shared, SINGLE=tiles.single, BITS=table.bits, BYTES=BYTES[table.bits],
-        GROUP=table.group, ZERO=table.zero, PLANES=planes_of(table.group, table.zero),
-        MAGIC=MAGIC[x.dtype], GATE=activation, SPLIT=splits > 1, EVEN=width % 128 == 0,
-        ROWS=config.rows, OUTS=each, STAGES=config.stages, INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages, **launch_options(early),
-    )  # fmt: skip
+        x,
+        table.data,
+        table.scales,
+        table.factors,
+        tiles.listed,
+        tiles.expert,
+        y,
+        partial,
+        y if tickets is None else tickets,
+        width,
+        outs,
+        chunks,
+        x.stride(0),
+        per_split,
+        SHARED=shared,
+        SINGLE=tiles.single,
+        BITS=table.bits,
+        BYTES=BYTES[table.bits],
+        GROUP=table.group,
+        ZERO=table.zero,
+        PLANES=planes_of(table.group, table.zero),
+        MAGIC=MAGIC[x.dtype],
+        GATE=activation,
+        SPLIT=splits > 1,
+        EVEN=width % 128 == 0,
+        ROWS=config.rows,
+        OUTS=each,
+        STAGES=config.stages,
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **launch_options(early),
+    )
     return y

@@ -36,10 +36,23 @@ class MoeConfig:
 
 @triton.jit
 def _dense_kernel(
-    x, addresses, listed, tile_expert, y, width, outs, x_stride,
-    SHARED: tl.constexpr, SINGLE: tl.constexpr, GATE: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, INNER: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    addresses,
+    listed,
+    tile_expert,
+    y,
+    width,
+    outs,
+    x_stride,
+    SHARED: tl.constexpr,
+    SINGLE: tl.constexpr,
+    GATE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """y[a] = x[a // SHARED] · weight[expert of a]ᵀ for the assignments `a` of this tile.
 
     GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
@@ -81,12 +94,30 @@ def _dense_kernel(
 
 @triton.jit
 def _packed_kernel(
-    x, code_addresses, pair_addresses, factor_addresses, listed, tile_expert, y, width, outs,
-    chunks, x_stride,
-    SHARED: tl.constexpr, SINGLE: tl.constexpr, BITS: tl.constexpr, BYTES: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, PLANES: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    code_addresses,
+    pair_addresses,
+    factor_addresses,
+    listed,
+    tile_expert,
+    y,
+    width,
+    outs,
+    chunks,
+    x_stride,
+    SHARED: tl.constexpr,
+    SINGLE: tl.constexpr,
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
@@ -104,11 +135,25 @@ def _packed_kernel(
     factors = tl.load(factor_addresses + expert).to(tl.pointer_type(tl.float32))
     place = tl.arange(0, STEP)
     total = sum_chunks(
-        x + row[:, None] * x_stride + place[None, :], real[:, None],
-        codes + out[:, None] * BYTES + place[None, :], pairs, out, out_mask,
-        0, chunks, width, outs, tl.zeros([ROWS, OUTS], tl.float32),
-        BITS, BYTES, GROUP, ZERO, PLANES, STEP, INTERPRET,
-    )  # fmt: skip
+        x + row[:, None] * x_stride + place[None, :],
+        real[:, None],
+        codes + out[:, None] * BYTES + place[None, :],
+        pairs,
+        out,
+        out_mask,
+        0,
+        chunks,
+        width,
+        outs,
+        tl.zeros([ROWS, OUTS], tl.float32),
+        BITS,
+        BYTES,
+        GROUP,
+        ZERO,
+        PLANES,
+        STEP,
+        INTERPRET,
+    )
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[None, :]
     y_at = y + assignment[:, None] * outs + out[None, :]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=real[:, None] & out_mask[None, :])
@@ -116,10 +161,25 @@ def _packed_kernel(
 
 @triton.jit
 def _fp8_kernel(
-    x, x_scales, addresses, scale_addresses, listed, tile_expert, y, width, outs, groups,
-    BLOCKED: tl.constexpr, SHARED: tl.constexpr, SINGLE: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, INNER: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scales,
+    addresses,
+    scale_addresses,
+    listed,
+    tile_expert,
+    y,
+    width,
+    outs,
+    groups,
+    BLOCKED: tl.constexpr,
+    SHARED: tl.constexpr,
+    SINGLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     tile = tl.program_id(0)
     expert = tl.load(tile_expert + tile)
@@ -185,27 +245,68 @@ def grouped_product(
     grid = (tiles.count, triton.cdiv(outs, each))
     listed, expert, assignments = tiles.listed, tiles.expert, tiles.assignments
     assert tiles.rows == config.rows
-    cut = {"SHARED": shared, "SINGLE": tiles.single, "ROWS": config.rows, "OUTS": each,
-           "INTERPRET": INTERPRETED, "num_warps": config.warps, "num_stages": config.stages,
-           **launch_options(early)}  # fmt: skip
+    cut = {
+        "SHARED": shared,
+        "SINGLE": tiles.single,
+        "ROWS": config.rows,
+        "OUTS": each,
+        "INTERPRET": INTERPRETED,
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+        **launch_options(early),
+    }
     assert (scales is None) == (table.blocked is None), "codes are for codes"
     y = torch.empty(assignments, outs, dtype=dtype or x.dtype, device=x.device)
     if scales is not None:
         assert table.scales is not None
         _fp8_kernel[grid](
-            x, scales, table.data, table.scales, listed, expert, y, width, outs, scales.shape[1],
-            BLOCKED=table.blocked, INNER=BLOCK, **cut,
-        )  # fmt: skip
+            x,
+            scales,
+            table.data,
+            table.scales,
+            listed,
+            expert,
+            y,
+            width,
+            outs,
+            scales.shape[1],
+            BLOCKED=table.blocked,
+            INNER=BLOCK,
+            **cut,
+        )
     elif table.bits:
         _packed_kernel[grid](
-            x, table.data, table.scales, table.factors, listed, expert, y,
-            width, outs, -(-width // 128), x.stride(0), BITS=table.bits, BYTES=BYTES[table.bits],
-            GROUP=table.group, ZERO=table.zero, PLANES=planes_of(table.group, table.zero),
-            STEP=step_of(table.bits, table.group), **cut,
-        )  # fmt: skip
+            x,
+            table.data,
+            table.scales,
+            table.factors,
+            listed,
+            expert,
+            y,
+            width,
+            outs,
+            -(-width // 128),
+            x.stride(0),
+            BITS=table.bits,
+            BYTES=BYTES[table.bits],
+            GROUP=table.group,
+            ZERO=table.zero,
+            PLANES=planes_of(table.group, table.zero),
+            STEP=step_of(table.bits, table.group),
+            **cut,
+        )
     else:
         _dense_kernel[grid](
-            x, table.data, listed, expert, y, width, outs, x.stride(0), INNER=config.inner,
-            GATE=activation, **cut,
-        )  # fmt: skip
+            x,
+            table.data,
+            listed,
+            expert,
+            y,
+            width,
+            outs,
+            x.stride(0),
+            INNER=config.inner,
+            GATE=activation,
+            **cut,
+        )
     return y

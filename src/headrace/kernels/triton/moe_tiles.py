@@ -82,14 +82,21 @@ def expert_table(experts: Sequence[Weight], dtype: torch.dtype) -> ExpertTable:
     if isinstance(first, Fp8Weight):
         fp8 = [_of(expert, Fp8Weight) for expert in experts]
         return ExpertTable(
-            first.shape, _addresses([e.data for e in fp8]), _addresses([e.scales for e in fp8]),
+            first.shape,
+            _addresses([e.data for e in fp8]),
+            _addresses([e.scales for e in fp8]),
             blocked=first.blocked,
-        )  # fmt: skip
+        )
     tiled = [_of(expert, TiledWeight) for expert in experts]
     return ExpertTable(
-        tiled[0].shape, _addresses([e.codes for e in tiled]), _addresses([e.pairs for e in tiled]),
-        _addresses([e.factors for e in tiled]), tiled[0].zero, tiled[0].bits, tiled[0].group,
-    )  # fmt: skip
+        tiled[0].shape,
+        _addresses([e.codes for e in tiled]),
+        _addresses([e.pairs for e in tiled]),
+        _addresses([e.factors for e in tiled]),
+        tiled[0].zero,
+        tiled[0].bits,
+        tiled[0].group,
+    )
 
 
 def _form(weight: Weight) -> tuple[object, ...] | None:

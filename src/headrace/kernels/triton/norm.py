@@ -19,10 +19,24 @@ from .support import INTERPRETED
 
 @triton.jit
 def _norm_kernel(
-    x, residual, weight, out, total_out, scales, eps, offset, width, groups,
-    COLUMNS: tl.constexpr, RESIDUAL: tl.constexpr, QUANTISED: tl.constexpr, GROUP: tl.constexpr,
-    HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    weight,
+    out,
+    total_out,
+    scales,
+    eps,
+    offset,
+    width,
+    groups,
+    COLUMNS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    GROUP: tl.constexpr,
+    HIGH: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
@@ -39,9 +53,7 @@ def _norm_kernel(
     gain = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32) + offset
     normed = wide * factor * gain
     if QUANTISED and GROUP > 0:
-        store_groups(
-            out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH, INTERPRET
-        )  # fmt: skip
+        store_groups(out, scales, row, 0, normed, width, groups, COLUMNS, GROUP, HIGH, INTERPRET)
     elif QUANTISED:
         store_row(out, scales, row, columns, normed, mask, width, HIGH, INTERPRET)
     else:
@@ -68,12 +80,25 @@ def _launch(
     scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device) if codes else None
     columns = max(group, triton.next_power_of_2(width))
     _norm_kernel[(rows,)](
-        x, x if residual is None else residual, weight, out, total,
-        out if scales is None else scales, eps, offset, width, groups,
-        COLUMNS=columns, RESIDUAL=residual is not None, QUANTISED=codes is not None, GROUP=group,
-        HIGH=high, INTERPRET=INTERPRETED,
-        num_warps=max(1, min(16, columns // 512)), **launch_options(early),
-    )  # fmt: skip
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        total,
+        out if scales is None else scales,
+        eps,
+        offset,
+        width,
+        groups,
+        COLUMNS=columns,
+        RESIDUAL=residual is not None,
+        QUANTISED=codes is not None,
+        GROUP=group,
+        HIGH=high,
+        INTERPRET=INTERPRETED,
+        num_warps=max(1, min(16, columns // 512)),
+        **launch_options(early),
+    )
     return out, scales, total
 
 

@@ -14,7 +14,8 @@ from ..arrays import tensor
 from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
-from ..operators import Dequantise, KvLayer, RopeTable, StepBatch, StepLimits
+from ..operators import Dequantise, KvLayer, StepBatch, StepLimits
+from ..prepared import RopeTable
 from ..program import LOGITS, CallByCall, Program
 from ..reference import ReferenceOperators, unpack_rows
 from ..weights import (
@@ -185,7 +186,7 @@ class TritonOperators(ReferenceOperators):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return gated.gated_codes(
             gate_up, activation, "fp8", _code_group(consumer), early=self._early(gate_up).early
-        )  # fmt: skip
+        )
 
     def linear_codes(
         self,
@@ -201,13 +202,25 @@ class TritonOperators(ReferenceOperators):
         skinny = self._skinny(weight, len(codes))
         if skinny is not None:
             return product_skinny(
-                codes, weight, bias, skinny, self._ticket(codes.device), dtype, scales=scales,
+                codes,
+                weight,
+                bias,
+                skinny,
+                self._ticket(codes.device),
+                dtype,
+                scales=scales,
                 early=early,
-            )  # fmt: skip
+            )
         return product_codes(
-            codes, scales, weight, bias, self._table(codes.device).fp8(self._rows(codes)), dtype,
-            library=codes.is_cuda and not self.deterministic, early=early,
-        )  # fmt: skip
+            codes,
+            scales,
+            weight,
+            bias,
+            self._table(codes.device).fp8(self._rows(codes)),
+            dtype,
+            library=codes.is_cuda and not self.deterministic,
+            early=early,
+        )
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         return self._product(x, weight, bias, x.dtype)
@@ -251,9 +264,17 @@ class TritonOperators(ReferenceOperators):
             )
         if split:
             attention_decode(
-                q, kv, batch, view, out, scale, softcap, table.decode(width, coded=coded),
-                self._ticket(q.device), early=self._early(q).early,
-            )  # fmt: skip
+                q,
+                kv,
+                batch,
+                view,
+                out,
+                scale,
+                softcap,
+                table.decode(width, coded=coded),
+                self._ticket(q.device),
+                early=self._early(q).early,
+            )
         return out.view_as(flat)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -278,10 +299,18 @@ class TritonOperators(ReferenceOperators):
         short = rows <= EXPERT_ROWS and not self.deterministic
         packed = table.packed_skinny(8 if short else max(16, rows))
         return moe.experts(
-            x, chosen, shares, self._expert_table(gate_up), self._expert_table(down), experts,
-            activation, table.moe(rows), packed if packed.serves else None,
-            None if self.deterministic else self._ticket(x.device), early=self._early(x).early,
-        )  # fmt: skip
+            x,
+            chosen,
+            shares,
+            self._expert_table(gate_up),
+            self._expert_table(down),
+            experts,
+            activation,
+            table.moe(rows),
+            packed if packed.serves else None,
+            None if self.deterministic else self._ticket(x.device),
+            early=self._early(x).early,
+        )
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
         out = self._product(x, weight, None, torch.float32)
@@ -351,9 +380,15 @@ class TritonOperators(ReferenceOperators):
             if norm is not None:
                 x = self.rms_norm(x, *norm)
             return product_packed_skinny(
-                x, weight, bias, packed, tickets, residual=residual, activation=activation,
+                x,
+                weight,
+                bias,
+                packed,
+                tickets,
+                residual=residual,
+                activation=activation,
                 early=early,
-            )  # fmt: skip
+            )
         assert isinstance(weight, DenseWeight), "see `plan_product`"
         config = self._skinny(weight, len(x))
         assert config is not None, "see `plan_product`"
@@ -361,9 +396,16 @@ class TritonOperators(ReferenceOperators):
         if norm is not None and (not config.norm or x.dtype == torch.float16):
             x, norm = self.rms_norm(x, *norm), None
         return product_skinny(
-            x, weight, bias, config, tickets, norm=norm, residual=residual,
-            activation=activation, early=early,
-        )  # fmt: skip
+            x,
+            weight,
+            bias,
+            config,
+            tickets,
+            norm=norm,
+            residual=residual,
+            activation=activation,
+            early=early,
+        )
 
     def _skinny(self, weight: Weight, rows: int) -> SkinnyConfig | None:
         """How the product of few rows is cut, where it serves."""

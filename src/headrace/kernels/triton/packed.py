@@ -66,9 +66,14 @@ def tile_weight(weight: PackedWeight) -> TiledWeight:
     pairs = torch.stack([each.half() for each in halves], -1).view(torch.int32).squeeze(-1)
     assert pairs.shape == (len(codes), planes_of(weight.group, zero), out)
     return TiledWeight(
-        _planes(codes, weight.bits).contiguous(), pairs.contiguous(), factors, zero,
-        weight.bits, weight.group, weight.shape,
-    )  # fmt: skip
+        _planes(codes, weight.bits).contiguous(),
+        pairs.contiguous(),
+        factors,
+        zero,
+        weight.bits,
+        weight.group,
+        weight.shape,
+    )
 
 
 def merge_tiled(parts: Sequence[Weight]) -> TiledWeight | None:

@@ -38,10 +38,25 @@ class DenseConfig:
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, weight, bias, y, rows, width, outs, x_stride, weight_stride, per_split,
-    SPLITS: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    INNER: tl.constexpr, GROUPED: tl.constexpr, BIAS: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    y,
+    rows,
+    width,
+    outs,
+    x_stride,
+    weight_stride,
+    per_split,
+    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    GROUPED: tl.constexpr,
+    BIAS: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
     out_tiles = tl.cdiv(outs, OUTS)
@@ -101,12 +116,27 @@ def product_dense(
         target = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
     tiles = triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs)
     _product_kernel[(tiles, splits if apart else 1)](
-        x, weight, x if bias is None else bias, target, rows, width, outs, x.stride(0),
-        weight.stride(0), per_split * config.inner, SPLITS=splits, SPLIT=apart,
-        ROWS=config.rows, OUTS=config.outs, INNER=config.inner, GROUPED=8,
-        BIAS=bias is not None, INTERPRET=INTERPRETED, num_warps=config.warps,
+        x,
+        weight,
+        x if bias is None else bias,
+        target,
+        rows,
+        width,
+        outs,
+        x.stride(0),
+        weight.stride(0),
+        per_split * config.inner,
+        SPLITS=splits,
+        SPLIT=apart,
+        ROWS=config.rows,
+        OUTS=config.outs,
+        INNER=config.inner,
+        GROUPED=8,
+        BIAS=bias is not None,
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
         num_stages=config.stages,
-    )  # fmt: skip
+    )
     if apart:
         add_parts(target, bias, y)
     return y

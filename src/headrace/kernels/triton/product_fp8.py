@@ -46,9 +46,18 @@ class Fp8Config:
 
 @triton.jit
 def _quantise_kernel(
-    x, codes, scales, width, x_stride, groups, GROUP: tl.constexpr, TILE: tl.constexpr,
-    HIGH: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scales,
+    width,
+    x_stride,
+    groups,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    HIGH: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """One group of one row; GROUP 0: the whole row, read twice, the second time from L2."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -78,11 +87,30 @@ def _quantise_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, x_scales, weight, scales, bias, y, rows, width, outs, groups, y_stride, per_split,
-    SPLITS: tl.constexpr, SPLIT: tl.constexpr, BLOCKED: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, INNER: tl.constexpr, GROUPED: tl.constexpr, BIAS: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scales,
+    weight,
+    scales,
+    bias,
+    y,
+    rows,
+    width,
+    outs,
+    groups,
+    y_stride,
+    per_split,
+    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    GROUPED: tl.constexpr,
+    BIAS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     program = tl.program_id(0)
     row_tiles = tl.cdiv(rows, ROWS)
     per_group = GROUPED * tl.cdiv(outs, OUTS)
@@ -145,9 +173,19 @@ def quantise_rows(
     codes = torch.empty(rows, width, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
     _quantise_kernel[(rows, groups)](
-        x, codes, scales, width, x.stride(0), groups, GROUP=BLOCK if blocked else 0, TILE=2048,
-        HIGH=HIGH, INTERPRET=INTERPRETED, num_warps=1 if blocked else 8, **launch_options(early),
-    )  # fmt: skip
+        x,
+        codes,
+        scales,
+        width,
+        x.stride(0),
+        groups,
+        GROUP=BLOCK if blocked else 0,
+        TILE=2048,
+        HIGH=HIGH,
+        INTERPRET=INTERPRETED,
+        num_warps=1 if blocked else 8,
+        **launch_options(early),
+    )
     return codes, scales
 
 
@@ -168,7 +206,7 @@ def product_fp8(
     codes, x_scales = quantise_rows(x, blocked=weight.blocked, early=early.early)
     return product_codes(
         codes, x_scales, weight, bias, config, dtype or x.dtype, library=library, early=early
-    )  # fmt: skip
+    )
 
 
 def product_codes(
@@ -191,9 +229,13 @@ def product_codes(
     assert x_scales.shape == (rows, groups), "scales of another granularity than the weight's"
     if library and not weight.blocked and width % 16 == 0 and outs % 16 == 0:
         y = torch._scaled_mm(
-            codes, weight.data.t(), scale_a=x_scales, scale_b=weight.scales.view(1, outs),
-            out_dtype=torch.bfloat16, use_fast_accum=True,
-        )  # fmt: skip
+            codes,
+            weight.data.t(),
+            scale_a=x_scales,
+            scale_b=weight.scales.view(1, outs),
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
         if bias is not None:
             y += bias
         return y.to(dtype)
@@ -207,13 +249,32 @@ def product_codes(
         target = torch.empty(splits, rows, outs, dtype=torch.float32, device=codes.device)
     tiles = triton.cdiv(rows, config.rows) * triton.cdiv(outs, config.outs)
     _product_kernel[(tiles, splits if apart else 1)](
-        codes, x_scales, weight.data, weight.scales, codes if bias is None else bias, target,
-        rows, width, outs, steps, y.stride(0), per_split, SPLITS=splits, SPLIT=apart,
-        BLOCKED=weight.blocked, ROWS=config.rows, OUTS=config.outs, INNER=BLOCK, GROUPED=8,
-        BIAS=bias is not None, AHEAD=early.ahead if early.early and rows <= FEW_ROWS else 0,
-        INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
+        codes,
+        x_scales,
+        weight.data,
+        weight.scales,
+        codes if bias is None else bias,
+        target,
+        rows,
+        width,
+        outs,
+        steps,
+        y.stride(0),
+        per_split,
+        SPLITS=splits,
+        SPLIT=apart,
+        BLOCKED=weight.blocked,
+        ROWS=config.rows,
+        OUTS=config.outs,
+        INNER=BLOCK,
+        GROUPED=8,
+        BIAS=bias is not None,
+        AHEAD=early.ahead if early.early and rows <= FEW_ROWS else 0,
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
+        num_stages=config.stages,
         **launch_options(early.early),
-    )  # fmt: skip
+    )
     if apart:
         add_parts(target, bias, y, early=early.early)
     return y

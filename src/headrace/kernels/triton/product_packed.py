@@ -58,9 +58,17 @@ class ProductConfig:
 
 @triton.jit
 def group_values(
-    code, pairs, chunk, out, out_mask, outs, IN: tl.constexpr, GROUP: tl.constexpr,
-    ZERO: tl.constexpr, PLANES: tl.constexpr,
-):  # fmt: skip
+    code,
+    pairs,
+    chunk,
+    out,
+    out_mask,
+    outs,
+    IN: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+):
     """code [OUTS, STEP] of the group that value IN of a chunk lies in → fp32 without the factor."""
     group: tl.constexpr = IN // GROUP
     # One scale for a whole row of the step: a vector, not a matrix of equal numbers.
@@ -76,10 +84,25 @@ def group_values(
 
 @triton.jit
 def sum_chunks(
-    x_at, row_mask, base, pairs, out, out_mask, first, last, width, outs, total,
-    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    PLANES: tl.constexpr, STEP: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x_at,
+    row_mask,
+    base,
+    pairs,
+    out,
+    out_mask,
+    first,
+    last,
+    width,
+    outs,
+    total,
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    STEP: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """total [ROWS, OUTS] + the chunks `first` to `last` of x · wᵀ, without the outputs' factors.
 
     x_at [ROWS, STEP] points to the rows' first values, base [OUTS, STEP] to the codes of chunk
@@ -110,9 +133,17 @@ def sum_chunks(
                     code |= ((plane >> (2 * ((half * 64 + sub * STEP) // 32))) & 3) << 4
                 inner = chunk * 128 + (half * 64 + sub * STEP)
                 value = group_values(
-                    code, pairs, chunk, out, out_mask, outs, half * 64 + sub * STEP, GROUP, ZERO,
+                    code,
+                    pairs,
+                    chunk,
+                    out,
+                    out_mask,
+                    outs,
+                    half * 64 + sub * STEP,
+                    GROUP,
+                    ZERO,
                     PLANES,
-                )  # fmt: skip
+                )
                 there = row_mask & (place < width - inner)[None, :]
                 inputs = tl.load(x_at + inner, mask=there, other=0.0)
                 total = matrix_product(inputs, tl.trans(value.to(inputs.dtype)), total, INTERPRET)
@@ -122,12 +153,32 @@ def sum_chunks(
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, codes, pairs, factors, bias, y, rows, width, outs, chunks, chunks_per_split, x_stride,
+    x,
+    codes,
+    pairs,
+    factors,
+    bias,
+    y,
+    rows,
+    width,
+    outs,
+    chunks,
+    chunks_per_split,
+    x_stride,
     y_stride,
-    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    PLANES: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    STEP: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1) * OUTS + tl.arange(0, OUTS)
@@ -141,9 +192,25 @@ def _product_kernel(
     base = codes + first.to(tl.int64) * outs * BYTES + out[:, None] * BYTES + place[None, :]
     x_at = x + row.to(tl.int64)[:, None] * x_stride + place[None, :]
     total = sum_chunks(
-        x_at, row_mask, base, pairs, out, out_mask, first, last, width, outs, total,
-        BITS, BYTES, GROUP, ZERO, PLANES, STEP, INTERPRET,
-    )  # fmt: skip
+        x_at,
+        row_mask,
+        base,
+        pairs,
+        out,
+        out_mask,
+        first,
+        last,
+        width,
+        outs,
+        total,
+        BITS,
+        BYTES,
+        GROUP,
+        ZERO,
+        PLANES,
+        STEP,
+        INTERPRET,
+    )
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[None, :]
     mask = row_mask & out_mask[None, :]
     if SPLIT:
@@ -184,14 +251,34 @@ def product_packed(
         target = torch.empty(splits, rows, outs, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(rows, config.rows), triton.cdiv(outs, config.outs), splits)
     _product_kernel[grid](
-        x, weight.codes, weight.pairs, weight.factors,
-        x if bias is None else bias, target, rows, width, outs, chunks, per_split, x.stride(0),
-        y.stride(0), BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group,
-        ZERO=weight.zero, PLANES=weight.pairs.shape[1], BIAS=bias is not None, ROWS=config.rows,
-        OUTS=config.outs, STEP=step_of(weight.bits, weight.group), SPLIT=splits > 1,
-        INTERPRET=INTERPRETED, num_warps=config.warps, num_stages=config.stages,
+        x,
+        weight.codes,
+        weight.pairs,
+        weight.factors,
+        x if bias is None else bias,
+        target,
+        rows,
+        width,
+        outs,
+        chunks,
+        per_split,
+        x.stride(0),
+        y.stride(0),
+        BITS=weight.bits,
+        BYTES=BYTES[weight.bits],
+        GROUP=weight.group,
+        ZERO=weight.zero,
+        PLANES=weight.pairs.shape[1],
+        BIAS=bias is not None,
+        ROWS=config.rows,
+        OUTS=config.outs,
+        STEP=step_of(weight.bits, weight.group),
+        SPLIT=splits > 1,
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
+        num_stages=config.stages,
         **launch_options(early),
-    )  # fmt: skip
+    )
     if splits > 1:
         add_parts(target, bias, y, early=early)
     return y
@@ -199,10 +286,22 @@ def product_packed(
 
 @triton.jit
 def _expand_kernel(
-    codes, pairs, factors, dense, width, outs, first_out, count,
-    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    PLANES: tl.constexpr, OUTS: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
+    codes,
+    pairs,
+    factors,
+    dense,
+    width,
+    outs,
+    first_out,
+    count,
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    OUTS: tl.constexpr,
+    STEP: tl.constexpr,
+):
     """One chunk of OUTS rows of the weight → dense [count, width], from row `first_out` on."""
     chunk = tl.program_id(1)
     local = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
@@ -242,11 +341,23 @@ def expand(weight: TiledWeight, first: int, count: int, dtype: torch.dtype) -> t
     outs, width = weight.shape
     dense = torch.empty(count, width, dtype=dtype, device=weight.codes.device)
     _expand_kernel[(triton.cdiv(count, 64), weight.codes.shape[0])](
-        weight.codes, weight.pairs, weight.factors, dense, width, outs, first, count,
-        BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group, ZERO=weight.zero,
-        PLANES=weight.pairs.shape[1], OUTS=64, STEP=step_of(weight.bits, weight.group),
+        weight.codes,
+        weight.pairs,
+        weight.factors,
+        dense,
+        width,
+        outs,
+        first,
+        count,
+        BITS=weight.bits,
+        BYTES=BYTES[weight.bits],
+        GROUP=weight.group,
+        ZERO=weight.zero,
+        PLANES=weight.pairs.shape[1],
+        OUTS=64,
+        STEP=step_of(weight.bits, weight.group),
         num_warps=4,
-    )  # fmt: skip
+    )
     return dense
 
 

@@ -63,9 +63,16 @@ class PackedSkinnyConfig:
 
 @triton.jit
 def _multiply(
-    sums, byte, plane, second, x, AT: tl.constexpr, BITS: tl.constexpr, MAGIC: tl.constexpr,
+    sums,
+    byte,
+    plane,
+    second,
+    x,
+    AT: tl.constexpr,
+    BITS: tl.constexpr,
+    MAGIC: tl.constexpr,
     INTERPRET: tl.constexpr,
-):  # fmt: skip
+):
     """sums [OUTS, ROWS] + the codes of one step, with what is added to them, · x [STEP, ROWS]."""
     low = unpack(x, byte, plane, second, AT, BITS, MAGIC, False, INTERPRET)
     sums = matrix_product(low, x, sums, INTERPRET)
@@ -77,9 +84,17 @@ def _multiply(
 
 @triton.jit
 def _scaled(
-    total, sums, inputs, pairs, outs, GROUP_AT: tl.constexpr, EXTRA: tl.constexpr,
-    ZERO: tl.constexpr, APART: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    total,
+    sums,
+    inputs,
+    pairs,
+    outs,
+    GROUP_AT: tl.constexpr,
+    EXTRA: tl.constexpr,
+    ZERO: tl.constexpr,
+    APART: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """total + the sums of group GROUP_AT of a chunk, times its scale.
 
     `pairs` points to the chunk's. `inputs` [OUTS, ROWS]: the sums of the group's inputs, or with a
@@ -99,11 +114,28 @@ def _scaled(
 
 @triton.jit
 def sum_groups(
-    x_at, row_mask, line, pair_at, first, last, width, stride, outs,
-    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr,
-    ROWS: tl.constexpr, OUTS: tl.constexpr, STAGES: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x_at,
+    row_mask,
+    line,
+    pair_at,
+    first,
+    last,
+    width,
+    stride,
+    outs,
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
+    GATE: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """→ sums [OUTS, ROWS] of the chunks `first` to `last` of w · xᵀ without the outputs' factors,
     and with a GATE those of up, `outs` rows further on.
 
@@ -155,13 +187,16 @@ def sum_groups(
                     inputs = none
                 # What all codes have too much, or just the inputs' sum where groups have offsets.
                 if ZERO is None:
-                    inputs = matrix_product(fill(given, byte, 1, MAGIC, INTERPRET), given, inputs,
-                                            INTERPRET)  # fmt: skip
+                    inputs = matrix_product(
+                        fill(given, byte, 1, MAGIC, INTERPRET), given, inputs, INTERPRET
+                    )
                 elif EXTRA + ZERO > 0:
                     inputs = matrix_product(
-                        fill(given, byte, -(EXTRA + ZERO), MAGIC, INTERPRET), given, inputs,
+                        fill(given, byte, -(EXTRA + ZERO), MAGIC, INTERPRET),
+                        given,
+                        inputs,
                         INTERPRET,
-                    )  # fmt: skip
+                    )
                 if GROUP == 16 or step * STEP % GROUP == 0:
                     sums = none
                     up_sums = none
@@ -173,20 +208,42 @@ def sum_groups(
                 )
                 if GATE != "":
                     up_sums = _multiply(
-                        up_sums, up_byte, up_plane, up_second, given, step * STEP, BITS, MAGIC,
+                        up_sums,
+                        up_byte,
+                        up_plane,
+                        up_second,
+                        given,
+                        step * STEP,
+                        BITS,
+                        MAGIC,
                         INTERPRET,
-                    )  # fmt: skip
+                    )
                 if GROUP == 16 or (step + 1) * STEP % GROUP == 0:
                     total = _scaled(
-                        total, sums, inputs, pair_at, stride, (step * STEP + half * 16) // GROUP,
-                        EXTRA, ZERO, GROUP > STEP, INTERPRET,
-                    )  # fmt: skip
+                        total,
+                        sums,
+                        inputs,
+                        pair_at,
+                        stride,
+                        (step * STEP + half * 16) // GROUP,
+                        EXTRA,
+                        ZERO,
+                        GROUP > STEP,
+                        INTERPRET,
+                    )
                     if GATE != "":
                         other = _scaled(
-                            other, up_sums, inputs, pair_at + up, stride,
-                            (step * STEP + half * 16) // GROUP, EXTRA, ZERO, GROUP > STEP,
+                            other,
+                            up_sums,
+                            inputs,
+                            pair_at + up,
+                            stride,
+                            (step * STEP + half * 16) // GROUP,
+                            EXTRA,
+                            ZERO,
+                            GROUP > STEP,
                             INTERPRET,
-                        )  # fmt: skip
+                        )
         code_at += stride.to(tl.int64) * BYTES
         plane_at += stride.to(tl.int64) * BYTES
         pair_at += stride * PLANES
@@ -196,9 +253,22 @@ def sum_groups(
 
 @triton.jit
 def _finish(
-    total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride, y_stride,
-    GATE: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-):  # fmt: skip
+    total,
+    other,
+    row,
+    out,
+    mask,
+    factors,
+    bias,
+    residual,
+    y,
+    outs,
+    residual_stride,
+    y_stride,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
     """What is done once to the whole input's sums: `total`, and `other` of up [OUTS, ROWS]."""
     out_mask = out < outs
     total *= tl.load(factors + out, mask=out_mask, other=0.0)[:, None]
@@ -216,14 +286,41 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, codes, pairs, factors, bias, residual, y, partial, tickets, rows, width, outs, chunks,
-    x_stride, residual_stride, y_stride, per_split,
-    BITS: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
-    PLANES: tl.constexpr, MAGIC: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr,
-    OUTS: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    x,
+    codes,
+    pairs,
+    factors,
+    bias,
+    residual,
+    y,
+    partial,
+    tickets,
+    rows,
+    width,
+    outs,
+    chunks,
+    x_stride,
+    residual_stride,
+    y_stride,
+    per_split,
+    BITS: tl.constexpr,
+    BYTES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    PLANES: tl.constexpr,
+    MAGIC: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SPLITS: tl.constexpr,
+    EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
-):  # fmt: skip
+):
     """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each.
 
     EVEN: the input is whole chunks.
@@ -247,26 +344,80 @@ def _product_kernel(
     row_mask = row < rows
     x_at = x + row.to(tl.int64)[None, :] * x_stride + place[:, None] + first * 128
     total, other = sum_groups(
-        x_at, row_mask, codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES,
-        pairs + first.to(tl.int64) * PLANES * stride + real, first, last, width, stride, outs,
-        BITS, BYTES, GROUP, ZERO, PLANES, MAGIC, GATE, EVEN, ROWS, OUTS, STAGES, INTERPRET,
-    )  # fmt: skip
+        x_at,
+        row_mask,
+        codes + (first.to(tl.int64) * stride + real)[:, None] * BYTES,
+        pairs + first.to(tl.int64) * PLANES * stride + real,
+        first,
+        last,
+        width,
+        stride,
+        outs,
+        BITS,
+        BYTES,
+        GROUP,
+        ZERO,
+        PLANES,
+        MAGIC,
+        GATE,
+        EVEN,
+        ROWS,
+        OUTS,
+        STAGES,
+        INTERPRET,
+    )
     mask = (out < outs)[:, None] & row_mask[None, :]
     if SPLITS == 1:
         _finish(
-            total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride,
-            y_stride, GATE, BIAS, RESIDUAL,
-        )  # fmt: skip
+            total,
+            other,
+            row,
+            out,
+            mask,
+            factors,
+            bias,
+            residual,
+            y,
+            outs,
+            residual_stride,
+            y_stride,
+            GATE,
+            BIAS,
+            RESIDUAL,
+        )
     else:
         total, other, last_part = join_parts(
-            total, other, row_mask, partial, tickets, tile, tl.num_programs(0), split, SPLITS,
-            GATE, OUTS, ROWS,
-        )  # fmt: skip
+            total,
+            other,
+            row_mask,
+            partial,
+            tickets,
+            tile,
+            tl.num_programs(0),
+            split,
+            SPLITS,
+            GATE,
+            OUTS,
+            ROWS,
+        )
         if last_part:
             _finish(
-                total, other, row, out, mask, factors, bias, residual, y, outs, residual_stride,
-                y_stride, GATE, BIAS, RESIDUAL,
-            )  # fmt: skip
+                total,
+                other,
+                row,
+                out,
+                mask,
+                factors,
+                bias,
+                residual,
+                y,
+                outs,
+                residual_stride,
+                y_stride,
+                GATE,
+                BIAS,
+                RESIDUAL,
+            )
 
 
 def product_packed_skinny(
@@ -308,15 +459,42 @@ def product_packed_skinny(
         cell = (2 if activation else 1) * tile * config.rows
         partial = torch.empty(splits * tiles * cell, dtype=torch.float32, device=x.device)
     _product_kernel[(tiles, splits)](
-        x, weight.codes, weight.pairs, weight.factors, x if bias is None else bias,
-        x if residual is None else residual, y, partial, tickets, rows, width, outs, chunks,
-        x.stride(0), 0 if residual is None else residual.stride(0), y.stride(0), per_split,
-        BITS=weight.bits, BYTES=BYTES[weight.bits], GROUP=weight.group, ZERO=weight.zero,
-        PLANES=weight.pairs.shape[1], MAGIC=MAGIC[x.dtype], GATE=activation,
-        BIAS=bias is not None, RESIDUAL=residual is not None, SPLITS=splits,
-        EVEN=width % 128 == 0, ROWS=config.rows, OUTS=tile, STAGES=config.stages,
+        x,
+        weight.codes,
+        weight.pairs,
+        weight.factors,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        y,
+        partial,
+        tickets,
+        rows,
+        width,
+        outs,
+        chunks,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        y.stride(0),
+        per_split,
+        BITS=weight.bits,
+        BYTES=BYTES[weight.bits],
+        GROUP=weight.group,
+        ZERO=weight.zero,
+        PLANES=weight.pairs.shape[1],
+        MAGIC=MAGIC[x.dtype],
+        GATE=activation,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        SPLITS=splits,
+        EVEN=width % 128 == 0,
+        ROWS=config.rows,
+        OUTS=tile,
+        STAGES=config.stages,
         # Twice as many programs as `product_skinny` has ask for half as much each.
-        AHEAD=early.ahead // 2 if early.early else 0, INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages, **launch_options(early.early),
-    )  # fmt: skip
+        AHEAD=early.ahead // 2 if early.early else 0,
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **launch_options(early.early),
+    )
     return y

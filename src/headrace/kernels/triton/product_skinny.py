@@ -58,10 +58,28 @@ class SkinnyConfig:
 
 @triton.jit
 def _finish(
-    total, other, squares, row, out, mask, scales, x_scales, bias, residual, y, rows, width, outs,
-    residual_stride, eps, NORM: tl.constexpr, GATE: tl.constexpr, SCALED: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-):  # fmt: skip
+    total,
+    other,
+    squares,
+    row,
+    out,
+    mask,
+    scales,
+    x_scales,
+    bias,
+    residual,
+    y,
+    rows,
+    width,
+    outs,
+    residual_stride,
+    eps,
+    NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
     """What is done once to the whole input's sums: `total`, and `other` of up [ROWS, OUTS]."""
     row_mask = row < rows
     if NORM:
@@ -87,26 +105,56 @@ def _finish(
 
 @triton.jit(do_not_specialize=["rows"])
 def _product_kernel(
-    x, gain, weight, scales, x_scales, bias, residual, y, partial, tickets,
-    rows, width, outs, x_stride, weight_stride, residual_stride, per_split, eps, offset,
-    NORM: tl.constexpr, GATE: tl.constexpr, SCALED: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-    INNER: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    x,
+    gain,
+    weight,
+    scales,
+    x_scales,
+    bias,
+    residual,
+    y,
+    partial,
+    tickets,
+    rows,
+    width,
+    outs,
+    x_stride,
+    weight_stride,
+    residual_stride,
+    per_split,
+    eps,
+    offset,
+    NORM: tl.constexpr,
+    GATE: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    INNER: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """GATE: the activation, or "": the weight is gate over up, with `outs` outputs each."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     start = split * per_split
     if EARLY and AHEAD > 0:
         BOTH: tl.constexpr = 1 if GATE == "" else 2
-        ask_ahead(
-            weight, tile * OUTS, outs, weight_stride, start, width, OUTS, AHEAD // BOTH
-        )  # fmt: skip
+        ask_ahead(weight, tile * OUTS, outs, weight_stride, start, width, OUTS, AHEAD // BOTH)
         if GATE != "":
             ask_ahead(
-                weight, outs + tile * OUTS, 2 * outs, weight_stride, start, width, OUTS,
+                weight,
+                outs + tile * OUTS,
+                2 * outs,
+                weight_stride,
+                start,
+                width,
+                OUTS,
                 AHEAD // BOTH,
-            )  # fmt: skip
+            )
     wait_for_inputs(EARLY)
     row = tl.arange(0, ROWS)
     out = tile * OUTS + tl.arange(0, OUTS)
@@ -135,9 +183,28 @@ def _product_kernel(
     mask = row_mask & out_mask
     if SPLITS == 1:
         _finish(
-            total, other, squares, row, out, mask, scales, x_scales, bias, residual, y, rows,
-            width, outs, residual_stride, eps, NORM, GATE, SCALED, BIAS, RESIDUAL,
-        )  # fmt: skip
+            total,
+            other,
+            squares,
+            row,
+            out,
+            mask,
+            scales,
+            x_scales,
+            bias,
+            residual,
+            y,
+            rows,
+            width,
+            outs,
+            residual_stride,
+            eps,
+            NORM,
+            GATE,
+            SCALED,
+            BIAS,
+            RESIDUAL,
+        )
     else:
         # Parts of this tile: sums, sums of up, squares; each program writes its own.
         CELL: tl.constexpr = 2 * ROWS * OUTS + ROWS
@@ -164,9 +231,28 @@ def _product_kernel(
                 if NORM:
                     squares += tl.load(cell + 2 * ROWS * OUTS + row, cache_modifier=".cg")
             _finish(
-                total, other, squares, row, out, mask, scales, x_scales, bias, residual, y, rows,
-                width, outs, residual_stride, eps, NORM, GATE, SCALED, BIAS, RESIDUAL,
-            )  # fmt: skip
+                total,
+                other,
+                squares,
+                row,
+                out,
+                mask,
+                scales,
+                x_scales,
+                bias,
+                residual,
+                y,
+                rows,
+                width,
+                outs,
+                residual_stride,
+                eps,
+                NORM,
+                GATE,
+                SCALED,
+                BIAS,
+                RESIDUAL,
+            )
 
 
 def product_skinny(
@@ -208,14 +294,38 @@ def product_skinny(
         partial = torch.empty(splits * tiles * cell, dtype=torch.float32, device=x.device)
     gain, eps, offset = norm or (x, 0.0, 0.0)
     _product_kernel[(tiles, splits)](
-        x, gain, weight.data, weight.scales if isinstance(weight, Fp8Weight) else x,
-        x if scales is None else scales, x if bias is None else bias,
-        x if residual is None else residual, y, partial, tickets, rows, width, outs,
-        x.stride(0), weight.data.stride(0), 0 if residual is None else residual.stride(0),
-        per_split * config.inner, eps, offset,
-        NORM=norm is not None, GATE=activation, SCALED=scales is not None, BIAS=bias is not None,
-        RESIDUAL=residual is not None, SPLITS=splits, ROWS=config.rows, OUTS=config.outs,
-        INNER=config.inner, AHEAD=early.ahead if early.early else 0, INTERPRET=INTERPRETED,
-        num_warps=config.warps, num_stages=config.stages, **launch_options(early.early),
-    )  # fmt: skip
+        x,
+        gain,
+        weight.data,
+        weight.scales if isinstance(weight, Fp8Weight) else x,
+        x if scales is None else scales,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        y,
+        partial,
+        tickets,
+        rows,
+        width,
+        outs,
+        x.stride(0),
+        weight.data.stride(0),
+        0 if residual is None else residual.stride(0),
+        per_split * config.inner,
+        eps,
+        offset,
+        NORM=norm is not None,
+        GATE=activation,
+        SCALED=scales is not None,
+        BIAS=bias is not None,
+        RESIDUAL=residual is not None,
+        SPLITS=splits,
+        ROWS=config.rows,
+        OUTS=config.outs,
+        INNER=config.inner,
+        AHEAD=early.ahead if early.early else 0,
+        INTERPRET=INTERPRETED,
+        num_warps=config.warps,
+        num_stages=config.stages,
+        **launch_options(early.early),
+    )
     return y

@@ -34,7 +34,7 @@ def to_codes(scaled, kind: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.const
 @triton.jit
 def store_row(
     codes, scales, row, columns, values, mask, width, HIGH: tl.constexpr, INTERPRET: tl.constexpr
-):  # fmt: skip
+):
     """values [columns] fp32 of one row → codes and the row's scale (absolute maximum / HIGH)."""
     peak = tl.max(tl.where(mask, tl.abs(values), 0.0), 0)
     scale = tl.maximum(peak / HIGH, 1e-30)
@@ -45,9 +45,18 @@ def store_row(
 
 @triton.jit
 def store_groups(
-    codes, scales, row, first, values, width, groups,
-    COLUMNS: tl.constexpr, GROUP: tl.constexpr, HIGH: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    codes,
+    scales,
+    row,
+    first,
+    values,
+    width,
+    groups,
+    COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HIGH: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """values [COLUMNS] fp32 from column `first` on → codes and one scale per GROUP columns."""
     group = first // GROUP + tl.arange(0, COLUMNS // GROUP)
     columns = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -81,12 +90,20 @@ def from_codes(codes, INTERPRET: tl.constexpr):
             prmt.b32 $1, high, 0x64646464, 0x4342;
             sub.rn.f16x2 $0, $0, base;
             sub.rn.f16x2 $1, $1, base; }""",
-            "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=False, pack=4,
-        )  # fmt: skip
+            "=&r,=&r,r",
+            [codes],
+            dtype=tl.float16,
+            is_pure=False,
+            pack=4,
+        )
     return tl.inline_asm_elementwise(
         """{ .reg .b16 low, high;
         mov.b32 {low, high}, $2;
         cvt.rn.f16x2.e4m3x2 $0, low;
         cvt.rn.f16x2.e4m3x2 $1, high; }""",
-        "=&r,=&r,r", [codes], dtype=tl.float16, is_pure=False, pack=4,
-    )  # fmt: skip
+        "=&r,=&r,r",
+        [codes],
+        dtype=tl.float16,
+        is_pure=False,
+        pack=4,
+    )

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from ...base.graph import AttentionSpec
-from ..operators import KvLayer, RopeTable, StepBatch
+from ..operators import KvLayer, StepBatch
+from ..prepared import RopeTable
 from .early import launch_options, wait_for_inputs
 from .quantise import to_codes
 from .support import INTERPRETED
@@ -21,10 +22,22 @@ from .support import INTERPRETED
 
 @triton.jit
 def _store_kv(
-    cache, cache_scale, low, high, slot, head, block_stride, head_stride, scale_block_stride,
-    half_columns, mask,
-    HALF: tl.constexpr, BLOCK: tl.constexpr, TOP: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    cache,
+    cache_scale,
+    low,
+    high,
+    slot,
+    head,
+    block_stride,
+    head_stride,
+    scale_block_stride,
+    half_columns,
+    mask,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """Both halves of one head's vector to its slot; as codes with a scale where TOP > 0."""
     block = slot // BLOCK
     offset = slot % BLOCK
@@ -47,11 +60,34 @@ def _store_kv(
 
 @triton.jit
 def _rope_kernel(
-    qkv, q_out, k_cache, v_cache, k_scale, v_scale, q_norm, k_norm, cos, sin, positions, slots,
-    heads, kv_heads, block_stride, head_stride, scale_block_stride, eps, norm_offset,
-    HALF: tl.constexpr, HALF_PADDED: tl.constexpr, BLOCK: tl.constexpr, Q_NORM: tl.constexpr,
-    K_NORM: tl.constexpr, TOP: tl.constexpr, EARLY: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    q_out,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    q_norm,
+    k_norm,
+    cos,
+    sin,
+    positions,
+    slots,
+    heads,
+    kv_heads,
+    block_stride,
+    head_stride,
+    scale_block_stride,
+    eps,
+    norm_offset,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    Q_NORM: tl.constexpr,
+    K_NORM: tl.constexpr,
+    TOP: tl.constexpr,
+    EARLY: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     wait_for_inputs(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -94,14 +130,40 @@ def _rope_kernel(
         high = high.to(qkv.dtype.element_ty).to(tl.float32)
         if is_value:
             _store_kv(
-                v_cache, v_scale, low, high, slot, head - heads - kv_heads, block_stride,
-                head_stride, scale_block_stride, columns, mask, HALF, BLOCK, TOP, INTERPRET,
-            )  # fmt: skip
+                v_cache,
+                v_scale,
+                low,
+                high,
+                slot,
+                head - heads - kv_heads,
+                block_stride,
+                head_stride,
+                scale_block_stride,
+                columns,
+                mask,
+                HALF,
+                BLOCK,
+                TOP,
+                INTERPRET,
+            )
         else:
             _store_kv(
-                k_cache, k_scale, low, high, slot, head - heads, block_stride,
-                head_stride, scale_block_stride, columns, mask, HALF, BLOCK, TOP, INTERPRET,
-            )  # fmt: skip
+                k_cache,
+                k_scale,
+                low,
+                high,
+                slot,
+                head - heads,
+                block_stride,
+                head_stride,
+                scale_block_stride,
+                columns,
+                mask,
+                HALF,
+                BLOCK,
+                TOP,
+                INTERPRET,
+            )
 
 
 def rope_and_cache(
@@ -125,11 +187,33 @@ def rope_and_cache(
     assert kv.k.stride() == kv.v.stride()
     assert qkv.is_contiguous()
     _rope_kernel[(tokens, heads + 2 * kv_heads)](
-        qkv, out, kv.k, kv.v, k_scale, v_scale, q_norm, k_norm, rope.cos, rope.sin,
-        batch.positions, batch.groups[group].slots, heads, kv_heads, kv.k.stride(0),
-        kv.k.stride(1), k_scale.stride(0), spec.eps, spec.norm_offset,
-        HALF=width // 2, HALF_PADDED=triton.next_power_of_2(width // 2), BLOCK=kv.block_size,
-        Q_NORM=norms is not None, K_NORM=norms is not None, TOP=top,
-        INTERPRET=INTERPRETED, num_warps=1, **launch_options(early),
-    )  # fmt: skip
+        qkv,
+        out,
+        kv.k,
+        kv.v,
+        k_scale,
+        v_scale,
+        q_norm,
+        k_norm,
+        rope.cos,
+        rope.sin,
+        batch.positions,
+        batch.groups[group].slots,
+        heads,
+        kv_heads,
+        kv.k.stride(0),
+        kv.k.stride(1),
+        k_scale.stride(0),
+        spec.eps,
+        spec.norm_offset,
+        HALF=width // 2,
+        HALF_PADDED=triton.next_power_of_2(width // 2),
+        BLOCK=kv.block_size,
+        Q_NORM=norms is not None,
+        K_NORM=norms is not None,
+        TOP=top,
+        INTERPRET=INTERPRETED,
+        num_warps=1,
+        **launch_options(early),
+    )
     return out

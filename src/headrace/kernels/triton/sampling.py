@@ -52,7 +52,7 @@ def _ordered(value):
 @triton.jit
 def _peaks_kernel(
     logits, peaks, places, width, stride, tiles, TILE: tl.constexpr, EARLY: tl.constexpr
-):  # fmt: skip
+):
     """Write the largest logit of each tile of a row, and where it first is."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -73,9 +73,16 @@ def _peaks(logits: torch.Tensor, early: bool) -> tuple[torch.Tensor, torch.Tenso
     peaks = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     _peaks_kernel[(rows, tiles)](
-        logits, peaks, places, width, logits.stride(0), tiles, TILE=TILE, num_warps=8,
+        logits,
+        peaks,
+        places,
+        width,
+        logits.stride(0),
+        tiles,
+        TILE=TILE,
+        num_warps=8,
         **launch_options(early),
-    )  # fmt: skip
+    )
     return peaks, places
 
 
@@ -146,11 +153,29 @@ def _above_top_k(floor, row, top_ks, before, before_sums, width, tiles, TILES: t
 
 @triton.jit(do_not_specialize=["shift"])
 def _digit_kernel(
-    logits, peaks, temperatures, min_ps, top_ks, top_ps, before, before_sums, masses, prefixes,
-    sums, floors, width, stride, tiles, shift,
-    MASS: tl.constexpr, FIRST: tl.constexpr, TOP_K: tl.constexpr, TILE: tl.constexpr,
-    TILES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    logits,
+    peaks,
+    temperatures,
+    min_ps,
+    top_ks,
+    top_ps,
+    before,
+    before_sums,
+    masses,
+    prefixes,
+    sums,
+    floors,
+    width,
+    stride,
+    tiles,
+    shift,
+    MASS: tl.constexpr,
+    FIRST: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One digit of the threshold of top-k, or with MASS of top-p.
 
     `before`, `before_sums`: prefixes and sums of the digit before; for the first digit of top-p
@@ -163,16 +188,14 @@ def _digit_kernel(
     if MASS:
         if FIRST:
             if TOP_K:
-                floor = _above_top_k(
-                    floor, row, top_ks, before, before_sums, width, tiles, TILES
-                )  # fmt: skip
+                floor = _above_top_k(floor, row, top_ks, before, before_sums, width, tiles, TILES)
             if tile == 0:
                 _store_code(floors, row, floor)
         else:
             floor = _load_code(floors, row)
     active, wanted = _wanted(
         row, top_ks, top_ps, None if FIRST else masses, width, tiles, MASS, TILES
-    )  # fmt: skip
+    )
     if not active:
         return
     prefix = floor * 0
@@ -200,11 +223,27 @@ def _digit_kernel(
 
 @triton.jit
 def _mass_kernel(
-    logits, peaks, temperatures, min_ps, top_ks, top_ps, uniforms, before, before_sums, masses,
-    kept, floors, width, stride, tiles,
-    TOP_K: tl.constexpr, TOP_P: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
+    logits,
+    peaks,
+    temperatures,
+    min_ps,
+    top_ks,
+    top_ps,
+    uniforms,
+    before,
+    before_sums,
+    masses,
+    kept,
+    floors,
+    width,
+    stride,
+    tiles,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """Write the mass `kept` [rows, tiles] that all filters leave in each tile. TOP_K, TOP_P: which
     of them were done, `before` and `before_sums` are the last digit of the last."""
     wait_for_inputs(EARLY)
@@ -235,9 +274,21 @@ def _mass_kernel(
 
 @triton.jit
 def _token_kernel(
-    logits, peaks, temperatures, min_ps, uniforms, kept, floors, tokens, width, stride, tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    logits,
+    peaks,
+    temperatures,
+    min_ps,
+    uniforms,
+    kept,
+    floors,
+    tokens,
+    width,
+    stride,
+    tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """The tile in which the mass passes the uniform number, and there the token."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -295,17 +346,39 @@ def draw(logits: torch.Tensor, parameters: DrawParameters, *, early: bool = Fals
             continue
         for digit in range(DIGITS):
             _digit_kernel[(rows, tiles)](
-                *given, *asked, before, before_sums, sums[number, 0],
-                prefixes[number, digit], sums[number, digit], floors, *size,
-                4 * (DIGITS - 1 - digit), MASS=mass, FIRST=digit == 0, TOP_K=filters[0],
-                num_warps=8, **cut,
-            )  # fmt: skip
+                *given,
+                *asked,
+                before,
+                before_sums,
+                sums[number, 0],
+                prefixes[number, digit],
+                sums[number, digit],
+                floors,
+                *size,
+                4 * (DIGITS - 1 - digit),
+                MASS=mass,
+                FIRST=digit == 0,
+                TOP_K=filters[0],
+                num_warps=8,
+                **cut,
+            )
             before, before_sums = prefixes[number, digit], sums[number, digit]
         number += 1
     _mass_kernel[(rows, tiles)](
-        *given, *asked, parameters.uniform, before, before_sums, sums[max(0, count - 1), 0], kept,
-        floors, *size, TOP_K=filters[0], TOP_P=filters[1], num_warps=8, **cut,
-    )  # fmt: skip
+        *given,
+        *asked,
+        parameters.uniform,
+        before,
+        before_sums,
+        sums[max(0, count - 1), 0],
+        kept,
+        floors,
+        *size,
+        TOP_K=filters[0],
+        TOP_P=filters[1],
+        num_warps=8,
+        **cut,
+    )
     _token_kernel[(rows,)](
         *given, parameters.uniform, kept, floors, tokens, *size, num_warps=8, **cut
     )
@@ -337,7 +410,12 @@ def argmax(logits: torch.Tensor, *, early: bool = False) -> torch.Tensor:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     tiles = peaks.shape[1]
     _best_kernel[(rows,)](
-        peaks, places, tokens, tiles, TILES=triton.next_power_of_2(tiles), num_warps=1,
+        peaks,
+        places,
+        tokens,
+        tiles,
+        TILES=triton.next_power_of_2(tiles),
+        num_warps=1,
         **launch_options(early),
-    )  # fmt: skip
+    )
     return tokens

@@ -34,9 +34,19 @@ def make_tickets(device: torch.device) -> torch.Tensor:
 
 @triton.jit
 def join_parts(
-    total, other, real, partial, tickets, own, cells, split, splits,
-    GATE: tl.constexpr, OUTS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    total,
+    other,
+    real,
+    partial,
+    tickets,
+    own,
+    cells,
+    split,
+    splits,
+    GATE: tl.constexpr,
+    OUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """This program's part of result `own` of `cells`: sums [OUTS, ROWS], `other` those of up where
     GATE is not "", of the rows that are `real` [ROWS].
 
@@ -69,9 +79,17 @@ def join_parts(
 
 @triton.jit(do_not_specialize=["elements"])
 def _sum_kernel(
-    partial, bias, y, elements, outs, y_stride, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-    TILE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    partial,
+    bias,
+    y,
+    elements,
+    outs,
+    y_stride,
+    SPLITS: tl.constexpr,
+    BIAS: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """Partial sums [SPLITS, elements], added in order."""
     wait_for_inputs(EARLY)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -94,6 +112,15 @@ def add_parts(
     splits, rows, outs = partial.shape
     elements = rows * outs
     _sum_kernel[(triton.cdiv(elements, 512),)](
-        partial, partial if bias is None else bias, y, elements, outs, y.stride(0),
-        SPLITS=splits, BIAS=bias is not None, TILE=512, num_warps=4, **launch_options(early),
-    )  # fmt: skip
+        partial,
+        partial if bias is None else bias,
+        y,
+        elements,
+        outs,
+        y.stride(0),
+        SPLITS=splits,
+        BIAS=bias is not None,
+        TILE=512,
+        num_warps=4,
+        **launch_options(early),
+    )

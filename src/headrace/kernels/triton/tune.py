@@ -77,10 +77,13 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
         tried = [
             replace(now, rows=r, outs=o, warps=w, stages=s, programs=p)
             for r, o, w, s, p in product(
-                {now.rows, max(16, now.rows // 2)}, (32, 64, 128), (4, 8), (3, 4),
+                {now.rows, max(16, now.rows // 2)},
+                (32, 64, 128),
+                (4, 8),
+                (3, 4),
                 {now.programs, 2 * now.programs},
             )
-        ]  # fmt: skip
+        ]
 
         def run(config: ProductConfig, x: torch.Tensor = x) -> object:
             return product_packed(x, weight, None, config)
@@ -93,9 +96,7 @@ def problems(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> I
         yield from _attention(table, shapes, width, up_to, device, dtype)
 
 
-def _skinny(
-    table: Table, shapes: Shapes, device: str, dtype: torch.dtype
-) -> Iterator[Problem]:  # fmt: skip
+def _skinny(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) -> Iterator[Problem]:
     """Dense products of few rows, gate and norm included; the library and its neighbours beside.
 
     fp8 is not tuned: it has the cut of its byte count.
@@ -112,25 +113,31 @@ def _skinny(
         tile = 4 if rows <= 4 else 16
         tried = [
             SkinnyConfig(o, i, w, s, p, tile, n)
-            for o, i, w, s, p, n in product((16, 32), (128, 256), (4, 8), (3, 4), (264, 528),
-                                            (False, True))
-        ]  # fmt: skip
+            for o, i, w, s, p, n in product(
+                (16, 32), (128, 256), (4, 8), (3, 4), (264, 528), (False, True)
+            )
+        ]
 
         def run(config: SkinnyConfig, x: torch.Tensor = x) -> object:
             apart = x if config.norm and not config.library else rms_norm(x, gain, 1e-5, 0.0)
             if config.library:
                 return gated(functional.linear(apart, weight.data), "silu")
             return product_skinny(
-                apart, weight, None, config, tickets, activation="silu",
+                apart,
+                weight,
+                None,
+                config,
+                tickets,
+                activation="silu",
                 norm=Norm(gain, 1e-5, 0.0) if config.norm else None,
-            )  # fmt: skip
+            )
 
         yield Problem("product_skinny", rows, _with(now, [*tried, SkinnyConfig(library=True)]), run)
 
 
 def _packed_skinny(
     table: Table, shapes: Shapes, device: str, dtype: torch.dtype
-) -> Iterator[Problem]:  # fmt: skip
+) -> Iterator[Problem]:
     """Packed products of few rows with their gate; beside them `product_packed` and `gated`."""
     weight = _weight(shapes, device)
     tickets = make_tickets(torch.device(device))
@@ -160,10 +167,12 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
     made = [
         DenseWeight((torch.randn(out, into, device=device) * into**-0.5).to(dtype))
         for out, into in (
-            ((shapes.heads + 2 * shapes.kv_heads) * width, hidden), (hidden, hidden),
-            (2 * inner, hidden), (hidden, inner),
+            ((shapes.heads + 2 * shapes.kv_heads) * width, hidden),
+            (hidden, hidden),
+            (2 * inner, hidden),
+            (hidden, inner),
         )
-    ]  # fmt: skip
+    ]
     qkv, output, gate_up, down = made
     gain = torch.rand(hidden, device=device).to(dtype)
     x = torch.randn(1, hidden, device=device).to(dtype)
@@ -177,19 +186,23 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
             if not cut.norm:
                 x = rms_norm(x, *norm, early=early.early)
             return product_skinny(
-                x, weight, None, cut, tickets, norm=norm if cut.norm else None,
-                activation=activation, early=early,
-            )  # fmt: skip
+                x,
+                weight,
+                None,
+                cut,
+                tickets,
+                norm=norm if cut.norm else None,
+                activation=activation,
+                early=early,
+            )
 
         q = normed(x, qkv)
         heads = q[:, :hidden].view(1, shapes.heads, width)
         out = torch.empty_like(heads)
         attention_decode(
             heads, kv, batch, batch.groups[0], out, 0.1, None, decode, tickets, early=early.early
-        )  # fmt: skip
-        y = product_skinny(
-            out.view(1, hidden), output, None, cut, tickets, residual=x, early=early
-        )  # fmt: skip
+        )
+        y = product_skinny(out.view(1, hidden), output, None, cut, tickets, residual=x, early=early)
         acted = normed(y, gate_up, "silu")
         product_skinny(acted, down, None, cut, tickets, residual=y, early=early)
 
@@ -226,9 +239,9 @@ def _attention(
 
         now = table.decode(width)
         tried = [
-            DecodeConfig(s, t, w, g) for s, t, w, g in product((256, 512, 1024), (32, 64, 128),
-                                                              (4, 8), (2, 3, 4))
-        ]  # fmt: skip
+            DecodeConfig(s, t, w, g)
+            for s, t, w, g in product((256, 512, 1024), (32, 64, 128), (4, 8), (2, 3, 4))
+        ]
         yield Problem("attention_decode", up_to, _with(now, tried), decode)
     many = query(chunk)
 
@@ -238,9 +251,9 @@ def _attention(
         return out
 
     cuts = [
-        PrefillConfig(r, t, w, s) for r, t, w, s in product((64, 128), (32, 64, 128), (4, 8),
-                                                           (2, 3))
-    ]  # fmt: skip
+        PrefillConfig(r, t, w, s)
+        for r, t, w, s in product((64, 128), (32, 64, 128), (4, 8), (2, 3))
+    ]
     yield Problem("attention_prefill", up_to, _with(table.prefill(width), cuts), prefill)
 
 
@@ -316,10 +329,15 @@ def _batch(
     bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     empty = torch.zeros(int(bounds[-1]), dtype=torch.int64, device=device)
     batch = StepBatch(
-        empty, empty, bounds.to(torch.int32).to(device), lengths.to(device),
-        [GroupBatch(tables.to(device), empty, None)], bounds[1:].to(device) - 1,
-        int(counts.max()), int(lengths.max()),
-    )  # fmt: skip
+        empty,
+        empty,
+        bounds.to(torch.int32).to(device),
+        lengths.to(device),
+        [GroupBatch(tables.to(device), empty, None)],
+        bounds[1:].to(device) - 1,
+        int(counts.max()),
+        int(lengths.max()),
+    )
     shape = (len(entries) * used + 1, shapes.kv_heads, block, width)
     k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
     return batch, KvLayer(k, v)

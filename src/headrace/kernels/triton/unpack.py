@@ -81,9 +81,16 @@ def spell_all(value: int, magic: int) -> str:
 
 @triton.jit
 def unpack(
-    like, byte, plane, second, AT: tl.constexpr, BITS: tl.constexpr, MAGIC: tl.constexpr,
-    HIGH: tl.constexpr, INTERPRET: tl.constexpr,
-):  # fmt: skip
+    like,
+    byte,
+    plane,
+    second,
+    AT: tl.constexpr,
+    BITS: tl.constexpr,
+    MAGIC: tl.constexpr,
+    HIGH: tl.constexpr,
+    INTERPRET: tl.constexpr,
+):
     """byte [OUTS, STEP] uint8 → added + code in the type of `like`; see `packed` for the layout.
 
     `plane`: the bytes of the high bits, where there are any; of 5-bit codes those of the first 16
@@ -108,14 +115,22 @@ def unpack(
         found = code.to(tl.float32).to(like.dtype)
     elif BITS == 5:
         found = tl.inline_asm_elementwise(
-            spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r,r", [byte, plane, second], like.dtype,
-            is_pure=True, pack=4,
-        )  # fmt: skip
+            spell(BITS, AT, MAGIC, HIGH),
+            "=r,=r,r,r,r",
+            [byte, plane, second],
+            like.dtype,
+            is_pure=True,
+            pack=4,
+        )
     elif BITS == 6:
         found = tl.inline_asm_elementwise(
-            spell(BITS, AT, MAGIC, HIGH), "=r,=r,r,r", [byte, plane], like.dtype,
-            is_pure=True, pack=4,
-        )  # fmt: skip
+            spell(BITS, AT, MAGIC, HIGH),
+            "=r,=r,r,r",
+            [byte, plane],
+            like.dtype,
+            is_pure=True,
+            pack=4,
+        )
     else:
         found = tl.inline_asm_elementwise(
             spell(BITS, AT, MAGIC, HIGH), "=r,=r,r", [byte], like.dtype, is_pure=True, pack=4
@@ -144,8 +159,12 @@ def halves(pairs, INTERPRET: tl.constexpr):
         # As shifts they would be an instruction more each.
         low, high = tl.inline_asm_elementwise(
             "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }",
-            "=r,=r,r", [pairs], (tl.float32, tl.float32), is_pure=True, pack=1,
-        )  # fmt: skip
+            "=r,=r,r",
+            [pairs],
+            (tl.float32, tl.float32),
+            is_pure=True,
+            pack=1,
+        )
     return low, high
 
 

@@ -232,10 +232,15 @@ class Job:
             suspect = self._suspects if self._deaths.get(line.number) else nullcontext()
             async with suspect:
                 answer = await post(
-                    app, app.inside, batch.endpoint, body,
+                    app,
+                    app.inside,
+                    batch.endpoint,
+                    body,
                     request_id=f"{line_id(batch.id, line.number)}-{attempt}",
-                    account=self._account(), owner=batch.owner, left=self._unfinished,
-                )  # fmt: skip
+                    account=self._account(),
+                    owner=batch.owner,
+                    left=self._unfinished,
+                )
                 if answer.status not in (429, 503):
                     break
                 # The engine is full, loading, asleep or gone: not this request's fault, but for
@@ -295,10 +300,12 @@ class Job:
         into.append(
             line.number,
             {
-                "id": line_id(self.batch.id, line.number), "custom_id": line.custom_id,
-                "response": response, "error": error,
+                "id": line_id(self.batch.id, line.number),
+                "custom_id": line.custom_id,
+                "response": response,
+                "error": error,
             },
-        )  # fmt: skip
+        )
         self._hold(into.size - before)
         good = answer is not None and answer.status == 200
         if good:
@@ -316,8 +323,9 @@ class Job:
             await runner.book.save(batch)
         expires = None if batch.output_expires is None else now + batch.output_expires
         for results, file_id, kind in (
-            (output, batch.output_file, "output"), (errors, batch.error_file, "error"),
-        ):  # fmt: skip
+            (output, batch.output_file, "output"),
+            (errors, batch.error_file, "error"),
+        ):
             if not results.size:
                 results.path.unlink(missing_ok=True)
                 continue

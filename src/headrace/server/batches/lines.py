@@ -58,9 +58,7 @@ def _bounded(file: Any, most: int) -> Iterator[bytes | None]:
         yield None
 
 
-def _line(
-    number: int, raw: bytes | None, endpoint: str, max_line: int, seen: set[str]
-) -> Line:  # fmt: skip
+def _line(number: int, raw: bytes | None, endpoint: str, max_line: int, seen: set[str]) -> Line:
     if raw is None:
         return Line(number, problem=("line_too_long", f"a line may have {max_line} bytes"))
     custom_id: str | None = None

@@ -16,9 +16,15 @@ from ..database import Database
 log = logging.getLogger("headrace.server.batches")
 
 Status = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
     "cancelled",
-]  # fmt: skip
+]
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 MOST_KEPT = 10_000
 """Batches that are remembered; the oldest that are done go first."""
@@ -70,9 +76,16 @@ class Batch(msgspec.Struct):
         """The batch as OpenAI's clients read it."""
         stamps = {
             f"{name}_at": self.times.get(name)
-            for name in ("in_progress", "finalizing", "completed", "failed", "expired",
-                         "cancelling", "cancelled")
-        }  # fmt: skip
+            for name in (
+                "in_progress",
+                "finalizing",
+                "completed",
+                "failed",
+                "expired",
+                "cancelling",
+                "cancelled",
+            )
+        }
         usage = {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
@@ -95,11 +108,13 @@ class Batch(msgspec.Struct):
             "expires_at": self.expires,
             **stamps,
             "request_counts": {
-                "total": self.total, "completed": self.completed, "failed": self.failed,
+                "total": self.total,
+                "completed": self.completed,
+                "failed": self.failed,
             },
             "usage": usage,
             "metadata": self.metadata,
-        }  # fmt: skip
+        }
 
 
 def new_batch_id() -> str:
@@ -109,9 +124,7 @@ def new_batch_id() -> str:
 class BatchBook:
     """The batches in the index of a folder of files."""
 
-    def __init__(
-        self, base: Database, failed: Callable[[str], None] = lambda kind: None
-    ) -> None:  # fmt: skip
+    def __init__(self, base: Database, failed: Callable[[str], None] = lambda kind: None) -> None:
         """`failed` counts rows that cannot be read."""
         self._base = base
         self._failed = failed
@@ -158,7 +171,7 @@ class BatchBook:
 
     async def listed(
         self, owner: str, *, after: str | None, limit: int
-    ) -> tuple[list[Batch], bool]:  # fmt: skip
+    ) -> tuple[list[Batch], bool]:
         """(batches, newest first, from the one behind `after` on; are there more?)"""
 
         def read(base: sqlite3.Connection) -> list[tuple[str, bytes]]:
@@ -196,5 +209,4 @@ class BatchBook:
                 if name not in self._unreadable:
                     self._unreadable.add(name)
                     self._failed("file_read")
-                    log.error("a batch cannot be read", extra={"batch": name,
-                                                               "reason": str(error)})  # fmt: skip
+                    log.error("a batch cannot be read", extra={"batch": name, "reason": str(error)})

@@ -153,14 +153,21 @@ class BatchRunner:
                     # The disk is full or broken: nothing is lost, it is tried again.
                     if isinstance(error, OSError):
                         self.failed("batch_write")
-                    log.error("a batch has to wait", extra={"batch": batch.id,
-                                                            "reason": str(error)})  # fmt: skip
+                    log.error(
+                        "a batch has to wait", extra={"batch": batch.id, "reason": str(error)}
+                    )
                     await asyncio.sleep(AGAIN_SECONDS)
         except Exception:  # the border of one batch
             log.exception("a batch failed", extra={"batch": batch.id})
             self.failed("batch_failed")
-            batch.errors = [{"code": "internal_error", "message": "internal error; the server's "
-                             "log has the details", "param": None, "line": None}]  # fmt: skip
+            batch.errors = [
+                {
+                    "code": "internal_error",
+                    "message": "internal error; the server's log has the details",
+                    "param": None,
+                    "line": None,
+                }
+            ]
             batch.enter("failed", int(self.clock()))
             with suppress(StoreFailed):
                 await self.book.save(batch)

@@ -202,8 +202,9 @@ class FileStore:
         try:
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
         except OSError as error:
-            log.error("a content could not be removed", extra={"file": file_id,
-                                                               "reason": str(error)})  # fmt: skip
+            log.error(
+                "a content could not be removed", extra={"file": file_id, "reason": str(error)}
+            )
             self._failed("file_write")
 
     def close(self) -> None:
@@ -250,9 +251,7 @@ class Arriving:
     async def keep(self, filename: str, purpose: str, expires: int | None) -> StoredFile:
         """Raises `StoreFailed` and `TooLarge`; then nothing is kept."""
         created = int(self._store._clock())
-        stored = StoredFile(
-            self.id, self._owner, filename, purpose, self.size, created, expires
-        )  # fmt: skip
+        stored = StoredFile(self.id, self._owner, filename, purpose, self.size, created, expires)
 
         def settle() -> None:
             self._append(b"")

@@ -12,9 +12,13 @@ from ...fields import Body
 from ..files.schema import MAX_EXPIRY, MIN_EXPIRY
 
 Endpoint = Literal[
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/rerank",
     "/v1/score",
-]  # fmt: skip
+]
 MetadataKey = Annotated[str, StringConstraints(max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 

@@ -19,9 +19,18 @@ class Parts:
     """What one choice has come to so far; `take` gives the fields of its next chunks."""
 
     __slots__ = (
-        "_legacy", "_most_calls", "_router", "_show_reasoning", "calls", "content", "finish",
-        "logprobs", "reasoning", "stop", "tokens",
-    )  # fmt: skip
+        "_legacy",
+        "_most_calls",
+        "_router",
+        "_show_reasoning",
+        "calls",
+        "content",
+        "finish",
+        "logprobs",
+        "reasoning",
+        "stop",
+        "tokens",
+    )
 
     def __init__(
         self,

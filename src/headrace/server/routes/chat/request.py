@@ -199,8 +199,12 @@ class Chat:
 
 
 _RESERVED = {
-    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
-}  # fmt: skip
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+}
 
 
 def _is_short(messages: list[Message]) -> bool:

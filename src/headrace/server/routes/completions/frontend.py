@@ -15,11 +15,18 @@ from ...fields import Integer, inert, unsupported
 from ...form import FormFields
 
 OTHER_NAMES = {
-    "typical": "typical_p", "nsigma": "top_n_sigma", "rep_pen": "repetition_penalty",
-    "sampler_seed": "seed", "ban_eos_token": "ignore_eos", "stopping_strings": "stop",
-    "grammar_string": "guided_grammar", "max_new_tokens": "max_tokens", "n_predict": "max_tokens",
-    "num_predict": "max_tokens", "add_bos_token": "add_special_tokens",
-}  # fmt: skip
+    "typical": "typical_p",
+    "nsigma": "top_n_sigma",
+    "rep_pen": "repetition_penalty",
+    "sampler_seed": "seed",
+    "ban_eos_token": "ignore_eos",
+    "stopping_strings": "stop",
+    "grammar_string": "guided_grammar",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "add_bos_token": "add_special_tokens",
+}
 """Field → the field that it is another name of."""
 
 

@@ -60,9 +60,14 @@ async def embedded(
 
     async def whole() -> Response:
         found = await vectors(
-            service, inputs, "vector", request_id=name, priority=body.priority or 0,
-            usage=usage, param="input",
-        )  # fmt: skip
+            service,
+            inputs,
+            "vector",
+            request_id=name,
+            priority=body.priority or 0,
+            usage=usage,
+            param="input",
+        )
         encoded = [_encoded(shortened(vector, size), body.encoding_format) for vector in found]
         return shaped(encoded, {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt})
 

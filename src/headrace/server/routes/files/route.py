@@ -40,9 +40,14 @@ def owner_of(request: Request) -> str:
 
 def reply_of(file: StoredFile) -> FileReply:
     reply: FileReply = {
-        "id": file.id, "object": "file", "bytes": file.bytes, "created_at": file.created,
-        "filename": file.filename, "purpose": file.purpose, "status": "processed",
-    }  # fmt: skip
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
     if file.expires is not None:
         reply["expires_at"] = file.expires
     return reply

@@ -16,13 +16,15 @@ UPLOAD: dict[str, Any] = {
         "purpose": {"type": "string", "enum": ["batch"]},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {
-            "type": "integer", "minimum": MIN_EXPIRY, "maximum": MAX_EXPIRY,
+            "type": "integer",
+            "minimum": MIN_EXPIRY,
+            "maximum": MAX_EXPIRY,
             "description": "Absent: it is kept until it is deleted.",
         },
     },
     "required": ["file", "purpose"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 """The form of an upload."""
 
 

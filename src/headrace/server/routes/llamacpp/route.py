@@ -21,10 +21,14 @@ async def infill(request: Request) -> Response:
     service, body = await entered(request, InfillBody)
     work = Native(service, body, request)
     work.prompt, work.ends = await infill_prompt(
-        service, body.input_prefix, body.input_suffix, param="input_suffix",
+        service,
+        body.input_prefix,
+        body.input_suffix,
+        param="input_suffix",
         extra=[(file.filename, file.text) for file in body.input_extra or ()],
-        written=body.prompt or "", output=work.most,
-    )  # fmt: skip
+        written=body.prompt or "",
+        output=work.most,
+    )
     return await work.answer()
 
 

@@ -24,9 +24,18 @@ if TYPE_CHECKING:
     from ...service import Service
 
 _SAME = (
-    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop",
-    "ignore_eos", "typical_p", "top_n_sigma", "repeat_penalty",
-)  # fmt: skip
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+    "ignore_eos",
+    "typical_p",
+    "top_n_sigma",
+    "repeat_penalty",
+)
 
 
 class Native:
@@ -48,9 +57,11 @@ class Native:
         wanted = body.n_predict if body.n_predict is not None else body.max_tokens
         self.most = None if wanted in (None, -1, -2) else wanted
         self.sampling: SamplingParams = self._form.sampling(
-            defaults=service.defaults, max_tokens=self.most, logprobs=None,
+            defaults=service.defaults,
+            max_tokens=self.most,
+            logprobs=None,
             vocab_size=service.vocab_size,
-        )  # fmt: skip
+        )
 
     def _fields(self) -> dict[str, Any]:
         body = self.body

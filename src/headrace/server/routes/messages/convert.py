@@ -53,10 +53,13 @@ def to_chat(body: CountBody, *, counts_reasoning: bool = False) -> ChatBody:
         chat["reasoning_effort"] = {"max": "xhigh"}.get(config.effort, config.effort)
     if isinstance(body, MessagesBody):
         chat |= {
-            "max_completion_tokens": body.max_tokens, "temperature": body.temperature,
-            "top_p": body.top_p, "top_k": body.top_k, "stop": body.stop_sequences,
+            "max_completion_tokens": body.max_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
             "stream": body.stream,
-        }  # fmt: skip
+        }
     return converted(chat, ChatBody)
 
 

@@ -16,9 +16,15 @@ class Block(Loose):
     """A part of a message; which fields it has depends on its type."""
 
     type: Literal[
-        "text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document",
+        "text",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "image",
+        "document",
         "search_result",
-    ]  # fmt: skip
+    ]
     text: str | None = None
     id: str | None = None
     name: str | None = None

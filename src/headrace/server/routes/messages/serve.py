@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from ..chat.parts import Parts
 
 _TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
-}  # fmt: skip
+}
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -90,9 +94,14 @@ def _end(parts: Parts) -> dict[str, Any]:
 
 def _message(chat: Chat, content: list[dict[str, Any]], end: dict[str, Any]) -> dict[str, Any]:
     return {
-        "id": chat.id, "type": "message", "role": "assistant", "model": chat.model,
-        "content": content, **end, "usage": _usage(chat),
-    }  # fmt: skip
+        "id": chat.id,
+        "type": "message",
+        "role": "assistant",
+        "model": chat.model,
+        "content": content,
+        **end,
+        "usage": _usage(chat),
+    }
 
 
 async def _whole(chat: Chat, stream: OutputStream, told: dict[str, Any]) -> Response:

@@ -198,8 +198,13 @@ async def embed(
     found = await while_connected(
         request.receive,
         vectors(
-            service, inputs, "vector", request_id=f"embd-{request.scope['headrace.request_id']}",
-            priority=0, usage=usage, param="input",
+            service,
+            inputs,
+            "vector",
+            request_id=f"embd-{request.scope['headrace.request_id']}",
+            priority=0,
+            usage=usage,
+            param="input",
         ),
-    )  # fmt: skip
+    )
     return [shortened(vector, size) for vector in found], clock.durations(usage.prompt, 0)

@@ -50,10 +50,14 @@ async def state(request: Request) -> Response:
     stats = asdict(service.engine.stats) if service.loaded else None
     return json_response(
         {
-            "ready": ready, "alive": alive, "reason": reason, "draining": service.draining,
-            "in_work": service.in_work, "step": stats,
+            "ready": ready,
+            "alive": alive,
+            "reason": reason,
+            "draining": service.draining,
+            "in_work": service.in_work,
+            "step": stats,
         }
-    )  # fmt: skip
+    )
 
 
 @router.post("/operate/abort", responses=replies(dict[str, str]))

@@ -62,9 +62,13 @@ async def ranking(request: Request) -> Response:
 
     async def whole() -> Response:
         scores = await scores_of(
-            service, body, pairs, usage=usage, param="passages",
+            service,
+            body,
+            pairs,
+            usage=usage,
+            param="passages",
             request_id=f"ranking-{body.request_id or request.scope['headrace.request_id']}",
-        )  # fmt: skip
+        )
         values = [_logit(score) for score in scores] if logits else scores
         order = sorted(range(len(values)), key=lambda place: (-values[place], place))
         counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}

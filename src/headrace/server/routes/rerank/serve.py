@@ -29,9 +29,14 @@ async def serve(
 
     async def whole() -> Response:
         scores = await scores_of(
-            service, body, [(body.query, text) for text in texts],
-            request_id=request_id, usage=usage, param="documents", most=body.max_tokens_per_doc,
-        )  # fmt: skip
+            service,
+            body,
+            [(body.query, text) for text in texts],
+            request_id=request_id,
+            usage=usage,
+            param="documents",
+            most=body.max_tokens_per_doc,
+        )
         order = sorted(range(len(texts)), key=lambda place: (-scores[place], place))
         results: list[dict[str, Any]] = []
         for place in order[: body.top_n or None]:

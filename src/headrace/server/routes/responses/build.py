@@ -42,13 +42,19 @@ class ResponseBuilder:
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None,
-                          "summary": None},
+            "reasoning": {
+                "effort": body.reasoning.effort if body.reasoning else None,
+                "summary": None,
+            },
             "store": body.store is not False,
             "temperature": body.temperature,
-            "text": {"format": form.model_dump(exclude_none=True, by_alias=True)
-                     if form else {"type": "text"}},
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedChoice)
+            "text": {
+                "format": form.model_dump(exclude_none=True, by_alias=True)
+                if form
+                else {"type": "text"}
+            },
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, NamedChoice)
             else choice or "auto",
             "top_logprobs": body.top_logprobs or 0,
             "tools": [tool.model_dump() for tool in body.tools or ()],
@@ -57,7 +63,7 @@ class ResponseBuilder:
             "usage": None,
             "user": body.user,
             "metadata": body.metadata or {},
-        }  # fmt: skip
+        }
 
     def begin(self) -> list[Event]:
         return [self._whole("response.created"), self._whole("response.in_progress")]
@@ -141,8 +147,13 @@ class ResponseBuilder:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
         item: dict[str, Any] = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind}
         if kind == "function_call":
-            self._open = {**item, "call_id": "", "name": "", "arguments": "",
-                          "status": "in_progress"}  # fmt: skip
+            self._open = {
+                **item,
+                "call_id": "",
+                "name": "",
+                "arguments": "",
+                "status": "in_progress",
+            }
             return events  # told once its name is known
         self._open = {**item, "status": "in_progress", "content": []}
         if kind == "message":
@@ -168,8 +179,11 @@ class ResponseBuilder:
         if self._open["type"] == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {
-            "type": "output_text", "text": text, "annotations": [], "logprobs": [*self._logprobs],
-        }  # fmt: skip
+            "type": "output_text",
+            "text": text,
+            "annotations": [],
+            "logprobs": [*self._logprobs],
+        }
 
     def _delta(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
         self._text += text
@@ -188,9 +202,13 @@ class ResponseBuilder:
         if item["type"] == "function_call":
             item["arguments"] = text
             events = [
-                self._event("response.function_call_arguments.done", **place,
-                            name=item["name"], arguments=text)
-            ]  # fmt: skip
+                self._event(
+                    "response.function_call_arguments.done",
+                    **place,
+                    name=item["name"],
+                    arguments=text,
+                )
+            ]
         else:
             part = self._part(text)
             item["content"] = [part]

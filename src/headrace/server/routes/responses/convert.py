@@ -44,10 +44,15 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
     for place, item in enumerate(items):
         _append(messages, converted(item, InputItem), f"input.{place}")
     chat: dict[str, Any] = {
-        "messages": messages, "model": body.model, "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature, "top_p": body.top_p, "stream": body.stream,
-        "parallel_tool_calls": body.parallel_tool_calls, "priority": body.priority,
-    }  # fmt: skip
+        "messages": messages,
+        "model": body.model,
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "stream": body.stream,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "priority": body.priority,
+    }
     if body.logprobs_wanted:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     chat |= {name: getattr(body, name) for name in _SAME}
@@ -73,10 +78,22 @@ def to_chat(body: ResponseBody, items: list[dict[str, Any]]) -> ChatBody:
 
 
 _SAME = (
-    "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop",
-    "ignore_eos", "min_tokens", "skip_special_tokens", "include_stop_str_in_output", "cache_salt",
-    "request_id", "chat_template_kwargs", "structured_outputs",
-)  # fmt: skip
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "cache_salt",
+    "request_id",
+    "chat_template_kwargs",
+    "structured_outputs",
+)
 """vLLM's further fields, which are the same in chat."""
 
 
@@ -97,8 +114,10 @@ def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None
             message = _assistant(messages)
             message["reasoning_content"] = message.get("reasoning_content", "") + text
         case "function_call":
-            function = {"name": _need(item.name, f"{where}.name"),
-                        "arguments": _need(item.arguments, f"{where}.arguments")}  # fmt: skip
+            function = {
+                "name": _need(item.name, f"{where}.name"),
+                "arguments": _need(item.arguments, f"{where}.arguments"),
+            }
             call = {"id": _need(item.call_id, f"{where}.call_id"), "type": "function"}
             _assistant(messages).setdefault("tool_calls", []).append(call | {"function": function})
         case "function_call_output":

@@ -12,8 +12,16 @@ from ...fields import Body, Integer, Loose, StructuredOutputs, inert, unsupporte
 
 
 class InputPart(Loose):
-    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text",
-                  "input_image", "input_file"]  # fmt: skip
+    type: Literal[
+        "input_text",
+        "output_text",
+        "text",
+        "refusal",
+        "reasoning_text",
+        "summary_text",
+        "input_image",
+        "input_file",
+    ]
     text: str | None = None
     refusal: str | None = None
     annotations: Any = inert("part of answers that clients send back")
@@ -82,10 +90,14 @@ class ResponseStreamOptions(Body):
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
     "message.output_text.logprobs",
-    "reasoning.encrypted_content", "code_interpreter_call.outputs", "file_search_call.results",
-    "web_search_call.results", "web_search_call.action.sources",
-    "message.input_image.image_url", "computer_call_output.output.image_url",
-]  # fmt: skip
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+]
 """All but the first may be asked for without effect: there is no such content, and reasoning is not
 encrypted."""
 

@@ -40,9 +40,14 @@ async def scores_of(
         score_inputs, service.engine.tokenizer, pairs, cross=cross, limit=limit
     )
     found = await vectors(
-        service, inputs.inputs, inputs.task, request_id=request_id, priority=body.priority or 0,
-        usage=usage, param=param,
-    )  # fmt: skip
+        service,
+        inputs.inputs,
+        inputs.task,
+        request_id=request_id,
+        priority=body.priority or 0,
+        usage=usage,
+        param=param,
+    )
     return [output.score for output in inputs.scores(found)]
 
 

@@ -168,8 +168,14 @@ class _Sums:
     """What the steps of one window add up to."""
 
     __slots__ = (
-        "compared", "device", "entries", "predicted", "prefill", "sampled", "steps",
-    )  # fmt: skip
+        "compared",
+        "device",
+        "entries",
+        "predicted",
+        "prefill",
+        "sampled",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.clear()

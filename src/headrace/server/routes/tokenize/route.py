@@ -45,9 +45,10 @@ async def ids_of(service: Service, body: TokenizeBody) -> list[int]:
         raw = body.add_special_tokens is not False
         return await service.encode(body.prompt, raw=raw, must_fit=False)
     given = body.model_dump(
-        exclude_none=True, by_alias=True,
+        exclude_none=True,
+        by_alias=True,
         exclude={"prompt", "add_special_tokens", "return_token_strs"},
-    )  # fmt: skip
+    )
     chat = Chat(service, await service.hands.beside(converted, given, ChatBody), "")
     await chat.tokenise(counts=True)
     return chat.prompt

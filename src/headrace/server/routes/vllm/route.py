@@ -56,10 +56,8 @@ async def tokenizer_info(request: Request) -> Response:
     engine = of(request).engine
     vocabulary, files = engine.tokenizer.vocabulary, engine.files
     special = {
-        text: index
-        for text, index in vocabulary.added.items()
-        if index in vocabulary.special_ids
-    }  # fmt: skip
+        text: index for text, index in vocabulary.added.items() if index in vocabulary.special_ids
+    }
     return json_response(
         {
             "tokenizer": getattr(vocabulary, "kind", "unknown"),
