@@ -131,7 +131,7 @@ def read_parts(lines: Iterable[str], library: str) -> Iterator[Part]:
 
 
 class _Reader:
-    """Of one part. A name is written once, `(id) name`, and then as `(id)`."""
+    """Reader of one part's names. A name is written once, `(id) name`, and then as `(id)`."""
 
     def __init__(self, library: str) -> None:
         self.part = Part("")

@@ -52,7 +52,7 @@ from headrace.roofline.operators import count_step
 WARM = 1
 """Decoding steps that the caches, empty at first, see before those that count."""
 FUNCTIONS = 8
-"""Of the library, that take most: in the JSON."""
+"""Functions of the library that take most, as many as the JSON names."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Work:
     tokens: int
     steps: int
     kernels: Counts
-    """Of all steps together."""
+    """Counts of the kernels, all steps together."""
     host: int | None
     """Instructions of all steps; None: not counted."""
     expected_bytes: float
@@ -82,7 +82,7 @@ class Work:
 
     @property
     def instructions(self) -> float:
-        """Of the kernels in a step."""
+        """Instructions of the kernels in a step."""
         return self.kernels.instructions / self.steps
 
     @property
@@ -150,7 +150,7 @@ class Expectation:
         return found
 
     def label(self, name: str) -> str:
-        """Of a record of the program: `linear 896×4864 Q6_K` → `down`."""
+        """The label of a record of the program: `linear 896×4864 Q6_K` → `down`."""
         shape = re.match(r"linear (\d+)×(\d+)", name)
         label = self.shapes.get((int(shape[1]), int(shape[2]))) if shape else None
         return label or name.split()[0]

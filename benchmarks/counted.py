@@ -53,7 +53,7 @@ class Watch:
         Team.run_at = run_at  # type: ignore[method-assign]
 
     def aim(self, name: str, rows: int, begin: int | None, first: int, last: int) -> None:
-        """Of the calls from now on: count from `begin`; what lies between the beginnings of
+        """Aim at the calls from now on: count from `begin`; what lies between the beginnings of
         `first` and `last` is the work's, `last` is run apart. `rows` of its step."""
         self._name, self._rows, self._call = name, rows, 0
         self._begin, self._from, self._to = begin, first, last

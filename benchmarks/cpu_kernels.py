@@ -63,7 +63,7 @@ class Result:
 
     @property
     def share(self) -> float:
-        """Of the ceiling that binds."""
+        """Share of the ceiling that binds."""
         limit = max(self.bytes / self.bandwidth, self.operations / self.int8_rate)
         return limit / self.seconds
 

@@ -108,7 +108,7 @@ def seconds(generate: Generate, prompts: list[list[int]], output: int) -> float:
 
 
 def peak_mib() -> float:
-    """Of this process since its start, from Linux; 0 where that is not to be had."""
+    """Peak memory of this process since its start, from Linux; 0 where that is not to be had."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(float(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -315,7 +315,8 @@ class Bench:
 
 
 def environment(size: str, *, early_off: bool = False) -> dict[str, str]:
-    """Of every process; `early_off` is read by `gpu_models`, which all of them import."""
+    """Environment of every process; `early_off` is read by `gpu_models`, which all of them
+    import."""
     source = str(HERE.parent / "src")
     path = os.pathsep.join(x for x in (source, os.environ.get("PYTHONPATH", "")) if x)
     extra = {"PYTHONPATH": path}

@@ -202,7 +202,7 @@ def form(kind: str, out: int, width: int, device: str, dtype: torch.dtype) -> tu
 
 
 def values(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Of any of them, by way of the product with the unit matrix where it is packed."""
+    """Values of any weight, by way of the product with the unit matrix where it is packed."""
     if isinstance(weight, DenseWeight):
         return weight.data.float()
     if isinstance(weight, Fp8Weight):

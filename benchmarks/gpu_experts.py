@@ -28,7 +28,7 @@ KERNELS = {
     "before": {"bfloat16": (9, 9), "fp8": (10, 10), "int4": (9, 9)},
     "now": {"bfloat16": (4, 6), "fp8": (6, 8), "int4": (4, 6)},
 }
-"""Of a layer: up to four tokens, and more."""
+"""Launches of a layer: up to four tokens, and more."""
 
 
 def main() -> None:

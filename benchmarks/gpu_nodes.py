@@ -72,7 +72,7 @@ class _Dispatched(TorchDispatchMode):
 
 
 def launches(name: str, layers: int, weights: str, kv: str, batch: int) -> Counter[str]:
-    """Of a whole step, by kernel."""
+    """Launches of a whole step, by kernel."""
     arch = replace(ARCHS[name], layers=layers)
     operators = TritonOperators(
         torch.bfloat16, architecture=ARCHITECTURE, quantise="fp8" if weights == "fp8" else "auto"

@@ -70,9 +70,9 @@ class Counted:
     bytes: float
     room: dict[str, float]
     before: float
-    """Of `product_packed` at one row."""
+    """Figure of `product_packed` at one row."""
     skinny: float
-    """Of `product_packed_skinny` at one row."""
+    """Figure of `product_packed_skinny` at one row."""
     skinny_many: float
     """At 16 rows."""
     spills: int

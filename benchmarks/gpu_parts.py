@@ -129,7 +129,7 @@ class Plan:
     load: tuple[int, int]
     """Prompt and output of the load at saturation."""
     seconds: float
-    """Of the load, and as many before it to get going."""
+    """Duration of the load; as many seconds go before it to get going."""
 
 
 PLANS = {

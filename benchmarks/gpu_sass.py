@@ -20,7 +20,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 """Bytes of shared memory that one block may have (CUDA programming guide, compute capabilities)."""
 REGISTERS = 65_536
-"""Of one multiprocessor; 255 at most for a thread."""
+"""Registers of one multiprocessor; a thread has 255 at most."""
 WARPS = 64
 """Resident on one multiprocessor."""
 
@@ -109,8 +109,8 @@ def read_code(cubin: bytes) -> Code:
 
 
 def find_unwaited(listing: str) -> tuple[str, ...] | None:
-    """Of nvdisasm's listing of one kernel, see `Code.unwaited`: every way from its beginning is
-    followed up to a wait that is under no predicate."""
+    """Accesses that nothing waited for in nvdisasm's listing of a kernel (`Code.unwaited`): every
+    way from its beginning is followed up to a wait that is under no predicate."""
     code: list[re.Match[str]] = []
     labels: dict[str, int] = {}
     for line in listing.splitlines():

@@ -30,8 +30,9 @@ EARLY = 1.0e-6
 """Assumed in place of both where kernels start early (ADR 0142): until the wait inside has seen
 the end of the kernel before, and the first activations have come from L2."""
 TRIPS = 8
-"""Of a decode attention of one split or few, one after the other: where the sequence lies, its
-table, the query, two tiles of KV, the parts and their counter, the join in two turns."""
+"""Trips to memory of a decode attention of one split or few, one after the other: where the
+sequence lies, its table, the query, two tiles of KV, the parts and their counter, the join in two
+turns."""
 TRIP = 0.7e-6
 """Assumed seconds of each; a read of HBM on an idle H100 takes about so long, one of L2 a third."""
 KERNELS_AROUND, COPY, COPIES_AROUND, GRAPH = 13, 4e-6, 2, 8e-6
@@ -101,7 +102,7 @@ def own_seconds(step: StepTime, *, early: bool, attention: bool) -> float:
 
 
 def own_attention_share(step: StepTime) -> float:
-    """As `attention_share`, of our kernel: KV at the tables' share of the bandwidth, and before
+    """`attention_share` of our own kernel: KV at the tables' share of the bandwidth, and before
     and behind it a start and half of its trips, once for the whole grid."""
     (found,) = (each for each in step.operators if each.count.label == "attention")
     share = DEVICES[DEVICE].efficiency.curves["attention/decode"].memory

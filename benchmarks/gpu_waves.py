@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 UNITS = 132
 """Multiprocessors of an H100 and an H200."""
 ROWS, TILE, FIXED = 128, 64, 2
-"""Of the table's configuration: query rows and tokens of KV of a tile; and start and end."""
+"""The table's configuration: query rows and tokens of KV of a tile; and start and end."""
 HEADS, KV_HEADS = 32, 8
 STEPS: dict[str, list[tuple[int, int]]] = {
     "8,192": [(0, 8192)],

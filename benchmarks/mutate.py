@@ -30,7 +30,7 @@ import mutations
 
 SLICE = 4000
 SECONDS = 20
-"""Of a processor, for one mutation; a template has a hard limit of six."""
+"""Processor time for one mutation; a template has a hard limit of six."""
 MEMORY = 8 * 2**30
 """Bytes of address space, of which importing takes a good part."""
 HTTP = "http"

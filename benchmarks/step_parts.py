@@ -110,8 +110,8 @@ def recording_worker(files: Any, settings: dict[str, Any]) -> tuple[LoadedWorker
 
 
 def gaps(spans: list[tuple[float, float]], begin: float, end: float, tokens: int) -> dict[str, Any]:
-    """Of the window's steps but the first four: what lies between their calls. A step makes one
-    call, or two where the tokens are drawn in one of their own."""
+    """Gaps of the window's steps but the first four: what lies between their calls. A step makes
+    one call, or two where the tokens are drawn in one of their own."""
     inside = [span for span in spans if begin <= span[0] and span[1] <= end]
     each = max(1, round(len(inside) / tokens))
     inside = inside[-each * (tokens - 4) :]

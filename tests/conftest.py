@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from hypothesis import settings
 
 os.environ.setdefault("HEADRACE_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A background job of a shell ignores SIGINT, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+pytest_plugins = ("skips",)
 
 # The same examples every time, so that what was green stays green; `make explore` looks for new.
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -42,7 +42,7 @@ METRICS = (
     ("output_tokens", "output tokens"),
 )
 PLACES = ("url", "tokenizer")
-"""Of this machine, left out of what is kept."""
+"""Flags that name this machine, left out of what is kept."""
 SERVER = {"ttft": "ttft", "tpot": "itl", "e2e": "e2e"}
 """Our name → the server's histogram; its mean ITL over all tokens is our mean TPOT."""
 INVALID = 4

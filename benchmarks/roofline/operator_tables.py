@@ -66,7 +66,7 @@ class Row:
     seconds: float
     held: bool
     usual: bool
-    """Of a size that steps of models consist of."""
+    """Has it a size that steps of models consist of?"""
 
 
 def arch(**sizes: Any) -> ModelArch:

@@ -35,10 +35,10 @@ class Row(NamedTuple):
     input: int
     output: int
     tokens_per_second: float
-    """Of one device."""
+    """Rate of one device."""
     format: str = "fp8"
     batch: int = 1024
-    """Of each engine, at most: assumed, it is not published with the figures."""
+    """Batch of each engine, at most: assumed, it is not published with the figures."""
 
 
 FEWER = 256

@@ -162,7 +162,7 @@ def test_presets() -> None:
 
 
 def test_every_command_has_every_flag_of_a_run() -> None:
-    """But what it sets itself: the points' load, the addresses."""
+    """Except what it sets itself: the points' load, the addresses."""
     own = {
         "run": set(),
         "sweep": {"concurrency", "arrivals", "duration"},

@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
     "step_tokens": 256,
     "offline": True,
 }
-"""Of an engine on the tiny model."""
+"""Options of an engine on the tiny model."""
 FAKE = "engine_fakes:load"
 
 

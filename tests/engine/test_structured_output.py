@@ -234,7 +234,7 @@ def test_a_broken_grammar_ends_its_own_request_only(llm: LLM) -> None:
     assert [many[0].outputs[0].token_ids, many[2].outputs[0].token_ids] == [expected] * 2
     assert many[1].outputs[0].finish_reason == "error"
     assert many[1].outputs[0].token_ids == []
-    assert "the demanded form cannot be kept" in str(many[1].outputs[0].error)
+    assert "the grammar cannot be kept" in str(many[1].outputs[0].error)
     llm._engine.core.scheduler.check_integrity()
 
 
@@ -271,7 +271,7 @@ def test_asyncio_engine(roomy: Path) -> None:
             stream = engine.submit("a", SamplingParams(max_tokens=900), grammar=endless)
             await anext(stream)
             stream.cancel()
-            with pytest.raises(InvalidRequest, match="the demanded form cannot be kept"):
+            with pytest.raises(InvalidRequest, match="the grammar cannot be kept"):
                 await engine.generate("a", SamplingParams(max_tokens=9), grammar="start: nothing")
             await asyncio.sleep(0.2)
             report = await engine.inspect()

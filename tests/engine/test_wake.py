@@ -72,7 +72,8 @@ def test_a_ring_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def executor(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Of a worker whose grammars are done when another, called "release", is asked for."""
+    """An executor of a worker whose grammars are done when another, called "release", is asked
+    for."""
     monkeypatch.setattr(multiproc, "_ASK_AGAIN", 1e6)
     files = open_model(options["model"], offline=True)
     it = MultiprocExecutor(files, {}, "engine_fakes:load_compiling")

@@ -92,7 +92,7 @@ assert sys.modules.get("torch") is None, "nobody imported it"
 
 @pytest.mark.parametrize("kind", ["tokens", "vectors", "scores"])
 def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, tmp_path: Path, kind: str) -> None:
-    """Nor is torch imported where it is there: the same modules run."""
+    """Torch is not imported where it is there either: the same modules run."""
     model = tiny
     if kind != "tokens":
         model = make_encoder(tmp_path, labels=int(kind == "scores"))

@@ -27,7 +27,7 @@ class Row:
     fault: str
     sent: int = 0
     answered: int = 0
-    """As asked."""
+    """Complete answers, as they were asked for."""
     refused: int = 0
     """With a typed error."""
     hung: int = 0

@@ -174,8 +174,8 @@ async def killed_in_the_middle(place: Place) -> Row:
 
 
 async def killed_in_whole_answers(place: Place) -> Row:
-    """Of every interface one that is not streamed, two of them sampled: nobody has seen anything
-    of them yet."""
+    """One request of every interface that is not streamed, two of them sampled: nobody has seen
+    anything of their answers yet."""
     row = Row("kill", "engine, in the middle of six answers that are not streamed")
     said = [{"role": "user", "content": "The headrace"}]
     common = {"model": place.model, "stream": False}

@@ -200,7 +200,7 @@ async def _send(url: str, numbers: range, ends: Counter[str], findings: list[Any
 
 
 def mutate(count: int, seed: int = 0) -> tuple[Counter[str], list[tuple[int, str]]]:
-    """As `mutations.mutate`: how `count` requests ended, and the findings."""
+    """Like `mutations.mutate`: how `count` requests ended, and the findings."""
     code = fake_server()
     code[-1] = code[-1].replace(
         "options =",

@@ -76,7 +76,8 @@ def test_block_sizes_and_softcap(ops: CpuOperators, block_size: int, softcap: fl
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8]
 ERRORS = {torch.float32: 2e-6, torch.float16: 2e-6, torch.bfloat16: 4e-3, torch.int8: 4e-3}
-"""Of the root mean square. bf16 and int8: queries and weights are rounded to bf16 (2⁻⁹ at most)."""
+"""Largest error, in parts of the root mean square. bf16 and int8: queries and weights are rounded
+to bf16 (2⁻⁹ at most)."""
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:

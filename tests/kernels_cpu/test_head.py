@@ -94,7 +94,7 @@ def repeated(kind: str, out: int, distinct: int, seed: int) -> Weight:
 def test_the_token_is_that_of_an_argmax(
     kind: str, out: int, distinct: int, rows: int, threads: int, seed: int
 ) -> None:
-    """Of equal logits, in one panel or in several threads' shares, the lowest."""
+    """The lowest of equal logits is chosen, in one panel or in several threads' shares."""
     ops = TEAMS[threads]
     torch.manual_seed(seed)
     model = Ends(ops, repeated(kind, out, min(distinct, out), seed), torch.randn(TOKENS, WIDTH))
@@ -179,8 +179,8 @@ def test_steps_with_logits_and_without_in_turn(best: CpuOperators) -> None:
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_tokens_drawn_in_the_step(ops: CpuOperators, softcap: float | None) -> None:
-    """As drawn from the logits afterwards, with the number of the row's stream and place; the
-    most likely where the temperature is zero; none where the candidates have no room."""
+    """The tokens that are drawn from the logits afterwards, with the number of the row's stream and
+    place; the most likely where the temperature is zero; none where the candidates have no room."""
     rows, vocabulary = 12, 40_000
     table = torch.randn(TOKENS, WIDTH) * 3
     table[7] = 0  # A flat row: with a nucleus all of the vocabulary are candidates.

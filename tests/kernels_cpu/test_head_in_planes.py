@@ -46,7 +46,7 @@ def two(ops: CpuOperators, weight: BlockWeight) -> tuple[PanelWeight, PanelWeigh
 def programs(
     ops: CpuOperators, weight: BlockWeight, table: torch.Tensor, rows: int
 ) -> tuple[CpuProgram, CpuProgram]:
-    """Of the same head in one plane, as any other weight, and in two."""
+    """Programs of the same head in one plane, as any other weight, and in two."""
     planes, plain = Ends(ops, weight, table), Ends(ops, weight, table)
     plain.weights.by_key[("head.weight",), "logits"] = ops.prepare(weight, "linear", nothing)
     return compiled(ops, plain, rows), compiled(ops, planes, rows)

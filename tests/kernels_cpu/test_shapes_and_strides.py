@@ -338,7 +338,7 @@ def test_gate_up_is_its_parts(
 def test_the_most_likely_token(
     team: Team, rows: int, kind: str, out: int, gap: int, seed: int, odd: bool, which: int
 ) -> None:
-    """Of the product's own values: the lowest of equal ones, 0 where there is no number."""
+    """Chosen by the product's own values: the lowest of equal ones, 0 where there is no number."""
     part = (
         DenseWeight(values(out, 256, seed, False))
         if kind == "F32"

@@ -101,7 +101,8 @@ def test_quantised_experts(kind: str, tokens: int) -> None:
 def test_tiles_of_one_assignment_give_the_same_bits(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As tiles of an expert's rows: in the deterministic mode a row's answer is one for all."""
+    """Few rows give what tiles of an expert's rows give: in the deterministic mode a row has one
+    answer."""
     experts, active, width, inner = 5, 2, 160, 192
     torch.manual_seed(5)
     x, router = torch.randn(4, width), torch.randn(4, experts)

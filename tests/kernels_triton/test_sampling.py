@@ -85,7 +85,8 @@ class CountedKernel:
 
 @pytest.mark.parametrize("filtered", [False, True])
 def test_rows_of_the_most_likely_token_stand_among_others(filtered: bool) -> None:
-    """Of equals the first, also where they lie in several tiles, and whatever others ask for."""
+    """The first of equals wins, also where they lie in several tiles, and whatever others ask
+    for."""
     torch.manual_seed(7)
     logits = torch.randn(5, 9000)
     logits[0, [4500, 8999]] = 20.0

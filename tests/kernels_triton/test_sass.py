@@ -46,7 +46,7 @@ def test_resident_blocks_by_what_is_scarce() -> None:
 def test_a_product_that_the_compiler_made_nothing_of_is_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As Triton did for sm_100 with 5 and 6 bits at 128 x 128 on eight warps: 16 instructions."""
+    """What Triton did for sm_100 with 5 and 6 bits at 128 x 128 on eight warps: 16 instructions."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gpu_dry
 

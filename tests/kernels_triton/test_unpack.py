@@ -128,7 +128,7 @@ def test_constants(magic: int) -> None:
 
 
 def test_the_loop_that_multiplies_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two loops the one with matrix instructions; nothing before and behind it."""
+    """The one of two loops that has matrix instructions; nothing before and behind it."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gpu_packed
 

@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_is_one_line(
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a full disk: a write beyond `size` fails (Python ignores the signal)."""
+    """Do as a full disk does: a write beyond `size` fails (Python ignores the signal)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

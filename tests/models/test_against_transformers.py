@@ -49,7 +49,8 @@ def pair(request, tiny_models):
 
 
 def logits_of(worker: Worker, tokens: list[int]) -> torch.Tensor:
-    """Of every position, through prefill in chunks: the program's own, taken on their way out."""
+    """Logits of every position, through prefill in chunks: the program's own, taken on their way
+    out."""
     driver = Driver(worker, step_tokens=300)
     program, seen = worker._program, []
     inner = program.step

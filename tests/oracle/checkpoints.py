@@ -89,7 +89,7 @@ def fp8_folder(folder: Path, form: str, kind: str = "Llama", **values: Any) -> d
 
 
 def operators(name: str) -> Operators:
-    """Of a backend by name, in fp32 on the CPU."""
+    """Operators of a backend by name, in fp32 on the CPU."""
     question = Question(
         "cpu", "float32", "float32", graphs.decoder(16), frozenset({"fp8"}), threads=1
     )

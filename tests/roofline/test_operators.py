@@ -253,7 +253,7 @@ def test_counts_are_sane_for_every_architecture(name: str, entries: list[tuple[i
 
 
 def test_the_last_layer_has_the_price_of_its_own_weights() -> None:
-    """As recipes make them that leave the last layers wider: by the sizes of a file's tensors."""
+    """Recipes leave the last layers wider: they are priced by the sizes of a file's tensors."""
     arch, made = QWEN_05B, {}
     for layer in range(arch.layers):
         size = 4_000_000 if layer == arch.layers - 1 else 1_000_000

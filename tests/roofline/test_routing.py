@@ -117,7 +117,7 @@ def test_dense_models_have_no_skew() -> None:
 
 
 def test_the_command_takes_another_skew() -> None:
-    """As published for the model unless told otherwise."""
+    """The skew is the one published for the model unless told otherwise."""
 
     def experts(*extra: str) -> float:
         done = CliRunner().invoke(

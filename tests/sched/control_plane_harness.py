@@ -305,7 +305,8 @@ class Driver:
         self.read(self.scheduler.update(flying.plan, flying.result))
 
     def step(self, *, fails: bool = False) -> bool:
-        """As the engine's loop: plan while there is room in flight, then take one result."""
+        """Do as the engine's loop does: plan while there is room in flight, then take one
+        result."""
         progress = False
         while len(self.flying) < self.scheduler.limits.depth and self.submit(fails=fails):
             progress = True

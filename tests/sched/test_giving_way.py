@@ -1,4 +1,4 @@
-"""Who gives way to whom: preemption where blocks run out, and priorities."""
+"""Preemption where blocks run out, and priorities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for a body holds a connection, not a place; what is refused is counted."""
+"""A request that waits for its body holds a connection, not a place; what is refused is counted."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_required(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_tools_beside_a_form(client: openai.OpenAI, strict: bool) -> None:
-    """As agents ask that have an output type: the answer is a call or the form, nothing else."""
+    """Agents with an output type ask so: the answer is a call or the form, nothing else."""
     tools = [
         {"type": "function", "function": tool["function"] | {"strict": strict}} for tool in TOOLS
     ]

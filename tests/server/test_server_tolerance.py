@@ -111,7 +111,7 @@ async def test_hints_of_chat_are_accepted(server: Server, hint: dict[str, Any]) 
 
 
 async def test_a_limit_of_minus_one_is_none(server: Server) -> None:
-    """As LM Studio's and llama.cpp's clients write it."""
+    """LM Studio's and llama.cpp's clients write it so."""
     hi = [{"role": "user", "content": "hi"}]
     for path, asked in (("chat/completions", {"messages": hi}), ("completions", {"prompt": "hi"})):
         sent = await server.http.post(f"/v1/{path}", json={**asked, "max_tokens": -1})

@@ -1,4 +1,4 @@
-"""Who may what, after things have changed: certificates, keys, names, and words that clients
+"""Permissions after things have changed: certificates, keys, names, and words that clients
 give. Each of these was wrong once: the test failed first."""
 
 from __future__ import annotations

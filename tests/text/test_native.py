@@ -157,7 +157,8 @@ def test_what_does_not_fit_is_left_to_the_library(tokens: list[str], merges: lis
 
 @pytest.mark.parametrize("merge", ["h zzz", "h q", "h", "h e l", "qqqqqqqqqqqqqqqq z", " "])
 def test_merges_that_do_not_fit_are_refused(merge: str) -> None:
-    """Also where the library would panic: the parts are tokens, what they give is none."""
+    """They are refused where the library would panic too: the parts are tokens, their sum is
+    none."""
     with pytest.raises(ModelFileError, match="merges do not fit the vocabulary"):
         load_tokenizer(byte_level_metadata(**{"tokenizer.ggml.merges": [merge]}))
 
@@ -179,7 +180,7 @@ def test_merges_that_do_not_fit_are_refused(merge: str) -> None:
 )
 def test_tokens_that_are_no_text_are_not_taken(wrong: bytes) -> None:
     class Raw:
-        """As a `StringArray` over damaged bytes."""
+        """A stand-in for a `StringArray` over damaged bytes."""
 
         packed = Packed(ALPHABET)
         buffer = packed.buffer + bytes(8) + wrong

@@ -123,7 +123,7 @@ def test_gemma_equals_sentencepiece(gemma_metadata: dict[str, Any], gemma: Token
 
 @pytest.mark.slow
 def test_gemma_equals_transformers() -> None:
-    """But for runs of more than 31 spaces, which its merges cut in another way than the model's
+    """Except for runs of more than 31 spaces, which its merges cut in another way than the model's
     own library, and for "▁" written in the text."""
     transformers = pytest.importorskip("transformers")
     files = open_model("gemma-3-270m")

@@ -61,7 +61,7 @@ class Bench:
 
 
 def plan(*entries: tuple[int, int, int, bool]) -> StepPlan:
-    """Of (row, start, count, samples) each."""
+    """A plan of entries, each (row, start, count, samples)."""
     rows, starts, counts, samples = (list(column) for column in zip(*entries, strict=True))
     return StepPlan(1, rows, starts, counts, samples)
 

@@ -12,7 +12,7 @@ from typing import Literal
 from .graph import ROW_WISE, SAMPLED, Graph, Node, Value
 
 Hidden = Literal["none", "sampled", "every"]
-"""Whose hidden states are wanted."""
+"""The tokens whose hidden states are wanted."""
 
 
 def demand(graph: Graph, hidden: Hidden, *, logits: bool = True) -> Graph:

@@ -7,6 +7,7 @@ They exist for debugging and for paths that a container sets; every public choic
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -47,3 +48,18 @@ def debug() -> bool:
 def with_temporary_folder(folder: Path) -> dict[str, str]:
     """The environment for a child process that keeps its temporary files in `folder`."""
     return {**os.environ, "TMPDIR": str(folder)}
+
+
+def with_packages(path: Iterable[str]) -> dict[str, str]:
+    """The environment for a child process that finds the same packages as this one."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def visible_gpus() -> str | None:
+    """CUDA's own choice of GPUs: indices or UUIDs between commas; None: all."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def triton_interpreted() -> bool:
+    """Triton's own switch: its kernels run in Python, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"

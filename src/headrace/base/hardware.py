@@ -11,6 +11,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from .environment import visible_gpus
+
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 2**60
 
@@ -208,7 +210,7 @@ def _ask_gpus(library: ctypes.CDLL) -> list[tuple[str, GpuFacts]]:
 
 
 def _visible(found: list[tuple[str, GpuFacts]]) -> list[GpuFacts]:
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = visible_gpus()
     if wanted is None:
         chosen = [facts for _, facts in found]
     else:

@@ -54,7 +54,7 @@ class Behaviour:
     repeat: int = 1
     """Times that each event is sent."""
     line_end: str = "\n"
-    """Of the events' lines: also CR alone or CR LF."""
+    """End of the events' lines: LF, CR alone or CR LF."""
     calls: bool = False
     """Answer with the arguments of a tool call instead of text."""
     done: bool = True

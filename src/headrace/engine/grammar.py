@@ -1,4 +1,4 @@
-"""What joins the planes where answers have a demanded form: the worker's tokenizer, and a gate.
+"""Grammars between the planes: the tokenizer that the worker's matchers need.
 
 The worker must not know `text`, so the tokenizer that its matchers need is made here. It takes
 seconds for a large vocabulary: it is made in a thread, when the first grammar comes, and until

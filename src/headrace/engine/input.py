@@ -125,8 +125,8 @@ class InputProcessor:
         if grammar is not None:
             if sampling.allowed_token_ids is not None:
                 raise InvalidRequest(
-                    "a demanded form and allowed_token_ids could leave nothing to write; use one "
-                    "of them",
+                    "a grammar and allowed_token_ids together could leave nothing to write; use "
+                    "one of them",
                     param="allowed_token_ids",
                 )
             # Its end is part of a form, so there is no ignoring it.
@@ -242,13 +242,13 @@ class InputProcessor:
         )
 
     def _ends(self) -> tuple[int, ...]:
-        """What ends an answer that is held to a form, as `text.lltokenizer` has it."""
+        """Tokens that end a constrained answer, as `text.lltokenizer` has it."""
         ends = self._eos_ids or tuple(
             index for index in (self._tokenizer.eos_id,) if index is not None
         )
         if not ends:
             raise InvalidRequest(
-                "this model has no end-of-text token, which a demanded form needs", param="grammar"
+                "this model has no end-of-text token, which a grammar needs", param="grammar"
             )
         return ends
 

@@ -130,7 +130,7 @@ class AbortChoice(_Message):
 
 
 class LoadAdapter(_Message):
-    """Also engine process → worker process. Answered by `AdapterDone`."""
+    """An adapter to load; engine process → worker process too. Answered by `AdapterDone`."""
 
     name: str
     path: str

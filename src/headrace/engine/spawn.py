@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from ..base.environment import with_packages
+
 STACKS = "stacks.txt"
 """File in a child's folder that takes its stacks: on a crash, and when it is asked by a signal."""
 DUMP_SIGNAL = signal.SIGUSR1
@@ -37,9 +39,6 @@ class Child:
         # The kernel's signal follows the thread that spawned; only the main one lives as long as
         # the process.
         bound = threading.current_thread() is threading.main_thread()
-        environment = dict(os.environ)
-        # The child must find the same packages, however the parent found them.
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -52,7 +51,7 @@ class Child:
             ],
             stdin=subprocess.PIPE,
             start_new_session=True,
-            env=environment,
+            env=with_packages(sys.path),
         )
 
     @property

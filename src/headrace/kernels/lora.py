@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
-from .reference import FREE_ROWS, ROWS
+from .reference_product import product
 from .weights import LoraWeight
 
 TokenGroups = Sequence[tuple[int, torch.Tensor]]
@@ -27,20 +26,11 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, groups: TokenGroups, weight: Lora
     for slot, places in groups:
         if not weight.ranks[slot]:
             continue
-        inner = _product(x[places], weight.down[slot])
+        inner = product(x[places], weight.down[slot])
         rank = inner.shape[1] // len(weight.up)
         first = 0
         for part, up in enumerate(weight.up):
             out = up.shape[2]
-            added = _product(inner[:, part * rank : (part + 1) * rank], up[slot].T)
+            added = product(inner[:, part * rank : (part + 1) * rank].contiguous(), up[slot].T)
             y[:, first : first + out].index_add_(0, places, added)
             first += out
-
-
-def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x · matrixᵀ, with so many rows that the order of summation is always the same: see
-    `kernels.reference`."""
-    rows = len(x)
-    if rows >= FREE_ROWS or rows % ROWS == 0:
-        return functional.linear(x.contiguous(), matrix)
-    return functional.linear(functional.pad(x, (0, 0, 0, -rows % ROWS)), matrix)[:rows]

@@ -1,12 +1,12 @@
 """Every operator in plain PyTorch: the specification, the oracle of the other backends, the
 fallback where none of them serves.
 
-It computes in the dtype of its inputs, with norms, softmax and rotation in fp32. Quantised
-weights are expanded when they are loaded. On fp32 on the CPU its rows are invariant: the matrix
-library sums in another order for one, two or three rows than for more, so smaller products are
-padded (`ROWS`); measured for all row counts up to 64 and many up to 1,024 on torch 2.13 with MKL,
-and held by `tests/kernels/test_row_invariance.py`. On other processors, libraries and types it is
-as invariant as torch is there.
+It computes in the dtype of its inputs, with norms, softmax and rotation in fp32. Quantised weights
+are expanded when they are loaded. On fp32 on the CPU its rows are invariant: the matrix library
+sums in another order for one, two or three rows than for more, so smaller products are padded
+(`reference_product`); measured for all row counts up to 64 and many up to 1,024 on torch 2.13 with
+MKL, and held by `tests/kernels/test_row_invariance.py`. On other processors, libraries and types it
+is as invariant as torch is there.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from .arrays import tensor
 from .operators import Dequantise, KvLayer, StepBatch, StepLimits
 from .prepared import RopeTable
 from .reference_encoder import encoder_attention
+from .reference_product import product
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 
 if TYPE_CHECKING:
     from .fuse import Joining
     from .program import CallByCall, Program
-
-ROWS = 4
-"""A product has a multiple of this many rows while it has fewer than `FREE_ROWS`."""
-FREE_ROWS = 16
 
 
 class ReferenceOperators:
@@ -87,9 +84,9 @@ class ReferenceOperators:
         return residual + x
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        product = _product(x, _data(weight))
+        y = product(x, _data(weight))
         # Added apart: a fused bias changes the order of summation for some row counts.
-        return product if bias is None else product + bias
+        return y if bias is None else y + bias
 
     def write(
         self,
@@ -152,7 +149,7 @@ class ReferenceOperators:
         return x if len(rows) == len(x) else x[rows]
 
     def logits(self, x: torch.Tensor, weight: Weight, softcap: float | None) -> torch.Tensor:
-        out = _product(x, _data(weight)).float()
+        out = product(x, _data(weight)).float()
         return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
 
     def layer_norm(
@@ -201,13 +198,6 @@ _ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
 def _data(weight: Weight) -> torch.Tensor:
     assert isinstance(weight, DenseWeight), "the reference was handed a weight it did not prepare"
     return tensor(weight.data)
-
-
-def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    rows = len(x)
-    if rows >= FREE_ROWS or rows % ROWS == 0:
-        return functional.linear(x, matrix)
-    return functional.linear(functional.pad(x, (0, 0, 0, -rows % ROWS)), matrix)[:rows]
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

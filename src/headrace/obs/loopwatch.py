@@ -26,7 +26,7 @@ BEAT = 0.05
 NOTED = 0.25
 """Seconds of a hold from which on it is logged, and kept with its stack as a flight record."""
 UNREADY = 1.0
-"""From which on it is a reason to send requests elsewhere, for `REMEMBERED` seconds."""
+"""Seconds from which on it is a reason to send requests elsewhere, for `REMEMBERED` seconds."""
 REMEMBERED = 5.0
 DUMP_EVERY = 60.0
 

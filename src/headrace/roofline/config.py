@@ -195,7 +195,7 @@ def _windows(fields: Fields, layers: int, context: int) -> tuple[int | None, ...
 
 
 def stored_format(config: Mapping[str, Any]) -> WeightBytes:
-    """In which formats a checkpoint with this config is published."""
+    """The formats in which a checkpoint with this config is published."""
     quantised = config.get("quantization_config")
     plain = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     plain = plain.removeprefix("torch.")

@@ -51,7 +51,7 @@ class Hardware:
         raise OptionError(f"{self.name} has no rate for {compute}", param="hardware")
 
     def compute_type(self, format: str, dtype: str) -> str:
-        """In which type a product with weights of this format runs.
+        """The type in which a product with weights of this format runs.
 
         fp8, nvfp4 and mxfp4 in their own type where the device has it; int8, and on a CPU every
         integer format (activations are quantised too), as int8; all else in the activations' type.

@@ -9,8 +9,8 @@ from .work import Work
 
 
 class Once(Work):
-    """An input all of which is known. Where a model sees to both sides of a token its atom is the
-    whole input, and it keeps nothing."""
+    """An input all of which is known. Where attention is bidirectional its atom is the whole
+    input, and it keeps nothing."""
 
     __slots__ = ()
 

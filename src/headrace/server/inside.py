@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from starlette.datastructures import State
 from starlette.types import ASGIApp, Message
 
 from .caller import CALLER, begin_exchange, caller_of
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from .generation import Usage
 
 log = logging.getLogger("headrace.server")
+
+
+class Inside(Protocol):
+    """A server's application, as those see it who post to it from within."""
+
+    state: State
+
+    @property
+    def inside(self) -> ASGIApp: ...
 
 
 @dataclass(slots=True)

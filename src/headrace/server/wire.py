@@ -59,7 +59,7 @@ def json_response(
 
 
 async def written(value: Any) -> list[bytes]:
-    """As `encode`, in parts, for what may be large: others get their turn while it is written."""
+    """Like `encode`, in parts, for what may be large: others get their turn while it is written."""
     parts: list[bytes] = []
     part = bytearray()
     begun = time.monotonic()

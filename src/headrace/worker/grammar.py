@@ -1,4 +1,5 @@
-"""Rows whose answers have a demanded form: a matcher each, and the masks that they lay on logits.
+"""Rows whose answers are constrained by a grammar: a matcher each, and the masks that they lay on
+logits.
 
 A matcher follows the tokens of its sequence and says which token may come next; llguidance does
 the matching. Nothing of that is waited for longer than it must: a grammar is compiled in a thread
@@ -232,7 +233,7 @@ class GrammarMasks(RowFeature):
             if form is None:
                 continue
             if form.fault is not None:
-                faults[place] = f"the demanded form cannot be kept: {form.fault}"
+                faults[place] = f"the grammar cannot be kept: {form.fault}"
             else:
                 moving.append((form, token))
         if moving:

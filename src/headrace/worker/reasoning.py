@@ -48,7 +48,7 @@ class ReasoningBudgets(RowWish[_Row]):
     """The rows that have a budget, until they are done with reasoning."""
 
     def wish(self, admission: Admission) -> _Row | None:
-        """Also after a preemption: what was generated before counts."""
+        """The row's budget; after a preemption too, where what was generated before counts."""
         rule = admission.spec.reasoning
         if rule is None:
             return None

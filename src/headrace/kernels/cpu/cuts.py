@@ -45,8 +45,8 @@ class Cut:
 
 
 def borders(graph: Graph, first: int, end: int) -> tuple[list[Value], list[Value]]:
-    """Of a cut of the nodes from `first` up to `end`: the values that it is given, and those that
-    it makes for others."""
+    """Values at the borders of a cut of the nodes from `first` up to `end`: those that it is
+    given, and those that it makes for others."""
     nodes = graph.nodes
     inside = [value for node in nodes[first:end] for value in node.out]
     read = dict.fromkeys(value for node in nodes[first:end] for value in node.reads)

@@ -156,7 +156,7 @@ class Head:
         self.bounds = np.zeros((self.bounded, -(-part.out // OUTPUTS)), np.float32)
         """Where they are, for each row and panel the bound of its logits."""
         self.lower = aligned((threads, stride), np.float32)
-        """And of each thread what the highest logit is not below."""
+        """Lower bounds of the highest logit, by thread."""
         self._best = aligned((threads, stride, 2), np.int32)
         self._worth = aligned((threads, ctypes.sizeof(HrWorth)), np.uint8)
         self._worth[:] = 0

@@ -26,7 +26,7 @@ class FlashInferOperators(TritonOperators):
 
     name = "flashinfer"
     within = "triton"
-    """Whose programs it runs in: see `ComposedOperators`."""
+    """The backend whose programs it runs in: see `ComposedOperators`."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, library: Any = None) -> None:
         """`library`: in place of the module `flashinfer`."""

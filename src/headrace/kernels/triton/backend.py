@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
+from ...base.environment import triton_interpreted
 from ..backend import Question
 from ..program import Provider
 
@@ -24,7 +24,7 @@ class TritonBackend:
     def supports(self, kind: str, question: Question) -> str | None:
         if find_spec("triton") is None:
             return "triton is not installed"
-        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        interpreted = triton_interpreted()
         if question.device != "cuda":
             if not (interpreted and question.asked):
                 return "needs an NVIDIA GPU"

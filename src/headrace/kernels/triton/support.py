@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = os.environ.get("TRITON_INTERPRET") == "1"
+from ...base.environment import triton_interpreted
+
+INTERPRETED: bool = triton_interpreted()
 """Triton's own switch, read once as Triton reads it: kernels run in Python, on CPU tensors."""
 
 LOG2E: float = 1.4426950408889634

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ...base.errors import NotFound, TooLarge
-from ..files.store import StoredFile
-from ..inside import Answer, post
+from ..files.store import FileStore, StoredFile
+from ..inside import Answer, Inside, post
 from .lines import MOST_LINES, Line, last_in_line, read_lines, sequences_of
 from .record import Batch
 from .results import Results, line_id, opened
 
 if TYPE_CHECKING:
+    from ...obs.tasks import TaskWatch
     from ..accounts import Account
     from ..generation import Usage
-    from .record import Status
-    from .runner import BatchRunner
+    from .courtesy import Courtesy
+    from .record import BatchBook, Status
 
 MOST_DEATHS = 3
 """Times that the engine may die with a request before the request is taken to be the cause: the
@@ -44,10 +45,22 @@ class Ended(Exception):
         self.error = {"code": code, "message": message, "param": None, "line": None}
 
 
+class Runner(Protocol):
+    """What a job takes from the runner of its server's batches; see `BatchRunner`."""
+
+    app: Inside
+    files: FileStore
+    book: BatchBook
+    courtesy: Courtesy
+    tasks: TaskWatch
+    line: Callable[[str], None]
+    clock: Callable[[], float]
+
+
 class Job:
     """A batch with its files open. `run` may be called again after it raised."""
 
-    def __init__(self, runner: BatchRunner, batch: Batch) -> None:
+    def __init__(self, runner: Runner, batch: Batch) -> None:
         self.batch = batch
         self._runner = runner
         self._stopped = batch.status == "cancelling"

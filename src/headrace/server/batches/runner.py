@@ -19,12 +19,12 @@ import msgspec
 from ...obs.tasks import TaskWatch
 from ..database import StoreFailed
 from ..files.store import FileStore
+from ..inside import Inside
 from .courtesy import Courtesy
 from .job import Job
 from .record import Batch, BatchBook
 
 if TYPE_CHECKING:
-    from ..app import Application
     from .record import Status
 
 log = logging.getLogger("headrace.server.batches")
@@ -42,7 +42,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        app: Application,
+        app: Inside,
         files: FileStore,
         *,
         failed: Callable[[str], None] = lambda kind: None,
