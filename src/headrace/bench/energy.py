@@ -5,29 +5,31 @@ What cannot be read is absent; nothing is ever derived from a thermal design pow
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Counts from its making."""
+    """Counts from its making, on this machine: of a server elsewhere nothing (`local` False)."""
 
-    def __init__(self) -> None:
-        self._rapl = _rapl_joules()
-        self._nvml = _nvml_joules()
+    def __init__(self, *, local: bool = True) -> None:
+        self._rapl = rapl_joules() if local else {}
+        self._nvml = _nvml_joules() if local else {}
 
     def joules(self) -> float | None:
         """Since the making, packages and GPUs together; None where no counter is readable."""
         total, found = 0.0, False
-        now = _rapl_joules()
+        now = rapl_joules()
         for name, (begin, _) in self._rapl.items():
             if name in now:
                 end, span = now[name]
                 total += end - begin if end >= begin else end - begin + span
                 found = True
-        later = _nvml_joules()
+        later = _nvml_joules() if self._nvml else {}
         for index, start in self._nvml.items():
             if index in later:
                 total += later[index] - start
@@ -35,7 +37,7 @@ class EnergyMeter:
         return total if found else None
 
 
-def _rapl_joules() -> dict[str, tuple[float, float]]:
+def rapl_joules() -> dict[str, tuple[float, float]]:
     """Package → (counter, range at which it wraps), in joules."""
     found = {}
     for path in RAPL.glob("*-rapl:[0-9]"):
@@ -48,26 +50,67 @@ def _rapl_joules() -> dict[str, tuple[float, float]]:
     return found
 
 
-def _nvml_joules() -> dict[int, float]:
-    """GPU → energy since the driver was loaded."""
-    if not Path("/dev/nvidiactl").exists():
-        return {}
+@contextlib.contextmanager
+def _nvml() -> Iterator[dict[int, tuple[ctypes.CDLL, ctypes.c_void_p]]]:
+    """GPU → (the library, its handle); none where there is no driver."""
+    handles: dict[int, tuple[ctypes.CDLL, ctypes.c_void_p]] = {}
     try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
+        library = ctypes.CDLL("libnvidia-ml.so.1") if Path("/dev/nvidiactl").exists() else None
     except OSError:
-        return {}
-    if library.nvmlInit_v2() != 0:
-        return {}
-    found = {}
+        library = None
+    if library is None or library.nvmlInit_v2() != 0:
+        yield handles
+        return
     try:
         count = ctypes.c_uint()
         library.nvmlDeviceGetCount_v2(ctypes.byref(count))
         for index in range(count.value):
-            handle, energy = ctypes.c_void_p(), ctypes.c_ulonglong()
-            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
-                continue
-            if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)) == 0:
-                found[index] = energy.value / 1000
+            handle = ctypes.c_void_p()
+            if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                handles[index] = library, handle
+        yield handles
     finally:
         library.nvmlShutdown()
+
+
+def _nvml_joules() -> dict[int, float]:
+    """GPU → energy since the driver was loaded."""
+    found, energy = {}, ctypes.c_ulonglong()
+    with _nvml() as handles:
+        for index, (library, handle) in handles.items():
+            if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(energy)) == 0:
+                found[index] = energy.value / 1000
+    return found
+
+
+class _Utilisation(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
+
+
+SM_CLOCK = 1
+"""NVML's number of the clock that computes; 0 is the temperature's sensor on the chip."""
+
+
+def gpu_states() -> dict[int, dict[str, tuple[float, str]]]:
+    """GPU → {what: (value, unit)} of now, each as far as its driver tells."""
+    found: dict[int, dict[str, tuple[float, str]]] = {}
+    share, memory, number = _Utilisation(), _Memory(), ctypes.c_uint()
+    with _nvml() as handles:
+        for index, (library, handle) in handles.items():
+            state = found[index] = {}
+            if library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(share)) == 0:
+                state["utilisation"] = (float(share.gpu), "%")
+                state["memory utilisation"] = (float(share.memory), "%")
+            if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
+                state["memory"] = (float(memory.used), "B")
+            if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(number)) == 0:
+                state["power"] = (number.value / 1e3, "W")
+            if library.nvmlDeviceGetTemperature(handle, 0, ctypes.byref(number)) == 0:
+                state["temperature"] = (float(number.value), "°C")
+            if library.nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(number)) == 0:
+                state["clock"] = (float(number.value), "MHz")
     return found

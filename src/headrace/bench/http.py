@@ -45,6 +45,11 @@ class Address:
     def authority(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def local(self) -> bool:
+        """Is it this machine, whose counters are then the server's?"""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
 
 def parse_url(url: str) -> Address:
     """`http://host:port/prefix`; a `/v1` at its end is dropped; `InvalidRequest` if it is none."""

@@ -15,6 +15,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{model_name="mock"}} {running}
+# TYPE mock_requests_total counter
+mock_requests_total {requests}
+"""
+"""Its `/metrics`: what it sees of itself."""
+
 
 @dataclass(slots=True)
 class Behaviour:
@@ -175,6 +182,9 @@ class MockServer:
             _whole(writer, 503, {"error": {"message": "the model is being loaded"}})
         elif path == "/v1/models":
             _whole(writer, 200, {"object": "list", "data": [{"id": "mock", "object": "model"}]})
+        elif path == "/metrics":
+            text = METRICS.format(running=self.seen.running, requests=self.seen.requests)
+            _text(writer, 200, "text/plain", text.encode())
         elif path in ("/health", "/version"):
             _whole(writer, 200, {"version": "mock"})
         else:
@@ -288,9 +298,12 @@ async def _until(when: float) -> None:
 
 
 def _whole(writer: asyncio.StreamWriter, status: int, value: dict[str, Any]) -> None:
-    data = json.dumps(value).encode()
+    _text(writer, status, "application/json", json.dumps(value).encode())
+
+
+def _text(writer: asyncio.StreamWriter, status: int, kind: str, data: bytes) -> None:
     writer.write(
-        f"HTTP/1.1 {status} Set\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status} Set\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(data)}\r\n\r\n".encode()
         + data
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..base.errors import InvalidRequest
 from .arrivals import parse_arrivals
+from .http import parse_url
 from .lengths import parse_lengths
 from .slo import parse_slo
 from .traces import TRACES
@@ -79,6 +80,10 @@ class RunOptions:
     stall: float = 60.0
     wait: float = 120.0
     """Seconds for a server that answers 503 to become ready."""
+    metrics_interval: float = 1.0
+    """Seconds between two looks at the server's metrics and its machine; 0: none."""
+    metrics_urls: list[str] = field(default_factory=list)
+    """Further Prometheus exporters (DCGM, node)."""
     devices: int = 1
     price_per_hour: float | None = None
     api_key: str | None = None
@@ -97,6 +102,7 @@ class RunOptions:
             ("devices", 1),
             ("ramp", 0),
             ("grace", 0),
+            ("metrics_interval", 0),
             ("max_concurrency", 1),
             ("max_errors", 0),
         ):
@@ -132,6 +138,8 @@ class RunOptions:
             parse_slo(self.slo)
         if self.trace is not None and not (path := Path(self.trace.partition(":")[2])).is_file():
             raise InvalidRequest(f"no such trace file: {path}", param="trace")
+        for url in self.metrics_urls:
+            parse_url(url)
         for name, given, needs in (
             ("max_concurrency", self.max_concurrency is None, self.arrivals is not None),
             ("ramp", not self.ramp, self.arrivals is None),

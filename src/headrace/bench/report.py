@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 from typing import Any
 
 from ..roofline.page import charts, page, table
@@ -98,6 +99,49 @@ def verdict(result: dict[str, Any]) -> str:
     return text
 
 
+TELEMETRY = (
+    ("Server: requests", "requests", 1.0, ("num_requests_running", "num_requests_waiting")),
+    ("Server: KV cache in use", "%", 100.0, ("kv_cache_usage_perc",)),
+    ("Server: tokens by its own counters", "tok/s", 1.0, ("generation_tokens", "prompt_tokens")),
+    ("CPU", "cores", 1.0, ("machine CPU", "server's processes CPU")),
+    ("Memory of the server's processes", "GB", 1e-9, ("server's processes memory",)),
+    ("GPU utilisation", "%", 1.0, (" utilisation", "DCGM_FI_DEV_GPU_UTIL")),
+    ("GPU memory", "GB", 1e-9, ("GPU %d memory",)),
+    ("Power", "W", 1.0, (" power", "DCGM_FI_DEV_POWER_USAGE")),
+)
+"""(title, unit, scale, what the names of its series end with); all others: in the table."""
+
+
+def telemetry_charts(result: dict[str, Any]) -> list[Chart]:
+    """The server and its machine over the seconds of the run."""
+    series = (result.get("telemetry") or {}).get("series", {})
+    made = []
+    for title, unit, scale, endings in TELEMETRY:
+        drawn = [
+            Series(name, found["seconds"], [value * scale for value in found["values"]])
+            for name, found in series.items()
+            if any(re.sub(r"\d+", "%d", name.partition("{")[0]).endswith(one) for one in endings)
+            and len(found["values"]) > 1
+        ]
+        if drawn:
+            made.append(Chart(title, "seconds from the start", unit, drawn[:8]))
+    return made
+
+
+def telemetry_rows(result: dict[str, Any]) -> list[list[str]]:
+    series = (result.get("telemetry") or {}).get("series", {})
+    return [
+        [
+            name,
+            found["unit"],
+            number(sum(found["values"]) / len(found["values"])),
+            number(max(found["values"])),
+            number(found["values"][-1]),
+        ]
+        for name, found in sorted(series.items())
+    ]
+
+
 def result_charts(result: dict[str, Any]) -> list[Chart]:
     """Distributions, then the run over time."""
     made = []
@@ -134,6 +178,7 @@ def result_charts(result: dict[str, Any]) -> list[Chart]:
     made.append(Chart("Requests in flight", at, "requests", [flying]))
     if line["ttft"]:
         made.append(Chart("Time to first token by planned time", at, "ms", [first]))
+    made += telemetry_charts(result)
     if (drawn := result.get("roofline", {}).get("chart")) is not None:
         series = [Series(**one) for one in drawn["series"]]
         made.append(Chart(**{**drawn, "series": series}))
@@ -191,6 +236,12 @@ def html_report(result: dict[str, Any]) -> str:
             ("mean, from sending", "server", "client"),
             [[name, _ms(pair["server"]), _ms(pair["client"])] for name, pair in told.items()],
         )
+    if rows := telemetry_rows(result):
+        body += "<h2>Server and machine over the run</h2>" + table(
+            ("series", "unit", "mean", "highest", "last"), rows
+        )
+        if left := result["telemetry"]["left_out"]:
+            body += f"<p class='foot'>{len(left)} further series were not kept.</p>"
     audit = result["audit"]
     shares = ", ".join(f"{share:.0%}" for share in audit["cpu_share"])
     body += "<h2>How it was measured</h2>" + table(

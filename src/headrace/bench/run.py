@@ -30,6 +30,7 @@ from .record import ClientAudit, RequestRecord
 from .result import document
 from .slo import parse_slo
 from .store import Store
+from .telemetry import Telemetry, probes_of
 from .traces import load_trace
 from .workload import Session, Wish, make_workload, shareable_tokens
 
@@ -144,15 +145,20 @@ def run_bench(
                 stop.append(why)
                 fleet.stop()
 
-        before, meter = read_metrics(parse_url(options.url)), EnergyMeter()
-        finished = fleet.run(keep, lambda: watch(progress))
+        address = parse_url(options.url)
+        before, meter = read_metrics(address), EnergyMeter(local=address.local)
+        watched = options.metrics_interval > 0
+        probes = probes_of(options.url, options.metrics_urls, options.api_key) if watched else []
+        with Telemetry(probes, options.metrics_interval) as telemetry:
+            finished = fleet.run(keep, lambda: watch(progress))
         joules = meter.joules()
-        told = means(before, read_metrics(parse_url(options.url)))
+        told = means(before, read_metrics(address))
         waited = told.get("queue", {}).get("mean")
         run = make_run(options, progress.records, fleet.start_ns, sessions, joules, waited)
         result = judge_run(
             options, run, server, fleet.audits, told, interrupted=not finished, stopped=stop
         )
+        result["telemetry"] = telemetry.document(fleet.start_ns)
         progress.phase = "done"
         store.json("result.json", result)
     finally:

@@ -96,6 +96,16 @@ Stream = Annotated[bool, typer.Option(help="Stream the answers.")]
 SloText = Annotated[
     str | None, typer.Option("--slo", help="Limits, as in ttft:p99<500ms,tpot:p95<50ms.")
 ]
+Interval = Annotated[
+    float,
+    typer.Option(
+        help="Seconds between looks at the server's /metrics, its processes and GPUs; 0: none."
+    ),
+]
+Exporters = Annotated[
+    list[str] | None,
+    typer.Option("--metrics-url", help="Another Prometheus exporter (DCGM, node); repeat it."),
+]
 Price = Annotated[float | None, typer.Option("--price", help="Price of one device per hour.")]
 Devices = Annotated[int, typer.Option(help="Devices of the server, for figures per device.")]
 Key = Annotated[str | None, typer.Option("--api-key", help="Sent as bearer token.")]
@@ -141,6 +151,8 @@ _RUN: dict[str, tuple[Any, Any]] = {
     "slo": (SloText, None),
     "timeout": (Timeout, 600.0),
     "stall": (Stall, 60.0),
+    "metrics_interval": (Interval, 1.0),
+    "metrics_urls": (Exporters, None),
     "devices": (Devices, 1),
     "price_per_hour": (Price, None),
     "api_key": (Key, None),
@@ -197,6 +209,7 @@ def make_options(given: dict[str, Any]) -> RunOptions:
         given["preset"] = preset
     if "extra" in given:
         given["extra"] = _object(given["extra"])
+    given["metrics_urls"] = given.get("metrics_urls") or []
     if given.get("seed") is None:
         given["seed"] = UNSAID
     return RunOptions(**given)

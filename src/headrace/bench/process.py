@@ -1,0 +1,95 @@
+"""The processes behind a port of this machine: their CPU time and memory, from Linux's /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+LISTENS = "0A"
+
+
+class Used(NamedTuple):
+    """What processes have used."""
+
+    cpu_seconds: float
+    resident_bytes: float
+    """Sum of resident sets: pages that two of them share count twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Those of `roots` and all their descendants, whoever is there when asked."""
+
+    roots: tuple[int, ...]
+
+    @classmethod
+    def listening_on(cls, port: int) -> Processes:
+        """Who accepts on a TCP port; none where that cannot be seen (another user, a container)."""
+        inodes = {f"socket:[{inode}]" for inode in _listeners(port)}
+        found = []
+        for entry in PROC.glob("[0-9]*") if inodes else ():
+            with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
+                if any(_points_to(one) in inodes for one in (entry / "fd").iterdir()):
+                    found.append(int(entry.name))
+        return cls(tuple(found))
+
+    def used(self) -> Used | None:
+        """None where there is no process to be seen."""
+        seen: dict[int, Used] = {}
+        waiting = list(self.roots)
+        while waiting:
+            pid = waiting.pop()
+            if pid in seen:
+                continue
+            try:
+                place = PROC / str(pid)
+                # Behind the name, which may have spaces and brackets in it.
+                told = (place / "stat").read_text().rpartition(")")[2].split()
+                pages = int((place / "statm").read_text().split()[1])
+                for task in (place / "task").iterdir():
+                    waiting += map(int, (task / "children").read_text().split())
+            except (OSError, ValueError, IndexError):
+                continue
+            ticks = int(told[11]) + int(told[12])
+            seen[pid] = Used(
+                ticks / os.sysconf("SC_CLK_TCK"), float(pages * os.sysconf("SC_PAGE_SIZE"))
+            )
+        if not seen:
+            return None
+        return Used(*map(sum, zip(*seen.values(), strict=True)))
+
+
+def _points_to(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:
+        return ""  # Closed meanwhile.
+
+
+def _listeners(port: int) -> list[str]:
+    """Inodes of the sockets that listen on a port."""
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            parts = line.split()
+            if parts[3] == LISTENS and int(parts[1].rpartition(":")[2], 16) == port:
+                found.append(parts[9])
+    return found
+
+
+def busy_cores() -> float | None:
+    """Core seconds that this machine has worked since it was started."""
+    try:
+        user, nice, system, _idle, _wait, irq, soft = (PROC / "stat").read_text().split()[1:8]
+    except (OSError, ValueError):
+        return None
+    ticks = sum(map(int, (user, nice, system, irq, soft)))
+    return ticks / os.sysconf("SC_CLK_TCK")
