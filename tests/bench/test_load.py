@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -177,6 +176,11 @@ def test_every_command_has_every_flag_of_a_run() -> None:
     for name, without in own.items():
         there = {parameter.name for parameter in group.commands[name].params}  # type: ignore[attr-defined]
         assert every - without <= there, (name, every - without - there)
+        # And the flags of `run` that are no option of the load itself.
+        others = {p.name for p in group.commands["run"].params} - every - {"as_json"}  # type: ignore[attr-defined]
+        if name == "compare":
+            others -= {"accuracy_gate", "at_least", "gate"}  # It has two servers and one verdict.
+        assert others <= there, (name, others - there)
 
 
 @pytest.mark.parametrize(
@@ -306,13 +310,14 @@ def test_sweeps_in_one_chart(tmp_path: Path) -> None:
         assert list(series.ys) == [p.figure("output_throughput") / devices for p in given]
     assert "Cost against interactivity" in drawn
     assert "Energy against interactivity" not in drawn, "nothing could be read"
-    one[0].result["accuracy"] = {"reference": "r.json", "token_match": 0.5, "passed": False}
+    told = {"reference": "r.json", "at_least": 0.99, "held": [], "why": ["x"], "passed": False}
+    one[0].result["accuracy"] = told
     page = sweep_page(one, None, others)
     assert "FAILED" in page
     assert page.count("<table") == 2
     one[1].result["valid"] = False
     shown = sweep_charts(one)[0].series[0]
-    assert len(list(itertools.chain(shown.xs))) == 2, "an invalid point is in no chart"
+    assert len(shown.xs) == 1, "neither an invalid point is in a chart nor one below the gate"
     with pytest.raises(InvalidRequest, match="no finished sweep"):
         read_points([tmp_path])
 

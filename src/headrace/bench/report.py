@@ -9,6 +9,7 @@ from typing import Any
 
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
+from .checking import said
 from .workload import EMBEDDING
 
 ROWS = (
@@ -202,6 +203,9 @@ def html_report(result: dict[str, Any]) -> str:
     good = result["valid"] and kept and result["succeeded"] == result["requests"]
     bad = "" if good else " bad"
     body = f'<div class="verdict{bad}">{html.escape(verdict(result))}</div>'
+    if (accuracy := result.get("accuracy")) is not None:
+        bad = "" if accuracy["passed"] else " bad"
+        body += f'<div class="verdict{bad}">{html.escape(said(accuracy))}</div>'
     body += (
         '<div class="cards">'
         + "".join(

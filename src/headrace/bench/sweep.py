@@ -18,11 +18,13 @@ from typing import Any
 from ..base.errors import InvalidRequest
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
+from .checking import Gate, lowest, said
 from .options import RunOptions
 from .report import number
 from .result import read_result
 from .run import run_bench
 from .slo import parse_slo
+from .store import write_text
 
 OnPoint = Callable[["Point"], None]
 
@@ -55,7 +57,13 @@ class Point:
         """Was the SLO met, by a valid run that was not over-saturated?"""
         slo = self.result["slo"]
         saturated = any(f["code"] == "over_saturated" for f in self.result["findings"])
-        return bool(slo and slo["met"] and self.result["valid"] and not saturated)
+        return bool(slo and slo["met"] and self.sound and not saturated)
+
+    @property
+    def sound(self) -> bool:
+        """Is the run valid, and were its answers as right as the gate wants them?"""
+        accuracy = self.result.get("accuracy")
+        return bool(self.result["valid"] and (accuracy is None or accuracy["passed"]))
 
 
 def options_at(base: RunOptions, by: str, value: float, seconds: float | None) -> RunOptions:
@@ -96,21 +104,35 @@ class Sweeper:
         *,
         seconds: float | None = 30.0,
         run: Callable[[RunOptions, Path | None], dict[str, Any]] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         if by not in ("concurrency", "rate"):
             raise InvalidRequest("a sweep is by concurrency or rate", param="by")
         options_at(base, by, 1.0, seconds).verify()
         self.base, self.by, self.folder, self.seconds = base, by, folder, seconds
         self._run = run or (lambda options, place: run_bench(options, place).result)
+        self._gate = gate
 
     def point(self, value: float) -> Point:
+        """The point of a value, run or read back, with the gate's verdict."""
         options = options_at(self.base, self.by, value, self.seconds)
         place = None if self.folder is None else self.folder / f"{self.by}-{value:g}"
         if place is not None and (place / "result.json").is_file():
             earlier = read_result(place)
             if earlier["options"] == options.public() and not earlier["interrupted"]:
-                return Point(self.by, value, earlier)
-        return Point(self.by, value, self._run(options, place))
+                return Point(self.by, value, self._checked(options, earlier, place))
+        return Point(self.by, value, self._checked(options, self._run(options, place), place))
+
+    def _checked(
+        self, options: RunOptions, result: dict[str, Any], place: Path | None
+    ) -> dict[str, Any]:
+        gate = self._gate
+        if gate is None or result["interrupted"] or gate.passed(result) is not None:
+            return result
+        result["accuracy"] = gate.check(options, result)
+        if place is not None:
+            write_text(place / "result.json", json.dumps(result, indent=1))
+        return result
 
     def sweep(self, values: Sequence[float]) -> Iterator[Point]:
         """A point per value; ends early where a run was interrupted."""
@@ -197,6 +219,7 @@ COLUMNS = (
     "J/tok",
     "failed",
     "SLO",
+    "accuracy",
     "valid",
 )
 
@@ -221,6 +244,7 @@ def rows(points: Sequence[Point]) -> list[list[str]]:
                 _known(point.figure("joules_per_token")),
                 f"{point.figure('failure_rate'):.1%}",
                 "–" if slo is None else "met" if slo["met"] else "missed",
+                lowest(point.result.get("accuracy")),
                 "yes" if point.result["valid"] else "NO",
             ]
         )
@@ -236,11 +260,11 @@ Sweeps = Mapping[str, Sequence[Point]]
 
 
 def pareto_chart(sweeps: Sweeps, title: str, figure: str, unit: str) -> Chart:
-    """A figure over interactivity, with the front of each sweep; invalid points are left out, and
-    so are those where the figure is not known."""
+    """A figure over interactivity, with the front of each sweep; points that are invalid or below
+    the gate are left out, and so are those where the figure is not known."""
     series = []
     for name, every in sweeps.items():
-        points = [p for p in every if p.result["valid"] and not math.isnan(p.figure(figure))]
+        points = [p for p in every if p.sound and not math.isnan(p.figure(figure))]
         front = pareto(points, figure) if figure in HIGHER else points
         series.append(
             Series(
@@ -318,13 +342,10 @@ def sweep_page(
     if best is not None:
         text = f"largest {best.by} within {best.result['slo']['text']}: {best.value:g}"
         body = f'<div class="verdict">{html.escape(text)}</div>'
-    if (accuracy := first.get("accuracy")) is not None:
-        text = (
-            f"accuracy against {accuracy['reference']}: token match {accuracy['token_match']:.2%}, "
-            f"{'passed' if accuracy['passed'] else 'FAILED'}"
-        )
-        bad = "" if accuracy["passed"] else " bad"
-        body += f'<div class="verdict{bad}">{html.escape(text)}</div>'
+    for point in points:
+        if (accuracy := point.result.get("accuracy")) is not None and not accuracy["passed"]:
+            text = f"{point.by} {point.value:g}: {said(accuracy)}"
+            body += f'<div class="verdict bad">{html.escape(text)}</div>'
     ordered = sorted(points, key=lambda point: point.value)
     body += table(COLUMNS, rows(ordered))
     for name, other in others.items():

@@ -18,19 +18,17 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
+from ..bench.checking import Gate, said
 from ..bench.export import aiperf, vllm_bench
-from ..bench.gate import GATES
 from ..bench.history import History, history_chart, unit_of
-from ..bench.job import Target
 from ..bench.limit import add_limit, limit_of
 from ..bench.live import LiveView, show_result
 from ..bench.mock import Behaviour, MockServer
 from ..bench.options import RunOptions
 from ..bench.recovery import can_recover, recover
-from ..bench.reference import agreement, answers_of, load_reference
 from ..bench.report import html_report, result_charts
 from ..bench.result import read_result
-from ..bench.run import Outcome, ask_server, run_bench
+from ..bench.run import Outcome, run_bench
 from ..bench.store import read_records, records_csv, write_text
 from ..bench.sweep import COLUMNS, Point, Sweeper, read_points, rows, sweep_page
 from ..engine.described import make_case
@@ -38,15 +36,24 @@ from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
 from ..roofline.page import charts, page
 from ..roofline.plot import write_png
-from .bench_flags import UNSAID, AsJson, Keep, Out, fresh_seed, with_run_flags
+from .bench_flags import (
+    EVERY_GATE,
+    UNSAID,
+    AsJson,
+    AtLeast,
+    GateFile,
+    GateKinds,
+    HardwareOf,
+    Keep,
+    Out,
+    Roofline,
+    fresh_seed,
+    with_run_flags,
+)
 from .bench_quality import INVALID_RUN, accuracy_command, mlperf_command
 
 Beside = Annotated[
     list[Path] | None, typer.Option(help="Folder of another sweep for the same charts; repeat it.")
-]
-GateFile = Annotated[
-    Path | None,
-    typer.Option("--accuracy", help="Reference of `bench accuracy --save` that answers must keep."),
 ]
 command = typer.Typer(
     help="Measure any OpenAI-compatible server.",
@@ -62,32 +69,23 @@ def run_command(
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
-    roofline: Annotated[
-        str | None, typer.Option(help="Model whose roofline is put beside the run.")
-    ] = None,
-    hardware: Annotated[
-        str, typer.Option(help="What the server runs on: this, H100, H200 …")
-    ] = "this",
+    roofline: Roofline = None,
+    hardware: HardwareOf = "this",
+    accuracy_gate: GateFile = None,
+    at_least: AtLeast = 0.99,
+    gate: GateKinds = EVERY_GATE,
 ) -> None:
     """One run: send a workload, report latency, throughput and whether to believe it."""
     options = replace(options, seed=fresh_seed(options.seed))
-    case = device = None
-    if roofline is not None:
-        device = find_hardware(hardware, calibration_path())
-        case = make_case(roofline, device)
     console = Console(stderr=as_json)
+    measure = Measure(console, history, roofline, hardware)
+    checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
     folder = out or _default_folder("run")
-    outcome = _outcome(console, options, folder)
-    result = outcome.result
-    if case is not None and device is not None:
-        found = limit_of(outcome.run, case, device)
-        if found is not None:
-            add_limit(result, found, case, device)
-    problem = outcome.problem
+    result, problem = measure.one(options, folder)
+    if checks is not None and not result["interrupted"]:
+        result["accuracy"] = checks.check(options, result)
     if problem is None:
         problem = _write_reports(folder, result)  # Before a closed pipe can end this.
-    if history:
-        _remember(console, result)
     if as_json:
         print(json.dumps(result))
     else:
@@ -98,6 +96,7 @@ def run_command(
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
     if not result["valid"]:
         raise typer.Exit(INVALID_RUN)
+    _exit_below(console, [result])
 
 
 @command.command("sweep")
@@ -113,7 +112,11 @@ def sweep_command(
     out: Out = None,
     history: Keep = True,
     beside: Beside = None,
-    gate: GateFile = None,
+    roofline: Roofline = None,
+    hardware: HardwareOf = "this",
+    accuracy_gate: GateFile = None,
+    at_least: AtLeast = 0.99,
+    gate: GateKinds = EVERY_GATE,
 ) -> None:
     """Runs at several loads, with Pareto plots; goes on where it was interrupted."""
     try:
@@ -127,15 +130,15 @@ def sweep_command(
     others = read_points(beside or [])
     console = Console()
     folder = out or _default_folder("sweep")
-    sweeper = _sweeper(console, options, by, folder, seconds, history=history)
+    measure = Measure(console, history, roofline, hardware)
+    checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
+    sweeper = _sweeper(measure, options, by, folder, seconds, checks)
     found: list[Point] = []
     for point in sweeper.sweep(values):
         found.append(point)
         _say_point(console, point)
-    checked = _check_accuracy(console, options, gate) if gate and found else None
-    _finish_sweep(console, folder, found, None, others, checked)
-    if checked is not None and not checked["passed"]:
-        raise typer.Exit(comparing.REGRESSED)
+    _finish_sweep(console, folder, found, None, others)
+    _exit_below(console, [point.result for point in found])
 
 
 @command.command("search")
@@ -149,6 +152,11 @@ def search_command(
     seconds: Annotated[float | None, typer.Option(help="Length of each point; none: 30.")] = None,
     out: Out = None,
     history: Keep = True,
+    roofline: Roofline = None,
+    hardware: HardwareOf = "this",
+    accuracy_gate: GateFile = None,
+    at_least: AtLeast = 0.99,
+    gate: GateKinds = EVERY_GATE,
 ) -> None:
     """The largest concurrency or rate that keeps an SLO."""
     if not 0 < start <= limit:
@@ -157,7 +165,9 @@ def search_command(
         )
     console = Console()
     folder = out or _default_folder("search")
-    sweeper = _sweeper(console, replace(options, slo=slo), by, folder, seconds, history=history)
+    measure = Measure(console, history, roofline, hardware)
+    checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
+    sweeper = _sweeper(measure, replace(options, slo=slo), by, folder, seconds, checks)
     found: list[Point] = []
 
     def seen(point: Point) -> None:
@@ -171,13 +181,12 @@ def search_command(
 
 
 def _sweeper(
-    console: Console,
+    measure: Measure,
     options: RunOptions,
     by: str,
     folder: Path,
     seconds: float | None,
-    *,
-    history: bool,
+    gate: Gate | None,
 ) -> Sweeper:
     bounded = options.requests is not None or options.preset is not None
     return Sweeper(
@@ -185,7 +194,8 @@ def _sweeper(
         by,
         folder,
         seconds=None if seconds is None and bounded else seconds or 30.0,
-        run=lambda options, place: _measure(console, options, place, history=history),
+        run=measure.point,
+        gate=gate,
     )
 
 
@@ -199,19 +209,16 @@ def compare_command(
     tolerance: Annotated[float, typer.Option(help="Ratios within this are the same.")] = 0.05,
     out: Out = None,
     history: Keep = True,
+    roofline: Roofline = None,
+    hardware: HardwareOf = "this",
 ) -> None:
     """B against A with confidence intervals; exit code 3 where B is worse."""
     console = Console()
     if a.startswith("http") and b.startswith("http"):
         base = replace(options, url=a, seed=fresh_seed(options.seed))
         folder = out or _default_folder("compare")
-        pairs = comparing.interleave(
-            base,
-            replace(base, url=b),
-            repeats,
-            folder,
-            lambda options, place: _measure(console, options, place, history=history),
-        )
+        measure = Measure(console, history, roofline, hardware)
+        pairs = comparing.interleave(base, replace(base, url=b), repeats, folder, measure.point)
         late = [
             f"{number}-{name}"
             for number, pair in enumerate(pairs)
@@ -333,15 +340,38 @@ def mock_command(
         server.wait()
 
 
-def _measure(
-    console: Console, options: RunOptions, folder: Path | None, *, history: bool
-) -> dict[str, Any]:
-    outcome = _outcome(console, options, folder)
-    if outcome.problem is not None:
-        _say_unwritten(console, outcome.problem)
-    if history:
-        _remember(console, outcome.result)
-    return outcome.result
+class Measure:
+    """Runs, each with its share of the roofline and its place in the history."""
+
+    def __init__(
+        self, console: Console, history: bool, roofline: str | None, hardware: str
+    ) -> None:
+        self._console, self._history = console, history
+        self._roofline = None
+        if roofline is not None:
+            device = find_hardware(hardware, calibration_path())
+            self._roofline = make_case(roofline, device), device
+
+    def one(self, options: RunOptions, folder: Path | None) -> tuple[dict[str, Any], str | None]:
+        """(result, why not all of it was written)."""
+        outcome = _outcome(self._console, options, folder)
+        result = outcome.result
+        if self._roofline is not None:
+            found = limit_of(outcome.run, *self._roofline)
+            if found is not None:
+                add_limit(result, found, *self._roofline)
+        if self._history:
+            _remember(self._console, result)
+        return result, outcome.problem
+
+    def point(self, options: RunOptions, folder: Path | None) -> dict[str, Any]:
+        """One of several runs."""
+        result, problem = self.one(options, folder)
+        if problem is None and folder is not None and self._roofline is not None:
+            problem = _write_reports(folder, result)
+        if problem is not None:
+            _say_unwritten(self._console, problem)
+        return result
 
 
 def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outcome:
@@ -385,12 +415,9 @@ def _finish_sweep(
     found: list[Point],
     best: Point | None,
     others: Mapping[str, list[Point]] = MappingProxyType({}),
-    accuracy: dict[str, Any] | None = None,
 ) -> None:
     if not found:
         return
-    for point in found if accuracy is not None else ():
-        point.result["accuracy"] = accuracy
     points = json.dumps([{"by": p.by, "value": p.value, "result": p.result} for p in found])
     write_text(folder / "report.html", sweep_page(found, best, others))
     write_text(folder / "points.json", points)
@@ -399,25 +426,14 @@ def _finish_sweep(
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
 
 
-def _check_accuracy(console: Console, options: RunOptions, gate: Path) -> dict[str, Any]:
-    """Answers of the server that was measured against a kept reference: {"passed", …}."""
-    expected = load_reference(gate)
-    server = ask_server(options)
-    target = Target(options.url, options.model or server["model"], api_key=options.api_key)
-    answers = answers_of(
-        target, expected.prompts, expected.limit or 64, alternatives=0, concurrency=4
-    )
-    agreed = agreement(
-        answers, expected.answers, limit=expected.limit or 64, reference_limit=expected.limit
-    )
-    passed = agreed.token_match >= GATES[0]
-    console.print(
-        f"accuracy: {agreed.equal} of {agreed.prompts} answers equal to {gate}, token match "
-        f"{agreed.token_match:.2%}: {'passed' if passed else 'FAILED'} at {GATES[0]:.0%}",
-        style=None if passed else "bold red",
-        highlight=False,
-    )
-    return {"reference": str(gate), "token_match": agreed.token_match, "passed": passed}
+def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
+    """Exit with 3 where an answer's gate did not pass."""
+    checked = [result["accuracy"] for result in results if result.get("accuracy")]
+    for told in checked:
+        style = None if told["passed"] else "bold red"
+        console.print(said(told), style=style, highlight=False, soft_wrap=True)
+    if not all(told["passed"] for told in checked):
+        raise typer.Exit(comparing.REGRESSED)
 
 
 def _remember(console: Console, result: dict[str, Any]) -> None:

@@ -112,6 +112,26 @@ Key = Annotated[str | None, typer.Option("--api-key", help="Sent as bearer token
 Extra = Annotated[str | None, typer.Option(help="JSON object: further fields of every request.")]
 Stall = Annotated[float, typer.Option(help="Seconds without a byte that count as stalled.")]
 Timeout = Annotated[float, typer.Option(help="Seconds for a whole request.")]
+Roofline = Annotated[
+    str | None, typer.Option(help="Model whose roofline is put beside what is measured.")
+]
+HardwareOf = Annotated[
+    str, typer.Option("--hardware", help="What the server runs on: this, H100, H200 …")
+]
+GateFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Reference of `bench accuracy --save`: its answers and tasks are asked again after "
+        "each run, at the run's own concurrency; below --at-least the exit code is 3."
+    ),
+]
+AtLeast = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
+]
+GateKinds = Annotated[
+    str, typer.Option("--gate", help="What decides: of tokens, perplexity, tasks.")
+]
+EVERY_GATE = "tokens,perplexity,tasks"
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the results.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]

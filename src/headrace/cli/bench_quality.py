@@ -15,7 +15,8 @@ from rich.table import Table
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import accuracy
 from ..bench import compare as comparing
-from ..bench.gate import GATED, GATES, Held, hold, not_held, task_key
+from ..bench.checking import deciding_kinds
+from ..bench.gate import GATES, Held, hold, not_held, task_key
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
 from ..bench.mlperf import SCENARIOS, SUBMISSION_SECONDS, SUMMARY, MlperfOptions, run_mlperf
@@ -31,7 +32,20 @@ from ..bench.reference import (
 )
 from ..bench.run import ask_server, make_material
 from ..bench.tasks import load_task, score_task
-from .bench_flags import AsJson, Endpoint, Input, Key, Model, Out, Output, TokenizerOf, Url
+from .bench_flags import (
+    EVERY_GATE,
+    AsJson,
+    AtLeast,
+    Endpoint,
+    GateKinds,
+    Input,
+    Key,
+    Model,
+    Out,
+    Output,
+    TokenizerOf,
+    Url,
+)
 
 INVALID_RUN = 4
 """Exit code of a run that says nothing about the server."""
@@ -147,20 +161,14 @@ def accuracy_command(
     alternatives: Annotated[
         int, typer.Option(min=0, help="Likeliest tokens whose log-probabilities are asked.")
     ] = 20,
-    at_least: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the reference below which exit is 3.")
-    ] = 0.99,
-    gate: Annotated[
-        str, typer.Option(help="What decides: of tokens, perplexity, tasks.")
-    ] = "tokens,perplexity,tasks",
+    at_least: AtLeast = 0.99,
+    gate: GateKinds = EVERY_GATE,
     users: Annotated[int, typer.Option("--concurrency", "-c", min=1)] = 4,
     api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Perplexity, task sets, and agreement (tokens, logits) with a reference run; a gate."""
-    deciding = {word.strip() for word in gate.split(",")}
-    if not deciding <= set(GATED):
-        raise InvalidRequest(f"gate must be of {', '.join(GATED)}, not {gate!r}", param="gate")
+    deciding = deciding_kinds(gate)
     names = [name.strip() for name in tasks.split(",")] if tasks else []
     sets = {name: load_task(name, items) for name in names}
     expected = None if reference is None else load_reference(reference)

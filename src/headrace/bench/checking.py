@@ -1,0 +1,115 @@
+"""The gate of a load: the answers of the server that was measured against a kept reference.
+
+What `bench accuracy --save` kept is asked again after a point, as many requests at a time as the
+point had: a server that is fast because it answers otherwise at that load shows there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import HeadraceError, InvalidRequest
+from .accuracy import perplexity, stdlib_corpus
+from .gate import GATED, hold, not_held
+from .job import Target
+from .options import RunOptions
+from .reference import Reference, agreement, answers_of, load_reference
+from .tasks import load_task, score_task
+
+MOST_AT_ONCE = 256
+ANSWER_TOKENS = 64
+"""Of a reference that does not say how long its answers may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a server's answers must keep of a reference's."""
+
+    path: Path
+    reference: Reference
+    deciding: frozenset[str]
+    at_least: float
+
+    @classmethod
+    def read(cls, path: Path, deciding: str, at_least: float) -> Gate:
+        """`InvalidRequest` where the file or one of the kinds is none."""
+        return cls(path, load_reference(path), deciding_kinds(deciding), at_least)
+
+    def passed(self, result: dict[str, Any]) -> bool | None:
+        """The verdict that a result carries of this very gate; None: it carries none."""
+        told = result.get("accuracy") or {}
+        mine = str(self.path), sorted(self.deciding), self.at_least
+        if (told.get("reference"), told.get("deciding"), told.get("at_least")) != mine:
+            return None
+        return bool(told["passed"])
+
+    def check(self, options: RunOptions, result: dict[str, Any]) -> dict[str, Any]:
+        """Ask the server of a result; → what belongs into it. Whatever cannot be compared fails."""
+        found = result["figures"].get("concurrency", {"value": 1.0})["value"]
+        target = Target(options.url, result["server"]["model"], api_key=options.api_key)
+        told: dict[str, Any] = {
+            "reference": str(self.path),
+            "deciding": sorted(self.deciding),
+            "at_least": self.at_least,
+            "concurrency": min(MOST_AT_ONCE, max(1, round(found))),
+            "held": [],
+        }
+        try:
+            told["held"], told["why"] = self._ask(target, told["concurrency"])
+        except HeadraceError as error:
+            told["why"] = [error.message]
+        told["passed"] = not told["why"]
+        return told
+
+    def _ask(self, target: Target, users: int) -> tuple[list[dict[str, Any]], list[str]]:
+        """(what was held against the reference, why it did not pass)."""
+        expected, deciding = self.reference, self.deciding
+        agreed = measured = None
+        scores = []
+        if "tokens" in deciding:
+            limit = expected.limit or ANSWER_TOKENS
+            answers = answers_of(target, expected.prompts, limit, alternatives=0, concurrency=users)
+            agreed = agreement(
+                answers, expected.answers, limit=limit, reference_limit=expected.limit
+            )
+        if "tasks" in deciding:
+            for key in expected.tasks or {}:
+                name, _, items = key.rpartition("/")
+                scores.append(score_task(target, name, load_task(name, int(items)), users))
+        text, corpus = stdlib_corpus()
+        told = expected.perplexity
+        if "perplexity" in deciding and told is not None and told.corpus == corpus:
+            measured = perplexity(target, text, corpus, limit=told.windows, concurrency=users)
+        held = hold(expected, agreed=agreed, perplexity=measured, scores=scores)
+        why = [
+            f"{one.name} has {one.share:.1%} of the reference's"
+            for one in held
+            if not one.passes(self.at_least)
+        ]
+        missing = not_held(expected, held, deciding, perplexity=measured, scores=scores)
+        return [asdict(one) for one in held], why + [f"not compared: {line}" for line in missing]
+
+
+def deciding_kinds(text: str) -> frozenset[str]:
+    """`tokens,tasks` as a set; `InvalidRequest` for a word that is no kind of gate."""
+    kinds = frozenset(word.strip() for word in text.split(","))
+    if not kinds <= set(GATED):
+        raise InvalidRequest(f"gate must be of {', '.join(GATED)}, not {text!r}", param="gate")
+    return kinds
+
+
+def said(told: dict[str, Any]) -> str:
+    """A verdict in one line."""
+    shares = ", ".join(f"{one['name']} {one['share']:.2%}" for one in told["held"])
+    verdict = "passed" if told["passed"] else f"FAILED: {'; '.join(told['why'])}"
+    return f"accuracy against {told['reference']} at {told['at_least']:.1%}: {shares}; {verdict}"
+
+
+def lowest(told: dict[str, Any] | None) -> str:
+    """A verdict as a cell of a table."""
+    if told is None:
+        return "–"
+    share = min((one["share"] for one in told["held"]), default=0.0)
+    return f"{share:.1%}" if told["passed"] else f"{share:.1%} FAILED"
