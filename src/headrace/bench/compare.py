@@ -100,6 +100,9 @@ def check_alike(results: Sequence[dict[str, Any]]) -> None:
         for name in SAME
         if first.get(name) != second.get(name)
     ]
+    kinds = [result.get("kind") or "over HTTP" for result in results]
+    if kinds[0] != kinds[1]:
+        unlike.append(f"kind ({kinds[0]}, {kinds[1]})")
     if unlike:
         raise InvalidRequest(
             f"no comparison: the runs differ in {', '.join(unlike)}", param="result"

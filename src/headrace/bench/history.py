@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ..base.environment import cache_root
-from ..base.errors import InvalidRequest, OptionError
+from ..base.errors import HeadraceError, InvalidRequest, OptionError
 from ..roofline.plot import Chart, Series
+from .http import parse_url
 from .metrics import FIGURES, SAMPLES
+from .result import THROUGHPUT
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -60,6 +62,8 @@ class History:
             for percentile, value in found["percentiles"].items():
                 metrics[f"{name}_{percentile}"] = value
         load = options["arrivals"] or f"closed:{options['concurrency']}"
+        if kind := result.get("kind"):
+            load = f"{kind}:{result['requests'] if kind == THROUGHPUT else options['concurrency']}"
         machine = result["machine"]
         here = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]])
         host = urlsplit(options["url"]).hostname
@@ -67,7 +71,7 @@ class History:
             result["created"],
             result["commit"],
             # Of what was measured: of another machine its name is all that is known.
-            here if host in (None, "localhost", "127.0.0.1", "::1") else f"at {host}",
+            here if host is None or parse_url(options["url"]).local else f"at {host}",
             result["server"]["model"],
             str(result["server"]["version"] or "unknown"),
             f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
@@ -126,6 +130,15 @@ class History:
             return duckdb.connect(str(self.path))
         except (OSError, duckdb.Error) as error:
             raise OptionError(f"{self.path}: {error}", param="history") from None
+
+
+def remember(result: dict[str, Any]) -> str | None:
+    """Add a result to the history; → why it could not be."""
+    try:
+        History().add(result)
+    except HeadraceError as error:
+        return error.message
+    return None
 
 
 def unit_of(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
 from .checking import said
+from .result import THROUGHPUT
 from .workload import EMBEDDING
 
 ROWS = (
@@ -191,6 +192,8 @@ def html_report(result: dict[str, Any]) -> str:
     options, server = result["options"], result["server"]
     what = options["trace"] or options["workload"]
     load = options["arrivals"] or f"closed loop, {options['concurrency']} users"
+    if kind := result.get("kind"):
+        load = kind if kind == THROUGHPUT else f"{kind}, batches of {options['concurrency']}"
     size = f"{options['input']} in"
     if options["endpoint"] != EMBEDDING:
         size += f", {options['output']} out"

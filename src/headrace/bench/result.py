@@ -22,6 +22,8 @@ from .slo import Slo
 from .statistics import describe
 
 SCHEMA = "headrace.bench.run/1"
+THROUGHPUT, LATENCY = "offline throughput", "offline latency"
+"""`kind` of a result that no server gave; a run over HTTP has none."""
 MANY = 400
 """From so many values on a histogram leaves out the largest 0.5 %."""
 TIMELINE_POINTS = 120

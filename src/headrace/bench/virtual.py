@@ -1,7 +1,7 @@
 """The bench's workloads on the simulator: same sessions, same records, same report.
 
-The one module of the bench that meets the engine otherwise than over HTTP. Text becomes one token
-per word, the same token for the same word, so shared prefixes stay shared.
+With `offline` the only module of the bench that meets the engine otherwise than over HTTP. Text
+becomes one token per word, the same token for the same word, so shared prefixes stay shared.
 """
 
 from __future__ import annotations

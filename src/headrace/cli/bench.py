@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -20,7 +18,7 @@ from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
 from ..bench.checking import Gate, said
 from ..bench.export import aiperf, vllm_bench
-from ..bench.history import History, history_chart, unit_of
+from ..bench.history import History, history_chart, remember, unit_of
 from ..bench.limit import add_limit, limit_of
 from ..bench.live import LiveView, show_result
 from ..bench.mock import Behaviour, MockServer
@@ -38,6 +36,7 @@ from ..roofline.page import charts, page
 from ..roofline.plot import write_png
 from .bench_flags import (
     EVERY_GATE,
+    INVALID_RUN,
     UNSAID,
     AsJson,
     AtLeast,
@@ -47,10 +46,13 @@ from .bench_flags import (
     Keep,
     Out,
     Roofline,
+    default_folder,
     fresh_seed,
     with_run_flags,
 )
-from .bench_quality import INVALID_RUN, accuracy_command, mlperf_command
+from .bench_offline import latency_command, throughput_command
+from .bench_quality import accuracy_command, mlperf_command
+from .brief import BriefHelp
 
 Beside = Annotated[
     list[Path] | None, typer.Option(help="Folder of another sweep for the same charts; repeat it.")
@@ -80,7 +82,7 @@ def run_command(
     console = Console(stderr=as_json)
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
-    folder = out or _default_folder("run")
+    folder = out or default_folder("run")
     result, problem = measure.one(options, folder)
     if checks is not None and not result["interrupted"]:
         result["accuracy"] = checks.check(options, result)
@@ -129,7 +131,7 @@ def sweep_command(
         ) from None
     others = read_points(beside or [])
     console = Console()
-    folder = out or _default_folder("sweep")
+    folder = out or default_folder("sweep")
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
     sweeper = _sweeper(measure, options, by, folder, seconds, checks)
@@ -164,7 +166,7 @@ def search_command(
             f"start ({start:g}) must be above 0 and at most limit ({limit:g})", param="start"
         )
     console = Console()
-    folder = out or _default_folder("search")
+    folder = out or default_folder("search")
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
     sweeper = _sweeper(measure, replace(options, slo=slo), by, folder, seconds, checks)
@@ -216,7 +218,7 @@ def compare_command(
     console = Console()
     if a.startswith("http") and b.startswith("http"):
         base = replace(options, url=a, seed=fresh_seed(options.seed))
-        folder = out or _default_folder("compare")
+        folder = out or default_folder("compare")
         measure = Measure(console, history, roofline, hardware)
         pairs = comparing.interleave(base, replace(base, url=b), repeats, folder, measure.point)
         late = [
@@ -360,8 +362,8 @@ class Measure:
             found = limit_of(outcome.run, *self._roofline)
             if found is not None:
                 add_limit(result, found, *self._roofline)
-        if self._history:
-            _remember(self._console, result)
+        if self._history and (problem := remember(result)) is not None:
+            self._console.print(problem, style="dim")
         return result, outcome.problem
 
     def point(self, options: RunOptions, folder: Path | None) -> dict[str, Any]:
@@ -436,18 +438,6 @@ def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
         raise typer.Exit(comparing.REGRESSED)
 
 
-def _remember(console: Console, result: dict[str, Any]) -> None:
-    try:
-        History().add(result)
-    except HeadraceError as error:
-        console.print(error.message, style="dim")
-
-
-def _default_folder(kind: str) -> Path:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
-
-
 def _sweep_seed(folder: Path, wish: int) -> int:
     """That of the points that are there already, so that a sweep can go on."""
     for done in sorted(folder.glob("seed-*")):
@@ -466,3 +456,5 @@ def _sweep_seed(folder: Path, wish: int) -> int:
 
 command.command("mlperf")(mlperf_command)
 command.command("accuracy")(accuracy_command)
+command.command("throughput", cls=BriefHelp)(throughput_command)
+command.command("latency", cls=BriefHelp)(latency_command)

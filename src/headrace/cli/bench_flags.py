@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import secrets
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -235,6 +237,14 @@ def make_options(given: dict[str, Any]) -> RunOptions:
     return RunOptions(**given)
 
 
+def default_folder(kind: str) -> Path:
+    """Where results go that nobody gave a place."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("bench-results") / f"{kind}-{stamp}-{time.monotonic_ns() % 1000:03d}"
+
+
+INVALID_RUN = 4
+"""Exit code of a run that says nothing about the server."""
 UNSAID = -1
 """Seed of options whose command has still to draw one."""
 

@@ -34,6 +34,7 @@ from ..bench.run import ask_server, make_material
 from ..bench.tasks import load_task, score_task
 from .bench_flags import (
     EVERY_GATE,
+    INVALID_RUN,
     AsJson,
     AtLeast,
     Endpoint,
@@ -46,9 +47,6 @@ from .bench_flags import (
     TokenizerOf,
     Url,
 )
-
-INVALID_RUN = 4
-"""Exit code of a run that says nothing about the server."""
 
 
 def mlperf_command(

@@ -1,0 +1,188 @@
+"""`headrace bench throughput` and `headrace bench latency`: an engine in this process, no HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..base.config import EngineOptions
+from ..bench.history import remember
+from ..bench.limit import add_limit, limit_of
+from ..bench.live import show_result
+from ..bench.metrics import Run
+from ..bench.offline import OfflineBench
+from ..bench.options import RunOptions
+from ..bench.record import RequestRecord
+from ..bench.report import html_report
+from ..bench.store import Store
+from ..engine.described import make_case
+from ..roofline.hardware import find_hardware
+from ..roofline.machine import calibration_path
+from .bench_flags import (
+    INVALID_RUN,
+    AsJson,
+    Devices,
+    Groups,
+    Input,
+    Interval,
+    Keep,
+    Out,
+    Output,
+    PrefixTokens,
+    Price,
+    Requests,
+    Seed,
+    SloText,
+    Temperature,
+    Trace,
+    Workload,
+    Zipf,
+    default_folder,
+    fresh_seed,
+    make_options,
+)
+from .configured import configured
+
+Share = Annotated[
+    bool, typer.Option("--roofline", help="Put the roofline of model and machine beside it.")
+]
+Asked = Callable[[OfflineBench, Callable[[RequestRecord], None]], tuple[dict[str, Any], Run]]
+
+
+@configured
+def throughput_command(
+    engine: EngineOptions,
+    workload: Workload = "fixed",
+    trace: Trace = None,
+    input: Input = "1024",
+    output: Output = "128",
+    requests: Requests = None,
+    prefix_tokens: PrefixTokens = 1024,
+    groups: Groups = 8,
+    zipf: Zipf = 1.0,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    slo: SloText = None,
+    devices: Devices = 1,
+    price: Price = None,
+    metrics_interval: Interval = 1.0,
+    out: Out = None,
+    as_json: AsJson = False,
+    history: Keep = True,
+    roofline: Share = False,
+) -> None:
+    """Tokens a second of an engine in this process, with all requests there at once."""
+    options = make_options(
+        {
+            "workload": workload,
+            "trace": trace,
+            "input": input,
+            "output": output,
+            "requests": requests,
+            "prefix_tokens": prefix_tokens,
+            "groups": groups,
+            "zipf": zipf,
+            "temperature": temperature,
+            "seed": seed,
+            "slo": slo,
+            "devices": devices,
+            "price_per_hour": price,
+            "metrics_interval": metrics_interval,
+        }
+    )
+
+    def ask(
+        bench: OfflineBench, keep: Callable[[RequestRecord], None]
+    ) -> tuple[dict[str, Any], Run]:
+        return bench.throughput(keep)
+
+    _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
+
+
+@configured
+def latency_command(
+    engine: EngineOptions,
+    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 8,
+    iterations: Annotated[int, typer.Option(min=1, help="Batches, one after the other.")] = 10,
+    input: Input = "32",
+    output: Output = "128",
+    seed: Seed = None,
+    slo: SloText = None,
+    metrics_interval: Interval = 1.0,
+    out: Out = None,
+    as_json: AsJson = False,
+    history: Keep = True,
+    roofline: Share = False,
+) -> None:
+    """How long a batch takes in an engine of this process, again and again."""
+    options = make_options(
+        {
+            "input": input,
+            "output": output,
+            "requests": batch * iterations,
+            "concurrency": batch,
+            "seed": seed,
+            "slo": slo,
+            "metrics_interval": metrics_interval,
+        }
+    )
+
+    def ask(
+        bench: OfflineBench, keep: Callable[[RequestRecord], None]
+    ) -> tuple[dict[str, Any], Run]:
+        return bench.latency(batch, keep)
+
+    _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
+
+
+def _measure(
+    engine: EngineOptions,
+    options: RunOptions,
+    ask: Asked,
+    out: Path | None,
+    *,
+    as_json: bool,
+    history: bool,
+    roofline: bool,
+) -> None:
+    console = Console(stderr=as_json)
+    options.url, options.model, options.tokenizer = "in-process", engine.model, engine.model
+    options.endpoint, options.seed = "completions", fresh_seed(options.seed)
+    place = None
+    if roofline:
+        device = find_hardware("this", calibration_path())
+        place = make_case(engine.model, device), device
+    folder = out or default_folder("offline")
+    store = Store(folder)
+    try:
+        console.print(f"loading {engine.model}", style="dim", highlight=False)
+        with OfflineBench(engine, options) as bench:
+            begin = time.monotonic()
+            result, run = ask(bench, store.record)
+            spent = time.monotonic() - begin
+        found = None if place is None else limit_of(run, *place)
+        if found is not None and place is not None:
+            add_limit(result, found, *place)
+        store.json("result.json", result)
+        store.text("report.html", html_report(result))
+    finally:
+        store.close()
+    if history and (problem := remember(result)) is not None:
+        console.print(problem, style="dim")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        show_result(console, result)
+    console.print(f"{result['kind']}: {spent:.1f} s with the warm-up", highlight=False)
+    if store.problem is not None:
+        console.print(f"not everything was written: {store.problem}", style="bold red")
+        raise typer.Exit(1)
+    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    if not result["valid"]:
+        raise typer.Exit(INVALID_RUN)
