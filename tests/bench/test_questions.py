@@ -6,6 +6,7 @@ import json
 import math
 import random
 import statistics
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import HeadraceError, InvalidRequest
+from headrace.base.version import revision
 from headrace.bench.audit import Finding
 from headrace.bench.compare import (
     Compared,
@@ -24,6 +26,7 @@ from headrace.bench.compare import (
 )
 from headrace.bench.export import aiperf, vllm_bench
 from headrace.bench.history import History, history_chart, unit_of
+from headrace.bench.identity import read_identity
 from headrace.bench.metrics import Run
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
@@ -240,6 +243,64 @@ def test_history(tmp_path: Path) -> None:
     assert (unit_of("ttft_p50"), unit_of("joules_per_token")) == ("s", "J/tok")
     with pytest.raises(InvalidRequest, match="output_throughput"):
         history.metric("speed")
+    for commit in ("aaaaaaa11111", "bbbbbbb22222"):
+        later = noisy(0.7, 11)
+        later["server"] = {"model": "m", "version": f"1.0.dev+g{commit}", "software": "vllm"}
+        later["server"]["commit"] = commit
+        history.add(later)
+    moved = history.metric("ttft_p50", server="vllm")
+    assert [entry.commit for entry in moved] == ["aaaaaaa11111", "bbbbbbb22222"]
+    assert len(history_chart("ttft_p50", moved).series) == 1, "commits are what a line goes over"
+    assert len(history.metric("ttft_p50", commit="bbbb")) == 1
+
+
+def test_a_history_of_an_earlier_version_is_read_and_goes_on(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    path = tmp_path / "h.duckdb"
+    with duckdb.connect(str(path)) as database:
+        database.execute(
+            "CREATE TABLE runs (created TIMESTAMP, commit VARCHAR, machine VARCHAR, "
+            "model VARCHAR, server VARCHAR, workload VARCHAR, load VARCHAR, valid BOOLEAN, "
+            "metrics JSON, options JSON)"
+        )
+        row = (
+            "now()::TIMESTAMP, 'bench00', 'm', 'm', '1', 'w', 'l', true, '{\"ttft_p50\": 1}', '{}'"
+        )
+        database.execute(f"INSERT INTO runs VALUES ({row})")
+    history = History(path)
+    assert [entry.commit for entry in history.metric("ttft_p50")] == [""], "it was the bench's"
+    history.add(noisy(0.1, 0))
+    assert len(history.metric("ttft_p50")) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"version": "0.1.0", "commit": "0123456789abcdef"}, ("0.1.0", "0123456789ab")),
+        ({"version": "0.11.1rc2.dev3+gabc1234d.cu128"}, (None, "abc1234d")),
+        ({"version": "0.9.2"}, ("0.9.2", None)),
+        ({"build_info": "b4567-abc1234"}, (None, "abc1234")),
+        ({"version": "3.3.1", "sha": "a" * 40}, ("3.3.1", "a" * 12)),
+        ({"commit": "not one; DROP"}, (None, None)),
+        (["nothing"], (None, None)),
+    ],
+)
+def test_servers_tell_who_they_are(told: Any, found: tuple[str | None, str | None]) -> None:
+    version, commit = read_identity(told)
+    assert commit == found[1]
+    assert version == found[0] or found[0] is None
+
+
+def test_the_commit_is_gits_own() -> None:
+    done = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip("no checkout")
+    assert revision() == done.stdout[:12]
 
 
 def test_exports_have_the_fields_of_their_tools() -> None:

@@ -2,4 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 VERSION = "0.1.0"
+
+
+@functools.cache
+def revision() -> str | None:
+    """Commit of the checkout that this code was read from, 12 digits; None: it is installed.
+
+    Read from git's own files: no process is started, and a repository further up, in which an
+    environment happens to lie, is not taken for ours.
+    """
+    git = Path(__file__).parents[3] / ".git"
+    try:
+        if git.is_file():  # A worktree: the folder is elsewhere.
+            git = git.parent / git.read_text().removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head[:12]
+        name, shared = head.removeprefix("ref: "), git / "commondir"
+        common = git / shared.read_text().strip() if shared.is_file() else git
+        for place in (git / name, common / name):
+            if place.is_file():
+                return place.read_text().strip()[:12]
+        packed = (common / "packed-refs").read_text().splitlines()
+        return next((line[:12] for line in packed if line.endswith(f" {name}")), None)
+    except OSError:
+        return None

@@ -16,9 +16,22 @@ from .result import THROUGHPUT
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
-    created TIMESTAMP, commit VARCHAR, machine VARCHAR, model VARCHAR, server VARCHAR,
-    workload VARCHAR, load VARCHAR, valid BOOLEAN, metrics JSON, options JSON
+    created TIMESTAMP, bench VARCHAR, commit VARCHAR, machine VARCHAR, model VARCHAR,
+    server VARCHAR, workload VARCHAR, load VARCHAR, valid BOOLEAN, metrics JSON, options JSON
 )"""
+
+
+COLUMNS = "created, bench, commit, machine, model, server, workload, load, valid, metrics, options"
+
+
+def _prepare(database: Any) -> None:
+    """Make the table, or what is missing in one of an earlier version, whose commits were the
+    bench's own."""
+    database.execute(TABLE)
+    columns = {row[0] for row in database.execute("DESCRIBE runs").fetchall()}
+    if "bench" not in columns:
+        database.execute("ALTER TABLE runs RENAME COLUMN commit TO bench")
+        database.execute("ALTER TABLE runs ADD COLUMN commit VARCHAR")
 
 
 def default_path() -> Path:
@@ -30,7 +43,7 @@ class Entry(NamedTuple):
 
     created: str
     commit: str
-    """Commit of the bench; `server` says what was measured."""
+    """Of what was measured, by its own word; empty: it tells none."""
     machine: str
     model: str
     server: str
@@ -42,10 +55,12 @@ class Entry(NamedTuple):
     @property
     def what(self) -> str:
         """Only runs that share this can be laid beside each other."""
-        return " · ".join((self.model, self.server, self.machine, self.workload, self.load))
+        # A version that names its commit would be a line of its own for each of them.
+        server = self.server.partition("+")[0]
+        return " · ".join((self.model, server, self.machine, self.workload, self.load))
 
 
-FILTERS = ("workload", "model", "server", "machine", "load")
+FILTERS = ("workload", "model", "server", "machine", "load", "commit")
 
 
 class History:
@@ -67,13 +82,16 @@ class History:
         machine = result["machine"]
         here = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]])
         host = urlsplit(options["url"]).hostname
+        server = result["server"]
+        named = [server.get("software"), server["version"] or "unknown"]
         values = [
             result["created"],
             result["commit"],
+            server.get("commit"),
             # Of what was measured: of another machine its name is all that is known.
             here if host is None or parse_url(options["url"]).local else f"at {host}",
-            result["server"]["model"],
-            str(result["server"]["version"] or "unknown"),
+            server["model"],
+            " ".join(str(word) for word in named if word),
             f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
             load,
             result["valid"],
@@ -84,9 +102,9 @@ class History:
             import duckdb
 
             try:
-                database.execute(TABLE)
+                _prepare(database)
                 marks = ", ".join("?" * len(values))
-                database.execute(f"INSERT INTO runs VALUES ({marks})", values)
+                database.execute(f"INSERT INTO runs ({COLUMNS}) VALUES ({marks})", values)
             except duckdb.Error as error:
                 raise OptionError(f"{self.path}: {error}", param="history") from None
 
@@ -107,12 +125,15 @@ class History:
         if not self.path.is_file():
             raise InvalidRequest(f"no history at {self.path} yet", param="history")
         with self._open() as database:
+            _prepare(database)
             found = database.execute(
                 "SELECT strftime(created, '%Y-%m-%d %H:%M:%S'), coalesce(commit, ''), machine, "
                 "model, server, workload, load, "
                 "CAST(json_extract(metrics, '$.' || ?) AS DOUBLE) AS value FROM runs "
                 "WHERE valid AND value IS NOT NULL"
-                + "".join(f" AND contains(lower({column}), lower(?))" for column in wanted)
+                + "".join(
+                    f" AND contains(lower(coalesce({column}, '')), lower(?))" for column in wanted
+                )
                 + " ORDER BY created",
                 [name, *wanted.values()],
             ).fetchall()

@@ -18,7 +18,7 @@ from ..base.config import EngineOptions
 from ..base.errors import InvalidRequest
 from ..base.request import OutputDelta
 from ..base.sampling import SamplingParams
-from ..base.version import VERSION
+from ..base.version import VERSION, revision
 from ..engine.llm import LLM
 from .audit import Finding, examine
 from .energy import EnergyMeter
@@ -26,7 +26,7 @@ from .metrics import Run
 from .options import RunOptions
 from .process import Processes
 from .record import RequestRecord
-from .result import LATENCY, THROUGHPUT, commit, document
+from .result import LATENCY, THROUGHPUT, document
 from .run import make_material, make_run, make_sessions
 from .telemetry import Telemetry, local_probe
 from .workload import Session
@@ -104,7 +104,6 @@ class OfflineBench:
         # Not the time that reading the machine took before the first request.
         start_ns = min((record.planned_ns for record in records), default=start_ns)
         run = make_run(options, records, start_ns, self._sessions, meter.joules())
-        revision = commit()
         findings = examine(records, [], open_loop=False, ignore_eos=True, stream=True)
         if interrupted:
             findings.append(Finding("warning", "interrupted", "the run was interrupted"))
@@ -114,8 +113,9 @@ class OfflineBench:
             server={
                 "url": IN_PROCESS,
                 "model": options.model,
-                "version": VERSION if revision is None else f"{VERSION}+{revision}",
-                "commit": revision,
+                "software": "headrace",
+                "version": VERSION,
+                "commit": revision(),
             },
             audits=[],
             findings=findings,

@@ -259,7 +259,7 @@ def html_report(result: dict[str, Any]) -> str:
             ["client: share of a core per process", shares],
             ["energy", _energy(result)],
             ["machine", f"{result['machine']['cpu']}, {result['machine']['cores']} cores"],
-            ["server version", server["version"] or "–"],
+            ["server", _server(server)],
             ["Headrace", f"{result['headrace']} {result['commit'] or ''}"],
             ["seed", str(options["seed"])],
         ],
@@ -270,6 +270,12 @@ def html_report(result: dict[str, Any]) -> str:
         "of the answer; TPOT spreads the pauses over the tokens that the server counted.</p>"
     )
     return page("Headrace bench", subtitle, body)
+
+
+def _server(server: dict[str, Any]) -> str:
+    commit = server.get("commit")
+    words = server.get("software"), server["version"], commit and f"commit {commit}"
+    return " ".join(str(word) for word in words if word) or "tells nothing of itself"
 
 
 def _energy(result: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from ..base.errors import InvalidRequest
 from ..base.hardware import cpu, gpus
-from ..base.version import VERSION
+from ..base.version import VERSION, revision
 from .audit import Finding, send_lags
 from .metrics import FIGURES, SAMPLES, Run, sample
 from .record import ClientAudit, RequestRecord
@@ -127,17 +126,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def commit() -> str | None:
-    """Commit of the checkout that this code runs from; None for an installed package."""
-    done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def document(
     *,
     run: Run,
@@ -149,16 +137,12 @@ def document(
 ) -> dict[str, Any]:
     """Everything, ready for JSON."""
     records = list(run.records)
-    try:
-        revision = commit()
-    except OSError:
-        revision = None
     by_name = {metric.name: metric for metric in SAMPLES}
     return {
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "headrace": VERSION,
-        "commit": revision,
+        "commit": revision(),
         "machine": machine(),
         "server": server,
         "options": options,

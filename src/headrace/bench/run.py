@@ -21,6 +21,7 @@ from .crosscheck import cross_check, means, read_metrics
 from .energy import EnergyMeter
 from .fleet import Fleet, Supply, deal
 from .http import ConnectionLost, fetch, parse_url
+from .identity import identify
 from .job import Target
 from .lengths import parse_lengths
 from .material import Material
@@ -282,11 +283,15 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
             f"{options.url} is still not ready after {options.wait:g} s: {body[:200]!r}",
             param="url",
         )
-    found: dict[str, Any] = {"url": options.url, "model": options.model or "", "version": None}
+    found: dict[str, Any] = {"url": options.url, "model": options.model or "", "software": None}
     if status == 200:
         try:
-            models = [str(item["id"]) for item in json.loads(body)["data"]]
-        except (ValueError, KeyError, TypeError):
+            listed = json.loads(body)["data"]
+            models = [str(item["id"]) for item in listed]
+            found["software"] = next(
+                (str(o["owned_by"]) for o in listed if o.get("owned_by")), None
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             models = []
         if models and options.model is None:
             found["model"] = models[0]
@@ -294,12 +299,8 @@ def ask_server(options: RunOptions) -> dict[str, Any]:
         raise InvalidRequest(f"{options.url} wants another --api-key (HTTP {status})")
     if not found["model"]:
         raise InvalidRequest(f"{options.url} names no model: pass --model", param="model")
-    try:
-        status, body = asyncio.run(fetch(address, "GET", "/version", timeout=10))
-        if status == 200:
-            found["version"] = json.loads(body).get("version")
-    except (ConnectionLost, ValueError, AttributeError):
-        pass  # Not every server tells its version.
+    told = identify(address, headers or {})
+    found["version"], found["commit"] = told.version, told.commit
     return found
 
 

@@ -300,18 +300,22 @@ def history_command(
     model: Annotated[str | None, typer.Option(help="Likewise.")] = None,
     server: Annotated[str | None, typer.Option(help="Likewise, of the server's version.")] = None,
     machine: Annotated[str | None, typer.Option(help="Likewise, of the hardware.")] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="Likewise, of the commit of what was measured.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the plot.")] = None,
     database: Annotated[Path | None, typer.Option(help="The DuckDB file.")] = None,
 ) -> None:
-    """A metric over runs, by model, server, hardware, workload and load."""
+    """A metric over runs, by model, server, its commit, hardware, workload and load."""
     entries = History(database).metric(
-        metric, workload=workload, model=model, server=server, machine=machine
+        metric, workload=workload, model=model, server=server, machine=machine, commit=commit
     )
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in (
         "created",
         "model",
         "server",
+        "commit",
         "workload",
         "load",
         f"{metric}, {unit_of(metric)}",
@@ -319,7 +323,7 @@ def history_command(
         table.add_column(column, overflow="fold")
     for entry in entries:
         created = entry.created[:16]  # By the minute: a terminal has 80 columns.
-        what = entry.model, entry.server, entry.workload, entry.load
+        what = entry.model, entry.server, entry.commit[:7] or "–", entry.workload, entry.load
         table.add_row(created, *what, f"{entry.value:.4g}")
     Console().print(table)
     if html is not None:

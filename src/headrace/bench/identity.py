@@ -1,0 +1,55 @@
+"""What is being measured: a server's software, version and commit, by its own word.
+
+Foreign servers tell what they tell; what none of these paths says is unknown, never guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .http import Address, ConnectionLost, fetch
+
+SECONDS = 10.0
+PATHS = ("/version", "/info", "/get_server_info", "/props")
+"""Ours and vLLM's, TGI's, SGLang's, llama.cpp's."""
+_VERSION = ("version", "sglang_version", "build_info")
+_LOCAL = re.compile(r"\+g?([0-9a-f]{7,40})\b|^b\d+-([0-9a-f]{7,40})$")
+"""A commit in a version: vLLM's 0.11.1.dev3+gabc1234.cu128, llama.cpp's b4567-abc1234."""
+
+
+class Identity(NamedTuple):
+    """None is unknown."""
+
+    version: str | None = None
+    commit: str | None = None
+
+
+def identify(address: Address, headers: Mapping[str, str]) -> Identity:
+    """The first path that tells a version says who it is."""
+    for path in PATHS:
+        try:
+            status, body = asyncio.run(
+                fetch(address, "GET", path, headers=dict(headers), timeout=SECONDS)
+            )
+            found = read_identity(json.loads(body)) if status == 200 else Identity()
+        except (ConnectionLost, ValueError):
+            continue
+        if found.version is not None:
+            return found
+    return Identity()
+
+
+def read_identity(told: Any) -> Identity:
+    """From a JSON object of any of `PATHS`."""
+    if not isinstance(told, dict):
+        return Identity()
+    version = next((str(told[name]) for name in _VERSION if told.get(name)), None)
+    commit = told.get("commit") or told.get("sha")
+    if not isinstance(commit, str) or not re.fullmatch("[0-9a-f]{7,40}", commit):
+        match = _LOCAL.search(version or "")
+        commit = None if match is None else match[1] or match[2]
+    return Identity(version, None if commit is None else commit[:12])
