@@ -8,7 +8,8 @@ of the two is taken round by round (this over that: above 1 is faster, and of me
 1 is less). The median of the ratios is given with an interval that holds the true one 95 times of
 100 (order statistics of the rounds, no assumption on their distribution): pieces of work are short
 and rounds many, since the clock of a shared machine moves by the minute. `start` begins a fresh
-process for each sample, from its first instruction to the first token, with files that are warm.
+process for each sample, from its first instruction to its end behind the first token, with files
+that are warm and modules that are compiled, also where the shell forbids Python to keep those.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -159,11 +161,15 @@ def main() -> None:
         print(f"peak memory: {peaks[0]:.0f} MiB of {peaks[1]:.0f}, x{peaks[0] / peaks[1]:.3f}")
     if "start" in arguments.only:
         samples = []
+        forbids = "PYTHONDONTWRITEBYTECODE"
+        environment = {name: value for name, value in os.environ.items() if name != forbids}
         for number in range(-1, arguments.rounds):
             seconds = [0.0, 0.0]
             for place in (0, 1) if number % 2 else (1, 0):
                 begin = time.perf_counter()
-                subprocess.run([pythons[place], "-c", START, arguments.model], check=True)
+                subprocess.run(
+                    [pythons[place], "-c", START, arguments.model], check=True, env=environment
+                )
                 seconds[place] = time.perf_counter() - begin
             if number >= 0:
                 samples.append(seconds)

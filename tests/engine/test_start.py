@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace import LLM
 from headrace.base import hardware as hardware_module
 from headrace.base.config import EngineOptions
 from headrace.base.errors import DoesNotFit, InvalidRequest, OptionError
@@ -19,6 +21,7 @@ from headrace.engine import start
 from headrace.engine.build import build
 from headrace.engine.input import InputProcessor, default_sampling
 from headrace.engine.start import explain, resolve
+from headrace.kernels.cpu.program import CpuProgram
 from headrace.loader import open_model
 from headrace.text import load_tokenizer
 
@@ -257,3 +260,21 @@ def test_a_large_pool_costs_no_memory_until_it_is_used(tiny: Path) -> None:
     cache = allocate_kv(pool, "cpu")
     assert process.memory_info().rss - before < 64 * 2**20
     assert float(cache.layers[1].v[-1].sum()) == 0.0
+
+
+def test_what_a_model_held_goes_without_the_collector(tiny: Path) -> None:
+    def programs() -> int:
+        return sum(type(each) is CpuProgram for each in gc.get_objects())
+
+    gc.collect()
+    before, was = programs(), gc.isenabled()
+    gc.disable()
+    try:
+        llm = LLM(str(tiny), kv_memory="1MB", threads=1)
+        assert programs() > before
+        llm.close()
+        del llm
+        assert programs() == before
+    finally:
+        if was:
+            gc.enable()

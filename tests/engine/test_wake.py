@@ -126,7 +126,6 @@ def test_a_ring_before_the_wait_is_heard_once() -> None:
         wake.ring()
     assert wake.clear()
     assert not wake.clear()
-    with pytest.raises(BlockingIOError):
-        wake._heard.recv(1)
+    assert wake._heard.read(1) is None, "nothing is left, and nobody waits for it"
     wake.close()
     wake.ring()

@@ -339,6 +339,7 @@ def test_bad_text(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Non
         ({"tokenizer.ggml.tokens": None}, ModelFileError, "tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, ModelFileError, "tokens"),
         ({"tokenizer.ggml.token_type": [1]}, ModelFileError, "token_type"),
+        ({"tokenizer.ggml.token_type": [-1]}, ModelFileError, "token_type"),
         ({"tokenizer.ggml.merges": ["no such"]}, ModelFileError, "merges"),
         ({"tokenizer.ggml.merges": ["nospace"]}, ModelFileError, "merges"),
         ({"tokenizer.ggml.merges": None}, ModelFileError, "merges"),

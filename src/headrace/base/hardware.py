@@ -142,7 +142,7 @@ def _stat(path: Path, key: str) -> int:
 
 @functools.cache
 def _cpu_model() -> tuple[str, frozenset[str]]:
-    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    name, flags = "", frozenset[str]()
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         key, _, value = line.partition(":")
         key = key.strip()
@@ -152,7 +152,8 @@ def _cpu_model() -> tuple[str, frozenset[str]]:
             flags = frozenset(value.split())
         elif not line and flags:
             break
-    return name, flags
+    # Asked last: on Linux `platform.processor` starts a process, which is 10 ms and more.
+    return name or platform.processor() or platform.machine(), flags
 
 
 def gpus() -> tuple[GpuFacts, ...]:

@@ -36,7 +36,7 @@ from .opening import OpenModel, open_for_serving
 from .operations import Operations
 from .output import Answer
 from .real import REAL_WORKER
-from .records import recorder_of
+from .recorded import recorder_of
 from .stream import Stream
 from .supervisor import State, Supervision, Supervisor
 

@@ -46,7 +46,7 @@ from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
 from .preload import collector_paused, give_back, preload_torch, wants_torch
 from .real import REAL_WORKER
-from .records import recorder_of
+from .recorded import recorder_of
 
 if TYPE_CHECKING:
     from .build import Built

@@ -19,9 +19,8 @@ from typing import Any
 
 import msgspec
 
-from ..base import environment
 from ..base.config import EngineOptions
-from ..base.errors import InvalidRequest, OptionError
+from ..base.errors import InvalidRequest
 from ..base.identity import OPTIONS, Identity
 from ..base.request import OutputDelta, Request
 from ..base.spec import RequestSpec
@@ -72,18 +71,6 @@ class _Open:
     request: Request
     adapter: str | None
     choices: list[Choice] = field(default_factory=list)
-
-
-def recorder_of(options: EngineOptions) -> Recorder | None:
-    """A recorder where the environment asks for one. Raises `OptionError` for a folder that cannot
-    be made."""
-    folder = environment.record_folder()
-    if folder is None:
-        return None
-    try:
-        return Recorder(folder, options)
-    except OSError as refused:
-        raise OptionError(f"HEADRACE_RECORD: {folder}: {refused.strerror}") from None
 
 
 class Recorder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,13 +59,24 @@ def prepare(
     if HEAD not in graph.tensors():
         # Some checkpoints carry a copy of a tied table along.
         source.discard(HEAD)
-    for ref in _in_order(graph):
-        preparing.add(ref)
-    source.finish()
-    for spec in graph.attentions():
-        if isinstance(spec, AttentionSpec) and spec.rope is not None:
-            preparing.rope(spec.rope, spec.size, max_context)
+    with ThreadPoolExecutor(1, "headrace-rope") as thread:
+        # Cosines do not hold the interpreter: they are made beside the weights.
+        tables = {key: thread.submit(rope_table, *key, max_context) for key in _rotations(graph)}
+        for ref in _in_order(graph):
+            preparing.add(ref)
+        source.finish()
+        for key, table in tables.items():
+            preparing.rope(*key, table.result())
     return Model(graph, preparing.made)
+
+
+def _rotations(graph: Graph) -> set[tuple[Rope, int]]:
+    """(rope, numbers of a head that it rotates), each once for all layers that share it."""
+    return {
+        (spec.rope, spec.size)
+        for spec in graph.attentions()
+        if isinstance(spec, AttentionSpec) and spec.rope is not None
+    }
 
 
 def _in_order(graph: Graph) -> list[WeightRef]:
@@ -93,13 +105,11 @@ class _Preparing:
         else:
             self.made.by_key[ref.key] = self._matrix(ref)
 
-    def rope(self, rope: Rope, size: int, positions: int) -> None:
-        """The table of a rope, made once for all layers that share it."""
-        if (rope, size) not in self.made.ropes:
-            table: Sequence[Array] = rope_table(rope, size, positions)
-            if not self._operators.host:
-                table = [tensor(each).to(self._device) for each in table]
-            self.made.ropes[rope, size] = RopeTable(*table)
+    def rope(self, rope: Rope, size: int, table: Sequence[Array]) -> None:
+        """The table of a rope, for all layers that share it."""
+        if not self._operators.host:
+            table = [tensor(each).to(self._device) for each in table]
+        self.made.ropes[rope, size] = RopeTable(*table)
 
     def _vector(self, ref: WeightRef) -> Array:
         """One or several, one after the other, in the model's dtype on its device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
 
+_WHOLE = re.compile(rb"[%c%c%c]" % (UNKNOWN, CONTROL, USER_DEFINED))
+"""Types of tokens that are never parts of a word: some tens among 150,000, found without a step of
+the interpreter for each."""
 _MODELS = ("gpt2", "llama")
 _PREFIX = "tokenizer.ggml."
 
@@ -33,7 +37,7 @@ def tokenizer_from_gguf(metadata: dict[str, Any]) -> Tokenizer:
             param=_PREFIX + "model",
         )
     tokens = _array(metadata, "tokens", str)
-    types = _list(metadata, "token_type", int, default=[NORMAL] * len(tokens))
+    types = _types(_list(metadata, "token_type", int, default=[NORMAL] * len(tokens)))
     if len(types) != len(tokens):
         raise ModelFileError(
             f"{_PREFIX}token_type has {len(types)} entries for {len(tokens)} tokens",
@@ -120,7 +124,7 @@ def _library(ids: dict[str, int], merges: Sequence[str], known: PreTokenizer) ->
 
 
 def _sentencepiece(
-    metadata: dict[str, Any], tokens: Sequence[str], types: list[int], ids: dict[str, int]
+    metadata: dict[str, Any], tokens: Sequence[str], types: bytes, ids: dict[str, int]
 ) -> SentencePieceEncoder:
     if metadata.get(_PREFIX + "remove_extra_whitespaces"):
         raise UnsupportedModel(
@@ -154,7 +158,7 @@ def _sentencepiece(
 def _vocabulary(
     metadata: dict[str, Any],
     tokens: Sequence[str],
-    types: list[int],
+    types: bytes,
     find: Callable[[str], int | None],
 ) -> Vocabulary:
     sentencepiece = metadata[_PREFIX + "model"] == "llama"
@@ -162,11 +166,7 @@ def _vocabulary(
     eos = _id(metadata, "eos_token_id", len(tokens))
     # Files before 2024 lack add_bos_token; SentencePiece models then want it.
     add_bos = bool(metadata.get(_PREFIX + "add_bos_token", sentencepiece))
-    whole = {
-        index: tokens[index]
-        for index, kind in enumerate(types)
-        if kind != NORMAL and kind in (UNKNOWN, CONTROL, USER_DEFINED)
-    }
+    whole = {index: tokens[index] for index in (found.start() for found in _WHOLE.finditer(types))}
     return Vocabulary(
         kind="sentencepiece" if sentencepiece else "byte_level",
         tokens=tokens,
@@ -181,6 +181,16 @@ def _vocabulary(
         prefix_ids=(bos,) if add_bos and bos is not None else (),
         strip_space=sentencepiece and bool(metadata.get(_PREFIX + "add_space_prefix", True)),
     )
+
+
+def _types(values: list[int]) -> bytes:
+    try:
+        return bytes(values)
+    except ValueError:
+        raise ModelFileError(
+            f"{_PREFIX}token_type has a number outside of 0 to 255; types are {NORMAL} to {BYTE}",
+            param=_PREFIX + "token_type",
+        ) from None
 
 
 def _list(

@@ -78,9 +78,10 @@ class CpuProgram:
         beside: CpuProgram | None,
     ) -> None:
         self._operators, self._plain, self._limits = operators, plain, limits
-        self._variants: dict[Variant, CpuProgram | None] = beside._variants if beside else {}
-        """All of this step, made when they are first wanted; None: it cannot be recorded."""
-        self._variants[variant] = self
+        self._variant = variant
+        self._others: dict[Variant, CpuProgram | None] = {}
+        """Of the same step, made when they are first wanted; None: it cannot be recorded. They do
+        not know this one, so that all of it goes when the last reference to it does."""
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena)
         every = variant.every or not plain.model.generates
@@ -146,11 +147,13 @@ class CpuProgram:
         """The program of what this step wants; None where there is none."""
         some = self._selects and len(batch.sample_rows) != len(batch.tokens)
         variant = Variant(want.hidden == "every" and some, batch.adapters is not None)
-        if variant not in self._variants:
-            self._variants[variant] = compile_program(
+        if variant == self._variant:
+            return self
+        if variant not in self._others:
+            self._others[variant] = compile_program(
                 self._operators, self._plain, self._limits, self, variant
             )
-        return self._variants[variant]
+        return self._others[variant]
 
     def _fill(self, batch: StepBatch, want: Want) -> bool:
         """Point the step to `batch`, and choose its end. False: it is beyond the limits."""
