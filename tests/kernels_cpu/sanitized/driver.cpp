@@ -7,11 +7,14 @@
 // Built by the target `kernels_sanitized` of CMakeLists.txt with one ISA level, HR_DRIVEN. What a
 // sanitizer finds ends the process; what the driver itself finds (different bits) does too.
 #include <pthread.h>
+#include <unistd.h>
 
 #include <initializer_list>
 
+#include "crew.h"
 #include "fuzz.h"
 #include "levels.h"
+#include "team.h"
 
 extern "C" {
 void* hr_team_new(int32_t threads, const char* wish);
@@ -168,11 +171,82 @@ void teams_at_once(void* shared) {
   for (pthread_t thread : threads) pthread_join(thread, nullptr);
 }
 
+// ---- the crew: by a clock of our own, then with threads that are late on purpose
+
+void crews() {
+  hr::Crew crew(5);
+  double clock = 0;
+  const auto program = [&](double seconds, double lost) {
+    crew.judge(clock, clock + seconds, lost);
+    clock += seconds;
+    return crew.members;
+  };
+  for (int i = 0; i < 100; ++i) CHECK(program(10e-3, 4e-3) == 5);  // late, but worth it
+  CHECK(program(1e-3, 1e-3) == 5);  // too short to be judged alone
+  for (int i = 0; i < 3; ++i) CHECK(program(1e-3, 0) == 5);
+  for (int members : {3, 2, 1}) CHECK(program(10e-3, 6e-3) == members);
+  const double alone = clock;
+  while (program(1e-3, 0) == 1) CHECK(clock < alone + hr::kLongestRest);
+  CHECK(crew.members == 2 && clock >= alone + 4 * hr::kShortestRest - 1e-9);
+  CHECK(program(10e-3, 9e-3) == 1);  // still late: a longer rest
+  const double again = clock;
+  while (program(1e-3, 0) == 1) CHECK(clock < again + hr::kLongestRest);
+  CHECK(clock >= again + 8 * hr::kShortestRest - 1e-9);
+  for (int members : {4, 5, 5}) CHECK(program(5e-3, 0) == members);
+  for (int i = 0; i < 20; ++i) {  // never none, never a rest without end
+    while (crew.members > 1) program(1, 1);
+    CHECK(crew.rest <= hr::kLongestRest);
+    clock += 2 * hr::kLongestRest;
+    CHECK(program(1e-3, 0) == 2);
+  }
+  hr::Crew lone(1);
+  lone.judge(0, 1, 0);
+  CHECK(lone.members == 1);
+}
+
+struct Seen {
+  int late;  // microseconds that all but the caller take
+  int came, threads;
+};
+
+// Stands in for the kernels: one record tells who came.
+void note(const HrRecord& record, const hr::Work& work) {
+  Seen& seen = *static_cast<Seen*>(const_cast<void*>(static_cast<const void*>(record.op)));
+  __atomic_fetch_add(&seen.came, 1, __ATOMIC_RELAXED);
+  if (work.thread == 0) seen.threads = work.threads;
+  else if (seen.late) usleep(static_cast<useconds_t>(seen.late));
+}
+
+// Every thread of a crew comes once for every record, while the crew shrinks and grows.
+void late_threads() {
+  const hr::Kernels kernels{"late", note,
+                            [](const HrRecord&, const HrStep&, int) { return hr::Room{64, 0}; },
+                            nullptr, nullptr};
+  hr::Team* team = hr::team_new(4, &kernels);
+  CHECK(team);
+  HrStep step{};
+  const auto job = [&](int late) {
+    Seen seen{late, 0, 0};
+    const HrRecord records[] = {{0, 0, &seen}, {0, 0, &seen}, {0, 0, &seen}};
+    CHECK(hr::team_run(team, records, 3, &step, nullptr) == 0);
+    CHECK(seen.came == 3 * seen.threads);
+    return seen.threads;
+  };
+  for (int tries = 0; job(8000) > 1; ++tries) CHECK(tries < 1000);
+  for (int i = 0; i < 2000; ++i) {
+    job(i % 200 < 40 ? 8000 : 0);
+    if (i % 200 > 40) usleep(100);
+  }
+  hr::team_free(team);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   const int rounds = count > 1 ? atoi(arguments[1]) : 60;
   if (count > 2) g_state ^= static_cast<uint64_t>(atoll(arguments[2])) << 20;
+  crews();
+  late_threads();
   void* teams[3];
   for (int i = 0; i < 3; ++i) CHECK(teams[i] = hr_team_new(i + 1, nullptr));
   products(teams, 3);

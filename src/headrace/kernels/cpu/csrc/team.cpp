@@ -7,6 +7,11 @@
 // gives its core away a few times, then sleeps on a futex: an idle engine costs nothing, and on a
 // machine where others want the cores too the team does not burn its time slice.
 //
+// Where others want the cores a barrier waits for a thread that the system has put aside, a time
+// slice or several, and two hundred of them make a step of a small model ten times longer than one
+// thread would take. So the caller says how long it waited beyond its spinning, and the crew of the
+// next program is chosen by that (crew.h).
+//
 // The sense of the barrier is a phase number that only grows. Threads of the team are not pinned:
 // as many of them as there are cores in the affinity mask find their cores by themselves, and a
 // pinned one would wait behind a stranger's thread while another core idles (ADR 0071).
@@ -14,6 +19,8 @@
 // After a fork the child has no threads but the caller's: the team notices by its process id and
 // starts new ones.
 #include "team.h"
+
+#include "crew.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -52,9 +59,9 @@ void pause_cpu() {
 #endif
 }
 
-int64_t futex(std::atomic<uint32_t>* word, int op, uint32_t value) {
+int64_t futex(std::atomic<uint32_t>* word, int op, uint32_t value, uint32_t whom) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op | FUTEX_PRIVATE_FLAG, value,
-                 nullptr, nullptr, 0);
+                 nullptr, nullptr, whom);
 }
 
 double now() {
@@ -63,32 +70,47 @@ double now() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// A number that threads wait to see change.
+// A number that threads wait to see change. A sleeper is woken by a call whose `whom` has its bit.
 struct Signal {
   alignas(64) std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 
   uint32_t read() const { return value.load(std::memory_order_acquire); }
 
-  void raise() {
-    value.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst)) futex(&value, FUTEX_WAKE, 0x7fffffff);
+  void set(uint32_t next, uint32_t whom) {
+    value.store(next, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst))
+      futex(&value, FUTEX_WAKE_BITSET, 0x7fffffff, whom);
   }
 
-  void wait(uint32_t seen) {
-    for (int i = 0; i < kSpins; ++i) {
-      if (read() != seen) return;
+  // Returns the seconds that were waited beyond the spinning.
+  double wait(uint32_t seen, uint32_t bit, int spins) {
+    for (int i = 0; i < spins; ++i) {
+      if (read() != seen) return 0;
       pause_cpu();
     }
+    const double began = now();
     for (int i = 0; i < kYields; ++i) {
-      if (read() != seen) return;
+      if (read() != seen) return now() - began;
       sched_yield();
     }
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    while (value.load(std::memory_order_seq_cst) == seen) futex(&value, FUTEX_WAIT, seen);
+    while (value.load(std::memory_order_seq_cst) == seen)
+      futex(&value, FUTEX_WAIT_BITSET, seen, bit);
     sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return now() - began;
   }
 };
+
+// The start of a job: its number, and in the low bits how many threads are in it. Who is not in it
+// may see it late or never, and reads nothing of it; who is in it sees it, for it ends with them.
+// Whoever is in no longer is woken once to see that, so that no one holds an old number for so long
+// that it comes again.
+constexpr uint32_t kCountBits = 9, kCountMask = (1u << kCountBits) - 1;
+constexpr uint32_t kEveryone = 0xffffffffu;
+
+uint32_t bit_of(int thread) { return 1u << (thread < 31 ? thread : 31); }
+uint32_t bits_of(int threads) { return threads > 31 ? kEveryone : (1u << threads) - 1; }
 
 }  // namespace
 
@@ -103,8 +125,10 @@ struct Team {
   Signal phase;  // a barrier opened
   alignas(64) std::atomic<int> arrived{0};
   bool stop = false;
+  Crew crew{1};
 
-  // The job. Either a task or records.
+  // The job. Either a task or records, of the first `members` threads.
+  int members = 1;
   void (*task)(void*, int, int) = nullptr;
   void* context = nullptr;
   const HrRecord* records = nullptr;
@@ -118,35 +142,37 @@ struct Team {
   int64_t scratch_each = 0;
   int64_t scratch_shared = 0;
 
-  void barrier() {
-    if (threads == 1) return;
+  // Returns the seconds that were waited beyond the spinning.
+  double barrier(int all) {
+    if (all == 1) return 0;
     const uint32_t seen = phase.read();
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
-      arrived.store(0, std::memory_order_relaxed);
-      phase.raise();
-    } else {
-      phase.wait(seen);
-    }
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) < all - 1)
+      return phase.wait(seen, kEveryone, kSpins);
+    arrived.store(0, std::memory_order_relaxed);
+    phase.set(seen + 1, kEveryone);
+    return 0;
   }
 
-  void work(int thread) {
-    if (task) {
-      task(context, thread, threads);
-      barrier();
-      return;
-    }
+  double work(int thread) {
     // A copy of the job: once the last barrier opens, the caller may fill in the next one.
+    const int all = members;
+    if (task) {
+      task(context, thread, all);
+      return barrier(all);
+    }
     const int total = count;
     const HrRecord* const list = records;
     double* const times = seconds;
-    Work w{step, thread, threads, scratch + thread * scratch_each, counters,
+    Work w{step, thread, all, scratch + thread * scratch_each, counters,
            scratch + threads * scratch_each};
-    for (int i = 0; i < total; ++i, w.counters += threads * kCounterStride) {
+    double waited = 0;
+    for (int i = 0; i < total; ++i, w.counters += all * kCounterStride) {
       const double began = times && thread == 0 ? now() : 0;
       kernels->run(list[i], w);
-      barrier();
+      waited += barrier(all);
       if (times && thread == 0) times[i] = now() - began;
     }
+    return waited;
   }
 };
 
@@ -163,8 +189,10 @@ void* thread_main(void* argument) {
   Team* team = entry.team;
   uint32_t seen = 0;
   for (;;) {
-    team->start.wait(seen);
-    seen += 1;
+    const bool member = static_cast<int>(seen & kCountMask) > entry.thread;
+    team->start.wait(seen, bit_of(entry.thread), member ? kSpins : 0);
+    seen = team->start.read();
+    if (static_cast<int>(seen & kCountMask) <= entry.thread) continue;
     if (team->stop) return nullptr;
     team->work(entry.thread);
   }
@@ -192,16 +220,26 @@ void start_threads(Team* team) {
     ++started;
   }
   team->threads = started;  // fewer where the system refused: slower, still right
+  team->crew = Crew(started);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void launch(Team* team) {
-  if (team->threads > 1) team->start.raise();
-  team->work(0);
+void call(Team* team, int members) {
+  const uint32_t last = team->start.read(), number = (last >> kCountBits) + 1;
+  const bool fewer = members < static_cast<int>(last & kCountMask);
+  team->start.set(number << kCountBits | static_cast<uint32_t>(members),
+                  fewer ? kEveryone : bits_of(members));
 }
 
-bool make_room(Team* team, const HrRecord* records, int count, const HrStep* step) {
-  const int64_t counters = static_cast<int64_t>(count) * team->threads;
+// Run the job. Returns the seconds that the caller waited for others beyond its spinning.
+double launch(Team* team, int members) {
+  team->members = members;
+  if (members > 1) call(team, members);
+  return team->work(0);
+}
+
+bool make_room(Team* team, const HrRecord* records, int count, const HrStep* step, int members) {
+  const int64_t counters = static_cast<int64_t>(count) * members;
   if (counters > team->counter_room) {
     free(team->counters);
     team->counters = static_cast<int64_t*>(
@@ -212,7 +250,7 @@ bool make_room(Team* team, const HrRecord* records, int count, const HrStep* ste
   memset(team->counters, 0, static_cast<size_t>(counters * kCounterStride) * sizeof(int64_t));
   Room need{kScratchUnit, 0};
   for (int i = 0; i < count; ++i) {
-    const Room one = team->kernels->scratch(records[i], *step, team->threads);
+    const Room one = team->kernels->scratch(records[i], *step, members);
     if (one.each > need.each) need.each = one.each;
     if (one.shared > need.shared) need.shared = one.shared;
   }
@@ -255,7 +293,7 @@ void team_free(Team* team) {
   if (!team) return;
   if (team->process == getpid()) {
     team->stop = true;
-    team->start.raise();
+    call(team, team->threads);
     for (int i = 1; i < team->threads; ++i) pthread_join(team->handles[i], nullptr);
   }
   free(team->handles);
@@ -274,7 +312,9 @@ int team_run(Team* team, const HrRecord* records, int count, const HrStep* step,
     start_threads(team);
   }
   pthread_mutex_lock(&team->running);
-  if (!make_room(team, records, count, step)) {
+  const int members = team->crew.members;
+  const double began = team->crew.most > 1 ? now() : 0;
+  if (!make_room(team, records, count, step, members)) {
     pthread_mutex_unlock(&team->running);
     return -1;
   }
@@ -283,7 +323,8 @@ int team_run(Team* team, const HrRecord* records, int count, const HrStep* step,
   team->count = count;
   team->step = step;
   team->seconds = seconds;
-  launch(team);
+  const double waited = launch(team, members);
+  if (team->crew.most > 1) team->crew.judge(began, now(), waited);
   pthread_mutex_unlock(&team->running);
   return 0;
 }
@@ -296,7 +337,7 @@ void team_each(Team* team, void (*task)(void*, int, int), void* context) {
   pthread_mutex_lock(&team->running);
   team->task = task;
   team->context = context;
-  launch(team);
+  launch(team, team->threads);
   team->task = nullptr;
   pthread_mutex_unlock(&team->running);
 }
