@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -92,6 +94,66 @@ async def test_reasoning_is_counted_once(client: httpx.AsyncClient, engine: Fake
         counts.append((await client.post(path, json=body)).json()["usage"])
     assert counts[0] == counts[1] == counts[2]
     assert counts[0]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def ended(client: httpx.AsyncClient, response_id: str) -> dict[str, Any]:
+    while True:
+        answer: dict[str, Any] = (await client.get(f"/v1/responses/{response_id}")).json()
+        if answer["status"] != "in_progress":
+            return answer
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("after", [0, 1, 25, MOST - 20])
+async def test_what_is_made_in_the_background_comes_anew(
+    client: httpx.AsyncClient, engine: FakeEngine, after: int
+) -> None:
+    path, body = asked("responses", background=True)
+    plain = await ended(client, (await client.post(path, json=body)).json()["id"])
+    assert plain["output"]
+    engine.dies_after = after
+    anew = await ended(client, (await client.post(path, json=body)).json()["id"])
+    assert engine.dies_after is None
+    for answer in (plain, anew):  # Counted by delta, and those that wait are merged.
+        del answer["usage"]["output_tokens_details"]
+    assert timeless(anew) == timeless(plain)
+
+
+async def test_background_work_that_is_watched_ends_with_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """Who has seen events cannot be given others; who has seen none of the answer can."""
+    path, body = asked("responses", background=True, stream=True)
+    engine.delay = 0.001
+    for after, end in ((40, "failed"), (0, "incomplete")):
+        engine.dies_after = after
+        text = (await client.post(path, json=body)).text
+        assert engine.dies_after is None
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in text.splitlines()
+            if line.startswith("data: ")
+        ]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == f"response.{end}"
+        assert events[-1]["response"]["status"] == end
+
+
+async def test_background_work_whose_server_is_gone_has_failed(
+    app: Application, client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    """As after a kill of the API process: the store alone remembers it."""
+    engine.delay = 0.05
+    path, body = asked("responses", background=True)
+    name = (await client.post(path, json=body)).json()["id"]
+    assert (await client.get(f"/v1/responses/{name}")).json()["status"] == "in_progress"
+    running = app.state.responses.running
+    task = running.pop(name)
+    left = (await client.get(f"/v1/responses/{name}")).json()
+    running[name] = task
+    assert (left["status"], left["error"]["code"]) == ("failed", "server_error")
+    cancelled = await client.post(f"/v1/responses/{name}/cancel", json={})
+    assert cancelled.json()["status"] == "cancelled"
 
 
 @pytest.mark.parametrize("name", ["completions", "chat"])

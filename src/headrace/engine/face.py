@@ -74,6 +74,9 @@ class OutputStream(Protocol):
     def divert(self, straight: Callable[[OutputDelta], bool]) -> None:
         """Offer further deltas to a function, past a reader that waits: see `Stream.divert`."""
 
+    def show(self) -> bool:
+        """Give up that the answer can come anew, since somebody sees it: see `Stream.show`."""
+
     def cancel(self) -> None:
         """Stop the work (if it still goes on) and free what it holds; further deltas are lost."""
 

@@ -108,6 +108,15 @@ class Stream:
         self._void = dict(self._taken)
         self._open = self._choices
 
+    def show(self) -> bool:
+        """Somebody outside is to see what the reader has: from here on it cannot come anew. False:
+        the engine has died and it counts no longer, so there is nothing to see yet."""
+        anew = self._void or any(delta.void is not None for delta in self._pending.values())
+        if anew and self._error is None:
+            return False
+        self._whole = False
+        return True
+
     @property
     def ended(self) -> bool:
         """Will nothing more be pushed?"""

@@ -20,7 +20,7 @@ class ResponseBuilder:
 
     def __init__(self, body: ResponseBody, model: str, response_id: str, usage: Usage) -> None:
         self._usage = usage
-        self._sequence = 0
+        self._sequence = self._begun = 0
         self._text = ""
         """Text of the item that is open."""
         self._logprobs: list[dict[str, Any]] = []
@@ -66,11 +66,15 @@ class ResponseBuilder:
         }
 
     def begin(self) -> list[Event]:
-        return [self._whole("response.created"), self._whole("response.in_progress")]
+        events = [self._whole("response.created"), self._whole("response.in_progress")]
+        self._begun = self._sequence
+        return events
 
     def again(self) -> None:
-        """Nothing of what was taken counts; for a reader who has seen none of the events."""
+        """Nothing of what was taken counts; for a reader who has seen no event but the first
+        ones."""
         self._text, self._logprobs, self._open = "", [], None
+        self._sequence = self._begun
         self.response["output"] = []
 
     def take(self, fields: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:

@@ -43,9 +43,15 @@ class Responses:
         """What is made there."""
 
     async def find(self, response_id: str, owner: str) -> Stored:
+        in_work = response_id in self.running
         stored = await self.store.get(response_id, owner)
         if stored is None:
             raise NotFound(f"there is no response {response_id[:128]!r}", param="response_id")
+        if stored.response["status"] == "in_progress" and not in_work:
+            # The process that made it has ended, or its end could not be stored.
+            message = "the server that made it has ended: ask again"
+            stored.response["status"] = "failed"
+            stored.response["error"] = {"code": "server_error", "message": message}
         return stored
 
     async def history(self, response_id: str | None, owner: str) -> list[dict[str, Any]]:
@@ -74,8 +80,8 @@ class Responses:
         past = await self.history(body.previous_response_id, owner)
         chat_body = await self._to_chat(body, [*past, *items])
         name = request.scope["headrace.request_id"]
-        # What is made in the background can be watched while it comes.
-        whole = not (body.stream or body.background)
+        # What is made in the background is seen by nobody until somebody watches it (`_Turn.told`).
+        whole = bool(body.background) or not body.stream
         chat, stream = await begin(self.service, chat_body, name, whole=whole, where="input")
         builder = ResponseBuilder(body, chat.model, f"resp_{secrets.token_hex(16)}", chat.usage)
         turn = _Turn(self, chat, stream, builder, items if body.store is not False else None, owner)
@@ -184,6 +190,8 @@ class _Turn:
         self._owner = owner
         self._log: list[bytes] = []
         """The events so far, by their number; kept of background work alone."""
+        self._opening = 0
+        """How many of them tell nothing of the answer."""
         self._ended = False
         self._grown = asyncio.Event()
 
@@ -192,6 +200,8 @@ class _Turn:
         place = after + 1
         while True:
             grown, news = self._grown, self._log[place:]
+            if news and place + len(news) > self._opening and not self._stream.show():
+                news = news[: max(self._opening - place, 0)]  # The rest comes anew.
             place += len(news)
             if news:
                 yield b"".join(news)
@@ -218,12 +228,15 @@ class _Turn:
     async def _events(self) -> AsyncIterator[list[dict[str, Any]]]:
         parts = self._chat.part()
         trail = Trail(self._chat)
-        yield self.builder.begin()
+        opening = self.builder.begin()
+        self._opening = len(opening)
+        yield opening
         async for _, delta in deltas([self._stream]):
             self._chat.usage.count(0, delta)
             if delta.void is not None:
                 parts, trail = self._chat.part(), Trail(self._chat)
                 self.builder.again()
+                del self._log[self._opening :]
             trail.take(delta)
             events = [
                 event
