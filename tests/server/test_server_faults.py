@@ -150,6 +150,25 @@ def test_a_step_that_hangs_or_crashes(server: Running, token: int, code: str, st
     serves_again(server)
 
 
+def counted(server: Running, name: str) -> float:
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def test_a_killed_engine_costs_no_background_response(server: Running) -> None:
+    slow = httpx.post(server.url + "/detokenize", json={"tokens": [SLOW]}).json()["prompt"]
+    body = {"input": slow, "max_output_tokens": 150, "temperature": 0, "background": True}
+    name = httpx.post(server.url + "/v1/responses", json=body).json()["id"]
+    until(lambda: counted(server, "vllm:generation_tokens_total") >= 10)
+    os.kill(engine_of(server), signal.SIGKILL)
+    path = f"{server.url}/v1/responses/{name}"
+    until(lambda: httpx.get(path).json()["status"] != "in_progress", 60)
+    response = httpx.get(path).json()
+    assert response["status"] == "incomplete", response["error"]
+    assert response["usage"]["output_tokens"] == 150
+    assert counted(server, "headrace:requests_retried_total") == 1
+
+
 def test_a_step_that_fails(server: Running) -> None:
     reply = httpx.post(server.url + COMPLETIONS, json=ask(5, RAISE), timeout=30)
     assert reply.status_code == 500
