@@ -20,6 +20,18 @@ from ..base.errors import HeadraceError
 from ..base.request import Request
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
+from ..base.version import revision
+from ..bench.operators import (
+    HEADER,
+    Check,
+    Operator,
+    document,
+    operators_page,
+    rows,
+    said,
+    table_of,
+    too_low,
+)
 from ..engine.build import build
 from ..engine.prediction import case_of
 from ..engine.recording import (
@@ -28,6 +40,7 @@ from ..engine.recording import (
     step_lines,
 )
 from ..engine.timeline import timeline
+from ..kernels.cpu.timing import timed
 from ..loader import open_model
 from ..roofline.composition import compose_plan
 from ..roofline.hardware import Hardware
@@ -45,11 +58,14 @@ def profile(
     out: Annotated[Path, typer.Option("--out", "-o", help="Timeline for ui.perfetto.dev.")] = Path(
         "timeline.json"
     ),
+    html: Annotated[Path | None, typer.Option(help="Write a page of the operators.")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="Write the operators.")] = None,
     steps: Annotated[
         Path | None, typer.Option(help="Step records too, for `headrace roofline --fit`.")
     ] = None,
 ) -> None:
-    """Run a model here, and show each step's time next to what the roofline expects."""
+    """Run a model here, and show the time of each kind of step next to what the roofline expects
+    and allows; on the CPU's own kernels of each operator too."""
     console = Console()
     files = open_model(model)
     options = EngineOptions(
@@ -77,21 +93,46 @@ def profile(
             prompt = [rng.randrange(100, files.arch.vocab_size // 2) for _ in range(input)]
             sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
             built.core.add(Request(f"profile-{number}", prompt, RequestSpec(sampling, seed=0)))
-        begin = time.perf_counter()
-        while built.core.has_work:
-            built.core.turn()
-        wall = time.perf_counter() - begin
+        with timed() as records:
+            begin = time.perf_counter()
+            while built.core.has_work:
+                built.core.turn()
+            wall = time.perf_counter() - begin
     finally:
         built.close()
     found = recorder.steps
     step_model = StepModel(case, hardware)
     try:
         out.write_text(json.dumps(timeline(found, step_model)))
+        operators = table_of(records, [step.plan for step in found], step_model) if records else []
+        check = Check(
+            sum(record.seconds for record in records), sum(step.device_seconds for step in found)
+        )
+        if html is not None:
+            subtitle = f"{model} on {hardware.name} · {requests} × {input} in, {output} out"
+            html.write_text(operators_page(operators, check, subtitle))
+        if as_json is not None:
+            about = {
+                "model": model,
+                "hardware": hardware.name,
+                "efficiencies": hardware.efficiency.source,
+                "requests": requests,
+                "input": input,
+                "output": output,
+                "commit": revision(),
+            }
+            as_json.write_text(json.dumps(document(operators, check, about), indent=1))
         if steps is not None:
             steps.write_text("".join(json.dumps(line) + "\n" for line in step_lines(found)))
     except OSError as error:
         raise HeadraceError(f"{error.filename}: {error.strerror}") from None
     _show(console, found, step_model, hardware, wall)
+    if records:
+        _show_operators(console, operators, check)
+    else:
+        console.print(
+            "operators are timed one by one in the CPU's own kernels (--kernels cpu) only"
+        )
     console.print(f"timeline: {out} (open it in ui.perfetto.dev)", highlight=False)
 
 
@@ -135,6 +176,20 @@ def _show(
         f"{hardware.efficiency.source}",
         highlight=False,
     )
+
+
+def _show_operators(console: Console, operators: Sequence[Operator], check: Check) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in HEADER:
+        left = column in ("steps", "operator")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for row in rows(operators):
+        table.add_row(*row)
+    console.print(table)
+    style = None if check.holds else "bold red"
+    console.print(said(check), style=style, highlight=False, soft_wrap=True)
+    if (why := too_low(operators)) is not None:
+        console.print(why, style="bold red", highlight=False, soft_wrap=True)
 
 
 command = typer.Typer(help="Where the time of a model's steps goes.")

@@ -1,0 +1,66 @@
+"""Measured operators beside predicted ones: names that meet, sums that hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.bench.operators import Check, Operator, operators_page, rows, said, too_low
+from headrace.cli.profile import command
+from headrace.kernels.cpu.library import LibraryAbsent, load
+from headrace.roofline import machine
+
+sys.path.append(str(Path(__file__).parent.parent / "server"))
+
+
+@pytest.mark.slow
+def test_the_command_times_each_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        load()
+    except LibraryAbsent as why:
+        pytest.skip(str(why))
+    from served_model import make_tiny_model
+
+    monkeypatch.chdir(tmp_path)
+    model = make_tiny_model(tmp_path / "tiny")
+    told = [str(model), "--requests", "3", "--input", "9", "--output", "4", "--kernels", "cpu"]
+    if machine.this_hardware("cpu") is None:
+        pytest.skip("this machine is not known to the roofline")
+    done = CliRunner().invoke(command, [*told, "--json", "p.json", "--html", "p.html"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "p.json").read_text())
+    by_name = {(one["steps"], one["operator"]): one for one in found["operators"]}
+    # Two layers; one step of prompts and three that decode.
+    assert by_name["prompt", "attend"]["calls"] == 2
+    assert by_name["decode", "attend"]["calls"] == 6
+    for one in by_name.values():
+        assert one["calls"], f"{one['operator']} was predicted and did not run"
+        assert one["seconds"] > 0
+    # Records run within their steps.
+    assert 0 < found["check"]["share"] <= 1
+    total = sum(one["seconds"] for one in by_name.values())
+    assert total == pytest.approx(found["check"]["operators_seconds"])
+    assert "the operators' sum is" in done.output
+    assert "<svg" in (tmp_path / "p.html").read_text()
+
+
+def test_a_sum_that_does_not_hold_is_said() -> None:
+    assert Check(0.95, 1.0).holds
+    for wrong in (Check(0.5, 1.0), Check(1.2, 1.0)):
+        assert not wrong.holds
+        assert "NOT within" in said(wrong)
+    lost = Operator("decode", "norm", 2, 0.5, 0.1, 0.1)
+    page = operators_page([lost], Check(0.5, 1.0), "m on <h>")
+    assert "verdict bad" in page
+    assert "m on &lt;h&gt;" in page
+    assert rows([lost])[0][-1] == "400.0"
+    assert too_low([lost]) is None
+    beaten = Operator("decode", "head", 1, 0.1, 0.3, 0.8)
+    told = too_low([lost, beaten])
+    assert told is not None
+    assert "--calibrate" in told
+    assert "--calibrate" in operators_page([lost, beaten], Check(0.95, 1.0), "m")
