@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_named_with_the_reason() -> None:
         for one in found.rejected
         if not one.fits
     }
-    assert "141 GB of a device's 80 GB" in reasons["H100", "bfloat16", "1"]
+    assert "141 GB of a device's 86 GB" in reasons["H100", "bfloat16", "1"]
     assert "more than a node's 8" in reasons["L40S", "fp8", "TP4·PP4"]
     everything = few(DEEPSEEK, devices=("H100", "THOR"), pools=False).rejected
     assert any("no link" in one.reason for one in everything if one.device == "THOR")

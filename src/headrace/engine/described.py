@@ -1,24 +1,36 @@
 """One description of a model for the roofline, the simulator, the planner and the bench.
 
-A file is what it is: the bytes of its own tensors. A name of the catalog is its file. A
-`config.json` (alone, in a folder without weights, or of a hub id) and the known architectures have
-the formats in which they are published.
+A file is what it is: the bytes of its own tensors, also one of a family that is not served, one
+in parts, or a header alone. A name of the catalog is its file. A `config.json` (alone, in a folder
+without weights, or of a hub id) and the known architectures have the formats in which they are
+published.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..base.arch import ModelArch
-from ..base.errors import DownloadError, HeadraceError, ModelNotFound, UnsupportedModel
+from ..base.errors import (
+    DownloadError,
+    HeadraceError,
+    ModelFileError,
+    ModelNotFound,
+    UnsupportedModel,
+)
 from ..base.modelfiles import ModelFiles
 from ..loader import open_model
 from ..loader.catalog import CATALOG
+from ..loader.gguf import GgufFile
 from ..loader.hub_model import CONFIG, fetch_hub, split_hub_name
 from ..loader.jsonfile import read_json
 from ..roofline.config import read_config
 from ..roofline.counts import Case, Layout
+from ..roofline.gguf import Stored, read_gguf
 from ..roofline.hardware import Hardware
 from ..roofline.known import KNOWN, PUBLISHED
 from ..roofline.routing import typical_skew
@@ -54,6 +66,8 @@ def describe_model(name: str) -> Described:
     hub = split_hub_name(name)
     if hub is not None and not path.exists() and name not in CATALOG:
         return _of_hub(name, *hub)
+    if path.is_file() and path.suffix == ".gguf":
+        return _of_gguf(path, name)
     try:
         files = open_model(name)
     except UnsupportedModel:
@@ -96,6 +110,36 @@ def make_case(
 def _of_config(path: Path) -> Described:
     arch, weights = read_config(read_json(path))
     return Described(arch, weights, "config.json")
+
+
+def _of_gguf(path: Path, name: str) -> Described:
+    """A file that can be served, or the header of any other one: cut off, in parts, unserved."""
+    first = GgufFile(path, whole=False)
+    files = _parts(path, first.metadata.get("split.count"))
+    if len(files) == 1 and first.whole:
+        with suppress(UnsupportedModel):
+            served = open_model(name)
+            return Described(served.arch, stored_weights(served), "file", served)
+    headers = [first, *(GgufFile(file, whole=False) for file in files[1:])]
+    tensors = {
+        tensor.name: Stored(tensor.type.name, math.prod(tensor.shape[:-1]), tensor.nbytes)
+        for header in headers
+        for tensor in header.tensors.values()
+    }
+    return Described(*read_gguf(first.metadata, tensors), "GGUF header")
+
+
+def _parts(path: Path, count: object) -> list[Path]:
+    """All files of a model in parts, the first of which is named."""
+    if not isinstance(count, int) or count < 2:
+        return [path]
+    found = re.fullmatch(r"(.+)-00001-of-(\d{5}).gguf", path.name)
+    if found is None or int(found[2]) != count:
+        raise ModelFileError(
+            f"{path.name} is one part of {count}; name the first, …-00001-of-{count:05}.gguf",
+            param="model",
+        )
+    return [path.with_name(f"{found[1]}-{n:05}-of-{found[2]}.gguf") for n in range(1, count + 1)]
 
 
 def _of_hub(name: str, repo: str, selector: str) -> Described:

@@ -87,17 +87,19 @@ def read_config(config: Mapping[str, Any]) -> tuple[ModelArch, WeightBytes]:
     try:
         arch = from_hf(config)
     except UnsupportedModel:
-        arch = _architecture(Fields(text, WHERE))
+        arch = architecture(text)
     return arch, stored_format({**text, **config})
 
 
-def _architecture(fields: Fields) -> ModelArch:
+def architecture(config: Mapping[str, Any], where: str = WHERE) -> ModelArch:
+    """The sizes of any decoder; raises as `read_config` does, naming `where` the key was."""
+    fields = Fields(config, where)
     kind = str(fields.raw("model_type"))
     for key, absent in UNPRICED.items():
         fields.expect(key, *absent)
     if kind in UNGATED:
         raise UnsupportedModel(
-            f"{WHERE}: model_type is {kind}: a feed-forward without a gate is not priced"
+            f"{where}: model_type is {kind}: a feed-forward without a gate is not priced"
         )
     hidden, heads = _size(fields, "hidden"), _size(fields, "heads")
     layers, context = _size(fields, "layers"), _size(fields, "context")
@@ -181,7 +183,9 @@ def _windows(fields: Fields, layers: int, context: int) -> tuple[int | None, ...
             "sliding_attention",
             "chunked_attention",
         }:
-            raise UnsupportedModel(f"{WHERE}: layer_types has {min(odd)}, which is not priced")
+            raise UnsupportedModel(
+                f"{fields.where}: layer_types has {min(odd)}, which is not priced"
+            )
         narrow = [kind != "full_attention" for kind in kinds]
     elif chunk is not None and isinstance(roped, list) and len(roped) == layers:
         narrow = [bool(one) for one in roped]

@@ -57,7 +57,7 @@ class Hardware:
         integer format (activations are quantised too), as int8; all else in the activations' type.
         """
         own = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8"}.get(format)
-        if own is None and self.kind == "cpu" and format[0] in "Qi":
+        if own is None and self.kind == "cpu" and format[0] in "QITi":
             own = "int8"
         return own if own in self.rates else dtype
 
@@ -79,16 +79,17 @@ class Hardware:
         return replace(self, efficiency=efficiency)
 
 
-GB = 10**9
-
-# The fabric is that of the makers' DGX systems: one 200 Gb/s (A100) or 400 Gb/s adapter per device.
+MIB = 2**20
+# Memory is what the driver reports (`nvidia-smi`, "143771MiB" on an H200): the "80 GB" of a data
+# sheet are GiB. The fabric is that of the makers' DGX systems: one 200 Gb/s (A100) or 400 Gb/s
+# adapter per device.
 _DATASHEETS = {
     # NVIDIA A100 Tensor Core GPU datasheet (SXM 80 GB); L2 from the Ampere whitepaper.
     "A100": Hardware(
         "A100",
         {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
         2.039e12,
-        80 * GB,
+        81_920 * MIB,
         40 * 2**20,
         5e12,
         300e9,
@@ -102,7 +103,7 @@ _DATASHEETS = {
         "H100",
         {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12, "int8": 1979e12},
         3.35e12,
-        80 * GB,
+        81_559 * MIB,
         50 * 2**20,
         7e12,
         450e9,
@@ -115,7 +116,7 @@ _DATASHEETS = {
         "H200",
         {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12, "int8": 1979e12},
         4.8e12,
-        141 * GB,
+        143_771 * MIB,
         50 * 2**20,
         7e12,
         450e9,
@@ -136,7 +137,7 @@ _DATASHEETS = {
             "fp4": 9000e12,
         },
         8.0e12,
-        180 * GB,
+        183_359 * MIB,
         126 * 2**20,
         10e12,
         900e9,
@@ -144,8 +145,8 @@ _DATASHEETS = {
         tile_rows=128,
         source="NVIDIA DGX B200 datasheet / 8",
     ),
-    # An eighth of a DGX B300, dense, as others quote it: 105 PFLOPS FP4, 36 FP8; int8
-    # units are nearly gone.
+    # NVIDIA Blackwell technical brief, table 3 (per GPU, dense), as verda.com and datacrunch.io
+    # quote it: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8. HGX B300 states 108 PFLOPS FP4 for eight.
     "B300": Hardware(
         "B300",
         {
@@ -154,19 +155,19 @@ _DATASHEETS = {
             "float16": 2250e12,
             "fp8": 4500e12,
             "int8": 150e12,
-            "fp4": 13_125e12,
+            "fp4": 14_000e12,
         },
         8.0e12,
-        288 * GB,
+        275_040 * MIB,
         126 * 2**20,
         10e12,
         900e9,
         fabric_bandwidth=100e9,
         tile_rows=128,
-        source="NVIDIA DGX B300 / 8, figures second-hand",
+        source="NVIDIA Blackwell technical brief, quoted by verda.com",
     ),
-    # A 72nd of a GB200 NVL72, dense, as others quote it: 720 PFLOPS FP4, 360 FP8, 180 BF16,
-    # 13.4 TB, 576 TB/s; one NVLink domain of 72.
+    # GB200 at 1,200 W, dense, as glennklockwood.com quotes NVIDIA's brief: 10 PFLOPS FP4, 5 FP8,
+    # 2.5 BF16; 130 TB/s of NVLink and 576 TB/s of memory in a rack of 72.
     "GB200": Hardware(
         "GB200",
         {
@@ -178,17 +179,17 @@ _DATASHEETS = {
             "fp4": 10_000e12,
         },
         8.0e12,
-        186 * GB,
+        189_471 * MIB,
         126 * 2**20,
         10e12,
         900e9,
         node_devices=72,
         fabric_bandwidth=50e9,
         tile_rows=128,
-        source="NVIDIA GB200 NVL72 / 72, figures second-hand",
+        source="NVIDIA Blackwell brief, quoted by glennklockwood.com",
     ),
-    # A 72nd of a GB300 NVL72, dense, as others quote it: 1,080 PFLOPS FP4, 360 FP8, 180 BF16,
-    # 12 POPS int8, 20 TB, 576 TB/s.
+    # A 72nd of a GB300 NVL72, dense, as verda.com quotes it: 1,080 PFLOPS FP4, 360 FP8, 180 BF16,
+    # 576 TB/s; per device 0.165 POPS int8.
     "GB300": Hardware(
         "GB300",
         {
@@ -200,30 +201,31 @@ _DATASHEETS = {
             "fp4": 15_000e12,
         },
         8.0e12,
-        279 * GB,
+        284_208 * MIB,
         126 * 2**20,
         10e12,
         900e9,
         node_devices=72,
         fabric_bandwidth=100e9,
         tile_rows=128,
-        source="NVIDIA GB300 NVL72 / 72, figures second-hand",
+        source="NVIDIA GB300 NVL72 / 72, quoted by verda.com",
     ),
-    # As resellers print it: Hopper with fewer units, all of its NVLink.
+    # Hopper with fewer units (78 SMs), all of its NVLink; no public data sheet, the figures are the
+    # ones that all resellers print: 148 TFLOPS BF16, 296 FP8 and int8, 4 TB/s.
     "H20": Hardware(
         "H20",
         {"float32": 44e12, "bfloat16": 148e12, "float16": 148e12, "fp8": 296e12, "int8": 296e12},
         4.0e12,
-        96 * GB,
+        97_871 * MIB,
         60 * 2**20,
         7e12,
         450e9,
         fabric_bandwidth=50e9,
         tile_rows=64,
-        source="NVIDIA H20, figures second-hand",
+        source="NVIDIA H20 as resellers print it",
     ),
-    # Dense, not checked against the data sheet; 256 MB Infinity Cache at 17 TB/s; seven links of
-    # 64 GB/s in one direction.
+    # AMD's figures, dense; memory and 256 MiB of Infinity Cache from ROCm's table of devices, its
+    # 17 TB/s from AMD's slides (servethehome.com); seven links of 64 GB/s in one direction.
     "MI300X": Hardware(
         "MI300X",
         {
@@ -234,16 +236,17 @@ _DATASHEETS = {
             "int8": 2614.9e12,
         },
         5.3e12,
-        192 * GB,
+        192 * 1024 * MIB,
         256 * 2**20,
         17e12,
         448e9,
         fabric_bandwidth=50e9,
         tile_rows=64,
         kind="rocm",
-        source="AMD Instinct MI300X, not checked against the data sheet",
+        source="AMD Instinct MI300X; ROCm GPU specifications",
     ),
-    # Dense, not checked against the data sheet; seven links of 76.8 GB/s in one direction.
+    # AMD's figures, dense (5 PFLOPS FP8 also at ISSCC 2026); memory and cache from ROCm's table of
+    # devices; seven links of 76.8 GB/s in one direction.
     "MI355X": Hardware(
         "MI355X",
         {
@@ -255,16 +258,16 @@ _DATASHEETS = {
             "fp4": 10_066.3e12,
         },
         8.0e12,
-        288 * GB,
+        288 * 1024 * MIB,
         256 * 2**20,
         17e12,
         537.6e9,
         fabric_bandwidth=50e9,
         tile_rows=64,
         kind="rocm",
-        source="AMD Instinct MI355X, not checked against the data sheet",
+        source="AMD Instinct MI355X; ROCm GPU specifications",
     ),
-    # Sparsity halved out, not checked against the data sheet; PCIe 4.0 x16.
+    # NVIDIA L4: 485 TFLOPS FP8 and TOPS int8 with sparsity, halved; 300 GB/s; PCIe 4.0 x16.
     "L4": Hardware(
         "L4",
         {
@@ -275,20 +278,20 @@ _DATASHEETS = {
             "int8": 242.5e12,
         },
         0.3e12,
-        24 * GB,
+        23_034 * MIB,
         48 * 2**20,
         2e12,
         32e9,
         15e-6,
         tile_rows=64,
-        source="NVIDIA L4, not checked against the datasheet",
+        source="NVIDIA L4 datasheet as dealers print it",
     ),
     # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.
     "L40S": Hardware(
         "L40S",
         {"float32": 91.6e12, "bfloat16": 362e12, "float16": 362e12, "fp8": 733e12, "int8": 733e12},
         0.864e12,
-        48 * GB,
+        46_068 * MIB,
         96 * 2**20,
         4e12,
         32e9,
@@ -307,7 +310,7 @@ _DATASHEETS = {
             "int8": 660.6e12,
         },
         1.008e12,
-        24 * GB,
+        24_564 * MIB,
         72 * 2**20,
         4e12,
         32e9,
@@ -327,7 +330,7 @@ _DATASHEETS = {
             "fp4": 1676e12,
         },
         1.792e12,
-        32 * GB,
+        32_607 * MIB,
         96 * 2**20,
         6e12,
         64e9,
@@ -348,23 +351,23 @@ _DATASHEETS = {
             "fp4": 1035e12,
         },
         0.273e12,
-        128 * GB,
+        128 * 10**9,
         32 * 2**20,
         1e12,
         tile_rows=64,
         source="NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
     ),
-    # GPU alone, not checked against the data sheet: 170 TOPS int8 sparse, 5.3 TFLOPS fp32;
-    # half-precision products are half of dense int8.
+    # NVIDIA Jetson AGX Orin technical brief: the GPU alone has 170 TOPS int8 with sparsity and
+    # 5.3 TFLOPS fp32, 4 MB of L2; half-precision products are half of dense int8.
     "ORIN": Hardware(
         "ORIN",
         {"float32": 5.3e12, "bfloat16": 42.5e12, "float16": 42.5e12, "int8": 85e12},
         0.2048e12,
-        64 * GB,
+        64 * 10**9,
         4 * 2**20,
         1e12,
         tile_rows=64,
-        source="Jetson AGX Orin 64 GB, not checked against the datasheet; bf16 from int8",
+        source="NVIDIA Jetson AGX Orin technical brief; bf16 from int8",
     ),
 }
 DEVICES = {
