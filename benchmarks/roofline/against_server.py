@@ -1,82 +1,69 @@
-"""The simulator next to our own server under the same load, on this machine.
+"""The simulator next to our own server under the same load, on this machine, at ordinary priority.
 
-`python benchmarks/roofline/against_server.py MODEL OUT.json [LOAD…]` after
-`headrace roofline MODEL --calibrate --measure`. A fresh server first has one user at a time, from
-whom the three constants of the simulated loop are read: what a request costs before the engine, a
-step beside its time on the device, and an answer after it. Nothing else is fitted: the loads that
-follow are predictions. For each: a run of the bench against the server, one of the simulator with
-the same options, and p50 and p99 of TTFT and ITL with their ratios. Rows are added to OUT.json, so
-that the loads can be run in several short sittings; a load that is run again gets a further row,
-which shows the server's own spread. Needs a quiet machine: what the fit does not know of is in the
-ratios.
+`python benchmarks/roofline/against_server.py MODEL OUT.json [--loads …] [--seeds N …]` after
+`headrace roofline MODEL --calibrate --measure`. A fresh server first has the two short loops of
+`bench.loop`, which tell what is around its steps; `--loop SECONDS…` states that instead. Nothing
+else is fitted: the loads that follow are predictions. For each seed and load: a run of the bench
+against the server, one of the simulator with the same options, and their figures. Rows are added to
+OUT.json, so that the loads can be run in several short sittings; `others` is the share of the
+machine that neither the server nor this client used meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import json
 import os
 import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from headrace.base.config import EngineOptions
+from headrace.bench.loop import measure_loop, simulate
 from headrace.bench.options import RunOptions
 from headrace.bench.run import run_bench
-from headrace.bench.virtual import Simulation
-from headrace.engine.prediction import case_of, serving_types
-from headrace.engine.sim import Cluster, ReplicaSpec
-from headrace.loader import open_model
+from headrace.engine.described import make_case
+from headrace.engine.sim import ReplicaSpec
+from headrace.roofline.hardware import Loop
 from headrace.roofline.machine import this_hardware
 
 PORT = 8197
-PROMPT = -10
-"""Niceness of the client and of the server's border."""
 CONTEXT, ROWS, STEP_TOKENS = 2048, 32, 512
-LOADS = ("poisson:0.5", "poisson:1.0", "closed:4", "closed:8")
-REQUESTS = {"closed:1": 12, "poisson:0.5": 20, "poisson:1.0": 32}
+LOADS: dict[str, dict[str, Any]] = {
+    "closed:1": {"concurrency": 1, "input": "200", "output": "40", "requests": 12},
+    "closed:2": {"concurrency": 2, "input": "256", "output": "64", "requests": 16},
+    "closed:16": {"concurrency": 16, "input": "64", "output": "96", "requests": 32},
+    "poisson:1.2": {
+        "arrivals": "poisson:1.2",
+        "input": "lognormal:100:0.6@16-600",
+        "output": "lognormal:32:0.6@4-200",
+        "requests": 36,
+    },
+    "prefix:6": {
+        "workload": "shared-prefix",
+        "prefix_tokens": 512,
+        "groups": 2,
+        "concurrency": 6,
+        "input": "64",
+        "output": "48",
+        "requests": 24,
+    },
+}
+"""Those of the field's own trial of the simulator (docs/roofline.md)."""
 SHOWN = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"))
 
 
-def options_of(load: str, model: str, seed: int) -> RunOptions:
-    kind, _, number = load.partition(":")
-    base = RunOptions(
-        url=f"http://127.0.0.1:{PORT}",
-        requests=REQUESTS.get(load, 48),
-        input="uniform:64:256",
-        output="uniform:16:48",
-        tokenizer=model,
-        seed=seed,
-        warmup=2,
-    )
-    if kind == "closed":
-        return replace(base, concurrency=int(number))
-    return replace(base, arrivals=load)
-
-
-def percentiles(result: dict[str, Any]) -> dict[str, float]:
-    return {
-        f"{name} {which}": result["samples"][name]["percentiles"][which] for name, which in SHOWN
+def figures(result: dict[str, Any]) -> dict[str, float]:
+    found = {
+        f"{name} {which}": float(result["samples"][name]["percentiles"][which])
+        for name, which in SHOWN
     }
-
-
-def simulated(spec: ReplicaSpec, options: RunOptions) -> dict[str, Any]:
-    return Simulation(
-        Cluster(spec, 1), replace(options, tokenizer=None, url="simulated", warmup=0)
-    ).run()[0]
-
-
-def with_constants(spec: ReplicaSpec, options: RunOptions, real: dict[str, float]) -> ReplicaSpec:
-    """The loop's constants from one user's medians: ITL has the loop, TTFT all three."""
-    bare = percentiles(simulated(spec, options))
-    loop = max(0.0, real["itl p50"] - bare["itl p50"])
-    around = max(0.0, real["ttft p50"] - bare["ttft p50"] - loop)
-    return replace(spec, loop_seconds=loop, gateway_seconds=around / 2, answer_seconds=around / 2)
+    return found | {"tok/s": float(result["figures"]["output_throughput"]["value"])}
 
 
 def wait_for(server: subprocess.Popen[bytes]) -> None:
@@ -92,112 +79,143 @@ def wait_for(server: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the server was not ready within a minute")
 
 
-def be_prompt() -> None:
-    """This client (and, for now, the server that it starts) before what only computes.
-
-    The engine computes on every core: without this the kernel lets its threads finish their slice
-    before a client that has just woken up, and the bench's audit finds the client late.
-    """
-    with contextlib.suppress(PermissionError):  # Then the audit decides whether it went well.
-        os.setpriority(os.PRIO_PROCESS, 0, PROMPT)
+def ticks(path: Path) -> int:
+    try:
+        fields = path.read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
-def let_the_border_first(server: subprocess.Popen[bytes]) -> None:
-    """The engine's threads below the server's border and this client.
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for one in found:
+        for path in Path(f"/proc/{one}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    return found
 
-    With ordinary priorities back to none; under `chrt -f 2` (a machine on which others work) one
-    step lower, since among equals a real-time process never gives way.
-    """
-    fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
-    children = Path(f"/proc/{server.pid}/task").glob("*/children")
-    for child in {pid for path in children for pid in path.read_text().split()}:
-        for thread in Path(f"/proc/{child}/task").iterdir():
-            if fifo:
-                os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(1))
-            with contextlib.suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
+
+def used(server: int) -> tuple[float, float]:
+    """Seconds of processor time so far: (all of the machine, the server and this client)."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    own = sum(ticks(Path(f"/proc/{pid}/stat")) for pid in {*family(server), *family(os.getpid())})
+    spent = os.times()
+    tick = os.sysconf("SC_CLK_TCK")
+    mine = spent.children_user + spent.children_system
+    return (user + nice + system) / tick, own / tick + mine
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors of the medians over the seeds, by load and figure, and over all of them."""
+    errors: dict[str, dict[str, float]] = {}
+    for load in dict.fromkeys(row["load"] for row in rows):
+        mine = [row for row in rows if row["load"] == load]
+        errors[load] = {
+            name: median(row["simulated"][name] for row in mine)
+            / median(row["server"][name] for row in mine)
+            - 1
+            for name in mine[0]["server"]
+        }
+    every = [abs(error) for found in errors.values() for error in found.values()]
+    tails = [
+        abs(error)
+        for load, found in errors.items()
+        if not load.startswith("poisson")
+        for name, error in found.items()
+        if "p99" in name
+    ]
+    return {
+        "errors": errors,
+        "median": median(every),
+        "worst": max(every),
+        "closed p99 median": median(tails) if tails else None,
+        "closed p99 worst": max(tails) if tails else None,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    total = summary(found["rows"])
+    names = list(found["rows"][0]["server"])
+    print("| load | " + " | ".join(names) + " |\n|---|" + "--:|" * len(names))
+    for load, errors in total["errors"].items():
+        cells = []
+        for name in names:
+            real = median(row["server"][name] for row in found["rows"] if row["load"] == load)
+            shown = f"{real:,.0f}" if name == "tok/s" else f"{real * 1e3:,.1f}"
+            cells.append(f"{shown}, {errors[name]:+.0%}")
+        print(f"| {load} | " + " | ".join(cells) + " |")
+    tails = "–" if total["closed p99 worst"] is None else f"{total['closed p99 worst']:.0%}"
+    print(
+        f"median error {total['median']:.0%}, worst {total['worst']:.0%}; p99 of closed loops at "
+        f"most {tails}"
+    )
 
 
 def main() -> None:
-    model, out, loads = sys.argv[1], Path(sys.argv[2]), sys.argv[3:] or LOADS
-    files, hardware = open_model(model), this_hardware("cpu")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--loads", nargs="*", choices=[*LOADS], default=[*LOADS])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    parser.add_argument("--loop", type=float, nargs=6, help="fields of Loop")
+    parser.add_argument("--records", type=Path, help="a folder for the records of each run")
+    parser.add_argument("--show", action="store_true", help="the table of what OUT has")
+    given = parser.parse_args()
+    out: Path = given.out
+    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
+    if given.show:
+        show(found)
+        return
+    hardware = this_hardware("cpu")
     if hardware is None:
         raise SystemExit("run `headrace roofline MODEL --calibrate --measure` first")
-    dtype, kv_dtype = serving_types(files)
-    spec = ReplicaSpec(
-        case_of(files, dtype=dtype, kv_dtype=kv_dtype),
-        hardware,
-        ROWS,
-        STEP_TOKENS,
-        CONTEXT,
-        depth=EngineOptions().depth,
-        gateway_seconds=0.0,
-    )
-    be_prompt()
+    case = make_case(given.model, hardware)
+    depth = EngineOptions().depth
+    spec = ReplicaSpec(case, hardware, ROWS, STEP_TOKENS, CONTEXT, depth=depth)
+    flags = f"--port {PORT} --max-context {CONTEXT} --max-sequences {ROWS} "
+    flags += f"--step-tokens {STEP_TOKENS}"
     server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "headrace",
-            "serve",
-            model,
-            "--port",
-            str(PORT),
-            "--max-context",
-            str(CONTEXT),
-            "--max-sequences",
-            str(ROWS),
-            "--step-tokens",
-            str(STEP_TOKENS),
-        ],
+        [sys.executable, "-m", "headrace", "serve", given.model, *flags.split()],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
+    url = f"http://127.0.0.1:{PORT}"
     try:
         wait_for(server)
-        let_the_border_first(server)
-        options = options_of("closed:1", model, 99)
-        spec = with_constants(spec, options, percentiles(run_bench(options).result))
-        constants = {
-            name: getattr(spec, name)
-            for name in ("gateway_seconds", "loop_seconds", "answer_seconds")
-        }
-        print(", ".join(f"{name} {value * 1e3:.2f} ms" for name, value in constants.items()))
-        for load in loads:
-            # Prompts of its own for every row: what another run asked is in the prefix cache.
-            options = options_of(load, model, 100 + len(found["rows"]))
-            outcome = run_bench(options).result
-            if not outcome["valid"]:
-                print(f"not valid: {outcome['findings']}")
-            real, virtual = percentiles(outcome), percentiles(simulated(spec, options))
-            found["rows"].append(
-                {
+        if given.loop:
+            loop = Loop(*given.loop)
+        else:
+            loop = measure_loop(url, spec, given.model, 1000 + len(found["rows"]))
+        print(", ".join(f"{name} {value * 1e3:.3f} ms" for name, value in asdict(loop).items()))
+        for seed in given.seeds:
+            for load in given.loads:
+                options = RunOptions(url=url, tokenizer=given.model, seed=seed, **LOADS[load])
+                before, begin = used(server.pid), time.monotonic()
+                kept = given.records and given.records / f"{load.replace(':', '-')}-{seed}"
+                outcome = run_bench(options, kept).result
+                after, seconds = used(server.pid), time.monotonic() - begin
+                virtual = simulate(spec, options, loop)
+                rest = after[0] - before[0] - (after[1] - before[1])
+                row = {
                     "load": load,
+                    "seed": seed,
                     "requests": options.requests,
                     "valid": outcome["valid"],
-                    "server": real,
-                    "simulated": virtual,
-                    "constants": constants,
+                    "others": round(max(0.0, rest) / seconds / (os.cpu_count() or 1), 3),
+                    "server": figures(outcome),
+                    "simulated": figures(virtual),
+                    "loop": asdict(loop),
                 }
-            )
-            for name, measured in real.items():
-                print(
-                    f"{load:12} {name}: server {measured * 1e3:8.1f} ms, simulated "
-                    f"{virtual[name] * 1e3:8.1f} ms, ratio {virtual[name] / measured:.2f}",
-                    flush=True,
-                )
-            found["efficiency"] = hardware.efficiency.source
-            out.write_text(json.dumps(found, indent=1) + "\n")
+                found["rows"].append(row)
+                found["efficiency"] = replace(hardware, loop=loop).efficiency.source
+                found["summary"] = summary(found["rows"])
+                out.write_text(json.dumps(found, indent=1) + "\n")
+                print(f"{load}, seed {seed}: others {row['others']:.0%}", flush=True)
     finally:
         server.terminate()
         server.wait()
-    errors = [
-        abs(row["simulated"][name] / row["server"][name] - 1)
-        for row in found["rows"]
-        for name in row["server"]
-    ]
-    print(f"median error {median(errors):.0%}, worst {max(errors):.0%}, of {len(errors)} figures")
+    show(found)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from headrace.base.errors import DoesNotFit, HeadraceError
+from headrace.base.errors import DoesNotFit, HeadraceError, OptionError
 from headrace.bench.limit import add_limit, limit_of
+from headrace.bench.loop import NONE, USERS, loop_of, seen
+from headrace.bench.loop import simulate as run
 from headrace.bench.options import RunOptions
 from headrace.bench.report import html_report, result_charts
 from headrace.bench.virtual import Simulation
@@ -26,7 +29,7 @@ from headrace.engine.sim import (
 )
 from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case, Layout
-from headrace.roofline.hardware import DEVICES
+from headrace.roofline.hardware import DEVICES, Loop, load_hardware, save_hardware
 from headrace.roofline.known import KNOWN
 from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes
@@ -61,16 +64,76 @@ def test_equals_take_turns() -> None:
     assert [router.choose(request, replicas).number for _ in range(3)] == [0, 1, 0]
 
 
+def looped(loop: Loop) -> ReplicaSpec:
+    return replace(SPEC, hardware=replace(SPEC.hardware, loop=loop))
+
+
 def test_what_is_around_a_step_is_counted() -> None:
     """Before the engine, between steps, after a step; at depth 2 the loop is hidden."""
     request = SimRequest("a", list(range(2, 702)), 5)
-    (bare,) = Cluster(replace(SPEC, gateway_seconds=0.0), 1).run([(1.0, request)])
-    full = replace(SPEC, gateway_seconds=0.1, loop_seconds=0.02, answer_seconds=0.003)
+    (bare,) = Cluster(looped(Loop(0.0)), 1).run([(1.0, request)])
+    full = looped(Loop(0.1, 0.015, 0.005, 0.003))
     (answer,) = Cluster(full, 1).run([(1.0, request)])
     assert answer.times[0] == pytest.approx(bare.times[0] + 0.1 + 0.02 + 0.003)
     assert answer.times[-1] == pytest.approx(bare.times[-1] + 0.1 + 5 * 0.02 + 0.003)
     (hidden,) = Cluster(replace(full, depth=2), 1).run([(1.0, request)])
     assert hidden.times[-1] == pytest.approx(bare.times[-1] + 0.1 + 0.003)
+
+
+def test_the_loop_is_found_again() -> None:
+    """Medians of runs with a known loop give that loop back."""
+    true = Loop(0.004, 0.003, 0.0005, 0.004)
+    options = {
+        users: RunOptions(concurrency=users, requests=24, input="uniform:64:192", output="32")
+        for users in (1, USERS)
+    }
+    real, bare = (
+        {users: seen(run(SPEC, options[users], loop)) for users in options} for loop in (true, NONE)
+    )
+    found = loop_of(real, bare)
+    assert found.step_seconds == pytest.approx(true.step_seconds, rel=0.1)
+    assert found.row_seconds == pytest.approx(true.row_seconds, rel=0.1)
+    assert found.gateway_seconds + found.answer_seconds == pytest.approx(0.008, rel=0.1)
+    assert found.hitch_seconds == 0
+
+
+def test_interruptions_are_found_again() -> None:
+    true = Loop(0.004, 0.01, 0.0, 0.004, 3.0, 0.02)
+    options = RunOptions(concurrency=1, requests=60, input="64", output="40")
+    real, bare = (seen(run(SPEC, options, loop)) for loop in (true, NONE))
+    found = loop_of({1: real, USERS: real}, {1: bare, USERS: bare})
+    assert found.hitch_seconds == pytest.approx(0.02, rel=0.1)
+    assert found.hitch_rate == pytest.approx(3.0, rel=0.35)
+    assert real.pause == pytest.approx(bare.pause + 0.01, rel=0.01), "the median has none"
+
+
+def test_a_gateway_does_one_request_after_another() -> None:
+    requests = [(1.0, SimRequest(str(n), list(range(2, 34)), 1)) for n in range(4)]
+    for replicas, last in ((1, 1.4), (2, 1.2)):
+        cluster = Cluster(looped(Loop(0.1)), replicas)
+        answers = cluster.run(requests)
+        assert max(answer.end for answer in answers) == pytest.approx(last, abs=0.02)
+
+
+def test_the_loop_can_be_stated_and_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    kept = replace(DEVICES["H200"], loop=Loop(0.004, 0.003, 0.0005, 0.004))
+    save_hardware(kept, file)
+    assert load_hardware(file) == kept
+    common = ["llama-3.1-8b", "--requests", "8", "-c", "1", "--depth", "1", "--json"]
+
+    def itl(*flags: str) -> float:
+        done = CliRunner().invoke(command, [*common, *flags])
+        assert done.exit_code == 0, done.output
+        return value(json.loads(done.output), "itl", "p50")
+
+    bare = itl("--hardware", "H200")
+    assert itl("--hardware", str(file)) == pytest.approx(bare + 0.0035, rel=1e-6)
+    stated = itl("--hardware", str(file), "--loop-ms", "10", "--row-ms", "0")
+    assert stated == pytest.approx(bare + 0.01, rel=1e-6)
+    file.write_text(file.read_text().replace("0.003", "-1"))
+    with pytest.raises(OptionError, match="loop"):
+        load_hardware(file)
 
 
 def test_stages_work_on_several_batches() -> None:
@@ -81,7 +144,7 @@ def test_stages_work_on_several_batches() -> None:
     two = SimRequest("b", list(range(9002, 13_002)), 20)
     (alone,) = Cluster(spec, 1).run([(0.0, one)])
     model = StepModel(case, DEVICES["H200"])
-    first = spec.gateway_seconds + model.seconds(prefill_step(LLAMA, [4000]))
+    first = spec.hardware.loop.gateway_seconds + model.seconds(prefill_step(LLAMA, [4000]))
     assert alone.times[0] == pytest.approx(first)
     cluster = Cluster(spec, 1)
     assert (len(cluster.replicas), cluster.devices) == (2, 2)
@@ -108,7 +171,7 @@ def test_one_request_takes_what_the_roofline_says() -> None:
     request = SimRequest("a", list(range(2, 702)), 5)
     (answer,) = Cluster(SPEC, 1).run([(1.0, request)])
     model = StepModel(CASE, DEVICES["H200"])
-    first = 1.0 + SPEC.gateway_seconds + model.seconds(prefill_step(LLAMA, [700]))
+    first = 1.0 + SPEC.hardware.loop.gateway_seconds + model.seconds(prefill_step(LLAMA, [700]))
     assert answer.times[0] == pytest.approx(first)
     expected = [model.seconds(decode_step(LLAMA, 1, 700 + n)) for n in range(4)]
     gaps = [b - a for a, b in zip(answer.times, answer.times[1:], strict=False)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,9 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, OptionError
 from ..bench.calibrate import calibrate, measure_steps
+from ..bench.loop import measure_loop
 from ..engine.described import make_case
+from ..engine.sim import ReplicaSpec
 from ..roofline.composition import (
     Composition,
     compose,
@@ -71,6 +75,14 @@ def roofline(
             "--measure", help="Time real steps of the model here, fit, and show the errors."
         ),
     ] = False,
+    measure_loop_: Annotated[
+        str | None,
+        typer.Option(
+            "--measure-loop",
+            metavar="URL",
+            help="Measure what a server of the model costs around its steps, for `simulate`.",
+        ),
+    ] = None,
     fit: Annotated[
         Path | None, typer.Option(help="Recorded steps (JSON lines) to fit efficiencies from.")
     ] = None,
@@ -96,6 +108,8 @@ def roofline(
         device = _fit(console, case, device, fit)
     if measure_steps_:
         device = _measure(console, case, device, model)
+    if measure_loop_ is not None:
+        device = _measure_loop(console, case, device, model, measure_loop_)
     steps = _steps(case, batch, context, prompt, drafts)
     for _, step in steps:
         verify_fits(case, device, step)
@@ -190,6 +204,20 @@ def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hard
             f"{predicted / record.seconds:.2f}",
         )
     console.print(table)
+    return device
+
+
+def _measure_loop(console: Console, case: Case, device: Hardware, model: str, url: str) -> Hardware:
+    loop = measure_loop(url, ReplicaSpec(case, device, rows=32), model, seed=int(time.time()))
+    device = replace(device, loop=loop)
+    if device.kind == "cpu":
+        save_hardware(device, calibration_path())
+    console.print(
+        f"before the engine {loop.gateway_seconds * 1e3:.1f} ms, between steps "
+        f"{loop.step_seconds * 1e3:.2f} ms and {loop.row_seconds * 1e3:.3f} ms a row, after them "
+        f"{loop.answer_seconds * 1e3:.1f} ms",
+        highlight=False,
+    )
     return device
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -59,11 +60,28 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     slo: Annotated[str | None, typer.Option(help="As of `headrace bench run`.")] = None,
     price: Annotated[float | None, typer.Option(help="Of one device per hour.")] = None,
+    gateway_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="Before the engine; none: as calibrated (--measure-loop), or 1."),
+    ] = None,
+    loop_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="Between steps, hidden at depth 2; none: as calibrated, or 0."),
+    ] = None,
+    row_ms: Annotated[
+        float | None, typer.Option(min=0, help="The same for each sequence of a step.")
+    ] = None,
+    answer_ms: Annotated[
+        float | None, typer.Option(min=0, help="From a step's end to the client.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run a workload of the bench on simulated engines: the real scheduler on virtual time."""
     device = find_hardware(hardware, calibration_path())
+    given = {"gateway": gateway_ms, "step": loop_ms, "row": row_ms, "answer": answer_ms}
+    stated = {f"{name}_seconds": ms / 1e3 for name, ms in given.items() if ms is not None}
+    device = replace(device, loop=replace(device.loop, **stated))
     case = make_case(model, device, format, "auto", kv_dtype, Layout(tp, pp, ep, dp), skew)
     spec = ReplicaSpec(
         case,

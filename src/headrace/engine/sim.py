@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,12 +65,6 @@ class ReplicaSpec:
     kv_tokens: int | None = None
     """Cap of the KV pool, below what memory holds: the simulator keeps an object per block, which
     counts where hundreds of replicas never fill theirs."""
-    gateway_seconds: float = 1e-3
-    """HTTP, template and tokens, before a request reaches the engine."""
-    loop_seconds: float = 0.0
-    """Planning, booking and sending between two steps; hidden behind a step at depth 2."""
-    answer_seconds: float = 0.0
-    """From a step's end to its tokens at the client: text, HTTP, and the client's own reading."""
 
     def memory(self) -> MemoryPlan:
         """The plan of one rank; raises `DoesNotFit` as the engine would.
@@ -173,6 +168,7 @@ class Replica:
         """Seconds of device time used, of one of its stages."""
         self.steps = 0
         self._last_end = 0.0
+        self._random = random.Random(number)
         self._flying: deque[StepPlan] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
@@ -204,8 +200,17 @@ class Replica:
         if self.role == "decode":
             starts, counts = self._without_received(plan)
         arch = self.spec.case.arch
-        between = self.spec.loop_seconds if self.spec.depth == 1 else 0.0
-        return between + self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
+        loop = self.spec.hardware.loop
+        between = loop.around(len(plan.rows)) if self.spec.depth == 1 else 0.0
+        seconds = between + self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
+        return seconds + self._hitches(seconds * loop.hitch_rate) * loop.hitch_seconds
+
+    def _hitches(self, expected: float) -> int:
+        """How many interruptions a step has: they come at any time, independently."""
+        number = 0
+        while expected > 0 and (expected := expected - self._random.expovariate(1.0)) > 0:
+            number += 1
+        return number
 
     def _without_received(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """The plan's columns without the tokens whose KV is there already."""
@@ -337,6 +342,8 @@ class Cluster:
         self._answers: dict[str, SimAnswer] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        self._gateways = [0.0] * len(self._prefill)
+        """When each is free."""
         self._dirty: dict[int, Replica] = {}
         self._follow: Follow = lambda _answer: ()
         self._ended: list[SimAnswer] = []
@@ -381,7 +388,13 @@ class Cluster:
     def _submit(self, time: float, request: SimRequest) -> None:
         answer = SimAnswer(request, time)
         self._answers[request.id] = answer
-        self._at(time + self.spec.gateway_seconds, lambda: self._arrive(answer))
+        self._at(time, lambda: self._enter(answer))
+
+    def _enter(self, answer: SimAnswer) -> None:
+        """Each replica has a gateway, which does one request after another."""
+        ready = max(self._gateways[0], self.clock.now) + self.spec.hardware.loop.gateway_seconds
+        heapq.heapreplace(self._gateways, ready)
+        self._at(ready, lambda: self._arrive(answer))
 
     def _arrive(self, answer: SimAnswer) -> None:
         request = answer.request
@@ -409,7 +422,9 @@ class Cluster:
             answer = self._answers.get(delta.request_id)
             if answer is None:
                 continue  # Hung up in this very step.
-            answer.times.extend([now + replica.spec.answer_seconds] * len(delta.tokens))
+            answer.times.extend(
+                [now + replica.spec.hardware.loop.answer_seconds] * len(delta.tokens)
+            )
             if replica.role != "decode":
                 answer.cached = max(answer.cached, delta.cached)
             limit = answer.request.cancel_after
@@ -440,7 +455,7 @@ class Cluster:
         self._at(self.clock.now + seconds, receive)
 
     def _end(self, answer: SimAnswer) -> None:
-        answer.end = self.clock.now + self.spec.answer_seconds
+        answer.end = self.clock.now + self.spec.hardware.loop.answer_seconds
         del self._answers[answer.request.id]
         self._ended.append(answer)
         for time, request in self._follow(answer):

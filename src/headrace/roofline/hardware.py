@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,28 @@ from .efficiency import Curve, Efficiency
 
 LEAST_RATE, LEAST_BANDWIDTH, MOST_INT8 = 1e9, 1e9, 30
 """Bounds of a CPU that runs models at all: FLOP/s, B/s, int8 rate over fp32 rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What a server adds to the device's time, in seconds (`bench.loop` measures it)."""
+
+    gateway_seconds: float = 1e-3
+    """HTTP, template and tokens, before a request reaches the engine; one request after another."""
+    step_seconds: float = 0.0
+    """Planning, booking and sending between two steps; hidden behind a step at depth 2."""
+    row_seconds: float = 0.0
+    """The same for each sequence of a step."""
+    answer_seconds: float = 0.0
+    """From a step's end to its tokens at the client: text, HTTP, and the client's own reading."""
+    hitch_rate: float = 0.0
+    """Interruptions per second of a step, where client and server share the cores that compute."""
+    hitch_seconds: float = 0.0
+    """What one costs."""
+
+    def around(self, rows: int) -> float:
+        """Seconds beside a step of so many sequences."""
+        return self.step_seconds + rows * self.row_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +63,7 @@ class Hardware:
     """Rows of a product are computed in multiples of this."""
     kind: str = "cuda"
     efficiency: Efficiency = field(default_factory=Efficiency)
+    loop: Loop = Loop()
     source: str = ""
 
     def rate(self, compute: str) -> float:
@@ -444,8 +467,11 @@ def load_hardware(path: Path) -> Hardware:
             raise wrong(f"{unknown[0]!r} is none of {known}")
         shares = data.pop("efficiency", {})
         curves = {name: Curve(**values) for name, values in shares.pop("curves", {}).items()}
-        made = Hardware(**data, efficiency=Efficiency(**shares, curves=curves))
+        loop = Loop(**data.pop("loop", {}))
+        made = Hardware(**data, efficiency=Efficiency(**shares, curves=curves), loop=loop)
         figures = [made.bandwidth, made.memory, *made.rates.values()]
+        if not all(math.isfinite(each) and each >= 0 for each in astuple(loop)):
+            raise wrong("loop must have seconds from 0")
         if not made.rates or not all(math.isfinite(each) and each > 0 for each in figures):
             raise wrong("rates, bandwidth and memory must be above 0")
         made.rate("bfloat16")

@@ -84,10 +84,11 @@ class Engine:
         self._decodes: dict[int, float] = {}
 
     def decode(self, batch: int) -> float:
-        """Seconds of a decode step."""
+        """Seconds of a decode step and of what the server does beside it."""
         if batch not in self._decodes:
             step = decode_step(self.case.arch, batch, self._context)
-            self._decodes[batch] = self._model.seconds(step)
+            around = self.hardware.loop.around(batch)
+            self._decodes[batch] = around + self._model.seconds(step)
         return self._decodes[batch]
 
     def mixed(self, batch: int, chunk: int) -> float:
@@ -95,7 +96,8 @@ class Engine:
         fresh = self.demand.fresh
         start = self.demand.shared_tokens + (fresh - chunk) // 2
         starts, counts = [self._context] * batch + [start], [1] * batch + [chunk]
-        return self._model.seconds(compose(self.case.arch, starts, counts))
+        around = self.hardware.loop.around(batch + 1)
+        return around + self._model.seconds(compose(self.case.arch, starts, counts))
 
     def prompt(self, step_tokens: int) -> float:
         """Seconds of a whole prompt with nothing beside it."""
