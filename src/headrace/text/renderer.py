@@ -5,7 +5,8 @@ jinja's filters do their work in C, where no step is counted and no clock is loo
 can. One is started when the first large conversation comes, keeps the compiled template, and takes
 one rendering after another over its standard streams (ADR 0173).
 
-    parent → child: length (4 bytes), MessagePack: first the source, then the variables of each
+    parent → child: length (4 bytes), MessagePack: a source, then the variables of each; another
+    source replaces it
     child → parent: length, MessagePack: [kind, text], kind being ok, raised, exhausted or failed
 """
 
@@ -92,6 +93,10 @@ class _Renderer:
         self._into, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._into, False)
         self.alive = True
+        self.take(source)
+
+    def take(self, source: str) -> None:
+        """Render this template from now on."""
         if self._exchange(_encode(source), START_SECONDS) is None:
             raise OSError("it did not start")
 
@@ -160,13 +165,15 @@ def _main(into: BinaryIO, out: BinaryIO) -> None:
     # Here: the parent does without.
     from .sandbox import TemplateEnvironment
 
-    source = _decode(_message(into), type=str)
-    template = TemplateEnvironment().from_string(source)
-    _answer(out, "ok", "")
+    template = None
     while True:
-        variables = _decode(_message(into))
-        _limit()
-        _answer(out, *_rendered(template, variables))
+        given = _decode(_message(into))
+        if isinstance(given, str):
+            template = TemplateEnvironment().from_string(given)
+            _answer(out, "ok", "")
+        else:
+            _limit()
+            _answer(out, *_rendered(template, given))
 
 
 def _rendered(template: Any, variables: dict[str, Any]) -> tuple[str, str]:
