@@ -51,7 +51,13 @@ class FakeTokenizer:
     vocabulary = SimpleNamespace(added={}, special_ids=special_ids)
 
     def encode(
-        self, text: str, *, special: bool = True, add_bos: bool = False, most: int | None = None
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        add_bos: bool = False,
+        most: int | None = None,
+        unbroken: int | None = None,
     ) -> list[int]:
         return list(text.encode())
 

@@ -52,7 +52,13 @@ class MarkTokenizer(FakeTokenizer):
     """The marks of reasoning are tokens of their own."""
 
     def encode(
-        self, text: str, *, special: bool = True, add_bos: bool = False, most: int | None = None
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        add_bos: bool = False,
+        most: int | None = None,
+        unbroken: int | None = None,
     ) -> list[int]:
         marks = {"<think>": [300], "</think>": [301]}
         return marks.get(text) or super().encode(text, special=special, add_bos=add_bos)

@@ -20,7 +20,14 @@ class Letters:
 
     special: ClassVar = {"<|end|>": 900, "<s>": 901, "<|end|>x": 902, "[A▁B]": 903}
 
-    def encode(self, text: str, *, add_bos: bool = False, most: int | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool = False,
+        most: int | None = None,
+        unbroken: int | None = None,
+    ) -> list[int]:
         ids, at = [899] if add_bos else [], 0
         while at < len(text):
             found = [

@@ -28,8 +28,9 @@ def take_ids(
         fields = _fields.decode(body)
         if name not in fields:
             return None
-        text = bytes(fields[name])
-        ids = _nested(text) if text[1:].lstrip()[:1] == b"[" else _flat(text, 0, len(text))
+        text = memoryview(fields[name])
+        nested = bytes(text[1:PIECE]).lstrip()[:1] == b"["
+        ids = _nested(bytes(text)) if nested else _flat(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     if not ids:
@@ -38,17 +39,21 @@ def take_ids(
     return _encode(fields), ids
 
 
-def _flat(text: bytes, start: int, end: int) -> array[int]:
-    """The numbers of a list that is `text[start:end]`."""
-    if text[start : start + 1] != b"[":
+def _flat(text: memoryview) -> array[int]:
+    """The numbers of a list."""
+    if text[:1] != b"[":
         raise msgspec.DecodeError("not a list")
     ids = array("i")
-    start += 1
+    start, end = 1, len(text) - 1
     while start < end:
-        cut = text.find(b",", start + PIECE, end)
-        cut = end - 1 if cut < 0 else cut
-        ids.extend(_numbers.decode(b"[%b]" % text[start:cut]))
-        start = cut + 1
+        piece = bytes(text[start : min(start + PIECE, end)])
+        if start + PIECE < end:
+            cut = piece.rfind(b",")
+            if cut <= 0:
+                raise msgspec.DecodeError("not ids")
+            piece = piece[:cut]
+        ids.extend(_numbers.decode(b"[%b]" % piece))
+        start += len(piece) + 1
     return ids
 
 
@@ -61,7 +66,7 @@ def _nested(text: bytes) -> list[array[int]]:
         opening = text.find(b"[", start, close)
         if opening < 0 or text[start:opening].strip(b" \t\r\n,"):
             raise msgspec.DecodeError("not a list of lists")
-        found.append(_flat(text, opening, close + 1))
+        found.append(_flat(memoryview(text)[opening : close + 1]))
         start = close + 1
     if text[start:end].strip():
         raise msgspec.DecodeError("not a list of lists")

@@ -30,8 +30,11 @@ if TYPE_CHECKING:
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that they do not hold up the streams."""
 LONG_CHARACTERS = 2**20
-"""Longer ones wait for each other: one that cannot be cut into segments (a word of megabytes) takes
-seconds, and a gigabyte, while it lasts."""
+"""Longer ones wait for each other: such a text has up to a million ids."""
+UNBROKEN = 64 * 1024
+UNBROKEN_OF_A_TOKEN = 4
+"""Most characters in a row without a place where a text may be cut (`text.segments`): these, or as
+many for each token of the context where that is more, so that whatever fits is taken."""
 DRAIN_RETRY = 2.0
 """Seconds after which a client that met a draining server should ask (another one) again."""
 
@@ -253,7 +256,13 @@ class Service:
             ids: list[int] = encode(text, add_bos=raw)
             return ids
         bounded = must_fit and not counts
-        work = partial(encode, text, add_bos=raw, most=most if bounded else None)
+        work = partial(
+            encode,
+            text,
+            add_bos=raw,
+            most=most if bounded else None,
+            unbroken=max(UNBROKEN, UNBROKEN_OF_A_TOKEN * most),
+        )
         if len(text) <= LONG_CHARACTERS:
             ids = await self.hands.run(work)
         else:

@@ -27,7 +27,14 @@ model's (assistant) are its own words, which templates look into."""
 
 
 class Encoder(Protocol):
-    def encode(self, text: str, *, add_bos: bool = False, most: int | None = None) -> list[int]: ...
+    def encode(
+        self,
+        text: str,
+        *,
+        add_bos: bool = False,
+        most: int | None = None,
+        unbroken: int | None = None,
+    ) -> list[int]: ...
 
 
 class Foreign:
@@ -79,13 +86,19 @@ class Foreign:
 
 
 def encode_between(
-    tokenizer: Encoder, text: str, *, add_bos: bool = False, most: int | None = None
+    tokenizer: Encoder,
+    text: str,
+    *,
+    add_bos: bool = False,
+    most: int | None = None,
+    unbroken: int | None = None,
 ) -> list[int]:
-    """Ids of a rendered text, encoded between its cuts. `most`: as `Tokenizer.encode` has it."""
+    """Ids of a rendered text, encoded between its cuts. `most`, `unbroken`: as `Tokenizer.encode`
+    has them."""
     first, *others = text.split(CUT)
-    ids = tokenizer.encode(first, add_bos=add_bos, most=most)
+    ids = tokenizer.encode(first, add_bos=add_bos, most=most, unbroken=unbroken)
     for part in others:
         if most is not None and len(ids) > most:
             break
-        ids += tokenizer.encode(part, most=most)
+        ids += tokenizer.encode(part, most=most, unbroken=unbroken)
     return ids

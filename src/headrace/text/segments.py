@@ -6,14 +6,21 @@ in segments, one after the other, as far as it has to be.
 
 A cut is between a small letter and a space before a small letter. Every pattern that cuts text into
 words has a border there, whatever stands around it; where there is no pattern, no merge reaches
-over it unless a token does. What a vocabulary or its normaliser might still do differently is tried
-once, with a text that is cut at each such place.
+over it unless a token does. Another is before a control token, which stands for itself. What a
+vocabulary or its normaliser might still do differently is tried once, with texts that are cut at
+each such place.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import TooLarge
+
+from .pieces import SPACE
+from .specials import SpecialSplitter
 
 SEGMENT = 16 * 1024
 """Characters of a segment, and a word more."""
@@ -25,28 +32,105 @@ _TRIED = (
     "don't we're it's i'll 1 cubic metre a second 12345 x 2 = y\n\n\tdef f(a: int) -> int:\n"
     "    return a if b else c  # na\u00efve \u6c34 caf\u00e9 \U0001f642 ok (see below) for more\n"
 )
+_BEFORE = ("The water", "f(x).", "caf\u00e9", "\u6c34", "12", "it's", "->")
+_BEHIND = ("user\nThe", " work", "\n\n", "\u6c34", "")
+_TRIED_MARKS = 4
 
 
-def segments(text: str, size: int = SEGMENT) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """Where the texts of one vocabulary may be cut."""
+
+    left_out: int | None = None
+    """Characters after a cut before a space that belong to no segment: 1 where an encoder puts a
+    space before each text, as it would before the segment. None: there is no such cut."""
+    marks: SpecialSplitter | None = None
+    """Control tokens before which a text may be cut."""
+
+    def __bool__(self) -> bool:
+        return self.left_out is not None or self.marks is not None
+
+    def between(self, text: str, start: int, end: int) -> tuple[int, int] | None:
+        """The first cut in a part of a text: (end of what is before it, start of the rest)."""
+        if self.left_out is not None:
+            border = _BORDER.search(text, start, end + 2)
+            if border is not None:
+                return border.end(), border.end() + self.left_out
+        if self.marks is not None:
+            for place in self.marks.places(text, start, end):
+                if not text[place - 1].isspace():  # A token may take the space before it.
+                    return place, place
+        return None
+
+
+def segments(
+    text: str, borders: Borders, size: int = SEGMENT, unbroken: int | None = None
+) -> Iterator[str]:
     """The text in pieces of at least `size` characters that end at a cut; the last one is what is
-    left."""
+    left. Raises `TooLarge` where more than `unbroken` characters follow without a cut."""
     start = 0
-    while (border := _BORDER.search(text, start + size)) is not None:
-        yield text[start : border.end()]
-        start = border.end()
-    yield text[start:]
+    while True:
+        found, looked = None, start + size
+        while found is None and looked < len(text):
+            found = borders.between(text, looked, looked + size)
+            looked += size
+            if found is None and unbroken is not None and looked - start > size + unbroken:
+                raise TooLarge(
+                    f"the text has more than {unbroken} characters in a row without a space "
+                    "between two small letters; that much is not tokenised at once",
+                    param="prompt",
+                )
+        if found is None:
+            yield text[start:]
+            return
+        yield text[start : found[0]]
+        start = found[1]
 
 
-def may_be_cut(
-    encode: Callable[[str], list[int]], tokens: Iterable[str], added: Iterable[str]
-) -> bool:
-    """Do the segments of any text have the tokens that they have in it? `tokens`: all, as files
-    write them; `added`: those that are found in text as a whole."""
+def borders_of(
+    encode: Callable[[str], list[int]],
+    tokens: Iterable[str],
+    added: Collection[str],
+    control: Iterable[str],
+) -> Borders:
+    """Where the segments of any text have the tokens that they have in it. `tokens`: all, as files
+    write them; `added`: those that are found in text as a whole; `control`: of these, those that
+    stand for themselves."""
+    return Borders(_left_out(encode, tokens, added), _marks(encode, added, control))
+
+
+def _left_out(
+    encode: Callable[[str], list[int]], tokens: Iterable[str], added: Collection[str]
+) -> int | None:
     # An added token that ends in a letter may take the space after it.
     if any(token[-1:].islower() for token in added) or any(map(_CROSSED.search, tokens)):
-        return False
+        return None
     whole = encode(_TRIED)
-    return all(
-        encode(_TRIED[: border.end()]) + encode(_TRIED[border.end() :]) == whole
-        for border in _BORDER.finditer(_TRIED)
+    ends = [border.end() for border in _BORDER.finditer(_TRIED)]
+    for skip in (0, 1):
+        if all(encode(_TRIED[:end]) + encode(_TRIED[end + skip :]) == whole for end in ends):
+            return skip
+    return None
+
+
+def _marks(
+    encode: Callable[[str], list[int]], added: Collection[str], control: Iterable[str]
+) -> SpecialSplitter | None:
+    # Where one begins no other added token may be under way.
+    inside = {letter for token in added for letter in token[1:]}
+    marks = [
+        mark
+        for mark in control
+        if len(mark) > 2
+        and mark[0] not in inside
+        and not mark[0].isalnum()
+        and not any(letter.isspace() or letter == SPACE for letter in mark)
+    ]
+    tried = marks[:: max(1, len(marks) // _TRIED_MARKS)]
+    same = all(
+        encode(before + mark + behind) == encode(before) + encode(mark + behind)
+        for mark in tried
+        for before in _BEFORE
+        for behind in _BEHIND
     )
+    return SpecialSplitter(dict.fromkeys(marks, 0)) if marks and same else None

@@ -45,6 +45,14 @@ class SpecialSplitter:
         if start < len(text):
             yield text[start:]
 
+    def places(self, text: str, start: int, end: int) -> Iterator[int]:
+        """Where tokens begin in a part of a text."""
+        if self._candidates is None:
+            return
+        for match in self._candidates.finditer(text, start, end + 1):
+            if match.start() < end and self._match(text, match.start()) is not None:
+                yield match.start()
+
     def _match(self, text: str, here: int) -> str | None:
         head = text[here : here + 2]
         lengths = self._lengths.get(head)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,11 +14,15 @@ from headrace.base.errors import InvalidRequest, TooLarge
 
 from .detokenizer import IncrementalDetokenizer
 from .pieces import PIECE_READERS, SPACE, PieceKind, sentencepiece_piece
-from .segments import SEGMENT, may_be_cut, segments
+from .segments import SEGMENT, Borders, borders_of, segments
 from .specials import SpecialSplitter
 
 MAX_CHARACTERS = 8 * 2**20
 """Longest text that is tokenised; a longer one is refused before any work."""
+_LOOK = 64 * 1024
+"""Characters that are looked at at once."""
+_PART = 4096
+"""Ids that are decoded at once."""
 
 
 class Encoder(Protocol):
@@ -67,6 +73,8 @@ class Tokenizer:
         self.served = served
         """Which implementation turns text into ids, and why; for `headrace explain`."""
         self._encoder = encoder
+        self._large = threading.Lock()
+        """What cannot be cut is encoded one at a time, for the memory that it takes."""
         self._pieces: list[bytes | None] = [None] * len(vocabulary.tokens)
         if hasattr(encoder, "encode_with_specials"):
             self._encode = encoder.encode_with_specials
@@ -123,7 +131,13 @@ class Tokenizer:
         return tokens[token_id] if 0 <= token_id < len(tokens) else None
 
     def encode(
-        self, text: str, *, special: bool = True, add_bos: bool = False, most: int | None = None
+        self,
+        text: str,
+        *,
+        special: bool = True,
+        add_bos: bool = False,
+        most: int | None = None,
+        unbroken: int | None = None,
     ) -> list[int]:
         """Ids of a text.
 
@@ -142,35 +156,41 @@ class Tokenizer:
                 f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are allowed",
                 param="prompt",
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the text is not valid Unicode: a lone surrogate at character {error.start}",
-                param="prompt",
-            ) from None
-        if len(text) > 2 * SEGMENT and self._in_segments:
-            ids = self._encode_long(text, special=special, most=most)
-        else:
-            ids = self._encode(text, special=special)
-        return [*self.vocabulary.prefix_ids, *ids] if add_bos else ids
-
-    def _encode_long(self, text: str, *, special: bool, most: int | None) -> list[int]:
-        """The same, segment by segment, with one object for all places of an id."""
-        ids: list[int] = []
+        for start in range(0, len(text), _LOOK):  # In parts: it makes a copy.
+            try:
+                text[start : start + _LOOK].encode()
+            except UnicodeEncodeError as error:
+                raise InvalidRequest(
+                    "the text is not valid Unicode: a lone surrogate at character "
+                    f"{start + error.start}",
+                    param="prompt",
+                ) from None
+        before = self.vocabulary.prefix_ids if add_bos else ()
+        if len(text) <= 2 * SEGMENT:
+            return [*before, *self._encode(text, special=special)]
+        borders = self._borders
+        if not special:
+            borders = Borders(borders.left_out)  # A control token is text like any other.
+        if unbroken is not None and not borders:
+            unbroken *= 4
+        ids = list(before)
         shared = self._shared
-        for segment in segments(text):
-            ids += [shared[index] for index in self._encode(segment, special=special)]
+        for segment in segments(text, borders, unbroken=unbroken):
+            large = len(segment) > 2 * SEGMENT
+            with self._large if large else contextlib.nullcontext():
+                found = self._encode(segment, special=special)
+            ids += [shared[index] for index in found]  # One object for all places of an id.
             if most is not None and len(ids) > most:
                 break
         return ids
 
     @functools.cached_property
-    def _in_segments(self) -> bool:
-        return may_be_cut(
+    def _borders(self) -> Borders:
+        return borders_of(
             lambda text: self._encode(text, special=True),
             self.vocabulary.tokens,
             self.vocabulary.added,
+            self.special_tokens,
         )
 
     @functools.cached_property
@@ -192,10 +212,8 @@ class Tokenizer:
         `limit`: the text is cut at its end so that all of it has at most so many ids.
         """
         before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
-        ids = self.encode(text)
-        if limit is not None:
-            ids = ids[: _room(limit, len(before) + len(after))]
-        return [*before, *ids, *after]
+        room = None if limit is None else _room(limit, len(before) + len(after))
+        return [*before, *self.encode(text, most=room)[:room], *after]
 
     def encode_pair(
         self, first: str, second: str, *, limit: int | None = None
@@ -206,10 +224,8 @@ class Tokenizer:
         """
         before, after = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
         head = [*before, *self.encode(first), *after]
-        ids = self.encode(second)
-        if limit is not None:
-            ids = ids[: _room(limit, len(head) + len(after))]
-        return [*head, *ids, *after], len(head)
+        room = None if limit is None else _room(limit, len(head) + len(after))
+        return [*head, *self.encode(second, most=room)[:room], *after], len(head)
 
     def _encode_split(self, text: str, *, special: bool) -> list[int]:
         if self.vocabulary.kind == "sentencepiece":
@@ -239,7 +255,9 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of ids from the start of a text; bytes that are no UTF-8 become U+FFFD."""
         stream = IncrementalDetokenizer(self, skip_special=skip_special, at_start=True)
-        return stream.feed(ids) + stream.finish()
+        # In parts: joining takes eighty bytes for each of the pieces.
+        parts = [stream.feed(ids[at : at + _PART]) for at in range(0, len(ids), _PART)]
+        return "".join(parts) + stream.finish()
 
     def piece(self, token_id: int) -> bytes:
         """Raw bytes of a token, maybe a part of a character; empty for an id without a token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.responses import Response
 
 from ....base.request import OutputDelta
@@ -48,7 +49,7 @@ async def whole(chat: Chat, stream: OutputStream) -> Response:
         parts.tokens += delta.token_ids
         logprobs = _logprobs(chat, delta)
         if logprobs is not None:
-            parts.logprobs += logprobs["content"]
+            parts.logprobs += [msgspec.Raw(encode(entry)) for entry in logprobs["content"]]
             await asyncio.sleep(0)  # All choices may come at once.
         if delta.prompt_logprobs and chat.body.prompt_logprobs is not None:
             reply["prompt_logprobs"] = prompt_logprobs(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ....base.request import OutputDelta
 from ....text import StreamRouter
 from ....text.events import (
@@ -51,7 +53,9 @@ class Parts:
         self.reasoning: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.tokens: list[int] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[msgspec.Raw] = []
+        """As they are sent: as objects they would be hundreds of thousands, which end all at once,
+        and the loop does nothing else meanwhile."""
         self.finish: str | None = None
         self.stop: str | int | None = None
 
