@@ -41,7 +41,7 @@ def take_ids(
 
 def _flat(text: memoryview) -> array[int]:
     """The numbers of a list."""
-    if text[:1] != b"[":
+    if bytes(text[:1]) != b"[":
         raise msgspec.DecodeError("not a list")
     ids = array("i")
     start, end = 1, len(text) - 1
