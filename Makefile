@@ -88,7 +88,7 @@ wheels:
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
 gpu-dry: $(VENV)/.tested
 	$(BIN)/python -m pytest -q tests/kernels_triton tests/kernels/test_cuda_graphs.py
-	$(BIN)/python benchmarks/gpu_dry.py --json benchmarks/results/gpu_dry.json --table docs/gpu.md
+	$(BIN)/python benchmarks/gpu_dry.py --json benchmarks/results/gpu_dry.json --table docs/gpu-tables.md
 
 # With one: needs torch, triton and transformers in $(PYTHON), nothing installed by us.
 gpu-bench:

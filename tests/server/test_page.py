@@ -101,3 +101,9 @@ async def test_every_label_of_the_page_has_its_field_and_ids_are_unique() -> Non
 
 def test_fake_engine_has_no_statistics() -> None:
     assert not hasattr(FakeEngine(), "metrics"), "the board must do without"
+
+
+async def test_a_browser_asks_for_an_icon(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/favicon.ico")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "image/svg+xml"

@@ -45,7 +45,7 @@ def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
     if found is None:
         return None
     fields = Fields(found, "config.json", defaults={})
-    return _METHODS[fields.word("quant_method", _METHODS)](fields)
+    return METHODS[fields.word("quant_method", METHODS)](fields)
 
 
 def _awq(fields: Fields) -> Scheme:
@@ -135,7 +135,7 @@ def _group(fields: Fields, key: str) -> int | None:
     return None if size == -1 else size
 
 
-_METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
+METHODS: Mapping[str, Callable[[Fields], Scheme]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,
