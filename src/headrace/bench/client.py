@@ -48,6 +48,8 @@ class Stream:
     """Set: hang up."""
     done: bool = False
     broken: str | None = None
+    ids: list[int] = field(default_factory=list)
+    """Of the answer's tokens, where the server tells them (`return_token_ids`)."""
 
     def on_body(self, now: int, data: bytes) -> None:
         self.last_ns = now
@@ -80,6 +82,8 @@ class Stream:
                 record.call_bytes += event.called()
             for choice in event.choices:
                 record.finish_reason = choice.finish_reason or record.finish_reason
+                if choice.token_ids:
+                    self.ids += choice.token_ids
             if event.usage is not None:
                 usage = event.usage
                 record.prompt_tokens = usage.prompt_tokens

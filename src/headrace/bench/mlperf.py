@@ -4,15 +4,15 @@ LoadGen decides when queries come and judges the run; this file is only the syst
 sends each sample to a server and reports first tokens and ends. LoadGen's verdict is shown as it
 is. LoadGen knows no failed request, so ours are counted beside it and named, never hidden in it.
 
-Log files lie as submissions have them:
-results/SYSTEM/MODEL/SCENARIO/performance/run_1/mlperf_log_*.txt (or …/accuracy/).
+Log files lie as submissions have them: results/SYSTEM/MODEL/SCENARIO/performance/run_1/
+mlperf_log_*.txt, …/accuracy/, and a compliance test in …/TEST01/ and so on; `mlperf_submission`
+writes what is beside them.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
-import random
 import re
 import threading
 import time
@@ -29,23 +29,34 @@ from .http import ConnectionLost, Pool, parse_url, request_bytes
 from .job import Target
 from .lengths import Lengths
 from .material import Material
+from .mlperf_accuracy import LOG, SCORES, scores_of, write_accuracy
+from .mlperf_compliance import (
+    TESTS,
+    Verdict,
+    audit_config,
+    read_logged,
+    verify_lengths,
+    verify_same,
+    verify_score,
+    verify_speed,
+    verify_tokens,
+    write_verdicts,
+)
+from .mlperf_samples import Sample, made
+from .mlperf_submission import SEEDS
 from .record import ClientAudit, RequestRecord
 from .sse import Lines
-from .workload import Turn
+from .store import write_text
 
 SCENARIOS = ("SingleStream", "MultiStream", "Server", "Interactive", "Offline")
 MULTISTREAM_SAMPLES = 8
+LIBRARY = 64
+"""Samples that are made where the user has none."""
 HEADROOM = 1.5
 """Over the rate of one pass through the library, which has its beginning and its end in it."""
 SUMMARY = "mlperf_log_summary.txt"
 SUBMISSION_SECONDS = 600.0
 """Shortest run that MLPerf's rules accept."""
-SEEDS = {
-    "qsl_rng_seed": 2085463073848966840,
-    "sample_index_rng_seed": 2747215439041700203,
-    "schedule_rng_seed": 16159082839903944936,
-}
-"""Seeds that MLPerf Inference v6.1 prescribes."""
 
 
 @dataclass(slots=True)
@@ -56,7 +67,7 @@ class MlperfOptions:
     scenario: str = "Offline"
     mode: str = "performance"
     """performance or accuracy."""
-    samples: int = 64
+    samples: int = LIBRARY
     """Size of the query sample library."""
     input: Lengths = field(default_factory=lambda: Lengths("fixed", 128))
     output: Lengths = field(default_factory=lambda: Lengths("fixed", 128))
@@ -70,6 +81,23 @@ class MlperfOptions:
     tpot_ms: float = 100.0
     system: str = "this"
     seed: int = 0
+    library: list[Sample] | None = None
+    """Samples that are there already; none: made from the seed."""
+    test: str | None = None
+    """A compliance test in place of a plain performance run."""
+    user_conf: Path | None = None
+    """LoadGen's own configuration: it and LoadGen's mlperf.conf win over all of the above."""
+    benchmark: str | None = None
+    """Name of the model in mlperf.conf; none: the server's."""
+    token_ids: bool = False
+    """Ask for ids of tokens (`return_token_ids`) and log them in place of text."""
+    end_id: int | None = None
+    threshold: float | None = None
+    """Of TEST07, in per cent; see `score`."""
+    score: str = "rougeL"
+    """What TEST07 and accuracy runs go by: rougeL or exact_match."""
+    reference_tokens: float | None = None
+    """Mean length of the reference's answers, for TEST09."""
 
     def verify(self) -> None:
         if self.scenario not in SCENARIOS:
@@ -79,6 +107,14 @@ class MlperfOptions:
             )
         if self.mode not in ("performance", "accuracy"):
             raise InvalidRequest("mode must be performance or accuracy", param="mode")
+        if self.test is not None and self.test not in TESTS:
+            raise InvalidRequest(f"test must be one of {', '.join(TESTS)}", param="test")
+        if self.test is not None and self.mode != "performance":
+            raise InvalidRequest("a compliance test is a performance run", param="mode")
+        if self.score not in SCORES:
+            raise InvalidRequest(f"score must be one of {', '.join(SCORES)}", param="score")
+        if self.user_conf is not None and not self.user_conf.is_file():
+            raise InvalidRequest(f"no such file: {self.user_conf}", param="user_conf")
         for name in ("samples", "min_seconds", "min_queries", "qps", "ttft_ms", "tpot_ms"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -97,6 +133,12 @@ class MlperfResult:
     failures: list[str]
     findings: list[Finding]
     """What `bench run` would say of this client and server; LoadGen looks at neither."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Of the compliance test."""
+    passed: bool | None = None
+    """Did the compliance test pass? None: there was none."""
+    scores: dict[str, float] | None = None
+    """In per cent, against the data set's ground truth, where it has one."""
 
 
 class SystemUnderTest:
@@ -105,19 +147,17 @@ class SystemUnderTest:
     def __init__(self, loadgen: Any, options: MlperfOptions, material: Material) -> None:
         self._loadgen = loadgen
         self.target = options.target
-        self.accuracy = options.mode == "accuracy"
+        self.accuracy = options.mode == "accuracy" or options.test is not None
         self.offline = options.scenario == "Offline"
-        rng = random.Random(options.seed)
-        ids = bool(material.ids) and options.target.endpoint == "completions"
-        self.samples = []
-        for _ in range(options.samples):
-            tokens, output = options.input.draw(rng), options.output.draw(rng)
-            turn = (
-                Turn("", output, ids=material.tokens(tokens, rng))
-                if ids
-                else Turn(material.text(tokens, rng), output)
-            )
-            self.samples.append(turn)
+        self.token_ids = options.token_ids and self.accuracy
+        if self.token_ids:
+            self.target.extra = {**self.target.extra, "return_token_ids": True}
+        exact = material if options.target.endpoint == "completions" else Material()
+        self.samples = options.library or made(
+            options.samples, options.input, options.output, exact, options.seed
+        )
+        self.answers: dict[int, str] = {}
+        """Sample → the text that came last."""
         self.records: list[RequestRecord] = []
         self.audit = ClientAudit(0)
         self._loop = asyncio.new_event_loop()
@@ -142,7 +182,7 @@ class SystemUnderTest:
         begin = time.monotonic()
 
         async def all_of_them() -> None:
-            await asyncio.gather(*(self._exchange(turn, begin, None) for turn in self.samples))
+            await asyncio.gather(*(self._exchange(one, begin, None) for one in self.samples))
 
         asyncio.run_coroutine_threadsafe(all_of_them(), self._loop).result()
         return len(self.samples) / (time.monotonic() - begin)
@@ -167,33 +207,46 @@ class SystemUnderTest:
 
     def _start(self, pairs: list[tuple[int, int]], planned: float) -> None:
         for query, index in pairs:
-            work = self._query(query, self.samples[index], planned)
+            work = self._query(query, index, planned)
             task = self._errands.errand("query", work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _query(self, query: int, turn: Turn, planned: float) -> None:
+    async def _query(self, query: int, index: int, planned: float) -> None:
         loadgen = self._loadgen
 
-        def first_token() -> None:
-            loadgen.FirstTokenComplete([loadgen.QuerySampleResponse(query, 0, 0)])
+        def first_token(stream: Stream | None) -> None:
+            first = array.array("B", b"" if stream is None else self._logged(stream))
+            address, size = first.buffer_info()
+            loadgen.FirstTokenComplete(
+                [loadgen.QuerySampleResponse(query, address if size else 0, size)]
+            )
 
-        record, text = await self._exchange(turn, planned, first_token)
+        record, stream = await self._exchange(self.samples[index], planned, first_token)
         self.records.append(record)
+        self.answers[index] = "".join(stream.text)
         if record.error is not None and not record.chunk_ns:
-            first_token()
+            first_token(None)
         tokens = max(1, record.tokens) if record.error is None else 1
-        answer = array.array("B", text.encode() if self.accuracy else b"")
+        answer = array.array("B", self._logged(stream))
         address, size = answer.buffer_info()
         loadgen.QuerySamplesComplete(
             [loadgen.QuerySampleResponse(query, address if size else 0, size, tokens)]
         )
 
+    def _logged(self, stream: Stream) -> bytes:
+        """What LoadGen is to log of an answer so far: ids as int32, else text."""
+        if not self.accuracy:
+            return b""
+        if self.token_ids:
+            return array.array("i", stream.ids).tobytes()
+        return "".join(stream.text).encode()
+
     async def _exchange(
-        self, turn: Turn, planned: float, first_token: Callable[[], None] | None
-    ) -> tuple[RequestRecord, str]:
+        self, sample: Sample, planned: float, first_token: Callable[[Stream | None], None] | None
+    ) -> tuple[RequestRecord, Stream]:
         """Ask the server; `planned` is when it was due, on the monotonic clock."""
-        target = self.target
+        target, turn = self.target, sample.turn
         record = RequestRecord(
             len(self.records),
             len(self.records),
@@ -202,8 +255,7 @@ class SystemUnderTest:
             int(planned * 1e9),
             asked_tokens=turn.output_tokens,
         )
-        history = [{"role": "user", "content": turn.text}] if turn.text else []
-        path, body = make_body(target, turn, history, record)
+        path, body = make_body(target, turn, list(sample.history), record)
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else None
         stream = Stream(record, None, [], Lines(), bytearray(), 0)
         first = False
@@ -214,7 +266,7 @@ class SystemUnderTest:
             if record.chunk_ns and not first:
                 first = True
                 if first_token is not None:
-                    first_token()
+                    first_token(stream)
 
         record.sent_ns = time.monotonic_ns()
         try:
@@ -229,7 +281,7 @@ class SystemUnderTest:
         record.end_ns = time.monotonic_ns()
         text = "".join(stream.text)
         record.text_bytes = len(text.encode(errors="replace"))
-        return record, text
+        return record, stream
 
 
 def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> MlperfResult:
@@ -241,10 +293,11 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
         raise OptionError(
             'MLPerf scenarios need LoadGen: pip install "headrace[bench]"', param="scenario"
         ) from None
-    folder = root / "results" / options.system / options.target.model.replace("/", "_")
-    folder = folder / options.scenario / options.mode
+    place = root / "results" / options.system / options.target.model.replace("/", "_")
+    place = place / options.scenario
+    folder = place / "accuracy"
     if options.mode == "performance":
-        folder = folder / "run_1"
+        folder = (place / options.test if options.test else place) / "performance" / "run_1"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -252,7 +305,10 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     under_test = SystemUnderTest(loadgen, options, material)
     sut = loadgen.ConstructSUT(under_test.issue, under_test.flush)
     qsl = loadgen.ConstructQSL(
-        options.samples, options.samples, lambda _indices: None, lambda _indices: None
+        len(under_test.samples),
+        len(under_test.samples),
+        lambda _indices: None,
+        lambda _indices: None,
     )
     output = loadgen.LogOutputSettings()
     output.outdir = str(folder)
@@ -263,13 +319,29 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     try:
         if options.scenario == "Offline" and options.qps is None:
             options = replace(options, qps=HEADROOM * under_test.rate())
-        loadgen.StartTestWithLogSettings(sut, qsl, settings(loadgen, options), logs)
+        # Named in any case: LoadGen would else read an audit.config of the folder it runs in.
+        config = folder.parent.parent / "audit.config" if options.test else folder / "no-audit"
+        if options.test:
+            write_text(config, audit_config(options.test, len(under_test.samples)))
+        loadgen.StartTestWithLogSettings(sut, qsl, settings(loadgen, options), logs, str(config))
     finally:
         loadgen.DestroyQSL(qsl)
         loadgen.DestroySUT(sut)
         under_test.close()
     summary = read_summary(folder / SUMMARY)
     verdict = summary.get("Result is")
+    scores = None
+    if under_test.accuracy:
+        scores = scores_of(under_test.answers, [one.truth for one in under_test.samples])
+    verdicts: list[Verdict] = []
+    passed = None
+    if options.test:
+        (place / options.test / "accuracy").mkdir(exist_ok=True)
+        (folder / LOG).replace(place / options.test / "accuracy" / LOG)
+        verdicts = verify(options, place, folder, scores)
+        passed = write_verdicts(place / options.test, options.test, verdicts)
+    elif options.mode == "accuracy":
+        write_accuracy(folder, scores, [record.tokens for record in under_test.records])
     return MlperfResult(
         folder,
         None if verdict is None else verdict == "VALID",
@@ -277,7 +349,29 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
         len(under_test.records),
         under_test.failures(),
         audit(under_test),
+        verdicts,
+        passed,
+        scores,
     )
+
+
+def verify(
+    options: MlperfOptions, place: Path, folder: Path, scores: dict[str, float] | None
+) -> list[Verdict]:
+    """What a compliance test finds in its own logs and in the submission's beside it."""
+    logged = read_logged(place / str(options.test) / "accuracy")
+    if options.test == "TEST01":
+        return [
+            verify_same(logged, place / "accuracy"),
+            verify_speed(folder, place / "performance" / "run_1", options.scenario),
+        ]
+    if options.test == "TEST06":
+        ids, offline = options.token_ids, options.scenario == "Offline"
+        return verify_tokens(logged, ids=ids, end=options.end_id, offline=offline)
+    if options.test == "TEST07":
+        found = None if scores is None else scores[options.score]
+        return [verify_score(found, options.threshold)]
+    return [verify_lengths(logged, options.reference_tokens)]
 
 
 def audit(under_test: SystemUnderTest) -> list[Finding]:
@@ -319,7 +413,25 @@ def settings(loadgen: Any, options: MlperfOptions) -> Any:
     made.multi_stream_samples_per_query = MULTISTREAM_SAMPLES
     for name, seed in SEEDS.items():
         setattr(made, name, seed)
+    if options.user_conf is not None:
+        name = options.benchmark or options.target.model
+        if made.FromConfig(str(options.user_conf), name, scenario):
+            raise InvalidRequest(f"LoadGen cannot read {options.user_conf}", param="user_conf")
     return made
+
+
+def configuration(options: MlperfOptions) -> str:
+    """The options as LoadGen's `user.conf`."""
+    if options.user_conf is not None:
+        return options.user_conf.read_text()
+    scenario = "Server" if options.scenario == "Interactive" else options.scenario
+    values: dict[str, float] = {
+        "min_duration": int(options.min_seconds * 1000),
+        "min_query_count": options.min_queries,
+    }
+    if options.qps is not None:
+        values["target_qps"] = options.qps
+    return "".join(f"*.{scenario}.{name} = {value:g}\n" for name, value in values.items())
 
 
 def read_summary(path: Path) -> dict[str, str]:

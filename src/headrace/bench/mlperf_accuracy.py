@@ -1,19 +1,30 @@
-"""Two accuracy runs of LoadGen beside each other: the answers of `mlperf_log_accuracy.json`.
+"""How right an accuracy run of LoadGen is: the answers of `mlperf_log_accuracy.json`.
 
 MLPerf scores answers against a data set's ground truth and asks for 99 % or 99.9 % of the fp32
-model's score. The samples here are made from a seed and have no ground truth, so the answers
-themselves are compared with those of a reference system's run: equal ones, and ROUGE-L.
+model's score. A data set that the user has is scored so; samples that were made from a seed have no
+ground truth, and their answers are compared with those of a reference system's run.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.errors import InvalidRequest
+from .store import write_text
+from .tasks import last_number
 
 LOG = "mlperf_log_accuracy.json"
+SCORES = ("rougeL", "exact_match")
+"""In per cent: ROUGE-L of words without stemming, and answers that are the truth or end with its
+number. MLCommons' own scripts decide a submission; these tell before."""
+LOG_BYTES = 10 * 1024
+"""Largest log that a submission may hold: longer ones are cut, and their hash stands beside."""
+TRUNCATED = 4000
+"""Characters that stay of an accuracy log at either end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +80,47 @@ def compare_logs(here: Path, reference: Path) -> LogAgreement:
     scores = [rouge_l(ours[index], theirs[index]) for index in theirs]
     equal = sum(ours[index] == theirs[index] for index in theirs)
     return LogAgreement(len(theirs), equal, sum(scores) / len(scores))
+
+
+def scores_of(answers: Mapping[int, str], truths: Sequence[str | None]) -> dict[str, float] | None:
+    """Means of `SCORES` over the samples that were answered; None where one has no truth."""
+    pairs = [(answer, truths[index]) for index, answer in answers.items()]
+    if not pairs or any(truth is None for _, truth in pairs):
+        return None
+    known = [(answer, truth) for answer, truth in pairs if truth is not None]
+    return {
+        "rougeL": 100 * sum(rouge_l(answer, truth) for answer, truth in known) / len(known),
+        "exact_match": 100 * sum(_is_right(answer, truth) for answer, truth in known) / len(known),
+    }
+
+
+def _is_right(answer: str, truth: str) -> bool:
+    if " ".join(answer.split()) == " ".join(truth.split()):
+        return True
+    number = last_number(truth)
+    return number is not None and last_number(answer) == number
+
+
+def write_accuracy(folder: Path, scores: Mapping[str, float] | None, tokens: Sequence[int]) -> None:
+    """`accuracy.txt` beside LoadGen's log: scores, lengths, and the hash of the whole log."""
+    found: dict[str, float] = {name: round(score, 4) for name, score in (scores or {}).items()}
+    if tokens:
+        found["tokens_per_sample"] = sum(tokens) / len(tokens)
+    found["gen_num"] = len(tokens)
+    digest = hashlib.sha256((folder / LOG).read_bytes()).hexdigest()
+    write_text(folder / "accuracy.txt", f"{found}\nhash={digest}\n")
+
+
+def truncate_logs(root: Path, backup: Path) -> list[Path]:
+    """Cut accuracy logs to what a submission may hold, after a copy of each into `backup`."""
+    done = []
+    for path in sorted(root.rglob(LOG)):
+        if path.stat().st_size <= LOG_BYTES:
+            continue
+        text = path.read_text()
+        kept = backup / path.relative_to(root)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_text(kept, text)
+        write_text(path, f"{text[:TRUNCATED]}\n...\n{text[-TRUNCATED:]}")
+        done.append(path)
+    return done

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+TOKEN = 7
+"""The id of all tokens."""
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{{model_name="mock"}} {running}
 # TYPE mock_requests_total counter
@@ -235,11 +237,14 @@ class MockServer:
                 await _until(first + shift + behaviour.itl * number)
             text = " tok" * min(behaviour.chunk, tokens - number)
             part = {"delta": {"content": text}} if chat else {"text": text}
+            count = min(behaviour.chunk, tokens - number)
+            ids = {"token_ids": [TOKEN] * count} if request.get("return_token_ids") else {}
             if behaviour.calls and chat:
                 part = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
             for _ in range(behaviour.repeat):
                 self._event(
-                    writer, {**head, "choices": [{"index": 0, "finish_reason": None, **part}]}
+                    writer,
+                    {**head, "choices": [{"index": 0, "finish_reason": None, **part, **ids}]},
                 )
             if not behaviour.buffered:
                 await writer.drain()

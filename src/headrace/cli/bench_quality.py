@@ -1,4 +1,4 @@
-"""`headrace bench mlperf` and `headrace bench accuracy`."""
+"""`headrace bench accuracy`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..base.errors import HeadraceError, InvalidRequest
+from ..base.errors import InvalidRequest
 from ..bench import accuracy
 from ..bench import compare as comparing
 from ..bench.checking import deciding_kinds
 from ..bench.gate import GATES, Held, hold, not_held, task_key
 from ..bench.job import Target
-from ..bench.lengths import parse_lengths
-from ..bench.mlperf import SCENARIOS, SUBMISSION_SECONDS, SUMMARY, MlperfOptions, run_mlperf
-from ..bench.mlperf_accuracy import compare_logs, read_log
 from ..bench.options import RunOptions
 from ..bench.reference import (
     Agreement,
@@ -30,110 +27,17 @@ from ..bench.reference import (
     load_reference,
     save_reference,
 )
-from ..bench.run import ask_server, make_material
+from ..bench.run import ask_server
 from ..bench.tasks import load_task, score_task
 from .bench_flags import (
     EVERY_GATE,
-    INVALID_RUN,
     AsJson,
     AtLeast,
-    Endpoint,
     GateKinds,
-    Input,
     Key,
     Model,
-    Out,
-    Output,
-    TokenizerOf,
     Url,
 )
-
-
-def mlperf_command(
-    scenario: Annotated[str, typer.Argument(help=", ".join(SCENARIOS))],
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    endpoint: Endpoint = "completions",
-    mode: Annotated[str, typer.Option(help="performance or accuracy.")] = "performance",
-    samples: Annotated[int, typer.Option(help="Prompts in the library.")] = 64,
-    input: Input = "128",
-    output: Output = "128",
-    seconds: Annotated[float, typer.Option(help="Shortest run; a submission needs 600.")] = 600.0,
-    queries: Annotated[int, typer.Option(help="Fewest queries.")] = 1,
-    qps: Annotated[
-        float | None,
-        typer.Option(
-            help="Rate of Server and Interactive (none: 1); of Offline the rate that is expected "
-            "(none: measured with one pass through the library)."
-        ),
-    ] = None,
-    ttft: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 2000.0,
-    tpot: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 100.0,
-    tokenizer: TokenizerOf = None,
-    system: Annotated[str, typer.Option(help="Name of the system in the folders.")] = "this",
-    reference: Annotated[
-        Path | None, typer.Option(help="Folder of another system's accuracy run of these samples.")
-    ] = None,
-    at_least: Annotated[
-        float, typer.Option(min=0, max=1, help="ROUGE-L to it below which exit is 3.")
-    ] = 0.99,
-    api_key: Key = None,
-    out: Out = None,
-) -> None:
-    """An MLPerf scenario through the real LoadGen, with its logs and its verdict."""
-    if reference is not None:
-        if mode != "accuracy":
-            raise InvalidRequest("a reference needs --mode accuracy", param="reference")
-        read_log(reference)
-    target = Target(url, model or "", endpoint or "completions", api_key)
-    options = MlperfOptions(
-        target,
-        scenario,
-        mode,
-        samples,
-        parse_lengths(input, "input"),
-        parse_lengths(output, "output"),
-        seconds,
-        queries,
-        qps,
-        ttft,
-        tpot,
-        system,
-    )
-    options.verify()
-    server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
-    target.model = model or server["model"]
-    found = run_mlperf(options, make_material(tokenizer), out or Path("."))
-    print((found.folder / SUMMARY).read_text())
-    print(f"logs: {found.folder}")
-    if mode == "performance" and seconds < SUBMISSION_SECONDS:
-        print(
-            f"LoadGen judged a run of at least {seconds:g} s, as it was told; a submission needs "
-            f"{SUBMISSION_SECONDS:g} s"
-        )
-    for finding in found.findings:
-        print(f"{finding.severity}: {finding.text}")
-    if found.failures:
-        raise HeadraceError(
-            f"{len(found.failures)} of {found.requests} requests failed, which LoadGen does not "
-            f"know: do not use this result; for example: {found.failures[0]:.200}"
-        )
-    if any(finding.severity == "invalid" for finding in found.findings):
-        print("INVALID, whatever LoadGen says: the numbers are not the server's")
-        raise typer.Exit(INVALID_RUN)
-    if found.valid is False:
-        raise typer.Exit(INVALID_RUN)
-    if reference is not None:
-        logs = compare_logs(found.folder, reference)
-        gates = ", ".join(
-            f"{gate:.1%} {'passed' if logs.rouge_l >= gate else 'FAILED'}" for gate in GATES
-        )
-        print(
-            f"{logs.equal} of {logs.samples} answers equal to the reference's, ROUGE-L "
-            f"{logs.rouge_l:.2%}: {gates}"
-        )
-        if logs.rouge_l < at_least:
-            raise typer.Exit(comparing.REGRESSED)
 
 
 def accuracy_command(

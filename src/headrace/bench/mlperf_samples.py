@@ -1,0 +1,164 @@
+"""The query sample library: made from a seed, a data set that the user has, or a recorded trace.
+
+A data set's rows have a prompt (token ids, a text or messages) and may have a ground truth, under
+the names that MLPerf's own files use: `tok_input`, `input`, `output` (llama3.1-8b), `question`,
+`ground_truth` (gpt-oss) and the like. JSON, JSON lines, or parquet (through DuckDB). Pickles are
+refused: reading one runs whatever its maker wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import InvalidRequest, OptionError
+from .lengths import Lengths
+from .material import Material
+from .traces import load_trace
+from .workload import ROLE_USER, Turn
+
+IDS = ("tok_input", "input_ids", "prompt_token_ids", "input_tokens")
+TEXTS = ("input", "prompt", "text", "question", "problem")
+TRUTHS = ("ground_truth", "output", "reference", "target", "answer", "ref_output")
+LENGTHS = ("output_tokens", "max_tokens", "ref_output_tokens")
+MOST_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request: what came before it, what it asks, and what is right."""
+
+    turn: Turn
+    history: tuple[dict[str, str], ...] = ()
+    """Messages up to and with the turn's text; empty where the turn has token ids."""
+    truth: str | None = None
+
+
+def made(
+    count: int, input: Lengths, output: Lengths, material: Material, seed: int
+) -> list[Sample]:
+    """Prompts from a seed: ids where `material` has a tokenizer and they are wanted, else text."""
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        tokens, answer = input.draw(rng), output.draw(rng)
+        if material.ids:
+            found.append(Sample(Turn("", answer, ids=material.tokens(tokens, rng))))
+        else:
+            found.append(_said(material.text(tokens, rng), answer, None))
+    return found
+
+
+def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[Sample]:
+    """Rows of a data set; `InvalidRequest` names the row that is none."""
+    rng, found = random.Random(0), []
+    for number, row in enumerate(_rows(path), 1):
+        if limit is not None and number > limit:
+            break
+        try:
+            found.append(_sample(row, output.draw(rng)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(
+                f"{path}, row {number}: {error}; a row has one of {', '.join((*IDS, *TEXTS))} or "
+                "messages",
+                param="dataset",
+            ) from None
+    if not found:
+        raise InvalidRequest(f"{path} holds no sample", param="dataset")
+    return found
+
+
+def from_trace(trace: str, material: Material, limit: int | None) -> list[Sample]:
+    """Each turn of recorded sessions with the recorded history before it: an agent's run as it was.
+
+    LoadGen draws samples in an order of its own, so a turn cannot wait for the one before; with the
+    answers as they were recorded it need not.
+    """
+    kind, _, path = trace.partition(":")
+    found = []
+    for session in load_trace(kind, Path(path), material):
+        history: list[dict[str, str]] = []
+        if session.system:
+            history.append({"role": "system", "content": session.system})
+        for turn in session.turns:
+            if turn.ids is not None:
+                found.append(Sample(turn))
+                continue
+            history.append({"role": turn.role, "content": turn.text})
+            found.append(Sample(turn, tuple(history), turn.answer))
+            if turn.answer is None and turn is not session.turns[-1]:
+                raise InvalidRequest(
+                    f"{path}: a session of several turns needs its recorded answers "
+                    '({"messages": …})',
+                    param="trace",
+                )
+            history.append({"role": "assistant", "content": turn.answer or ""})
+    return found[:limit]
+
+
+def _sample(row: Any, output: int) -> Sample:
+    if not isinstance(row, dict):
+        raise TypeError(f"{type(row).__name__} is no object")
+    told = next((row[name] for name in LENGTHS if row.get(name)), None)
+    tokens = output if told is None else int(told)
+    if tokens < 1:
+        raise ValueError("output tokens must be at least 1")
+    truth = next((str(row[name]) for name in TRUTHS if row.get(name) is not None), None)
+    ids = next((row[name] for name in IDS if row.get(name) is not None), None)
+    if ids is not None:
+        numbers = [int(one) for one in ids]
+        if not numbers:
+            raise ValueError("its prompt is empty")
+        return Sample(Turn("", tokens, ids=numbers, prompt_tokens=len(numbers)), truth=truth)
+    if row.get("messages"):
+        said = tuple({name: str(m[name]) for name in ("role", "content")} for m in row["messages"])
+        return Sample(Turn(said[-1]["content"], tokens), said, truth)
+    text = next((str(row[name]) for name in TEXTS if row.get(name)), "")
+    if not text:
+        raise ValueError("it has no prompt")
+    return _said(text, tokens, truth)
+
+
+def _said(text: str, output: int, truth: str | None) -> Sample:
+    return Sample(Turn(text, output), ({"role": ROLE_USER, "content": text},), truth)
+
+
+def _rows(path: Path) -> list[Any]:
+    if path.suffix in (".pkl", ".pickle"):
+        raise InvalidRequest(
+            f"{path} is a pickle, which could run anything: save it as JSON lines or parquet "
+            "(pandas: to_json(orient='records', lines=True))",
+            param="dataset",
+        )
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InvalidRequest(f"{path} is larger than {MOST_BYTES >> 30} GiB", param="dataset")
+        if path.suffix == ".parquet":
+            return _parquet(path)
+        text = path.read_text()
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        data = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{path}: {error}", param="dataset") from None
+    if not isinstance(data, list):
+        raise InvalidRequest(f"{path} is no list of samples", param="dataset")
+    return data
+
+
+def _parquet(path: Path) -> list[Any]:
+    try:
+        import duckdb  # Local: an extra.
+    except ImportError:
+        raise OptionError(
+            'parquet needs duckdb: pip install "headrace[bench]"', param="dataset"
+        ) from None
+    try:
+        with duckdb.connect() as database:
+            found = database.execute("SELECT * FROM read_parquet(?)", [str(path)])
+            names = [column[0] for column in found.description]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    except duckdb.Error as error:
+        raise InvalidRequest(f"{path}: {error}", param="dataset") from None
