@@ -1,11 +1,12 @@
 """The tables of what measuring is held against, made again:
 
     python benchmarks/measuring.py counts             # the roofline's counts against hand counts
-    python benchmarks/measuring.py published           # the simulator at full load, published rows
-    python benchmarks/measuring.py server MODEL        # the simulator against this machine's server
+    python benchmarks/measuring.py published          # published rows; three of them simulated too
+    python benchmarks/measuring.py server MODEL       # the simulator against this machine's server
 
-with `--json FILE` to keep what was found. `counts` takes a second, `published` minutes of one core,
-`server` minutes of the whole machine (`roofline/against_server.py`, whose loads it names).
+with `--json FILE` to keep what was found elsewhere than in `results/`. `counts` takes a second,
+`published` minutes of one core (`roofline/published.py`), `server` two minutes of the whole machine
+(`roofline/against_server.py`).
 """
 
 from __future__ import annotations
@@ -18,19 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.bench.options import RunOptions
-from headrace.bench.virtual import Simulation
-from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.composition import decode_step
-from headrace.roofline.counts import Case, Layout
+from headrace.roofline.counts import Case
 from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN, PUBLISHED
 from headrace.roofline.step import step_time
-from headrace.roofline.weights import WeightBytes, parse_format
+from headrace.roofline.weights import WeightBytes
 
 CONTEXT = 2048
 LIMITS = ("H100", "H200", "B200")
-LOADS = ("closed:1", "closed:2", "closed:16", "poisson:1.2")
+SIMULATED = ("--simulate", "3", "23", "31")
+"""Rows of `roofline/published.py`: 8B on one device, 70B on two, gpt-oss-120b."""
 
 
 @dataclass(frozen=True)
@@ -138,79 +137,33 @@ def counts() -> list[dict[str, Any]]:
     return rows
 
 
-PUBLISHED_ROWS = (
-    # model, device, tp, format, in, out, output tokens/s of a device (docs/roofline.md has all).
-    ("llama-3.1-8b", "H200", 1, "fp8", 1000, 1000, 17_591),
-    ("llama-3.1-70b", "H100", 2, "fp8", 1000, 1000, 2_209),
-    ("gpt-oss-120b", "H200", 1, "bfloat16,experts=mxfp4", 1000, 1000, 6_868),
-)
-
-
-def published(users: int, waves: int) -> list[dict[str, Any]]:
-    """The simulator with `users` at once, `waves` requests of each."""
-    rows = []
-    for model, device, tp, format, input, output, told in PUBLISHED_ROWS:
-        weights = parse_format(format)
-        kv_dtype = "fp8" if weights.format == "fp8" else "bfloat16"
-        case = Case(KNOWN[model], weights, kv_dtype=kv_dtype, layout=Layout(tp))
-        spec = ReplicaSpec(case, DEVICES[device], rows=users, step_tokens=8192, max_context=4096)
-        options = RunOptions(
-            url="simulated",
-            requests=users * waves,
-            concurrency=users,
-            input=str(input),
-            output=str(output),
-        )
-        result, _ = Simulation(Cluster(spec, 1), options).run()
-        rate = result["figures"]["output_throughput"]["value"] / tp
-        rows.append(
-            {
-                "model": model,
-                "device": device,
-                "tp": tp,
-                "format": format,
-                "in": input,
-                "out": output,
-                "published": told,
-                "simulated": rate,
-                "ratio": rate / told,
-            }
-        )
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("counts", "published", "server"))
     parser.add_argument("model", nargs="?")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--users", type=int, default=512)
-    parser.add_argument("--waves", type=int, default=2)
     given = parser.parse_args()
+    folder = Path(__file__).parent
     if given.what == "server":
-        script = Path(__file__).parent / "roofline" / "against_server.py"
-        out = str(given.json or "against_server.json")
-        raise SystemExit(subprocess.call([sys.executable, str(script), given.model, out, *LOADS]))
-    rows = counts() if given.what == "counts" else published(given.users, given.waves)
-    if given.what == "counts":
-        print("| model | batch | weights GB by hand / ours | KV MB by hand / ours | limit ms |")
-        print("|---|--:|--:|--:|--:|")
-        for row in rows:
-            limits = "/".join(f"{value:.2f}" for value in row["limit_ms"].values())
-            print(
-                f"| {row['model']} | {row['batch']} | {row['weights_by_hand'] / 1e9:.3f} / "
-                f"{row['weights'] / 1e9:.3f} | {row['kv_by_hand'] / 1e6:,.1f} / "
-                f"{row['kv'] / 1e6:,.1f} | {limits} |"
-            )
-    else:
-        print("| model | device | published | simulated | ratio |\n|---|---|--:|--:|--:|")
-        for row in rows:
-            print(
-                f"| {row['model']} | {row['device']} TP{row['tp']} | {row['published']:,} | "
-                f"{row['simulated']:,.0f} | {row['ratio']:.2f} |"
-            )
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        out = str(given.json or folder / "results" / "against_server.json")
+        command = [str(folder / "roofline" / "against_server.py"), given.model, out]
+        raise SystemExit(subprocess.call([sys.executable, *command]))
+    if given.what == "published":
+        out = str(given.json or folder / "results" / "published.json")
+        command = [str(folder / "roofline" / "published.py"), out, *SIMULATED]
+        raise SystemExit(subprocess.call([sys.executable, *command]))
+    rows = counts()
+    print("| model | batch | weights GB by hand / ours | KV MB by hand / ours | limit ms |")
+    print("|---|--:|--:|--:|--:|")
+    for row in rows:
+        limits = "/".join(f"{value:.2f}" for value in row["limit_ms"].values())
+        print(
+            f"| {row['model']} | {row['batch']} | {row['weights_by_hand'] / 1e9:.3f} / "
+            f"{row['weights'] / 1e9:.3f} | {row['kv_by_hand'] / 1e6:,.1f} / "
+            f"{row['kv'] / 1e6:,.1f} | {limits} |"
+        )
+    out = given.json or folder / "results" / "measuring_counts.json"
+    out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,26 +19,31 @@ from headrace.engine import calibration
 from headrace.engine.build import build
 from headrace.engine.calibration import calibrate_quickly, needs_calibration
 from headrace.loader import open_model
-from headrace.roofline.hardware import Hardware, find_hardware, load_hardware
+from headrace.roofline.efficiency import CPU_EFFICIENCY
+from headrace.roofline.hardware import Hardware, find_hardware, load_hardware, save_hardware
 from headrace.roofline.machine import calibration_path, this_hardware
 
 
 def machine(fp32: float, int8: float, bandwidth: float = 2e10) -> Hardware:
     rates = {"float32": fp32, "int8": int8}
-    return Hardware("CPU", rates, bandwidth, 2**34, kind="cpu", source="at the first start")
+    return Hardware(
+        "CPU", rates, bandwidth, 2**34, kind="cpu", efficiency=CPU_EFFICIENCY, source="first start"
+    )
 
 
 @pytest.fixture
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine's load, what is measured can be true."""
     monkeypatch.setattr(Hardware, "implausible", lambda _self: None)
+    monkeypatch.setattr(calibration, "undisturbed", lambda _used, _offered: True)
 
 
 def test_what_cannot_be_true_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
-    true = machine(2e11, 8.5e11)
+    monkeypatch.setattr(calibration, "undisturbed", lambda _used, _offered: True)
+    true = replace(machine(2e11, 8.5e11), source=calibration.SOURCE)
     for slow in (machine(3.8e7, 8.7e10), machine(1.1e10, 4e11), machine(2e11, 8e11, 1e6)):
         assert slow.implausible()
         rounds = [slow, slow, true]
@@ -46,12 +52,48 @@ def test_what_cannot_be_true_is_measured_again(
         assert not rounds
         assert not needs_calibration("cpu")
         assert this_hardware("cpu") == replace(true, cache_bandwidth=slow.cache_bandwidth)
+        calibration_path().unlink()
         monkeypatch.setattr(calibration, "quick_hardware", lambda _n, s=slow: s)
         calibrate_quickly(1)
         assert needs_calibration("cpu"), "kept, but the next start tries again"
         assert this_hardware("cpu") is None
         with pytest.raises(OptionError, match="cannot be true"):
             find_hardware("this", calibration_path())
+
+
+def test_what_was_measured_beside_others_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used until then, and the better figures are kept."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    alone = [False]
+    monkeypatch.setattr(calibration, "undisturbed", lambda _used, _offered: alone.pop(0))
+    monkeypatch.setattr(calibration, "quick_hardware", lambda _n: machine(1e11, 4e11, 1.2e10))
+    calibrate_quickly(1)
+    assert not alone
+    kept = this_hardware("cpu")
+    assert kept is not None
+    assert kept.source == calibration.BUSY
+    assert not needs_calibration("cpu"), "not at every start of a busy machine"
+    os.utime(calibration_path(), (0, 0))
+    assert needs_calibration("cpu")
+    save_hardware(kept.fitted(replace(kept.efficiency, overlap=0.5)), calibration_path())
+    os.utime(calibration_path(), (0, 0))
+    assert not needs_calibration("cpu"), "what was fitted stays"
+    save_hardware(kept, calibration_path())
+    os.utime(calibration_path(), (0, 0))
+    alone.append(True)
+    monkeypatch.setattr(calibration, "quick_hardware", lambda _n: machine(9e10, 8e11, 3e10))
+    calibrate_quickly(1)
+    assert not needs_calibration("cpu")
+    kept = this_hardware("cpu")
+    assert kept is not None
+    assert (kept.rates["float32"], kept.rates["int8"], kept.bandwidth) == (1e11, 8e11, 3e10)
+
+
+def test_half_of_the_processors_is_a_disturbed_measurement() -> None:
+    assert calibration.undisturbed(1.9, 2.0)
+    assert not calibration.undisturbed(1.0, 2.0)
 
 
 @pytest.mark.usefixtures("undisturbed")

@@ -27,12 +27,29 @@ SECONDS = 0.12
 RETRIES = 3
 """Retries of a measurement that cannot be true; if none can, the next start measures again."""
 ITERATIONS = 200_000
+SHARE = 0.8
+"""Of the processors that a measurement without others uses at least."""
+SOURCE = "measured in a moment at the first start"
+BUSY = f"{SOURCE}, beside the work of others"
+"""A start an hour later measures such figures again, and keeps the better."""
+AGAIN_SECONDS = 3600.0
 log = logging.getLogger("headrace.engine")
 
 
 def needs_calibration(device: str) -> bool:
-    """Is this a CPU of which nothing is kept yet that can be true? GPUs are known by name."""
-    return device == "cpu" and this_hardware("cpu") is None
+    """Is this a CPU of which nothing is kept that can be true, or was measured beside others?
+
+    GPUs are known by name.
+    """
+    if device != "cpu":
+        return False
+    kept = this_hardware("cpu")
+    if kept is None:
+        return True
+    # Ceilings that efficiencies were fitted to stay.
+    if kept.source != BUSY or kept.efficiency != CPU_EFFICIENCY:
+        return False
+    return time.time() - calibration_path().stat().st_mtime > AGAIN_SECONDS
 
 
 def calibrate_quickly(threads: int) -> None:
@@ -42,11 +59,16 @@ def calibrate_quickly(threads: int) -> None:
     """
     path = calibration_path()
     begin = time.perf_counter()
-    hardware = quick_hardware(threads)
+    hardware, alone = measured(threads)
     for _ in range(RETRIES):
         if hardware.implausible() is None:
             break
-        hardware = better(hardware, quick_hardware(threads))
+        again, alone = measured(threads)
+        hardware = better(hardware, again)
+    kept = this_hardware("cpu")
+    if kept is not None and kept.name == hardware.name:
+        hardware = better(hardware, kept)
+    hardware = replace(hardware, source=SOURCE if alone else BUSY)
     try:
         save_hardware(hardware, path)
     except OSError as error:
@@ -60,6 +82,20 @@ def calibrate_quickly(threads: int) -> None:
         hardware.rates["float32"] / 1e9,
         path,
     )
+
+
+def measured(threads: int) -> tuple[Hardware, bool]:
+    """(figures, was the machine ours meanwhile?)"""
+    begin, used = time.perf_counter(), time.process_time()
+    hardware = quick_hardware(threads)
+    return hardware, undisturbed(
+        time.process_time() - used, threads * (time.perf_counter() - begin)
+    )
+
+
+def undisturbed(used: float, offered: float) -> bool:
+    """Had we the processors' time? Figures measured beside others can be half of the true ones."""
+    return used >= SHARE * offered
 
 
 def better(one: Hardware, other: Hardware) -> Hardware:
@@ -105,7 +141,7 @@ def quick_hardware(threads: int) -> Hardware:
         cache_bandwidth=max(cached, bandwidth),
         kind="cpu",
         efficiency=CPU_EFFICIENCY,
-        source="measured in a moment at the first start",
+        source=SOURCE,
     )
 
 

@@ -114,31 +114,36 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
 def honest(case: Case, hardware: Hardware, records: Sequence[StepRecord]) -> Hardware:
     """The hardware with ceilings that no recorded step was above.
 
-    A step that beat its limit shows that rates and bandwidth were measured too low (on a busy
-    machine): all are raised by as much, and the shares lowered, so that predictions stay.
+    A step that was quicker than all its FLOPs at the full rate shows that rates were measured too
+    low (on a busy machine), one that was quicker than all its bytes the same of bandwidths. Those
+    are raised by as much, and their shares lowered, so that predictions stay.
     """
-    beaten = 1.0
+    compute = memory = 1.0
     for record in records:
         step = compose(case.arch, record.starts, record.counts, record.samples)
-        beaten = max(beaten, step_time(case, hardware, step).limit_seconds / record.seconds)
-    if beaten == 1.0:
+        floor = step_time(case, hardware, step).floor
+        compute = max(compute, floor.compute / record.seconds)
+        memory = max(memory, floor.memory / record.seconds)
+    if compute == memory == 1.0:
         return hardware
     old = hardware.efficiency
+    by = {name: compute if name.endswith("compute") else memory for name in SHARES}
     efficiency = replace(
         old,
-        **{name: getattr(old, name) / beaten for name in SHARES},
+        **{name: getattr(old, name) / factor for name, factor in by.items()},
         curves={
-            name: replace(curve, compute=curve.compute / beaten, memory=curve.memory / beaten)
+            name: replace(curve, compute=curve.compute / compute, memory=curve.memory / memory)
             for name, curve in old.curves.items()
         },
-        source=f"{old.source}; ceilings raised by {beaten - 1:.0%}, which steps were above",
+        source=f"{old.source}; ceilings raised, which steps were above: rates by "
+        f"{compute - 1:.0%}, bandwidths by {memory - 1:.0%}",
     )
     return replace(
         hardware,
         efficiency=efficiency,
-        bandwidth=hardware.bandwidth * beaten,
-        cache_bandwidth=hardware.cache_bandwidth * beaten,
-        rates={name: rate * beaten for name, rate in hardware.rates.items()},
+        bandwidth=hardware.bandwidth * memory,
+        cache_bandwidth=hardware.cache_bandwidth * memory,
+        rates={name: rate * compute for name, rate in hardware.rates.items()},
     )
 
 
