@@ -306,6 +306,7 @@ def test_a_forked_child_is_told(options: dict[str, Any], threads: int) -> None:
     ("field", "value"),
     [
         ("threads", 100_000),
+        ("threads", 257),
         ("threads", 1.5),
         ("max_context", "100"),
         ("block_size", None),

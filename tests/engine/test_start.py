@@ -21,6 +21,7 @@ from headrace.engine import start
 from headrace.engine.build import build
 from headrace.engine.input import InputProcessor, default_sampling
 from headrace.engine.start import explain, resolve
+from headrace.kernels.cpu.library import Team
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.loader import open_model
 from headrace.text import load_tokenizer
@@ -47,6 +48,14 @@ def test_without_a_gpu(files: ModelFiles) -> None:
     assert resolved.available == 2**33
     for decision in resolved.decisions:
         assert decision.reason
+
+
+def test_a_machine_of_more_cores_than_a_team_may_have(files: ModelFiles) -> None:
+    large = replace(CPU, cores=768, physical_cores=384)
+    threads = resolve(EngineOptions(), files, Hardware(large, ())).options.threads
+    assert threads == 256
+    EngineOptions(threads=threads).verify()
+    Team(threads)
 
 
 @pytest.mark.parametrize(

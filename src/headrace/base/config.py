@@ -15,6 +15,8 @@ from typing import Any
 from .errors import OptionError
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
+MOST_THREADS = 256
+"""Of a team of the CPU kernels (`csrc/library.cpp`)."""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:
@@ -94,7 +96,7 @@ class EngineOptions:
         choices=("inline", "multiproc"),
     )
     threads: int | None = option(
-        None, "CPU threads of the worker; none: the affinity mask.", low=1, high=1024
+        None, "CPU threads of the worker; none: the affinity mask.", low=1, high=MOST_THREADS
     )
     cache_dir: str | None = option(None, "Where models are kept; none: ~/.cache/headrace.")
     offline: bool = option(False, "Never touch the network.")

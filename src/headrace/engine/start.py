@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.config import Decision, EngineOptions, auto_kv_dtype, parse_size
+from ..base.config import MOST_THREADS, Decision, EngineOptions, auto_kv_dtype, parse_size
 from ..base.errors import OptionError
 from ..base.extras import install_torch
 from ..base.hardware import Hardware, torch_build
@@ -67,7 +67,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         cpu = hardware.cpu
         threads = decide(
             "threads",
-            cpu.physical_cores,
+            min(cpu.physical_cores, MOST_THREADS),
             f"cores without their second hardware threads, of {cpu.cores} that this process has",
         )
     if options.depth > 1 and options.executor == "inline":
