@@ -265,6 +265,27 @@ def test_sentencepiece_style_json(tmp_path: Path) -> None:
     assert tokenizers.Tokenizer.from_str(ours.to_json() or "").get_vocab_size() == 291
 
 
+@pytest.mark.parametrize("special", [False, True])
+def test_bytes_that_were_added_are_bytes(special: bool, tmp_path: Path) -> None:
+    folder, _ = llama_json(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab["<nothing>"] = vocab.pop("<0x41>")
+    token = max(vocab.values()) + 1
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    content["added_tokens"].append({"id": token, "content": "<0x41>", "special": special, **plain})
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    library, ours = (
+        tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")),
+        load_tokenizer(folder),
+    )
+    around = ours.encode("the")
+    for ids in ([token], [token, token], [*around, token, *around]):
+        decoded = ours.decode(ids, skip_special=False)
+        assert decoded == library.decode(ids, skip_special_tokens=False)
+        assert "A" in decoded
+
+
 def test_config_decides_over_bos(tmp_path: Path) -> None:
     folder, _ = llama_json(tmp_path)
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "add_bos_token": false}')
