@@ -12,7 +12,7 @@ from gpu_models import BLOCK, Step, attend, decode, make_batch, mixture, prefill
 
 from headrace.base.graph import AttentionSpec
 from headrace.kernels import reference_attention, sampling
-from headrace.kernels.cuda_graphs import CudaRecorder
+from headrace.kernels.cuda_graphs import CudaGraphMaker
 from headrace.kernels.fuse import Norm
 from headrace.kernels.operators import KvLayer
 from headrace.kernels.prepared import RopeTable
@@ -435,7 +435,7 @@ def measure(
 def _captured(run: Callable[[], object], device: str) -> Callable[[], object]:
     torch.cuda.synchronize()
     try:
-        return CudaRecorder(torch.device(device)).capture(lambda: _drop(run()))
+        return CudaGraphMaker(torch.device(device)).capture(lambda: _drop(run()))
     except RuntimeError as fault:
         raise CaptureFailed(f"{type(fault).__name__}: {fault}"[:200]) from fault
 

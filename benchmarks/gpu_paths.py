@@ -17,7 +17,7 @@ from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import StepPlan, StepResult
-from headrace.kernels.cuda_graphs import CudaRecorder, GraphProgram, Recorder, Replay
+from headrace.kernels.cuda_graphs import CudaGraphMaker, GraphMaker, GraphProgram, Replay
 from headrace.kernels.draws import DrawParameters
 from headrace.kernels.operators import KvCache, StepLimits
 from headrace.kernels.program import BEST, RULES, CallByCall, want
@@ -68,10 +68,10 @@ def graphs(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype
         stored = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}.get(kv, dtype)
         few = {"tokens": 64, "entries": 4} if device != "cuda" else {"tokens": 128, "entries": 8}
         limits = StepLimits(**few, max_context=512)
-        recorder: Recorder = CudaRecorder(torch.device(device)) if device == "cuda" else Rerun()
+        maker: GraphMaker = CudaGraphMaker(torch.device(device)) if device == "cuda" else Rerun()
         cache = make_cache(arch, 64, device, stored)
         plain = CallByCall(model, ops, cache, ops.drawing)
-        program = GraphProgram(plain, limits, recorder)
+        program = GraphProgram(plain, limits, maker)
         program.capture()
         steps = (
             Step("decode 3", ((20, 1), (7, 1), (300, 1))),
@@ -135,9 +135,9 @@ def early(weights: str, kv: str) -> Callable[[str, torch.dtype], float]:
                 cache = make_cache(SMALL, 64, device, stored)
                 _fill(cache, cache)
                 cuda = device == "cuda"
-                recorder: Recorder = CudaRecorder(torch.device(device)) if cuda else Rerun()
+                maker: GraphMaker = CudaGraphMaker(torch.device(device)) if cuda else Rerun()
                 plain = CallByCall(model, ops, cache, ops.drawing)
-                program = GraphProgram(plain, limits, recorder)
+                program = GraphProgram(plain, limits, maker)
                 program.capture()
                 results = []
                 for _ in range(100 if cuda else 1):

@@ -75,6 +75,8 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 EXAMPLES = sorted(set(commands()))
+LONG = ("headrace plan MODEL --", "headrace simulate MODEL --replicas")
+"""Commands that simulate for tens of seconds."""
 
 
 def words_of(command: str) -> list[str]:
@@ -97,7 +99,13 @@ def parse(words: list[str]) -> None:
         context = command.make_context(name, arguments, parent=context, resilient_parsing=bare)
 
 
-@pytest.mark.parametrize(("page", "command"), EXAMPLES, ids=[" ".join(one) for one in EXAMPLES])
+def marked() -> Iterator[Any]:
+    for page, command in EXAMPLES:
+        marks = [pytest.mark.slow] if command.startswith(LONG) else []
+        yield pytest.param(page, command, id=f"{page} {command}", marks=marks)
+
+
+@pytest.mark.parametrize(("page", "command"), marked())
 def test_a_command(page: str, command: str) -> None:
     if any(command.startswith(other) for other in ELSEWHERE) or command.startswith("curl "):
         return  # The other requests are sent below.

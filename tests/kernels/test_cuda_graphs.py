@@ -1,4 +1,4 @@
-"""Steps by bucket: with a recorder that replays by running again, the answers are the same.
+"""Steps by bucket: with a maker that replays by running again, the answers are the same.
 
 What a graph adds is the padding, the shared buffers and the choice of bucket; all of it is tested
 here. That CUDA replays what it captured is left to the GPU tests.
@@ -28,7 +28,7 @@ from oracle.steps import Forwards, plain
 
 
 class Rerun:
-    """A recorder whose replay runs the function again, on the same buffers."""
+    """A maker whose replay runs the function again, on the same buffers."""
 
     def __init__(self) -> None:
         self.captured = 0

@@ -266,7 +266,7 @@ def test_what_cannot_be_a_graph_is_timed_without_and_says_so(
         run = gpu_kernels._captured(run, device) if graph else run
         return 0.1 if run() == "replayed" else 0.5
 
-    class Recorder:
+    class GraphMaker:
         def __init__(self, device: Any) -> None:
             pass
 
@@ -276,15 +276,15 @@ def test_what_cannot_be_a_graph_is_timed_without_and_says_so(
             return lambda: "replayed"
 
     monkeypatch.setattr(gpu_kernels, "measure", measure)
-    monkeypatch.setattr(gpu_kernels, "CudaRecorder", Recorder)
+    monkeypatch.setattr(gpu_kernels, "CudaGraphMaker", GraphMaker)
     monkeypatch.setattr(gpu_kernels.torch.cuda, "synchronize", lambda: None)
     kernel = gpu_kernels.Kernel("k", lambda: "run", 1.0, 1.0)
     assert gpu_kernels.measure_kernel(kernel, "cuda") == (0.1, None)
 
-    def refuse(self: Recorder, run: Any) -> Any:
+    def refuse(self: GraphMaker, run: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(Recorder, "capture", refuse)
+    monkeypatch.setattr(GraphMaker, "capture", refuse)
     seconds, note = gpu_kernels.measure_kernel(kernel, "cuda")
     assert seconds == 0.5
     assert note is not None

@@ -142,7 +142,7 @@ def test_the_plan_counts_what_was_measured(files) -> None:
 
 
 class Growing:
-    """A recorder whose first graph takes 1000 bytes for the memory that all share, each 10 more."""
+    """A maker whose first graph takes 1000 bytes for the memory that all share, each 10 more."""
 
     def __init__(self) -> None:
         self.captured = 0
@@ -162,12 +162,12 @@ def test_a_few_graphs_tell_what_all_will_take() -> None:
     def forward(ops, batch, cache):
         return torch.zeros(len(batch.tokens), 8), torch.zeros(len(batch.sample_rows), 5)
 
-    def program(recorder: Growing) -> GraphProgram:
+    def program(maker: Growing) -> GraphProgram:
         limits = StepLimits(tokens=600, entries=20, max_context=1500)
         ops, cache = ReferenceOperators(torch.float32), KvCache([layer], [0], [None])
-        return GraphProgram(plain(ops, Forwards(forward), cache), limits, recorder)
+        return GraphProgram(plain(ops, Forwards(forward), cache), limits, maker)
 
     few, all_of_them = program(Growing()), program(Growing())
     all_of_them.capture()
     assert few.estimate() == all_of_them.facts.bytes
-    assert few._recorder.captured == 3
+    assert few._maker.captured == 3

@@ -215,7 +215,7 @@ class InputProcessor:
                 param="model",
             )
         if isinstance(prompt, str):
-            prompt = self._tokenizer.encode_whole(prompt)
+            prompt = self._tokenizer.encode_with_specials(prompt)
         ids = self.tokenise(prompt)
         if len(ids) > self._max_context:
             raise ContextOverflow(

@@ -273,7 +273,7 @@ class LLM:
         for prompt in _listed(prompts):
             text, ids = _prompt(prompt)
             if ids is None:
-                ids = self.tokenizer.encode_whole(text or "", limit=limit) if text else []
+                ids = self.tokenizer.encode_with_specials(text or "", limit=limit) if text else []
             inputs.append((ids[:limit], 0))
         return self._vectors(inputs, "vector", use_tqdm)
 

@@ -148,7 +148,7 @@ class AdapterDone(_Message):
 
 
 class Operate(_Message):
-    """What an operator wants (`engine.operator`); answered by `Operated` with its number."""
+    """What an operator wants (`engine.controls`); answered by `Operated` with its number."""
 
     number: int
     action: str

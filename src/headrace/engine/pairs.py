@@ -64,7 +64,7 @@ def score_inputs(
     indices = [
         (places.setdefault(a, len(places)), places.setdefault(b, len(places))) for a, b in pairs
     ]
-    alone = [(tokenizer.encode_whole(text, limit=limit), 0) for text in places]
+    alone = [(tokenizer.encode_with_specials(text, limit=limit), 0) for text in places]
     return ScoreInputs(alone, indices, "vector")
 
 

@@ -31,7 +31,7 @@ from .preload import give_back, preload_torch
 from .spawn import become_child
 
 if TYPE_CHECKING:
-    from .operator import Operator
+    from .controls import Controls
 
 log = logging.getLogger("headrace.engine")
 BEAT_SECONDS = 0.5
@@ -92,7 +92,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     # of the model meanwhile.
     from ..loader.gguf_model import gguf_of
     from .build import build
-    from .operator import Operator
+    from .controls import Controls
 
     channel.send(messages.Phase("import_engine", time.monotonic() - begin))
     if import_torch:
@@ -136,13 +136,13 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
             )
         )
         built.core.announce = lambda seconds: channel.send(messages.Busy(seconds))
-        serve(channel, built.core, Operator(built, files))
+        serve(channel, built.core, Controls(built, files))
     finally:
         built.close()
         flight.close()
 
 
-def serve(channel: Channel, core: EngineCore, operator: Operator) -> None:
+def serve(channel: Channel, core: EngineCore, operator: Controls) -> None:
     """accept → turn → emit, until `Stop` comes."""
     bell = core.executor.wake
     channel.watch(bell.fileno())

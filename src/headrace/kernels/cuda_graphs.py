@@ -56,7 +56,7 @@ LENGTHS = (1024, 4096, 16_384, 65_536)
 Replay = Callable[[], None]
 
 
-class Recorder(Protocol):
+class GraphMaker(Protocol):
     """Captures what a function launches."""
 
     def capture(self, run: Callable[[], None]) -> Replay:
@@ -68,7 +68,7 @@ class Recorder(Protocol):
         ...
 
 
-class CudaRecorder:
+class CudaGraphMaker:
     """`torch.cuda.CUDAGraph` with one pool for all."""
 
     def __init__(self, device: torch.device) -> None:
@@ -171,11 +171,11 @@ _EVERYTHING = want(logits=True, hidden="every")
 class GraphProgram:
     """A model's step by the graph of its bucket, or call by call. See `Program`."""
 
-    host = whole = False
+    host = lowered = False
 
-    def __init__(self, plain: CallByCall, limits: StepLimits, recorder: Recorder) -> None:
+    def __init__(self, plain: CallByCall, limits: StepLimits, maker: GraphMaker) -> None:
         """Captures nothing yet: see `capture`."""
-        self._plain, self._limits, self._recorder = plain, limits, recorder
+        self._plain, self._limits, self._maker = plain, limits, maker
         cache = plain.cache
         self._block_size = cache.layers[0].block_size
         self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
@@ -201,22 +201,22 @@ class GraphProgram:
 
     def capture(self) -> None:
         """Every bucket; afterwards nothing is captured or compiled for them."""
-        before = self._recorder.memory()
+        before = self._maker.memory()
         for bucket in self.buckets():
             self._replays[bucket] = self._capture(bucket)
         self.facts.graphs = len(self._replays)
-        self.facts.bytes = self._recorder.memory() - before
+        self.facts.bytes = self._maker.memory() - before
 
     def estimate(self) -> int:
         """Bytes that `capture` would take, from three graphs: the largest two make the memory that
         all share, the smallest shows what each one costs beside it. Nothing is kept."""
         buckets = list(self.buckets())
         largest = next((bucket for bucket in buckets if bucket.decode), buckets[0])
-        before = self._recorder.memory()
+        before = self._maker.memory()
         kept = [self._capture(bucket) for bucket in {buckets[0]: 0, largest: 0}]
-        shared = self._recorder.memory() - before
+        shared = self._maker.memory() - before
         kept.append(self._capture(buckets[-1]))
-        each = max(0, self._recorder.memory() - before - shared)
+        each = max(0, self._maker.memory() - before - shared)
         self._hidden = self._logits = self._tokens = None
         return shared + each * max(0, len(buckets) - len(kept) + 1)
 
@@ -312,7 +312,7 @@ class GraphProgram:
             self._hidden = hidden.new_zeros(tokens, hidden.shape[1])
             self._logits = logits.new_zeros(entries, logits.shape[1])
             self._tokens = hidden.new_zeros(entries, dtype=torch.int64)
-        return self._recorder.capture(run)
+        return self._maker.capture(run)
 
     def _keep(self, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         assert self._hidden is not None

@@ -67,7 +67,7 @@ class Program(Protocol):
 
     host: bool
     """Are its arrays the host's (numpy)?"""
-    whole: bool
+    lowered: bool
     """Does a step compute nothing on tensors?"""
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
@@ -114,7 +114,7 @@ def choose(drawing: Drawing, logits: Array, batch: StepBatch) -> Array:
 class CallByCall:
     """A step by the operators, one after the other."""
 
-    host = whole = False
+    host = lowered = False
 
     def __init__(
         self,

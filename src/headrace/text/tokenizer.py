@@ -206,7 +206,7 @@ class Tokenizer:
         whole = max((len(token.encode()) for token in self.vocabulary.added), default=0)
         return len(text.encode(errors="replace")) // max(longest, whole)
 
-    def encode_whole(self, text: str, *, limit: int | None = None) -> list[int]:
+    def encode_with_specials(self, text: str, *, limit: int | None = None) -> list[int]:
         """Ids of a text as an embedding model wants it: with what goes before and after it.
 
         `limit`: the text is cut at its end so that all of it has at most so many ids.

@@ -252,7 +252,7 @@ class Worker:
                     draws=True,
                 )
             )
-            if program.whole:
+            if program.lowered:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 _set_torch_threads(1)
             self._steps = Steps(

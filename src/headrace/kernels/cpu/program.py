@@ -93,7 +93,7 @@ class CpuProgram:
         lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
         self._emitted = lowering.run()
         self._cuts = lowering.cuts
-        self.whole = not self._cuts
+        self.lowered = not self._cuts
         self.names = lowering.names
         self._hidden = lowering.floats(hidden)
         # [0, 0] of a model without a head over a vocabulary, which nobody asks for tokens.
@@ -182,7 +182,7 @@ class CpuProgram:
 
     def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
         """Run a step that has no cuts; → (name, seconds) of every record."""
-        assert self.whole, "what is called between records has no record"
+        assert self.lowered, "what is called between records has no record"
         count = len(self._emitted)
         seconds = (ctypes.c_double * count)()
         self._filled = None

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import tensor
-from ..cuda_graphs import CudaRecorder, GraphProgram, null_step
+from ..cuda_graphs import CudaGraphMaker, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
 from ..operators import Dequantise, KvLayer, StepBatch, StepLimits
@@ -123,7 +123,7 @@ class TritonOperators(ReferenceOperators):
             if tokens == 1:
                 assert found.logits is not None
                 self.warm_draws(found.logits)
-        program = GraphProgram(plain, limits, CudaRecorder(cache.layers[0].k.device))
+        program = GraphProgram(plain, limits, CudaGraphMaker(cache.layers[0].k.device))
         program.capture()
         return program
 
@@ -140,7 +140,7 @@ class TritonOperators(ReferenceOperators):
         device = plain.cache.layers[0].k.device
         if device.type != "cuda":
             return 0
-        return GraphProgram(plain, limits, CudaRecorder(device)).estimate()
+        return GraphProgram(plain, limits, CudaGraphMaker(device)).estimate()
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..cuda_graphs import CudaRecorder
+from ..cuda_graphs import CudaGraphMaker
 from ..fuse import Norm
 from ..operators import GroupBatch, KvLayer, StepBatch
 from ..weights import DenseWeight, PackedWeight
@@ -210,9 +210,9 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
 
     def run(config: EarlyConfig) -> object:
         if config not in replays:
-            recorder = CudaRecorder(torch.device(device)) if device == "cuda" else None
+            maker = CudaGraphMaker(torch.device(device)) if device == "cuda" else None
             captured = partial(layer, config)
-            replays[config] = captured if recorder is None else recorder.capture(captured)
+            replays[config] = captured if maker is None else maker.capture(captured)
         return replays[config]()
 
     tried = [OFF, *(EarlyConfig(True, ahead) for ahead in (0, 16_384, 32_768, 65_536))]

@@ -105,7 +105,7 @@ def _ids(service: Service, item: str | list[int], limit: int | None, where: str)
     if isinstance(item, str):
         if not item:
             raise InvalidRequest("an input is empty", param=where)
-        ids: list[int] = service.engine.tokenizer.encode_whole(item, limit=limit)
+        ids: list[int] = service.engine.tokenizer.encode_with_specials(item, limit=limit)
         return ids
     check_ids(service, item, where)
     return list(item[:limit])

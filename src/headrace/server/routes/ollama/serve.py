@@ -192,7 +192,7 @@ async def embed(
     limit = cut_limit(-1 if cut else None, service.engine.max_context)
     usage = Usage()
     request.scope["headrace.usage"] = usage
-    encode = service.engine.tokenizer.encode_whole
+    encode = service.engine.tokenizer.encode_with_specials
     # In a thread: a long list would hold up the streams.
     inputs = await service.hands.run(lambda: [(encode(text, limit=limit), 0) for text in texts])
     found = await while_connected(

@@ -14,9 +14,9 @@ from headrace.base.errors import DoesNotFit, EngineDead
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, GroupShape, PoolShape, StepPlan, StepResult
-from headrace.engine import operator
+from headrace.engine import controls
+from headrace.engine.controls import Controls
 from headrace.engine.messages import Operate
-from headrace.engine.operator import Operator
 from headrace.loader import open_model
 from headrace.roofline.hardware import DEVICES
 
@@ -37,22 +37,22 @@ class Executor:
 
 
 @pytest.fixture
-def make(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Operator, Any]]:
-    def made() -> tuple[Operator, Any]:
+def make(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Controls, Any]]:
+    def made() -> tuple[Controls, Any]:
         core = SimpleNamespace(executor=Executor())
         memory = SimpleNamespace(pool=POOL, kv_bytes=1)
         built: Any = SimpleNamespace(core=core, memory=memory, decisions=[])
-        return Operator(built, open_model(str(tiny))), core
+        return Controls(built, open_model(str(tiny))), core
 
-    monkeypatch.setattr(operator, "this_hardware", lambda device: DEVICES["H100"])
+    monkeypatch.setattr(controls, "this_hardware", lambda device: DEVICES["H100"])
     return made
 
 
 def test_a_recording_is_bounded_by_what_is_drawn_of_it(
-    make: Callable[[], tuple[Operator, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], tuple[Controls, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, spec = list(range(64)), RequestSpec(SamplingParams(), 0)
-    monkeypatch.setattr(operator, "MOST_ENTRIES", 1000)
+    monkeypatch.setattr(controls, "MOST_ENTRIES", 1000)
     it, core = make()
     plain = core.executor
     assert it.perform(Operate(1, "start_profile")).error is None
@@ -73,7 +73,7 @@ def test_a_recording_is_bounded_by_what_is_drawn_of_it(
 
 
 def test_a_refusal_is_answered_and_a_dead_worker_ends_the_loop(
-    make: Callable[[], tuple[Operator, Any]],
+    make: Callable[[], tuple[Controls, Any]],
 ) -> None:
     it, core = make()
     it.asleep = True

@@ -33,7 +33,7 @@ SLEEPING_BLOCKS = 2
 """Blocks of each group that stay: the null block, and one that is never handed out."""
 
 
-class Operator:
+class Controls:
     """Does what `messages.Operate` asks."""
 
     def __init__(self, built: Built, files: ModelFiles) -> None:
