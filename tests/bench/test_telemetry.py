@@ -33,6 +33,9 @@ vllm:num_requests_running{engine="1",model_name="m"} 4
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{finish="a"} 10
 vllm:generation_tokens_total{finish="b"} 5
+# TYPE num_requests_running gauge
+num_requests_running{engine="0",model_name="m"} 3
+num_requests_running{engine="1",model_name="m"} 4
 # TYPE t histogram
 t_bucket{le="+Inf"} 1
 t_sum 1

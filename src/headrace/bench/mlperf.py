@@ -166,7 +166,15 @@ class SystemUnderTest:
         self._thread.start()
         self._errands = TaskWatch()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watched = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+        asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+
+    async def _end(self) -> None:
+        """Nothing of ours is left in the loop."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        self._pool.close()
 
     async def _watch(self) -> None:
         """The loop's lag and the CPU of its thread, while LoadGen runs."""
@@ -199,8 +207,7 @@ class SystemUnderTest:
         """Nothing is held back."""
 
     def close(self) -> None:
-        self._watched.cancel()
-        self._loop.call_soon_threadsafe(self._pool.close)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()

@@ -210,4 +210,9 @@ def read_text(text: str, source: str) -> Readings:
                 told = ",".join(f'{key}="{value}"' for key, value in sorted(own - common))
                 name = f"{source} {sample.name}" + (f"{{{told}}}" if told else "")
                 found[name] = Value(sample.value, "")
-    return found
+    # Under vLLM's name and without its prefix is one series.
+    return {name: value for name, value in found.items() if _prefixed(name, source) not in found}
+
+
+def _prefixed(name: str, source: str) -> str:
+    return f"{source} vllm:{name.removeprefix(f'{source} ')}"
