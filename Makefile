@@ -21,7 +21,7 @@ help:
 	@echo "make check      format, lint, types, ranks, unit and property tests (about two minutes)"
 	@echo "make coverage   the tests of make check, and that they run no fewer lines than they did"
 	@echo "make explore    the property tests with examples that were never tried"
-	@echo "make faults     the whole fault table and mutations of every input: an hour"
+	@echo "make faults     the whole fault table and mutations of every input: two hours"
 	@echo "make lowest     the lower bounds of the dependencies, installed and tried"
 	@echo "make lock       resolve deploy/requirements.lock again"
 	@echo "make wheels     dist/: an sdist, and wheels for x86_64 and aarch64 with every kernel level"

@@ -87,6 +87,7 @@ def heavy_bodies(model: str) -> list[bytes]:
         + b"}}",
         head + b'"prompt":[' + b"1," * 380_000 + b"1]}",
         head + b'"prompt":"' + b"\\u00e9" * 600_000 + b'"}',
+        head + b'"prompt":"' + b"a" * 65_000 + b'"}',
         head + b'"prompt":"' + b"The headrace. " * 250_000 + b'"}',
         head + b'"messages":[' + b",".join([b'{"role":"user","content":"x"}'] * 10_000) + b"]}",
         json.dumps(formed(model, huge_schema(0))).encode(),

@@ -49,13 +49,13 @@ class Row:
         return self
 
     def broken(self, *, timed: bool = True) -> list[str]:
-        """The promises that it breaks, in words; `timed`: those in seconds too, which a machine
-        with other work may break."""
+        """The promises that it breaks, in words; `timed`: those in seconds too and their ratios,
+        which a machine with other work may break."""
         wrong = [f"{self.hung} hung"] if self.hung else []
         if self.lost and not self.may_lose:
             wrong.append(f"{self.lost} lost")
         for name, most in self.limits.items():
-            if name.endswith("_seconds") and not timed:
+            if name.endswith(("_seconds", "_ratio")) and not timed:
                 continue
             value = self.facts.get(name)
             if not isinstance(value, int | float) or value > most:

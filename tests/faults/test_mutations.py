@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http_mutations
 import mutations
 import pytest
 
@@ -27,6 +28,14 @@ def test_mutations_are_read_or_refused(kind: str) -> None:
     ends, findings = mutations.mutate(kind, 300)
     assert not findings
     assert ends["refused"] > 5, ends
+
+
+@pytest.mark.slow
+def test_mutated_requests_are_answered_or_refused() -> None:
+    ends, findings = http_mutations.mutate(300)
+    assert not findings
+    assert ends["read"] + ends["refused"] == 300, ends
+    assert min(ends["read"], ends["refused"]) > 5, ends
 
 
 @pytest.mark.parametrize(
