@@ -40,7 +40,7 @@ class LoopWatch:
         """`dumps`: the folder of flight records; `on_beat`: told by how many seconds each beat
         was late."""
         self.longest = 0.0
-        """Seconds of the longest hold since the start."""
+        """Seconds of the longest hold since the start, or since it was set to nothing."""
         self.stack = ""
         """Stack of the latest hold that was noted."""
         self._dumps = dumps

@@ -35,11 +35,12 @@ class Hands:
     """Threads for one event loop, which makes every call of this class."""
 
     def __init__(self, threads: int | None = None) -> None:
-        """`threads`: of which one does nothing large, where there are two or more."""
+        """`threads`: of which two do nothing large, where there are three or more: one for what
+        is small, and the processor's core that the event loop and the engine want meanwhile."""
         self._free = threads or max(2, min(4, os.cpu_count() or 2)) + 1
         self._threads = ThreadPoolExecutor(self._free, "headrace-hands")
         self._small, self._large = _Turns(), _Turns()
-        self._free_for_large = max(1, self._free - 1)
+        self._free_for_large = max(1, self._free - 2)
 
     @property
     def waiting(self) -> int:

@@ -217,6 +217,7 @@ class ServerProcess:
                     app.state.batches.start()
                 # What a start makes stays: to walk over it takes 50 ms, each time.
                 gc.freeze()
+                service.loop.longest = 0.0  # What a start does holds nobody up.
                 self._ready(sockets, engine, time.perf_counter() - begin)
                 service.tasks.errand("routes", prepare_routes(app))
                 await self._until_stopped(http)

@@ -8,6 +8,8 @@ gets another thread beside it, and of what waits the owner goes first that has u
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -26,6 +28,8 @@ LEASE = 2.0
 """Seconds after which a job that nobody asked for again waits behind all others."""
 FORGET = 60.0
 """Seconds after which it is dropped."""
+NICE = 10
+"""Of the threads that take large ones, as the system counts it."""
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ class CompileQueue:
             self._threads.append(thread)
 
     def _work(self, number: int) -> None:
+        if number:
+            _stand_back()
         while True:
             with self._changed:
                 while (job := self._next(small=number == 0)) is None:
@@ -145,3 +151,11 @@ class CompileQueue:
                 job.number,
             ),
         )
+
+
+def _stand_back() -> None:
+    """Let everything else on the machine go before this thread (Linux: a thread has a priority of
+    its own). Compiling holds no interpreter, so nothing waits for it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
