@@ -11,6 +11,8 @@ import pytest
 from server_fake import FakeEngine
 from test_server_tools import ANSWER, TEMPLATE
 
+from headrace.base.errors import EngineDead
+from headrace.engine.stream import Stream
 from headrace.server.app import Application
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -119,31 +121,41 @@ async def test_what_is_made_in_the_background_comes_anew(
     assert timeless(anew) == timeless(plain)
 
 
+@pytest.mark.parametrize("seen", [False, True])
 async def test_background_work_that_is_watched_ends_with_the_engine(
-    client: httpx.AsyncClient, engine: FakeEngine
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, seen: bool
 ) -> None:
     """Who has seen events cannot be given others; who has seen none of the answer can."""
+    show = Stream.show
+
+    def then_die(stream: Stream) -> bool:
+        shown = show(stream)
+        assert shown
+        assert not stream.repeatable
+        stream.fail(EngineDead("the engine died", retry_after=1.0))
+        return shown
+
+    if seen:
+        engine.delay = 0.1  # Of some hundred tokens, none of the last has come by then.
+        monkeypatch.setattr(Stream, "show", then_die)
+    else:
+        engine.dies_after = 0
     path, body = asked("responses", background=True, stream=True)
-    engine.delay = 0.001
-    for after, end in ((40, "failed"), (0, "incomplete")):
-        engine.dies_after = after
-        text = (await client.post(path, json=body)).text
-        assert engine.dies_after is None
-        events = [
-            json.loads(line.removeprefix("data: "))
-            for line in text.splitlines()
-            if line.startswith("data: ")
-        ]
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert events[-1]["type"] == f"response.{end}"
-        assert events[-1]["response"]["status"] == end
+    text = (await client.post(path, json=body)).text
+    assert engine.dies_after is None
+    lines = [line.removeprefix("data: ") for line in text.splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    end = "failed" if seen else "incomplete"
+    assert events[-1]["type"] == f"response.{end}"
+    assert events[-1]["response"]["status"] == end
 
 
 async def test_background_work_whose_server_is_gone_has_failed(
     app: Application, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
     """As after a kill of the API process: the store alone remembers it."""
-    engine.delay = 0.05
+    engine.delay = 0.5
     path, body = asked("responses", background=True)
     name = (await client.post(path, json=body)).json()["id"]
     assert (await client.get(f"/v1/responses/{name}")).json()["status"] == "in_progress"
