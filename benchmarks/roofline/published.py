@@ -42,7 +42,7 @@ class Row(NamedTuple):
     """Rate of one device."""
     format: str = "fp8"
     pytorch: bool = False
-    """Of the newer tables, whose runtime is written in Python."""
+    """Is it of the newer tables, whose runtime is written in Python?"""
 
     @property
     def mixture(self) -> bool:

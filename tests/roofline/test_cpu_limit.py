@@ -30,7 +30,7 @@ CASE = Case(QWEN_05B, WeightBytes(**KEPT["weights"]), *KEPT["dtypes"])
 RECORDS = [StepRecord(**step) for step in KEPT["steps"]]
 PREFILL = [max(record.counts) > 1 for record in RECORDS]
 NOISE = 0.71
-"""By which the memory was quicker for the quickest decode than for the probe."""
+"""Factor by which the memory was quicker for the quickest decode than for the probe."""
 
 
 def shares(hardware: Hardware) -> tuple[float, float]:

@@ -125,7 +125,7 @@ async def test_what_is_made_in_the_background_comes_anew(
 async def test_background_work_that_is_watched_ends_with_the_engine(
     client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, seen: bool
 ) -> None:
-    """Who has seen events cannot be given others; who has seen none of the answer can."""
+    """A client that has seen events cannot be given others; one that has seen none can."""
     show = Stream.show
 
     def then_die(stream: Stream) -> bool:
@@ -154,7 +154,7 @@ async def test_background_work_that_is_watched_ends_with_the_engine(
 async def test_background_work_whose_server_is_gone_has_failed(
     app: Application, client: httpx.AsyncClient, engine: FakeEngine
 ) -> None:
-    """As after a kill of the API process: the store alone remembers it."""
+    """What follows a kill of the API process: the store alone remembers it."""
     engine.delay = 0.5
     path, body = asked("responses", background=True)
     name = (await client.post(path, json=body)).json()["id"]

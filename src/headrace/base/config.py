@@ -16,7 +16,7 @@ from .errors import OptionError
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
 MOST_THREADS = 256
-"""Of a team of the CPU kernels (`csrc/library.cpp`)."""
+"""Threads of a team of the CPU kernels, at most (`csrc/library.cpp`)."""
 
 
 def option(default: Any, help: str, **rules: Any) -> Any:

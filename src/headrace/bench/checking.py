@@ -20,7 +20,7 @@ from .tasks import load_task, score_task
 
 MOST_AT_ONCE = 256
 ANSWER_TOKENS = 64
-"""Of a reference that does not say how long its answers may be."""
+"""Tokens of an answer where the reference does not say how long it may be."""
 
 
 @dataclass(frozen=True, slots=True)

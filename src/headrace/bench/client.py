@@ -49,7 +49,7 @@ class Stream:
     done: bool = False
     broken: str | None = None
     ids: list[int] = field(default_factory=list)
-    """Of the answer's tokens, where the server tells them (`return_token_ids`)."""
+    """Ids of the answer's tokens, where the server tells them (`return_token_ids`)."""
 
     def on_body(self, now: int, data: bytes) -> None:
         self.last_ns = now

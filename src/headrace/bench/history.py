@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
     created: str
     commit: str
-    """Of what was measured, by its own word; empty: it tells none."""
+    """Commit of what was measured, by its own word; empty: it tells none."""
     machine: str
     model: str
     server: str

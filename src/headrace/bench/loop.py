@@ -66,9 +66,9 @@ class Seen(NamedTuple):
     pause: float
     """Median between two tokens."""
     skew: float
-    """By which the mean pause is above it."""
+    """Excess of the mean pause."""
     tail: float
-    """By which the 99th percentile is."""
+    """Excess of the 99th percentile."""
 
 
 def seen(result: dict[str, Any]) -> Seen:

@@ -93,7 +93,7 @@ class MlperfOptions:
     """Ask for ids of tokens (`return_token_ids`) and log them in place of text."""
     end_id: int | None = None
     threshold: float | None = None
-    """Of TEST07, in per cent; see `score`."""
+    """Threshold of TEST07, in per cent; see `score`."""
     score: str = "rougeL"
     """What TEST07 and accuracy runs go by: rougeL or exact_match."""
     reference_tokens: float | None = None
@@ -134,7 +134,7 @@ class MlperfResult:
     findings: list[Finding]
     """What `bench run` would say of this client and server; LoadGen looks at neither."""
     verdicts: list[Verdict] = field(default_factory=list)
-    """Of the compliance test."""
+    """Verdicts of the compliance test."""
     passed: bool | None = None
     """Did the compliance test pass? None: there was none."""
     scores: dict[str, float] | None = None

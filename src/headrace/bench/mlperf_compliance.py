@@ -28,7 +28,7 @@ TEST01_SAMPLES, TEST06_SAMPLES = 64, 100
 TEST01_APART = 0.1
 """By how much a test run's performance may differ from the submission's."""
 LENGTH_APART = 0.1
-"""Of TEST09: by how much the mean length may differ from the reference's."""
+"""Largest difference of the mean length from the reference's in TEST09."""
 PERFORMANCE = {
     "SingleStream": "result_90.00_percentile_latency_ns",
     "MultiStream": "result_99.00_percentile_per_query_latency_ns",
@@ -49,7 +49,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """As MLCommons' scripts say it."""
+        """The verdict as MLCommons' scripts say it."""
         return f"{self.what} check pass: {'Skipped' if self.passed is None else self.passed}"
 
 

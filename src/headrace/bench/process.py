@@ -28,7 +28,8 @@ class Processes:
 
     @classmethod
     def listening_on(cls, port: int) -> Processes:
-        """Who accepts on a TCP port; none where that cannot be seen (another user, a container)."""
+        """The processes that accept on a TCP port; none where that cannot be seen (another user, a
+        container)."""
         inodes = {f"socket:[{inode}]" for inode in _listeners(port)}
         found = []
         for entry in PROC.glob("[0-9]*") if inodes else ():

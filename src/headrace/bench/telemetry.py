@@ -155,7 +155,8 @@ class Telemetry:
 
 
 def probes_of(url: str, more: Iterable[str] = (), api_key: str | None = None) -> list[Probe]:
-    """Of a server, of further exporters (DCGM, node), and of this machine where the server is."""
+    """Probes of a server, of further exporters (DCGM, node), and of this machine where the server
+    is."""
     address = parse_url(url)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     found: list[Probe] = [lambda: scrape(address, "/metrics", "server", headers)]

@@ -28,7 +28,7 @@ RETRIES = 3
 """Retries of a measurement that cannot be true; if none can, the next start measures again."""
 ITERATIONS = 200_000
 SHARE = 0.8
-"""Of the processors that a measurement without others uses at least."""
+"""Share of the processors that a measurement without others uses at least."""
 SOURCE = "measured in a moment at the first start"
 BUSY = f"{SOURCE}, beside the work of others"
 """A start an hour later measures such figures again, and keeps the better."""

@@ -80,7 +80,7 @@ class CpuProgram:
         self._operators, self._plain, self._limits = operators, plain, limits
         self._variant = variant
         self._others: dict[Variant, CpuProgram | None] = {}
-        """Of the same step, made when they are first wanted; None: it cannot be recorded. They do
+        """Variants of the same step, made when first wanted; None: it cannot be recorded. They do
         not know this one, so that all of it goes when the last reference to it does."""
         rows = {ROWS_N: limits.tokens, ROWS_R: limits.samples}
         self._arena: Arena = Arena(rows, None if beside is None else beside._arena)

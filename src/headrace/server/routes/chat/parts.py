@@ -54,8 +54,8 @@ class Parts:
         self.calls: list[dict[str, Any]] = []
         self.tokens: list[int] = []
         self.logprobs: list[msgspec.Raw] = []
-        """As they are sent: as objects they would be hundreds of thousands, which end all at once,
-        and the loop does nothing else meanwhile."""
+        """In the form that is sent: as objects they would be hundreds of thousands, which end all
+        at once, and the loop does nothing else meanwhile."""
         self.finish: str | None = None
         self.stop: str | int | None = None
 

@@ -11,7 +11,7 @@ from ...wire import json_response
 
 router = APIRouter(tags=["operation"])
 COMMIT = revision()
-"""Of the code as it was when the server started."""
+"""Commit of the code as it was when the server started."""
 
 
 @router.get("/version")

@@ -23,41 +23,42 @@ DOCS = ROOT / "docs"
 CEILINGS = {
     "lines of a file": 510,  # What is read in one sitting.
     "lines of a function": 133,  # What is understood without scrolling back.
+    "lines of a command": 148,  # Most of them say what an option means.
     "lines of a class": 407,  # What has one reason to change.
     "lines of a Triton function": 149,
     "parameters": 16,  # What a caller can get right without looking it up.
-    "parameters of a command": 35,  # Each is an option that `--help` prints.
+    "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
     "fields": 27,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 43,  # Each hides an edge of the graph of modules.
-    "other imports in functions": 66,  # Each keeps a start without torch, or quick.
-    "class names with two meanings": 46,  # One word, one meaning (`docs/glossary.md`).
+    "own imports in functions": 45,  # Each hides an edge of the graph of modules.
+    "other imports in functions": 69,  # Each keeps a start without torch, or quick.
+    "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.
 }
-WIDE = {"bench.options.RunOptions": 38}
+WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 3_400,
-    "bench": 7_500,
-    "cli": 4_150,
-    "dist": 500,
-    "engine": 6_700,
+    "base": 3_500,
+    "bench": 9_500,
+    "cli": 4_700,
+    "dist": 510,
+    "engine": 6_850,
     "factory": 10,
-    "kernels": 11_900,
+    "kernels": 12_050,
     "kv": 650,
     "layers": 250,
-    "loader": 4_000,
+    "loader": 4_050,
     "models": 200,
-    "obs": 1_600,
-    "quant": 760,
-    "roofline": 4_550,
+    "obs": 1_620,
+    "quant": 780,
+    "roofline": 4_900,
     "sched": 1_300,
-    "server": 13_950,
-    "text": 4_850,
+    "server": 14_100,
+    "text": 5_100,
     "worker": 3_200,
 }
 """Lines of Python in each package."""
-TOTAL = 69_300
+TOTAL = 72_800
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
@@ -114,7 +115,10 @@ def decorated(node: Function | ast.ClassDef, word: str) -> bool:
 def sort_of(module: str, function: Function) -> str:
     if module.startswith("kernels.triton.") and decorated(function, "triton.jit"):
         return "Triton function"
-    return "command" if "typer." in ast.unparse(function.args) else "function"
+    command = module.startswith("cli.") and (
+        function.name.endswith("_command") or "typer." in ast.unparse(function.args)
+    )
+    return "command" if command else "function"
 
 
 def parameters(function: Function) -> int:
@@ -131,7 +135,7 @@ def files() -> Iterator[Size]:
 def functions(sort: str) -> Iterator[Size]:
     for module, node in nodes(ast.FunctionDef, ast.AsyncFunctionDef):
         assert isinstance(node, Function)
-        if (sort_of(module, node) == "Triton function") == (sort == "Triton function"):
+        if sort_of(module, node) == sort:
             yield lines(node), f"{module}.{node.name}"
 
 
@@ -200,6 +204,7 @@ MEASURED = {
     "lines of a file": lambda: max(files()),
     "lines of a function": lambda: max(functions("function")),
     "lines of a Triton function": lambda: max(functions("Triton function")),
+    "lines of a command": lambda: max(functions("command")),
     "lines of a class": lambda: max(classes()),
     "parameters": lambda: max(signatures("function")),
     "parameters of a command": lambda: max(signatures("command")),
