@@ -50,7 +50,7 @@ class Place:
     model: str
     folder: Path
     runs: int = 1
-    """Of each attack beside which others are timed; the median is told."""
+    """Runs of each attack beside which others are timed; the median is told."""
 
     @property
     def url(self) -> str:

@@ -29,7 +29,7 @@ LEASE = 2.0
 FORGET = 60.0
 """Seconds after which it is dropped."""
 NICE = 10
-"""Of the threads that take large ones, as the system counts it."""
+"""Niceness of the threads that take large ones, as the system counts it."""
 
 
 @dataclass(slots=True)
