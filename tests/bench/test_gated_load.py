@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from headrace.base.errors import InvalidRequest
-from headrace.bench.checking import Gate, said
+from headrace.bench.checking import AccuracyGate, said
 from headrace.bench.mock import Behaviour, MockServer
 from headrace.bench.options import RunOptions
 from headrace.bench.reference import Answer, Reference, save_reference
@@ -46,7 +46,7 @@ def test_a_point_below_the_gate_is_marked_and_fails_the_sweep(tmp_path: Path) ->
 
 
 def test_points_that_fail_are_in_no_front_and_keep_no_slo(tmp_path: Path) -> None:
-    gate = Gate.read(reference(tmp_path / "bad", 0.5), "tasks", 0.99)
+    gate = AccuracyGate.read(reference(tmp_path / "bad", 0.5), "tasks", 0.99)
     options = RunOptions(requests=8, input="4", output="4", slo="ttft:p50<60s", warmup=0)
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
         options.url = server.url
@@ -64,7 +64,7 @@ def test_points_that_fail_are_in_no_front_and_keep_no_slo(tmp_path: Path) -> Non
 
 def test_what_cannot_be_compared_fails(tmp_path: Path) -> None:
     """The mock tells no tokens of its answers."""
-    gate = Gate.read(reference(tmp_path / "r", 0.0), "tokens", 0.99)
+    gate = AccuracyGate.read(reference(tmp_path / "r", 0.0), "tokens", 0.99)
     with MockServer(Behaviour(ttft=0.001, itl=0)) as server:
         result = {"figures": {}, "server": {"model": "mock"}}
         told = gate.check(RunOptions(server.url), result)

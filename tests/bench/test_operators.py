@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.bench.operators import Check, Operator, operators_page, rows, said, too_low
+from headrace.bench.operators import Operator, SumCheck, operators_page, rows, said, too_low
 from headrace.cli.profile import command
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.roofline import machine
@@ -49,12 +49,12 @@ def test_the_command_times_each_operator(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_sum_that_does_not_hold_is_said() -> None:
-    assert Check(0.95, 1.0).holds
-    for wrong in (Check(0.5, 1.0), Check(1.2, 1.0)):
+    assert SumCheck(0.95, 1.0).holds
+    for wrong in (SumCheck(0.5, 1.0), SumCheck(1.2, 1.0)):
         assert not wrong.holds
         assert "NOT within" in said(wrong)
     lost = Operator("decode", "norm", 2, 0.5, 0.1, 0.1)
-    page = operators_page([lost], Check(0.5, 1.0), "m on <h>")
+    page = operators_page([lost], SumCheck(0.5, 1.0), "m on <h>")
     assert "verdict bad" in page
     assert "m on &lt;h&gt;" in page
     assert rows([lost])[0][-1] == "400.0"
@@ -63,4 +63,4 @@ def test_a_sum_that_does_not_hold_is_said() -> None:
     told = too_low([lost, beaten])
     assert told is not None
     assert "--calibrate" in told
-    assert "--calibrate" in operators_page([lost, beaten], Check(0.95, 1.0), "m")
+    assert "--calibrate" in operators_page([lost, beaten], SumCheck(0.95, 1.0), "m")

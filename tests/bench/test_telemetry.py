@@ -19,8 +19,8 @@ from headrace.bench.run import run_bench
 from headrace.bench.telemetry import (
     MOST_POINTS,
     MOST_SERIES,
-    Recorder,
-    Value,
+    MetricValue,
+    SeriesRecorder,
     probes_of,
     rates,
     read_text,
@@ -45,9 +45,9 @@ t_count 1
 
 def test_a_text_is_read_by_its_types() -> None:
     assert read_text(TEXT, "server") == {
-        'server vllm:num_requests_running{engine="0"}': Value(3.0, ""),
-        'server vllm:num_requests_running{engine="1"}': Value(4.0, ""),
-        "server vllm:generation_tokens": Value(15.0, "", True),
+        'server vllm:num_requests_running{engine="0"}': MetricValue(3.0, ""),
+        'server vllm:num_requests_running{engine="1"}': MetricValue(4.0, ""),
+        "server vllm:generation_tokens": MetricValue(15.0, "", True),
     }
 
 
@@ -60,24 +60,27 @@ def test_a_counter_is_a_rate_and_a_restart_is_none() -> None:
 
 
 def test_series_are_bounded_and_reach_over_the_whole_run() -> None:
-    recorder = Recorder()
+    recorder = SeriesRecorder()
     for at in range(3000):
-        recorder.add([(at * 10**9, {"GPU 0 power": Value(float(at), "W")})])
-    recorder.add([(3000 * 10**9, {"GPU 0 power": Value(3000.0, "W")})], last=True)
+        recorder.add([(at * 10**9, {"GPU 0 power": MetricValue(float(at), "W")})])
+    recorder.add([(3000 * 10**9, {"GPU 0 power": MetricValue(3000.0, "W")})], last=True)
     found = recorder.document(0, 1.0)["series"]["GPU 0 power"]
     assert MOST_POINTS / 2 <= len(found["seconds"]) <= MOST_POINTS
     assert (found["seconds"][0], found["seconds"][-1]) == (0.0, 3000.0)
-    many = Recorder()
-    many.add([(0, {f"GPU {n} power": Value(1.0, "W") for n in range(MOST_SERIES + 5)})])
+    many = SeriesRecorder()
+    many.add([(0, {f"GPU {n} power": MetricValue(1.0, "W") for n in range(MOST_SERIES + 5)})])
     document = many.document(0, 1.0)
     assert len(document["series"]) == MOST_SERIES
     assert len(document["left_out"]) == 5, "and they are named"
 
 
 def test_what_never_changes_says_nothing_unless_it_is_known() -> None:
-    recorder = Recorder()
+    recorder = SeriesRecorder()
     for at in (1, 2):
-        told = {"server x": Value(7.0, ""), "server vllm:num_requests_running": Value(0.0, "")}
+        told = {
+            "server x": MetricValue(7.0, ""),
+            "server vllm:num_requests_running": MetricValue(0.0, ""),
+        }
         recorder.add([(at, told)])
     assert list(recorder.document(0, 1.0)["series"]) == ["server vllm:num_requests_running"]
 

@@ -24,7 +24,7 @@ ANSWER_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class AccuracyGate:
     """What a server's answers must keep of a reference's."""
 
     path: Path
@@ -33,7 +33,7 @@ class Gate:
     at_least: float
 
     @classmethod
-    def read(cls, path: Path, deciding: str, at_least: float) -> Gate:
+    def read(cls, path: Path, deciding: str, at_least: float) -> AccuracyGate:
         """`InvalidRequest` where the file or one of the kinds is none."""
         return cls(path, load_reference(path), deciding_kinds(deciding), at_least)
 

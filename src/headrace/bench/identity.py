@@ -21,35 +21,35 @@ _LOCAL = re.compile(r"\+g?([0-9a-f]{7,40})\b|^b\d+-([0-9a-f]{7,40})$")
 """A commit in a version: vLLM's 0.11.1.dev3+gabc1234.cu128, llama.cpp's b4567-abc1234."""
 
 
-class Identity(NamedTuple):
+class ServerIdentity(NamedTuple):
     """None is unknown."""
 
     version: str | None = None
     commit: str | None = None
 
 
-def identify(address: Address, headers: Mapping[str, str]) -> Identity:
+def identify(address: Address, headers: Mapping[str, str]) -> ServerIdentity:
     """The first path that tells a version says who it is."""
     for path in PATHS:
         try:
             status, body = asyncio.run(
                 fetch(address, "GET", path, headers=dict(headers), timeout=SECONDS)
             )
-            found = read_identity(json.loads(body)) if status == 200 else Identity()
+            found = read_identity(json.loads(body)) if status == 200 else ServerIdentity()
         except (ConnectionLost, ValueError):
             continue
         if found.version is not None:
             return found
-    return Identity()
+    return ServerIdentity()
 
 
-def read_identity(told: Any) -> Identity:
+def read_identity(told: Any) -> ServerIdentity:
     """From a JSON object of any of `PATHS`."""
     if not isinstance(told, dict):
-        return Identity()
+        return ServerIdentity()
     version = next((str(told[name]) for name in _VERSION if told.get(name)), None)
     commit = told.get("commit") or told.get("sha")
     if not isinstance(commit, str) or not re.fullmatch("[0-9a-f]{7,40}", commit):
         match = _LOCAL.search(version or "")
         commit = None if match is None else match[1] or match[2]
-    return Identity(version, None if commit is None else commit[:12])
+    return ServerIdentity(version, None if commit is None else commit[:12])

@@ -32,7 +32,7 @@ from .material import Material
 from .mlperf_accuracy import LOG, SCORES, scores_of, write_accuracy
 from .mlperf_compliance import (
     TESTS,
-    Verdict,
+    ComplianceVerdict,
     audit_config,
     read_logged,
     verify_lengths,
@@ -42,7 +42,7 @@ from .mlperf_compliance import (
     verify_tokens,
     write_verdicts,
 )
-from .mlperf_samples import Sample, made
+from .mlperf_samples import LibrarySample, made
 from .mlperf_submission import SEEDS
 from .record import ClientAudit, RequestRecord
 from .sse import Lines
@@ -81,7 +81,7 @@ class MlperfOptions:
     tpot_ms: float = 100.0
     system: str = "this"
     seed: int = 0
-    library: list[Sample] | None = None
+    library: list[LibrarySample] | None = None
     """Samples that are there already; none: made from the seed."""
     test: str | None = None
     """A compliance test in place of a plain performance run."""
@@ -133,7 +133,7 @@ class MlperfResult:
     failures: list[str]
     findings: list[Finding]
     """What `bench run` would say of this client and server; LoadGen looks at neither."""
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[ComplianceVerdict] = field(default_factory=list)
     """Verdicts of the compliance test."""
     passed: bool | None = None
     """Did the compliance test pass? None: there was none."""
@@ -157,7 +157,7 @@ class SystemUnderTest:
             options.samples, options.input, options.output, exact, options.seed
         )
         self.answers: dict[int, str] = {}
-        """Sample → the text that came last."""
+        """LibrarySample → the text that came last."""
         self.records: list[RequestRecord] = []
         self.audit = ClientAudit(0)
         self._loop = asyncio.new_event_loop()
@@ -250,7 +250,10 @@ class SystemUnderTest:
         return "".join(stream.text).encode()
 
     async def _exchange(
-        self, sample: Sample, planned: float, first_token: Callable[[Stream | None], None] | None
+        self,
+        sample: LibrarySample,
+        planned: float,
+        first_token: Callable[[Stream | None], None] | None,
     ) -> tuple[RequestRecord, Stream]:
         """Ask the server; `planned` is when it was due, on the monotonic clock."""
         target, turn = self.target, sample.turn
@@ -340,7 +343,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
     scores = None
     if under_test.accuracy:
         scores = scores_of(under_test.answers, [one.truth for one in under_test.samples])
-    verdicts: list[Verdict] = []
+    verdicts: list[ComplianceVerdict] = []
     passed = None
     if options.test:
         (place / options.test / "accuracy").mkdir(exist_ok=True)
@@ -364,7 +367,7 @@ def run_mlperf(options: MlperfOptions, material: Material, root: Path) -> Mlperf
 
 def verify(
     options: MlperfOptions, place: Path, folder: Path, scores: dict[str, float] | None
-) -> list[Verdict]:
+) -> list[ComplianceVerdict]:
     """What a compliance test finds in its own logs and in the submission's beside it."""
     logged = read_logged(place / str(options.test) / "accuracy")
     if options.test == "TEST01":

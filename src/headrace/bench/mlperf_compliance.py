@@ -39,7 +39,7 @@ PERFORMANCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ComplianceVerdict:
     """One thing that a test asks."""
 
     what: str
@@ -119,25 +119,27 @@ def ids_of(data: bytes) -> list[int]:
     return [int(one) for one in np.frombuffer(data[: len(data) // 4 * 4], "<i4")]
 
 
-def verify_same(logged: Sequence[Logged], accuracy: Path) -> Verdict:
+def verify_same(logged: Sequence[Logged], accuracy: Path) -> ComplianceVerdict:
     """TEST01: every answer is the one that accuracy mode gave to the sample."""
     known = {one.index: one.data for one in read_logged(accuracy)}
     other = [one.index for one in logged if known.get(one.index) != one.data]
     if not other:
-        return Verdict("Accuracy", True)
+        return ComplianceVerdict("Accuracy", True)
     why = f"{len(other)} of {len(logged)} answers differ, for example sample {other[0]}"
-    return Verdict("Accuracy", False, why)
+    return ComplianceVerdict("Accuracy", False, why)
 
 
-def verify_speed(here: Path, submitted: Path, scenario: str) -> Verdict:
+def verify_speed(here: Path, submitted: Path, scenario: str) -> ComplianceVerdict:
     """TEST01: as fast as the submission, within a tenth."""
     key = PERFORMANCE["Server" if scenario == "Interactive" else scenario]
     values = [_number(read_detail(folder), key) for folder in (here, submitted)]
     if None in values:
-        return Verdict("Performance", None, f"LoadGen logged no {key}")
+        return ComplianceVerdict("Performance", None, f"LoadGen logged no {key}")
     found, known = (value or 0.0 for value in values)
     apart = abs(found / known - 1) if known else float("inf")
-    return Verdict("Performance", apart <= TEST01_APART, f"{key}: {found:g} against {known:g}")
+    return ComplianceVerdict(
+        "Performance", apart <= TEST01_APART, f"{key}: {found:g} against {known:g}"
+    )
 
 
 def _number(detail: dict[str, Any], key: str) -> float | None:
@@ -147,44 +149,54 @@ def _number(detail: dict[str, Any], key: str) -> float | None:
 
 def verify_tokens(
     logged: Sequence[Logged], *, ids: bool, end: int | None, offline: bool
-) -> list[Verdict]:
+) -> list[ComplianceVerdict]:
     """TEST06; without ids of tokens only the first piece can be held against the answer."""
     told = [one for one in logged if one.first]
     wrong = [one.index for one in told if not one.data.startswith(one.first)]
-    first = Verdict("First token", None if offline else bool(told) and not wrong)
+    first = ComplianceVerdict("First token", None if offline else bool(told) and not wrong)
     if wrong:
-        first = Verdict("First token", False, f"{len(wrong)} differ, for example sample {wrong[0]}")
+        first = ComplianceVerdict(
+            "First token", False, f"{len(wrong)} differ, for example sample {wrong[0]}"
+        )
     if not ids:
         why = "the server tells no ids of tokens (return_token_ids)"
-        return [first, Verdict("EOS", None, why), Verdict("Sample length", None, why)]
+        return [
+            first,
+            ComplianceVerdict("EOS", None, why),
+            ComplianceVerdict("Sample length", None, why),
+        ]
     if end is None:
-        eos = Verdict("EOS", None, "--eos-id was not given")
+        eos = ComplianceVerdict("EOS", None, "--eos-id was not given")
     else:
         ended = [one.index for one in logged if ids_of(one.data)[-2:] == [end, end]]
-        eos = Verdict("EOS", not ended, f"{len(ended)} end more than once" if ended else "")
+        eos = ComplianceVerdict(
+            "EOS", not ended, f"{len(ended)} end more than once" if ended else ""
+        )
     unlike = [one.index for one in logged if len(one.data) != 4 * one.tokens]
     why = f"{len(unlike)} of another length than was reported" if unlike else ""
-    return [first, eos, Verdict("Sample length", not unlike, why)]
+    return [first, eos, ComplianceVerdict("Sample length", not unlike, why)]
 
 
-def verify_score(score: float | None, threshold: float | None) -> Verdict:
+def verify_score(score: float | None, threshold: float | None) -> ComplianceVerdict:
     """TEST07."""
     if score is None or threshold is None:
         missing = "a ground truth (--dataset)" if score is None else "--accuracy-threshold"
-        return Verdict("Accuracy", None, f"there is no {missing}")
-    return Verdict("Accuracy", score >= threshold, f"{score:.3f} against {threshold:.3f}")
+        return ComplianceVerdict("Accuracy", None, f"there is no {missing}")
+    return ComplianceVerdict("Accuracy", score >= threshold, f"{score:.3f} against {threshold:.3f}")
 
 
-def verify_lengths(logged: Sequence[Logged], reference: float | None) -> Verdict:
+def verify_lengths(logged: Sequence[Logged], reference: float | None) -> ComplianceVerdict:
     """TEST09: the mean length within a tenth of the reference's."""
     mean = sum(one.tokens for one in logged) / len(logged)
     if reference is None:
-        return Verdict("Output length", None, f"mean {mean:.2f}; --reference-tokens was not given")
+        return ComplianceVerdict(
+            "Output length", None, f"mean {mean:.2f}; --reference-tokens was not given"
+        )
     kept = abs(mean - reference) <= LENGTH_APART * reference
-    return Verdict("Output length", kept, f"mean {mean:.2f} against {reference:.2f}")
+    return ComplianceVerdict("Output length", kept, f"mean {mean:.2f} against {reference:.2f}")
 
 
-def write_verdicts(folder: Path, test: str, verdicts: Sequence[Verdict]) -> bool:
+def write_verdicts(folder: Path, test: str, verdicts: Sequence[ComplianceVerdict]) -> bool:
     """Keep what a test found as MLCommons' scripts do; → did all pass?"""
     passed = all(one.passed is not False for one in verdicts) and any(
         one.passed for one in verdicts

@@ -28,7 +28,7 @@ MOST_BYTES = 8 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LibrarySample:
     """One request: what came before it, what it asks, and what is right."""
 
     turn: Turn
@@ -39,19 +39,19 @@ class Sample:
 
 def made(
     count: int, input: Lengths, output: Lengths, material: Material, seed: int
-) -> list[Sample]:
+) -> list[LibrarySample]:
     """Prompts from a seed: ids where `material` has a tokenizer and they are wanted, else text."""
     rng, found = random.Random(seed), []
     for _ in range(count):
         tokens, answer = input.draw(rng), output.draw(rng)
         if material.ids:
-            found.append(Sample(Turn("", answer, ids=material.tokens(tokens, rng))))
+            found.append(LibrarySample(Turn("", answer, ids=material.tokens(tokens, rng))))
         else:
             found.append(_said(material.text(tokens, rng), answer, None))
     return found
 
 
-def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[Sample]:
+def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[LibrarySample]:
     """Rows of a data set; `InvalidRequest` names the row that is none."""
     rng, found = random.Random(0), []
     for number, row in enumerate(_rows(path), 1):
@@ -70,7 +70,7 @@ def from_dataset(path: Path, output: Lengths, limit: int | None) -> list[Sample]
     return found
 
 
-def from_trace(trace: str, material: Material, limit: int | None) -> list[Sample]:
+def from_trace(trace: str, material: Material, limit: int | None) -> list[LibrarySample]:
     """Each turn of recorded sessions with the recorded history before it: an agent's run as it was.
 
     LoadGen draws samples in an order of its own, so a turn cannot wait for the one before; with the
@@ -84,10 +84,10 @@ def from_trace(trace: str, material: Material, limit: int | None) -> list[Sample
             history.append({"role": "system", "content": session.system})
         for turn in session.turns:
             if turn.ids is not None:
-                found.append(Sample(turn))
+                found.append(LibrarySample(turn))
                 continue
             history.append({"role": turn.role, "content": turn.text})
-            found.append(Sample(turn, tuple(history), turn.answer))
+            found.append(LibrarySample(turn, tuple(history), turn.answer))
             if turn.answer is None and turn is not session.turns[-1]:
                 raise InvalidRequest(
                     f"{path}: a session of several turns needs its recorded answers "
@@ -98,7 +98,7 @@ def from_trace(trace: str, material: Material, limit: int | None) -> list[Sample
     return found[:limit]
 
 
-def _sample(row: Any, output: int) -> Sample:
+def _sample(row: Any, output: int) -> LibrarySample:
     if not isinstance(row, dict):
         raise TypeError(f"{type(row).__name__} is no object")
     told = next((row[name] for name in LENGTHS if row.get(name)), None)
@@ -111,18 +111,18 @@ def _sample(row: Any, output: int) -> Sample:
         numbers = [int(one) for one in ids]
         if not numbers:
             raise ValueError("its prompt is empty")
-        return Sample(Turn("", tokens, ids=numbers, prompt_tokens=len(numbers)), truth=truth)
+        return LibrarySample(Turn("", tokens, ids=numbers, prompt_tokens=len(numbers)), truth=truth)
     if row.get("messages"):
         said = tuple({name: str(m[name]) for name in ("role", "content")} for m in row["messages"])
-        return Sample(Turn(said[-1]["content"], tokens), said, truth)
+        return LibrarySample(Turn(said[-1]["content"], tokens), said, truth)
     text = next((str(row[name]) for name in TEXTS if row.get(name)), "")
     if not text:
         raise ValueError("it has no prompt")
     return _said(text, tokens, truth)
 
 
-def _said(text: str, output: int, truth: str | None) -> Sample:
-    return Sample(Turn(text, output), ({"role": ROLE_USER, "content": text},), truth)
+def _said(text: str, output: int, truth: str | None) -> LibrarySample:
+    return LibrarySample(Turn(text, output), ({"role": ROLE_USER, "content": text},), truth)
 
 
 def _rows(path: Path) -> list[Any]:

@@ -90,7 +90,7 @@ VERDICTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SubmissionCheck:
     """One rule, in one place."""
 
     place: str
@@ -144,7 +144,7 @@ def write_beside(root: Path, scenario: Path, system: dict[str, Any], conf: str, 
             write_text(path, text)
 
 
-def check_submission(root: Path) -> list[Check]:
+def check_submission(root: Path) -> list[SubmissionCheck]:
     """Every rule for every scenario below `root`, `DIVISION/SUBMITTER` of a submission.
 
     Raises `InvalidRequest` where there is no result at all.
@@ -160,26 +160,30 @@ def check_submission(root: Path) -> list[Check]:
     return found
 
 
-def _check_system(path: Path) -> list[Check]:
+def _check_system(path: Path) -> list[SubmissionCheck]:
     place = f"systems/{path.name}"
     told = _object(path)
     if told is None:
-        return [Check(place, "is a JSON object", False, "it is missing or is none")]
+        return [SubmissionCheck(place, "is a JSON object", False, "it is missing or is none")]
     empty = [name for name in TOLD if not str(told.get(name, "")).strip()]
     missing = [name for name in PRESENT if name not in told]
     return [
-        Check(place, "says what it must", not empty, ", ".join(empty)),
-        Check(place, "has every field", not missing, ", ".join(missing)),
-        Check(place, "division", told.get("division") in DIVISIONS, str(told.get("division"))),
-        Check(place, "status", told.get("status") in STATES, str(told.get("status"))),
+        SubmissionCheck(place, "says what it must", not empty, ", ".join(empty)),
+        SubmissionCheck(place, "has every field", not missing, ", ".join(missing)),
+        SubmissionCheck(
+            place, "division", told.get("division") in DIVISIONS, str(told.get("division"))
+        ),
+        SubmissionCheck(place, "status", told.get("status") in STATES, str(told.get("status"))),
     ]
 
 
-def _check_scenario(path: Path, place: str) -> list[Check]:
+def _check_scenario(path: Path, place: str) -> list[SubmissionCheck]:
     found = [_has_file(path, place, name) for name in ("user.conf", "README.md")]
     measurements = _object(path / "measurements.json") or {}
     empty = [name for name in IMPLEMENTATION if not str(measurements.get(name, "")).strip()]
-    found.append(Check(place, "measurements.json says what it must", not empty, ", ".join(empty)))
+    found.append(
+        SubmissionCheck(place, "measurements.json says what it must", not empty, ", ".join(empty))
+    )
     found += _check_performance(path / "performance" / "run_1", f"{place}/performance", path.name)
     found += _check_accuracy(path / "accuracy", f"{place}/accuracy")
     for test in TESTS:
@@ -188,60 +192,70 @@ def _check_scenario(path: Path, place: str) -> list[Check]:
     return found
 
 
-def _check_performance(path: Path, place: str, scenario: str) -> list[Check]:
+def _check_performance(path: Path, place: str, scenario: str) -> list[SubmissionCheck]:
     try:
         detail = read_detail(path)
     except InvalidRequest as error:
-        return [Check(place, "LoadGen's log", False, error.message)]
+        return [SubmissionCheck(place, "LoadGen's log", False, error.message)]
     duration = detail.get("effective_min_duration_ms", 0)
     wrong = [name for name, seed in SEEDS.items() if detail.get(f"effective_{name}") != seed]
     asked = "Server" if scenario == "Interactive" else scenario
     errors = detail.get("num_errors", 0)
     return [
-        Check(place, "performance mode", detail.get("effective_test_mode") == "PerformanceOnly"),
-        Check(place, "scenario", detail.get("effective_scenario") == asked),
-        Check(place, "LoadGen's seeds", not wrong, ", ".join(wrong)),
-        Check(place, "no error of LoadGen's", not errors, f"{errors} errors"),
-        Check(place, "600 s at least", duration >= MIN_MS, f"{duration / 1000:g} s were asked for"),
-        Check(place, "LoadGen says VALID", detail.get("result_validity") == "VALID"),
+        SubmissionCheck(
+            place, "performance mode", detail.get("effective_test_mode") == "PerformanceOnly"
+        ),
+        SubmissionCheck(place, "scenario", detail.get("effective_scenario") == asked),
+        SubmissionCheck(place, "LoadGen's seeds", not wrong, ", ".join(wrong)),
+        SubmissionCheck(place, "no error of LoadGen's", not errors, f"{errors} errors"),
+        SubmissionCheck(
+            place, "600 s at least", duration >= MIN_MS, f"{duration / 1000:g} s were asked for"
+        ),
+        SubmissionCheck(place, "LoadGen says VALID", detail.get("result_validity") == "VALID"),
         _has_file(path, place, "mlperf_log_summary.txt"),
     ]
 
 
-def _check_accuracy(path: Path, place: str) -> list[Check]:
+def _check_accuracy(path: Path, place: str) -> list[SubmissionCheck]:
     try:
         detail = read_detail(path)
     except InvalidRequest as error:
-        return [Check(place, "LoadGen's log", False, error.message)]
+        return [SubmissionCheck(place, "LoadGen's log", False, error.message)]
     whole = detail.get("qsl_reported_total_count")
     log, told = path / LOG, path / "accuracy.txt"
     size = log.stat().st_size if log.is_file() else 0
     hashed = told.is_file() and "hash=" in told.read_text(errors="replace")
     return [
-        Check(place, "accuracy mode", detail.get("effective_test_mode") == "AccuracyOnly"),
-        Check(place, "all of the data set", detail.get("effective_accuracy_sample_count") == whole),
-        Check(place, "no error of LoadGen's", not detail.get("num_errors", 0)),
+        SubmissionCheck(
+            place, "accuracy mode", detail.get("effective_test_mode") == "AccuracyOnly"
+        ),
+        SubmissionCheck(
+            place, "all of the data set", detail.get("effective_accuracy_sample_count") == whole
+        ),
+        SubmissionCheck(place, "no error of LoadGen's", not detail.get("num_errors", 0)),
         _has_file(path, place, "accuracy.txt"),
-        Check(place, "the log's hash in accuracy.txt", hashed),
-        Check(place, "the log is truncated", 0 < size <= LOG_BYTES, f"{size} bytes"),
+        SubmissionCheck(place, "the log's hash in accuracy.txt", hashed),
+        SubmissionCheck(place, "the log is truncated", 0 < size <= LOG_BYTES, f"{size} bytes"),
     ]
 
 
-def _check_test(path: Path, place: str, test: str) -> list[Check]:
+def _check_test(path: Path, place: str, test: str) -> list[SubmissionCheck]:
     found = []
     for name in VERDICTS[test]:
         text = (path / name).read_text(errors="replace") if (path / name).is_file() else ""
         bad = not text or "False" in text or "FAIL" in text
-        found.append(Check(place, f"{name} passes", not bad, "it is missing" if not text else ""))
+        found.append(
+            SubmissionCheck(place, f"{name} passes", not bad, "it is missing" if not text else "")
+        )
     found.append(_has_file(path / "accuracy", place, LOG))
     found.append(_has_file(path / "performance" / "run_1", place, "mlperf_log_detail.txt"))
     return found
 
 
-def _has_file(folder: Path, place: str, name: str) -> Check:
+def _has_file(folder: Path, place: str, name: str) -> SubmissionCheck:
     path = folder / name
     there = path.is_file() and path.stat().st_size > 0
-    return Check(place, name, there, "" if there else "it is missing or empty")
+    return SubmissionCheck(place, name, there, "" if there else "it is missing or empty")
 
 
 def _object(path: Path) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ class Operator:
         return self.measured - self.limit
 
 
-class Check(NamedTuple):
+class SumCheck(NamedTuple):
     """The operators' sum against the steps' own time."""
 
     operators: float
@@ -136,7 +136,9 @@ def rows(operators: Sequence[Operator]) -> list[list[str]]:
     ]
 
 
-def document(operators: Sequence[Operator], check: Check, about: dict[str, Any]) -> dict[str, Any]:
+def document(
+    operators: Sequence[Operator], check: SumCheck, about: dict[str, Any]
+) -> dict[str, Any]:
     """Everything, ready for JSON; times in seconds."""
     return {
         "schema": SCHEMA,
@@ -162,7 +164,7 @@ def document(operators: Sequence[Operator], check: Check, about: dict[str, Any])
     }
 
 
-def said(check: Check) -> str:
+def said(check: SumCheck) -> str:
     """The check in one sentence."""
     verdict = (
         "as it should be" if check.holds else f"NOT within {APART:.0%}: do not trust the table"
@@ -187,7 +189,7 @@ def too_low(operators: Sequence[Operator]) -> str | None:
     )
 
 
-def operators_page(operators: Sequence[Operator], check: Check, subtitle: str) -> str:
+def operators_page(operators: Sequence[Operator], check: SumCheck, subtitle: str) -> str:
     """Charts of each kind of step, and the table."""
     drawn, kinds = [], defaultdict[str, list[Operator]](list)
     for one in operators:

@@ -18,7 +18,7 @@ from typing import Any
 from ..base.errors import InvalidRequest
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series
-from .checking import Gate, lowest, said
+from .checking import AccuracyGate, lowest, said
 from .options import RunOptions
 from .report import number
 from .result import read_result
@@ -104,7 +104,7 @@ class Sweeper:
         *,
         seconds: float | None = 30.0,
         run: Callable[[RunOptions, Path | None], dict[str, Any]] | None = None,
-        gate: Gate | None = None,
+        gate: AccuracyGate | None = None,
     ) -> None:
         if by not in ("concurrency", "rate"):
             raise InvalidRequest("a sweep is by concurrency or rate", param="by")

@@ -37,7 +37,7 @@ KNOWN = (
 """Names (vLLM's, without prefix) that are kept even where they never change."""
 
 
-class Value(NamedTuple):
+class MetricValue(NamedTuple):
     """One reading."""
 
     value: float
@@ -46,16 +46,16 @@ class Value(NamedTuple):
     """Grows: what is kept of it is its rate."""
 
 
-Readings = dict[str, Value]
+Readings = dict[str, MetricValue]
 Probe = Callable[[], Readings]
 
 
-class Recorder:
+class SeriesRecorder:
     """Series from readings, bounded in number and length."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[int]] = defaultdict(list)
-        self._values: dict[str, list[Value]] = defaultdict(list)
+        self._values: dict[str, list[MetricValue]] = defaultdict(list)
         self._stride = 1
         self._count = 0
         self._left_out: set[str] = set()
@@ -117,7 +117,7 @@ class Telemetry:
     def __init__(self, probes: Sequence[Probe], interval: float) -> None:
         self.interval = interval
         self._probes = probes
-        self._recorder = Recorder()
+        self._recorder = SeriesRecorder()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
@@ -175,14 +175,14 @@ def local_probe(processes: Processes) -> Probe:
     def read() -> Readings:
         found: Readings = {}
         if (busy := busy_cores()) is not None:
-            found["machine CPU"] = Value(busy, "core s", True)
+            found["machine CPU"] = MetricValue(busy, "core s", True)
         if (used := processes.used()) is not None:
-            found["server's processes CPU"] = Value(used.cpu_seconds, "core s", True)
-            found["server's processes memory"] = Value(used.resident_bytes, "B")
+            found["server's processes CPU"] = MetricValue(used.cpu_seconds, "core s", True)
+            found["server's processes memory"] = MetricValue(used.resident_bytes, "B")
         for name, (joules, _) in rapl_joules().items():
-            found[f"{name} power"] = Value(joules, "J", True)
+            found[f"{name} power"] = MetricValue(joules, "J", True)
         for index, state in gpu_states().items():
-            found |= {f"GPU {index} {name}": Value(*told) for name, told in state.items()}
+            found |= {f"GPU {index} {name}": MetricValue(*told) for name, told in state.items()}
         return found
 
     return read
@@ -203,14 +203,14 @@ def read_text(text: str, source: str) -> Readings:
     for family in text_string_to_metric_families(text):
         if family.type == "counter":
             total = sum(s.value for s in family.samples if not s.name.endswith("_created"))
-            found[f"{source} {family.name}"] = Value(total, "", True)
+            found[f"{source} {family.name}"] = MetricValue(total, "", True)
         elif family.type in ("gauge", "unknown"):
             labels = [set(sample.labels.items()) for sample in family.samples]
             common = set.intersection(*labels) if labels else set()
             for sample, own in zip(family.samples, labels, strict=True):
                 told = ",".join(f'{key}="{value}"' for key, value in sorted(own - common))
                 name = f"{source} {sample.name}" + (f"{{{told}}}" if told else "")
-                found[name] = Value(sample.value, "")
+                found[name] = MetricValue(sample.value, "")
     # Under vLLM's name and without its prefix is one series.
     return {name: value for name, value in found.items() if _prefixed(name, source) not in found}
 

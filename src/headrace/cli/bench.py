@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..base.errors import HeadraceError, InvalidRequest
 from ..bench import compare as comparing
-from ..bench.checking import Gate, said
+from ..bench.checking import AccuracyGate, said
 from ..bench.export import aiperf, vllm_bench
 from ..bench.history import History, history_chart, remember, unit_of
 from ..bench.limit import add_limit, limit_of
@@ -82,7 +82,7 @@ def run_command(
     options = replace(options, seed=fresh_seed(options.seed))
     console = Console(stderr=as_json)
     measure = Measure(console, history, roofline, hardware)
-    checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
+    checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
     folder = out or default_folder("run")
     result, problem = measure.one(options, folder)
     if checks is not None and not result["interrupted"]:
@@ -134,7 +134,7 @@ def sweep_command(
     console = Console()
     folder = out or default_folder("sweep")
     measure = Measure(console, history, roofline, hardware)
-    checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
+    checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
     sweeper = _sweeper(measure, options, by, folder, seconds, checks)
     found: list[Point] = []
     for point in sweeper.sweep(values):
@@ -169,7 +169,7 @@ def search_command(
     console = Console()
     folder = out or default_folder("search")
     measure = Measure(console, history, roofline, hardware)
-    checks = None if accuracy_gate is None else Gate.read(accuracy_gate, gate, at_least)
+    checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
     sweeper = _sweeper(measure, replace(options, slo=slo), by, folder, seconds, checks)
     found: list[Point] = []
 
@@ -189,7 +189,7 @@ def _sweeper(
     by: str,
     folder: Path,
     seconds: float | None,
-    gate: Gate | None,
+    gate: AccuracyGate | None,
 ) -> Sweeper:
     bounded = options.requests is not None or options.preset is not None
     return Sweeper(

@@ -20,6 +20,7 @@ from ..bench.mlperf import (
     SUBMISSION_SECONDS,
     SUMMARY,
     MlperfOptions,
+    MlperfResult,
     configuration,
     run_mlperf,
 )
@@ -141,12 +142,19 @@ def mlperf_command(
     place = root / "results" / system / target.model.replace("/", "_") / scenario
     about = describe_system(system, division, submitter)
     write_beside(root, place, about, configuration(options), target.model)
+    _report(found, options, reference, at_least)
+
+
+def _report(
+    found: MlperfResult, options: MlperfOptions, reference: Path | None, at_least: float
+) -> None:
+    """Say what LoadGen and we found, and exit by it."""
     print((found.folder / SUMMARY).read_text())
     print(f"logs: {found.folder}")
-    if mode == "performance" and seconds < SUBMISSION_SECONDS:
+    if options.mode == "performance" and options.min_seconds < SUBMISSION_SECONDS:
         print(
-            f"LoadGen judged a run of at least {seconds:g} s, as it was told; a submission needs "
-            f"{SUBMISSION_SECONDS:g} s"
+            f"LoadGen judged a run of at least {options.min_seconds:g} s, as it was told; a "
+            f"submission needs {SUBMISSION_SECONDS:g} s"
         )
     print(f"by headrace, {UNVERIFIED}")
     for name, value in (found.scores or {}).items():
@@ -164,7 +172,7 @@ def mlperf_command(
         print("INVALID, whatever LoadGen says: the numbers are not the server's")
         raise typer.Exit(INVALID_RUN)
     if found.passed is not None:
-        print(f"{test} {'passed' if found.passed else 'FAILED'}")
+        print(f"{options.test} {'passed' if found.passed else 'FAILED'}")
         # How long a test lasts, its own settings say: LoadGen's verdict on that does not count.
         raise typer.Exit(0 if found.passed else comparing.REGRESSED)
     if found.valid is False:

@@ -49,9 +49,7 @@ from .bench_flags import (
 )
 from .configured import configured
 
-Share = Annotated[
-    bool, typer.Option("--roofline", help="Put the roofline of model and machine beside it.")
-]
+BESIDE = "Put the roofline of model and machine beside it."
 Asked = Callable[[OfflineBench, Callable[[RequestRecord], None]], tuple[dict[str, Any], Run]]
 
 
@@ -75,7 +73,7 @@ def throughput_command(
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
-    roofline: Share = False,
+    roofline: Annotated[bool, typer.Option("--roofline", help=BESIDE)] = False,
 ) -> None:
     """Tokens a second of an engine in this process, with all requests there at once."""
     options = make_options(
@@ -118,7 +116,7 @@ def latency_command(
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
-    roofline: Share = False,
+    roofline: Annotated[bool, typer.Option("--roofline", help=BESIDE)] = False,
 ) -> None:
     """How long a batch takes in an engine of this process, again and again."""
     options = make_options(

@@ -23,8 +23,8 @@ from ..base.spec import RequestSpec
 from ..base.version import revision
 from ..bench.operators import (
     HEADER,
-    Check,
     Operator,
+    SumCheck,
     document,
     operators_page,
     rows,
@@ -105,7 +105,7 @@ def profile(
     try:
         out.write_text(json.dumps(timeline(found, step_model)))
         operators = table_of(records, [step.plan for step in found], step_model) if records else []
-        check = Check(
+        check = SumCheck(
             sum(record.seconds for record in records), sum(step.device_seconds for step in found)
         )
         if html is not None:
@@ -178,7 +178,7 @@ def _show(
     )
 
 
-def _show_operators(console: Console, operators: Sequence[Operator], check: Check) -> None:
+def _show_operators(console: Console, operators: Sequence[Operator], check: SumCheck) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in HEADER:
         left = column in ("steps", "operator")
