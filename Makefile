@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 # The default model needs torch on a GPU only.
 EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 
-.PHONY: help run test check coverage explore faults lowest lock wheels sanitize lint bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lowest     the lower bounds of the dependencies, installed and tried"
 	@echo "make lock       resolve deploy/requirements.lock again"
 	@echo "make wheels     dist/: an sdist, and wheels for x86_64 and aarch64 with every kernel level"
+	@echo "make try-wheels what a machine without a compiler gets from dist/: one answer of each wheel"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
@@ -84,6 +85,9 @@ lock: $(VENV)/.installed
 
 wheels:
 	PYTHON=$(PYTHON) deploy/wheels.sh
+
+try-wheels:
+	PYTHON=$(PYTHON) deploy/try_wheels.sh
 
 # Without a GPU: every kernel in the interpreter, and compiled for sm_80, sm_90 and sm_100.
 gpu-dry: $(VENV)/.tested

@@ -379,6 +379,18 @@ def test_reasoning_tokens_are_counted() -> None:
     assert not router.in_reasoning
 
 
+def test_reasoning_tokens_hardly_depend_on_how_news_is_merged() -> None:
+    pieces = ["<think>", *["word "] * 30, "</think>", *["said "] * 10]
+    counts = []
+    for size in (1, 7, len(pieces)):
+        router = StreamRouter(reasoning=THINK)
+        for at in range(0, len(pieces), size):
+            part = pieces[at : at + size]
+            router.feed("".join(part), len(part))
+        counts.append(router.reasoning_tokens)
+    assert all(abs(count - 31) <= 2 for count in counts), counts
+
+
 def test_hidden_markers_never_show() -> None:
     message = route(
         ["<|python_tag|>print(1)"], DIALECTS["llama3"], hidden=frozenset(["<|python_tag|>"])

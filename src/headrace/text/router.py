@@ -51,7 +51,8 @@ class StreamRouter:
         """
         self.calls = Calls(new_id or (dialect.new_id if dialect else long_id), tools, held=held)
         self.reasoning_tokens = 0
-        """Tokens of the parts that were reasoning, as counted by `feed`."""
+        """Tokens of the parts that were reasoning, as counted by `feed`. Of a part that was so in
+        parts, the same share as of its characters: news that waited comes as one."""
         self._dialect = dialect
         self._marks = reasoning
         self._hidden = hidden
@@ -81,11 +82,16 @@ class StreamRouter:
 
     def feed(self, text: str, tokens: int = 0) -> list[Event]:
         """The events that these further characters make certain; `tokens`: how many they were."""
-        if self.in_reasoning:
-            self.reasoning_tokens += tokens
         events: list[Event] = []
+        if not text:
+            self.reasoning_tokens += tokens * self.in_reasoning
+            return events
+        length, reasoned = len(text), 0
         while text:
-            text = self._state(text, events)
+            inside, rest = self.in_reasoning, self._state(text, events)
+            reasoned += inside * (len(text) - len(rest))
+            text = rest
+        self.reasoning_tokens += round(tokens * reasoned / length)
         return _merge(events)
 
     def finish(self, *, cut: bool = False) -> list[Event]:
