@@ -35,7 +35,7 @@ native() {
 
 aarch64() {
   local root=$PLACE/aarch64 site=$PLACE/aarch64-site version
-  version=$(apt-cache depends python3-minimal:arm64 | grep -om1 'python3\.[0-9]*')
+  version=$(apt-cache depends python3-minimal:arm64 | grep -o 'python3\.[0-9]*' | sort | tail -1)
   mkdir -p "$root" "$PLACE/debs"
   (cd "$PLACE/debs" && apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts \
     --no-breaks --no-replaces --no-enhances "$version:arm64" libstdc++6:arm64 |
