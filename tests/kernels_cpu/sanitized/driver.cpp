@@ -175,24 +175,25 @@ void teams_at_once(void* shared) {
 
 void crews() {
   hr::Crew crew(5);
+  constexpr double window = hr::kWindow;
   double clock = 0;
   const auto program = [&](double seconds, double lost) {
     crew.judge(clock, clock + seconds, lost);
     clock += seconds;
     return crew.members;
   };
-  for (int i = 0; i < 100; ++i) CHECK(program(10e-3, 4e-3) == 5);  // late, but worth it
-  CHECK(program(1e-3, 1e-3) == 5);  // too short to be judged alone
-  for (int i = 0; i < 3; ++i) CHECK(program(1e-3, 0) == 5);
-  for (int members : {3, 2, 1}) CHECK(program(10e-3, 6e-3) == members);
+  for (int i = 0; i < 100; ++i) CHECK(program(2.5 * window, window) == 5);  // late, but worth it
+  CHECK(program(window / 4, window / 4) == 5);  // too short to be judged alone
+  for (int i = 0; i < 3; ++i) CHECK(program(window / 4, 0) == 5);
+  for (int members : {3, 2, 1}) CHECK(program(2.5 * window, 1.5 * window) == members);
   const double alone = clock;
   while (program(1e-3, 0) == 1) CHECK(clock < alone + hr::kLongestRest);
   CHECK(crew.members == 2 && clock >= alone + 4 * hr::kShortestRest - 1e-9);
-  CHECK(program(10e-3, 9e-3) == 1);  // still late: a longer rest
+  CHECK(program(2.5 * window, 2.25 * window) == 1);  // still late: a longer rest
   const double again = clock;
   while (program(1e-3, 0) == 1) CHECK(clock < again + hr::kLongestRest);
   CHECK(clock >= again + 8 * hr::kShortestRest - 1e-9);
-  for (int members : {4, 5, 5}) CHECK(program(5e-3, 0) == members);
+  for (int members : {4, 5, 5}) CHECK(program(1.25 * window, 0) == members);
   for (int i = 0; i < 20; ++i) {  // never none, never a rest without end
     while (crew.members > 1) program(1, 1);
     CHECK(crew.rest <= hr::kLongestRest);
