@@ -10,7 +10,7 @@
 namespace hr {
 
 constexpr double kWindow = 40e-3;  // seconds of programs before they are judged: several time slices
-constexpr double kShortestRest = 20e-3, kLongestRest = 1.28;  // seconds
+constexpr double kShortestRest = 80e-3, kLongestRest = 1.28;  // seconds
 
 struct Crew {
   int most, members;
