@@ -18,7 +18,7 @@ EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
-	@echo "make check      format, lint, types, ranks, unit and property tests (about two minutes)"
+	@echo "make check      format, lint, types, ranks, unit and property tests (six minutes on two cores)"
 	@echo "make coverage   lines that the tests of make check run; FLOOR=80 fails below that"
 	@echo "make explore    the property tests with examples that were never tried"
 	@echo "make faults     the whole fault table and mutations of every input: two hours"
