@@ -42,7 +42,7 @@ def test_the_same_bits_for_the_rows_that_sample(folder: Path, family: str, kerne
     sampled_rows.check(worker)
     program = worker._program
     assert isinstance(program, CpuProgram) == (kernels == "cpu")
-    assert program.whole == (kernels == "cpu" and "moe" not in family), "experts are called"
+    assert program.lowered == (kernels == "cpu" and "moe" not in family), "experts are called"
 
 
 def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
@@ -59,7 +59,7 @@ def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
         x = np.ones((2, 4), np.float32)
         assert worker._operators.select(x, batch.sample_rows) is x
         program.step(batch, want(hidden="every"))
-    assert len(program._variants) == 1, "the hidden states of the rows that sample are all of them"
+    assert not program._others, "the hidden states of the rows that sample are all of them"
 
 
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])

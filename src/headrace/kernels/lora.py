@@ -31,6 +31,6 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, groups: TokenGroups, weight: Lora
         first = 0
         for part, up in enumerate(weight.up):
             out = up.shape[2]
-            added = product(inner[:, part * rank : (part + 1) * rank].contiguous(), up[slot].T)
+            added = product(inner[:, part * rank : (part + 1) * rank], up[slot].T)
             y[:, first : first + out].index_add_(0, places, added)
             first += out

@@ -14,5 +14,5 @@ def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """x [N, K] · matrixᵀ, matrix [M, K] → [N, M]: what a row gives does not depend on N."""
     rows = len(x)
     if rows >= FREE_ROWS or rows % ROWS == 0:
-        return functional.linear(x, matrix)
+        return functional.linear(x.contiguous(), matrix)
     return functional.linear(functional.pad(x, (0, 0, 0, -rows % ROWS)), matrix)[:rows]
