@@ -55,7 +55,7 @@ WRONG: list[tuple[str, Any]] = [
     ("/v1/chat/completions", {"model": "other", "messages": [{"role": "user", "content": "x"}]}),
     ("/v1/completions", {"prompt": "water " * 3000}),
     ("/v1/completions", {"prompt": [VOCAB + 1]}),
-    ("/v1/completions", {"prompt": "x", "max_tokens": -1}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": -2}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}),
     ("/v1/responses", {"input": "x", "previous_response_id": "resp_none"}),
     ("/tokenize", {}),
