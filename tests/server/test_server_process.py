@@ -87,15 +87,13 @@ def test_sigterm_finishes_what_runs(stream: bool) -> None:
 
 def test_a_second_signal_ends_at_once() -> None:
     replies: list[Any] = []
-    with running(fake_server(delay=0.2, options="port=0, drain_seconds=60")) as server:
+    with running(fake_server(delay=0.2, options="port=0, drain_seconds=600")) as server:
         whole = ask(server, replies, 400)
         until(lambda: in_work(server) == 1)
         server.signal()
         server.await_line("finishing")
-        begin = time.monotonic()
         server.signal()
-        assert server.wait() == 0
-        assert time.monotonic() - begin < 5
+        assert server.wait(40) == 0, "it waited for the answer"
         whole.join()
     # Exactly one answer, and a typed one.
     assert replies[0].status_code == 503

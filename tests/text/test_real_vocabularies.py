@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import unicodedata
 from typing import Any
 
@@ -75,22 +74,6 @@ def test_qwen_template(qwen_files: ModelFiles, qwen: Tokenizer) -> None:
     assert ids[0] == qwen.token_to_id("<|im_start|>")
     assert qwen.decode(ids, skip_special=False) == text
     assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_qwen_is_ready_in_half_a_second(qwen_files: ModelFiles) -> None:
-    """151,936 tokens and 151,387 merges; CPU time, the best of three, since machines are busy."""
-    assert min(_seconds(qwen_files.tokenizer) for _ in range(3)) < 0.5
-
-
-def test_gemma_is_ready_in_half_a_second(gemma_metadata: dict[str, Any]) -> None:
-    """262,144 tokens with scores."""
-    assert min(_seconds(gemma_metadata) for _ in range(3)) < 0.5
-
-
-def _seconds(source: Any) -> float:
-    started = time.process_time()
-    load_tokenizer(source)
-    return time.process_time() - started
 
 
 def test_gemma_equals_sentencepiece(gemma_metadata: dict[str, Any], gemma: Tokenizer) -> None:
