@@ -75,7 +75,7 @@ def describe_model(name: str) -> Described:
             return _of_config(path / "config.json")
         raise
     except ModelNotFound as error:
-        more = f". Known without a file: {', '.join(KNOWN)}; or a config.json"
+        more = f"; known without a file: {', '.join(KNOWN)}; or a config.json"
         raise ModelNotFound(error.message + more, param="model") from None
     return Described(files.arch, stored_weights(files), "file", files)
 

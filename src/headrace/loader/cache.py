@@ -130,7 +130,7 @@ def locked(folder: Path, progress: Progress) -> Iterator[None]:
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise DownloadError(
-            f"{folder}: cannot be written: {error.strerror}. Choose another with --cache-dir",
+            f"{folder}: cannot be written: {error.strerror}; choose another with --cache-dir",
             param="cache_dir",
         ) from None
     try:

@@ -169,7 +169,7 @@ def _forbidden(offline: bool) -> bool:
 def _offline(name: str, folder: Path, files: Sequence[CatalogFile]) -> DownloadError:
     missing = ", ".join(file.path for file in files[:3])
     return DownloadError(
-        f"{name} is not in the cache and the network is forbidden (offline). Run once without "
+        f"{name} is not in the cache and the network is forbidden (offline): run once without "
         f"offline, or put {missing} into {folder}",
         param="model",
     )

@@ -107,7 +107,7 @@ def choose(listing: list[HubFile], repo: str, selector: str) -> list[HubFile]:
         if pickles:
             raise ModelFileError(
                 f"{repo}: its weights are pickled ({pickles[0]}), which Headrace never reads: "
-                "loading one runs code that the file brings along. Take a safetensors or GGUF "
+                "loading one runs code that the file brings along; take a safetensors or GGUF "
                 "release of the model"
             )
         raise ModelFileError(f"{repo}: neither a safetensors nor a GGUF file in it")
@@ -133,7 +133,7 @@ def _choose_gguf(ggufs: list[str], repo: str, selector: str) -> str:
     if selector and not fits:
         raise ModelNotFound(f"{repo}: no GGUF file {selector!r:.80}; it has: {some}", param="model")
     raise ModelNotFound(
-        f"{repo} has several GGUF files: name one as {repo}:FILE. It has: {some}", param="model"
+        f"{repo} has several GGUF files: name one as {repo}:FILE; it has: {some}", param="model"
     )
 
 

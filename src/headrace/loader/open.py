@@ -66,7 +66,7 @@ def open_local(path: Path, name: str, licence: str | None = None) -> ModelFiles:
 
 def _unknown(name: str) -> ModelNotFound:
     return ModelNotFound(
-        f"no model {name!r:.200}. A model is a catalog name ({', '.join(CATALOG)}), a folder in "
+        f"no model {name!r:.200}; a model is a catalog name ({', '.join(CATALOG)}), a folder in "
         "Hugging Face layout, a .gguf file, or a hub id such as org/name or org/name:q4_k_m",
         param="model",
     )

@@ -120,7 +120,7 @@ class PartialFile:
 def disk_full(target: Path, needed: int, free: int) -> DownloadError:
     return DownloadError(
         f"not enough disk space for {target.name} in {target.parent}: {needed:,} bytes are "
-        f"needed, {free:,} are free. Free some, or choose another place with --cache-dir",
+        f"needed, {free:,} are free; free some, or choose another place with --cache-dir",
         param="cache_dir",
     )
 

@@ -38,8 +38,8 @@ def find_shards(folder: Path) -> tuple[Path, ...]:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise ModelFileError(
-            f"{folder}: its weights are pickled ({pickles[0]}). Headrace never reads pickle, "
-            "because loading one runs code that the file brings along. Convert them where you "
+            f"{folder}: its weights are pickled ({pickles[0]}); Headrace never reads pickle, "
+            "because loading one runs code that the file brings along: convert them where you "
             "trust the file (safetensors.torch.save_file), or take a safetensors or GGUF release"
         )
     raise ModelFileError(f"{folder}: no safetensors file in it")
