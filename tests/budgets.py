@@ -54,11 +54,12 @@ LINES = {
     "roofline": 4_900,
     "sched": 1_300,
     "server": 14_100,
+    "speculate": 900,
     "text": 5_100,
     "worker": 3_200,
 }
 """Lines of Python in each package."""
-TOTAL = 72_800
+TOTAL = 74_600
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -1,0 +1,23 @@
+"""Owns: drafts: what a sequence may say next, guessed from text alone.
+Takes → gives: tokens that became part of a sequence → proposals, and how likely they are accepted.
+Does not know: the model, arrays, steps; whether a proposal is worth its price.
+Invariant: nobody's proposals depend on the text of another tenant.
+Where does my change go: a new way to guess is a drafter; which of several is asked, `speculation`.
+"""
+
+from __future__ import annotations
+
+from .acceptance import Acceptance
+from .drafter import NOTHING, Drafter, Proposal
+from .ngram import NGramDrafter
+from .speculation import Drafts, Speculation
+
+__all__ = [
+    "NOTHING",
+    "Acceptance",
+    "Drafter",
+    "Drafts",
+    "NGramDrafter",
+    "Proposal",
+    "Speculation",
+]

@@ -1,0 +1,87 @@
+"""How likely proposals are accepted: counted per drafter, matched length and position.
+
+The chance that a token is accepted given that those in front of it were is a Bernoulli trial; its
+mean under a Beta prior is (prior + accepted) / (strength + tried). Three levels share what they
+learn: a cell (drafter, matched length, position) leans on its row (drafter, matched length), and a
+row on what a drafter of text is worth before anything was tried.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from .drafter import Proposal
+
+STRENGTH = 8.0
+"""Trials that a prior is worth."""
+MEMORY = 256.0
+"""Trials after which a counter halves what it remembers: text changes its nature."""
+POSITIONS = 8
+"""Positions that are told apart; those behind count as the last."""
+PRIOR = (0.2, 0.35, 0.5, 0.7, 0.8, 0.85, 0.9)
+"""Chance by class of matched length, before anything was tried: 0, 1, 2 to 3, 4 to 7, … 32 and
+more tokens."""
+SURE = "forced"
+"""The drafter whose tokens cannot be refused."""
+
+
+class _Counter:
+    """Trials and successes of one kind, fading."""
+
+    __slots__ = ("accepted", "tried")
+
+    def __init__(self) -> None:
+        self.accepted = self.tried = 0.0
+
+    def add(self, accepted: bool) -> None:
+        if self.tried >= MEMORY:
+            self.accepted /= 2
+            self.tried /= 2
+        self.accepted += accepted
+        self.tried += 1
+
+    def mean(self, prior: float) -> float:
+        return (STRENGTH * prior + self.accepted) / (STRENGTH + self.tried)
+
+
+class Acceptance:
+    """Estimated chances of the proposals of one tenant's sequences."""
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[tuple[str, int], _Counter] = defaultdict(_Counter)
+        self._cells: defaultdict[tuple[str, int, int], _Counter] = defaultdict(_Counter)
+
+    def record(self, proposal: Proposal, accepted: int) -> None:
+        """The first `accepted` tokens of `proposal`, all of which were verified, were drawn by the
+        target. What stands behind the first refused token was not tried."""
+        drafter, length = proposal.drafter, _length(proposal.matched)
+        for position in range(min(accepted + 1, len(proposal))):
+            right = position < accepted
+            self._rows[drafter, length].add(right)
+            self._cells[drafter, length, min(position, POSITIONS - 1)].add(right)
+
+    def chances(self, proposal: Proposal) -> list[float]:
+        """The chance of each token to be accepted, given that those in front of it were."""
+        if proposal.drafter == SURE:
+            return [1.0] * len(proposal)
+        drafter, length = proposal.drafter, _length(proposal.matched)
+        row = self._rows.get((drafter, length))
+        prior = row.mean(PRIOR[length]) if row else PRIOR[length]
+        chances = []
+        for position in range(min(len(proposal), POSITIONS)):
+            cell = self._cells.get((drafter, length, position))
+            chances.append(cell.mean(prior) if cell else prior)
+        return chances + chances[-1:] * (len(proposal) - len(chances))
+
+    def survival(self, proposal: Proposal) -> list[float]:
+        """The chance of each token to be accepted: it and all in front of it."""
+        survived, alive = [], 1.0
+        for chance in self.chances(proposal):
+            alive *= chance
+            survived.append(alive)
+        return survived
+
+
+def _length(matched: int) -> int:
+    """The class of a matched length: 0, 1, 2 to 3, 4 to 7, …"""
+    return min(matched.bit_length(), len(PRIOR) - 1)
