@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.base.request import Request, SequenceDelta
@@ -87,6 +88,8 @@ class Stay:
     tables: list[list[int]]
     identities: list[int] = field(default_factory=list)
     computed: int | None = None
+    ready: int = 0
+    """Drafts for its next step."""
 
     def learn(self, token: int) -> None:
         before = self.identities[-1] if self.identities else self.root
@@ -101,10 +104,29 @@ class Flying:
     touched: set[tuple[int, int]] = field(default_factory=set)
 
 
+DRAFTERS: dict[str, Callable[[random.Random, int], int]] = {
+    "right": lambda rng, count: count,
+    "wrong": lambda rng, count: 0,
+    "right for one": lambda rng, count: min(count, 1),
+    "random": lambda rng, count: rng.randint(0, count),
+}
+"""How many of so many drafts are right."""
+
+
 class FakeWorker:
-    def __init__(self, pool: PoolShape, rng: random.Random, drafts: int = 0) -> None:
+    def __init__(
+        self,
+        pool: PoolShape,
+        rng: random.Random,
+        drafts: int = 0,
+        *,
+        depth: int = 1,
+        drafter: str = "random",
+    ) -> None:
         self.pool = pool
         self.drafts = drafts
+        self.depth = depth
+        self.right = DRAFTERS[drafter]
         self.rng = rng
         self.rows: dict[int, Stay] = {}
         self.store: dict[tuple[int, int, int], int] = {}
@@ -142,17 +164,22 @@ class FakeWorker:
                 stay.computed = start
             # The plan's start is the truth. Only with drafts it is an upper bound, and what the
             # worker counted itself holds.
-            begin, accepted = start, 0
+            begin, accepted, planned = start, 0, count
             if self.drafts:
                 assert start >= stay.computed, "starts are upper bounds of what is computed"
                 begin = stay.computed
-            if start + count > len(stay.tokens):
+            known = len(stay.tokens)
+            if start + count > known:
                 assert self.drafts, "the step reads a token that nobody has"
-                accepted = self.rng.randrange(count)
+                # As many as were planned, of those that are ready.
+                ready = min(count - 1, stay.ready)
+                assert self.depth > 1 or count == 1 + ready, "drafts that nobody proposed"
+                count = 1 + ready
+                accepted = self.right(self.rng, ready)
                 for _ in range(accepted):
                     stay.learn(next_token(stay.identities[-1], stay.choice))
             assert tainted or begin == stay.computed, "a gap, or work done twice"
-            assert samples == (start + count >= len(stay.tokens) - accepted)
+            assert samples == (start + planned >= known)
             if not stay.work.keeps:
                 atom = stay.work.atom
                 assert begin % atom == 0, "begins inside an atom"
@@ -171,9 +198,9 @@ class FakeWorker:
                     self.store[key] = stay.identities[at] if right else GARBAGE
             # A later plan's start may be an upper bound: so must its end be inside the table.
             for table in stay.tables:
-                assert (start + count - 1) // self.pool.block_size < len(table)
+                assert (start + planned - 1) // self.pool.block_size < len(table)
         result_tokens: list[list[int]] = []
-        logprobs, prompt_logprobs = [], []
+        logprobs, prompt_logprobs, proposed = [], [], []
         outputs: dict[int, Output] = {}
         for stay, begin, count, accepted, samples in work:
             end = begin + (count if begin + count <= len(stay.tokens) else accepted + 1)
@@ -194,10 +221,14 @@ class FakeWorker:
                 new = [*new, VOCAB if tainted else next_token(stay.identities[-1], stay.choice)]
                 stay.learn(new[-1])
             stay.computed = end
+            stay.ready = self.rng.randint(0, self.drafts) if new and self.drafts else 0
+            proposed.append(bytes(sorted(self.rng.choices(range(256), k=stay.ready))[::-1]))
             result_tokens.append(new)
             logprobs.append([TokenLogprobs(-1.0, token, [], []) for token in new])
             prompt_logprobs.append(scores)
         result = StepResult(plan.number, result_tokens, logprobs, prompt_logprobs, outputs)
+        if self.drafts:
+            result.proposed = proposed
         if fails:
             result = StepResult(plan.number, [], error="the step failed")
         return Flying(plan, result, touched)
@@ -228,12 +259,15 @@ class Driver:
         seed: int = 0,
         prefix_cache: bool = True,
         resources: tuple[Resource, ...] = (),
+        drafter: str = "random",
     ) -> None:
         self.now = 0.0
         self.rng = random.Random(seed)
         self.kv = KvManager(pool, prefix_cache=prefix_cache)
         self.scheduler = Scheduler(limits, self.kv, resources, clock=lambda: self.now)
-        self.worker = FakeWorker(pool, random.Random(seed + 1), limits.drafts)
+        self.worker = FakeWorker(
+            pool, random.Random(seed + 1), limits.drafts, depth=limits.depth, drafter=drafter
+        )
         self.flying: deque[Flying] = deque()
         self.requests: dict[str, Request] = {}
         self.out: dict[tuple[str, int], list[int]] = {}
@@ -375,10 +409,12 @@ def driver(
     policy: str = "fcfs",
     depth: int = 1,
     drafts: int = 0,
+    drafter: str = "random",
     resources: tuple[Resource, ...] = (),
 ) -> Driver:
     limits = Limits(rows, step_tokens, max_context, max_waiting, policy, depth, drafts)  # type: ignore[arg-type]
-    return Driver(limits, pool_of(*(groups or ((None, 64),))), resources=resources)
+    pool = pool_of(*(groups or ((None, 64),)))
+    return Driver(limits, pool, resources=resources, drafter=drafter)
 
 
 def request_of(

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from control_plane_harness import EOS, VOCAB, Driver, pool_of, request_of
+from control_plane_harness import DRAFTERS, EOS, VOCAB, Driver, pool_of, request_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,10 +40,10 @@ pools = st.one_of(
 
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
-    drafts = draw(st.sampled_from([0, 0, 0, 2]))
+    drafts = draw(st.sampled_from([0, 0, 1, 2, 7]))
     return Limits(
         rows=draw(st.integers(1, 8)),
-        step_tokens=draw(st.integers(1 + drafts, 40)),
+        step_tokens=draw(st.integers(1, 40)),
         max_context=draw(st.integers(8, 60)),
         max_waiting=draw(st.sampled_from([2, 100])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
@@ -57,7 +57,13 @@ def limits(draw: st.DrawFn) -> Limits:
 def test_every_request_gets_its_answer(
     data: st.DataObject, bounds: Limits, pool: PoolShape, seed: int
 ) -> None:
-    driver = Driver(bounds, pool, seed=seed, prefix_cache=data.draw(st.booleans()))
+    driver = Driver(
+        bounds,
+        pool,
+        seed=seed,
+        prefix_cache=data.draw(st.booleans()),
+        drafter=data.draw(st.sampled_from(sorted(DRAFTERS))),
+    )
     rng = driver.rng
     roots = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(2)]
     failures = data.draw(st.sampled_from([0.0, 0.0, 0.1, 0.3]))

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from control_plane_harness import Driver, driver, expected, pool_of, request_of, shared_blocks
+from control_plane_harness import (
+    DRAFTERS,
+    Driver,
+    driver,
+    expected,
+    pool_of,
+    request_of,
+    shared_blocks,
+)
 
 from headrace.base.errors import ContextOverflow, InvalidRequest, OptionError, Overloaded
 from headrace.base.request import Request
@@ -143,14 +151,27 @@ def test_several_tokens_of_one_step_are_cut_at_the_end() -> None:
     assert scripted([[5], [6, 7, 8]], max_tokens=3) == [([5], None), ([6, 7], "length")]
 
 
-def test_drafts_are_planned_and_corrected() -> None:
-    for depth in (1, 2):
-        d = driver(depth=depth, drafts=3, step_tokens=40)
-        for i in range(4):
-            d.add(request_of(f"r{i}", [i + 1] * 5, max_tokens=30))
-        d.run()
-        assert max(max(plan.counts) for plan in d.plans[2:]) == 4
-        d.check_answers()
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_are_planned_and_corrected(depth: int, drafter: str) -> None:
+    d = driver(depth=depth, drafts=3, drafter=drafter, step_tokens=40)
+    for i in range(4):
+        d.add(request_of(f"r{i}", [i + 1] * 5, max_tokens=30))
+    d.run()
+    assert max(max(plan.counts) for plan in d.plans[2:]) == 4
+    d.check_answers()
+
+
+def test_a_prompt_does_not_wait_for_drafts() -> None:
+    d = driver(drafts=3, drafter="right", step_tokens=10)
+    d.add(request_of("a", [1, 2], max_tokens=60))
+    while not any(work.drafts for work in d.scheduler._roster.decoding.values()):
+        d.step()
+    d.add(request_of("b", [3] * 9))
+    d.submit()
+    assert d.plans[-1].counts == [1, 9]
+    d.run()
+    d.check_answers()
 
 
 # Prefixes

@@ -108,7 +108,8 @@ class StepPlan:
     starts: list[int]
     """Tokens already computed. With two steps in flight: once the earlier one is done."""
     counts: list[int]
-    """Tokens to compute now: a chunk of the prompt, 1 to decode, 1 + drafts to verify."""
+    """Tokens to compute now: a chunk of the prompt, 1 to decode. 1 + drafts to verify, which is the
+    most: with two steps in flight it was planned before it was known how many are ready."""
     samples: list[bool]
     """Does this entry produce a token? True where start + count reaches all known tokens."""
     admitted: list[Admission] = field(default_factory=list)

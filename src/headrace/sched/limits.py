@@ -26,15 +26,14 @@ class Limits:
     depth: int = 1
     """Steps in flight: with 2 the next is planned before the result of the last is there."""
     drafts: int = 0
-    """Tokens that the worker may guess and verify on top of each decoded one."""
+    """Drafts that a decode verifies beside its own token, at most."""
 
     def __post_init__(self) -> None:
         for name, low in (("rows", 1), ("max_context", 2), ("max_waiting", 0), ("drafts", 0)):
             if getattr(self, name) < low:
                 raise OptionError(f"{name} must be at least {low}", param=name)
-        least = 1 + self.drafts
-        if self.step_tokens < least:
-            raise OptionError(f"step_tokens must be at least {least}", param="step_tokens")
+        if self.step_tokens < 1:
+            raise OptionError("step_tokens must be at least 1", param="step_tokens")
         if self.policy not in ("fcfs", "priority"):
             raise OptionError(
                 f"policy must be one of fcfs, priority, not {self.policy!r}", param="policy"
@@ -45,4 +44,4 @@ class Limits:
     @property
     def running(self) -> int:
         """Most sequences that run: so few that each of them can decode in every step."""
-        return min(self.rows, self.step_tokens // (1 + self.drafts))
+        return min(self.rows, self.step_tokens)

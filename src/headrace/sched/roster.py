@@ -104,6 +104,7 @@ class Roster:
         self.prefilling[work.id] = work
         work.row = self.rows.take()
         work.admitted = known
+        work.drafts = b""
         work.chunk_start = work.scheduled = start
         return count
 

@@ -11,7 +11,9 @@ gets what comes next: a token, a vector, an end. What the units are only its kin
    preempts from the end of that order, so that nobody who has room by now loses it again;
 3. *place*: decodes first, one unit each; then chunks of what was known, by rank, as the budget
    lasts;
-4. *admit*: waiting work by rank, while rows, budget and blocks last.
+4. *admit*: waiting work by rank, while rows, budget and blocks last;
+5. *draft*: decodes verify drafts in what is left of the budget, where that pays and where there are
+   blocks without taking anyone's.
 
 **Nobody starves.** At most `Limits.running` run, so few that each can decode in every step and a
 prompt always gets a part of the budget. Who finds no blocks waits in place while those before it
@@ -42,7 +44,7 @@ from headrace.kv import KvManager
 from .admission import RetryEstimate, verify_request, work_of
 from .limits import Limits
 from .resource import Resource
-from .roster import Roster
+from .roster import RESERVE, Roster
 from .work import NO_ROW, State, Work
 
 LOOK_AHEAD = 32
@@ -203,6 +205,8 @@ class Scheduler:
             self._place(plan, entries, work, count)
         if len(self._roster.waiting):
             self._admit(plan, entries)
+        if self.limits.drafts:
+            self._draft(plan, entries[:decodes])
         if not entries:
             # Blocks behind a window may have been given back all the same.
             self._roster.carried = plan.blocks
@@ -289,11 +293,10 @@ class Scheduler:
 
     def _find_room(self, writes: list[BlockWrite]) -> list[tuple[Work, int]]:
         """Blocks for those who run and need some; the chunks of prompts that then have room."""
-        most = 1 + self.limits.drafts
         decoding, prefilling = self._roster.decoding, self._roster.prefilling
-        needy = [s for s in decoding.values() if s.scheduled + most > s.capacity < s.limit]
+        needy = [s for s in decoding.values() if s.scheduled >= s.capacity < s.limit]
         needy.extend(prefilling.values())
-        budget = self.limits.step_tokens - len(decoding) * most
+        budget = self.limits.step_tokens - len(decoding)
         self._held = None
         latest = self._step - 1 if self._flights else None
         needy.sort(key=lambda s: s.rank)
@@ -303,7 +306,7 @@ class Scheduler:
                 continue  # preempted by one before it
             start = work.scheduled
             if work.id in decoding:
-                if self._make_room(work, start + most, writes):
+                if self._make_room(work, start + 1, writes):
                     assert work.table is not None
                     self.kv.enter(work.table, min(start, work.known), latest)
             elif budget > 0:
@@ -337,17 +340,10 @@ class Scheduler:
         ready = [s for s in self._roster.decoding.values() if s.scheduled < s.capacity]
         plan.rows.extend([s.row for s in ready])
         plan.starts.extend([s.scheduled for s in ready])
-        most = 1 + self.limits.drafts
-        if most == 1:
-            plan.counts.extend([1] * len(ready))
-            for s in ready:
-                s.scheduled += 1
-                s.in_flight += 1
-        else:
-            plan.counts.extend([min(most, s.capacity - s.scheduled) for s in ready])
-            for s, count in zip(ready, plan.counts, strict=True):
-                s.scheduled += count
-                s.in_flight += 1
+        plan.counts.extend([1] * len(ready))
+        for s in ready:
+            s.scheduled += 1
+            s.in_flight += 1
         plan.samples.extend([True] * len(ready))
         return ready
 
@@ -397,6 +393,24 @@ class Scheduler:
             budget -= count
         for work in unprepared:
             roster.waiting.push(work)
+
+    def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
+        """Let decodes verify drafts beside their own token. What a draft takes it takes last: no
+        prompt waits for it, and nobody gives up a block."""
+        most, room = self.limits.drafts, self.limits.step_tokens - plan.tokens
+        for entry, work in enumerate(decodes):
+            if not work.drafts or room <= 0:
+                continue
+            count = min(len(work.drafts), most, room, work.limit - work.scheduled)
+            end, table = work.scheduled + count, work.table
+            assert table is not None
+            if end > work.capacity and self.kv.has_room(end, count, work.capacity, RESERVE):
+                held = self.kv.grow(table, work.row, work.oldest_query(), end, plan.blocks)
+                work.capacity = min(held, work.limit)
+            count = min(count, work.capacity - work.scheduled)
+            plan.counts[entry] += count
+            work.scheduled += count
+            room -= count
 
     # Books
 

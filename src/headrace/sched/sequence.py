@@ -58,6 +58,8 @@ class Sequence(Work):
     ) -> SequenceDelta | None:
         """Append new tokens up to the first that ends it; what follows that one is dropped."""
         new, delta = result.tokens[entry], None
+        if result.proposed is not None:
+            self.drafts = result.proposed[entry]
         if grows:
             # Drafts that were not accepted are not computed after all.
             self.scheduled -= plan.counts[entry] - len(new)

@@ -61,6 +61,7 @@ class Work:
         "chain",
         "choice",
         "chunk_start",
+        "drafts",
         "id",
         "in_flight",
         "keeps",
@@ -123,6 +124,8 @@ class Work:
         """Start of the latest chunk of these."""
         self.scheduled = 0
         self.capacity = 0
+        self.drafts = b""
+        """Drafts that are ready for its next step, as `StepResult.proposed` has them."""
         self.in_flight = 0
         """Steps in flight that contain it."""
         self.void_until = -1
