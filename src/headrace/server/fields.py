@@ -13,17 +13,36 @@ import difflib
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from ..base.errors import InvalidRequest
 from ..base.ignored import ignored
 from ..base.sampling import SamplingParams
 from ..text.grammar import from_guided
+from ..text.tools import NAME
 from .errors import coded
 
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**64)]
-"""Bounded where it is parsed, so that no message has to print a number of a million digits."""
+
+def _whole(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_whole)]
+"""An integer as JSON has it, so 40.0 is one. Bounded where it is parsed, so that no message has to
+print a number of a million digits."""
+TokenId = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+"""An integer of a list that may be long: nothing is called for each of them."""
+ToolName = Annotated[str, Field(pattern=NAME)]
+
+LEAST_TOP_P = 1e-6
 
 
 def inert(why: str) -> Any:
@@ -169,7 +188,7 @@ class SamplingFields(Body):
     logit_bias: dict[str, float] | None = Field(None, description="Token id → bias.")
     seed: Integer | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[Integer] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Integer | None = None
     thinking_token_budget: Integer | None = Field(
@@ -215,7 +234,7 @@ class SamplingFields(Body):
     top_n_sigma: float | None = Field(None, description="0 or -1: off.")
     repeat_penalty: float | None = Field(None, description="llama.cpp's repetition_penalty.")
     bad_words: list[str] | None = Field(None, description="Words that are not written.")
-    allowed_token_ids: list[Integer] | None = Field(
+    allowed_token_ids: list[TokenId] | None = Field(
         None, description="The answer is of these ids alone."
     )
     tfs: Any = unsupported(1.0, 1)
@@ -305,12 +324,14 @@ class SamplingFields(Body):
                     param="repeat_penalty",
                 )
             given["repetition_penalty"] = self.repeat_penalty
-        stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if self.top_p == 0:  # OpenAI's least: the likeliest token alone, as of any small share.
+            given["top_p"] = LEAST_TOP_P
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         params = replace(
             defaults,
             **given,
             logit_bias=_logit_bias(self.logit_bias),
-            stop=stop,
+            stop=[text for text in stops if text],  # "" is how forms say "none".
             max_tokens=max_tokens,
             logprobs=logprobs,
         )

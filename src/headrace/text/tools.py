@@ -11,7 +11,9 @@ from headrace.base.errors import InvalidRequest
 
 MAX_TOOLS = 1024
 """Tools in one request: agents with many servers of tools offer hundreds."""
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
+NAME = r"^[A-Za-z0-9_./:@-]{1,128}$"
+"""Names of tools: longer than OpenAI's 64 characters, and with the marks by which agents join the
+name of a server to those of its tools. None of them means anything in a dialect or in JSON."""
 
 ChoiceKind = Literal["auto", "none", "required", "named"]
 
@@ -55,9 +57,10 @@ def _tool(entry: Any, where: str) -> Tool:
     if not isinstance(function, Mapping):
         raise InvalidRequest(f"{where}.function must be an object", param=where)
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise InvalidRequest(
-            f"{where}.function.name must be 1 to 64 letters, digits, '_', '-' or '.', not {name!r}",
+            f"{where}.function.name must be 1 to 128 letters, digits, '_', '-', '.', '/', ':' or "
+            f"'@', not {name!r:.200}",
             param=f"{where}.function.name",
         )
     parameters = function.get("parameters") or {}

@@ -17,6 +17,7 @@ from ...generation import Usage
 from .demand import grammar_of, tools_of
 from .legacy import is_legacy, modern, tool_calls
 from .parts import Parts
+from .reasoning import is_thought, thoughts, with_wishes
 from .schema import ChatBody, Message
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Chat:
 
     def __init__(self, service: Service, body: ChatBody, request_id: str) -> None:
         self.service = service
-        self.body = modern(body)
+        self.body = with_wishes(modern(body), counts_reasoning=service.speech.counts_reasoning)
         self.id = f"chatcmpl-{body.request_id or request_id}"
         self.created = int(time.time())
         self.adapter = service.adapter(body.model)
@@ -220,7 +221,9 @@ def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
 def _plain(index: int, message: Message) -> dict[str, Any]:
     """The message as templates read it; parts that are no text are refused by name."""
     for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        if part.type not in ("text", "refusal"):
+        if part.type not in ("text", "refusal") and not (
+            is_thought(part) and message.role == "assistant"
+        ):
             raise coded(
                 InvalidRequest(
                     f"this model takes no {part.type} parts; allowed: text",
@@ -241,8 +244,12 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
         plain["role"] = "tool"
     if isinstance(message.content, list):
         plain["content"] = [
-            {"type": "text", "text": part.text or part.refusal or ""} for part in message.content
+            {"type": "text", "text": part.text or part.refusal or ""}
+            for part in message.content
+            if not is_thought(part)
         ]
+        if thought := thoughts(message.content):
+            plain.setdefault("reasoning_content", thought)
     if "reasoning" in plain:
         plain.setdefault("reasoning_content", plain.pop("reasoning"))
     if message.role == "assistant":

@@ -8,19 +8,48 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ....text.tools import MAX_TOOLS
-from ...fields import Integer, Loose, inert, unsupported
+from ...fields import Integer, Loose, ToolName, inert, unsupported
 from ...form import FormFields
 from ..completions.schema import UsageReply
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 
 class ContentPart(Loose):
-    type: Literal["text", "image_url", "input_audio", "video_url", "file", "refusal"]
+    type: Literal[
+        "text",
+        "image_url",
+        "input_audio",
+        "video_url",
+        "file",
+        "refusal",
+        "thinking",
+        "redacted_thinking",
+        "reasoning",
+    ]
     text: str | None = None
+    thinking: str | None = None
     refusal: str | None = None
     image_url: Any = None
     input_audio: Any = None
     video_url: Any = None
     file: Any = None
+
+
+class Thinking(Loose):
+    """Reasoning as DeepSeek and GLM ask for it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Integer | None = Field(None, ge=1, lt=2**31)
+
+
+class Reasoning(Loose):
+    """Reasoning as OpenRouter asks for it."""
+
+    enabled: bool | None = None
+    effort: Effort | None = None
+    max_tokens: Integer | None = Field(None, ge=1, lt=2**31)
+    exclude: bool | None = Field(None, description="true: drop the reasoning.")
 
 
 class FunctionCall(Loose):
@@ -50,7 +79,7 @@ class Message(Loose):
 
 
 class FunctionSpec(Loose):
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -95,8 +124,12 @@ class ChatBody(FormFields):
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        Field(None, description="Given to the chat template.")
+    reasoning_effort: Effort | None = Field(None, description="Given to the chat template.")
+    thinking: Thinking | None = Field(
+        None, description="DeepSeek's enable_thinking and thinking_token_budget."
+    )
+    reasoning: Reasoning | None = Field(
+        None, description="OpenRouter's reasoning_effort, thinking_token_budget, include_reasoning."
     )
     include_reasoning: bool | None = Field(None, description="false: drop the reasoning.")
     add_generation_prompt: bool | None = None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Integer
+from ...fields import Integer, TokenId
 from .frontend import FrontendFields
 
 DEFAULT_MAX_TOKENS = 16
@@ -15,7 +15,7 @@ DEFAULT_MAX_TOKENS = 16
 
 class CompletionBody(FrontendFields):
     IDS: ClassVar = "prompt"
-    prompt: str | list[str] | list[Integer] | list[list[Integer]] = Field(
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
         description="Text, token ids, or a list of either."
     )
     max_tokens: Integer | None = Field(

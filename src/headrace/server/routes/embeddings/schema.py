@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert
+from ...fields import Body, Integer, TokenId, inert
 
 
 class VectorFields(Body):
@@ -39,7 +39,7 @@ class VectorFields(Body):
 
 class EmbeddingBody(VectorFields):
     IDS: ClassVar = "input"
-    input: str | list[str] | list[Integer] | list[list[Integer]] = Field(
+    input: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
         description="Text, token ids, or a list of either. Ids are taken as they are."
     )
     encoding_format: Literal["float", "base64"] | None = Field(

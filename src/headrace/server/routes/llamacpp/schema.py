@@ -7,7 +7,7 @@ from typing import Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert, unsupported
+from ...fields import Body, Integer, TokenId, inert, unsupported
 
 
 class NativeFields(Body):
@@ -86,7 +86,7 @@ class InfillBody(NativeFields):
 
 
 class NativeBody(NativeFields):
-    prompt: str | list[Integer]
+    prompt: str | list[TokenId]
 
 
 class Timings(TypedDict):

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from ....base.errors import InvalidRequest
 from ...errors import coded
-from ...fields import Body, Integer, Loose, inert, unsupported
+from ...fields import Body, Integer, Loose, ToolName, inert, unsupported
 
 
 class Block(Loose):
@@ -48,7 +48,7 @@ class Turn(Loose):
 
 
 class MessageTool(Loose):
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] | None = Field(None, description="Needed.")
     type: str | None = Field(None, description="custom: tools of the service are not there.")

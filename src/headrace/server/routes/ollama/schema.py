@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer, inert, unsupported
+from ...fields import Body, Integer, TokenId, inert, unsupported
 
 Think = bool | Literal["low", "medium", "high"]
 
@@ -104,7 +104,7 @@ class GenerateBody(Spoken):
     suffix: str | None = Field(None, description="Text after the gap; the answer fills it.")
     system: str | None = None
     raw: bool | None = Field(None, description="true: the prompt goes in as it is.")
-    context: list[Integer] | None = Field(None, description="The `context` of an earlier answer.")
+    context: list[TokenId] | None = Field(None, description="The `context` of an earlier answer.")
     images: list[Any] | None = Field(None, description="Refused by name where not empty.")
     template: Any = unsupported("")
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from ....base.sampling import MAX_LOGPROBS
-from ...fields import Body, Integer, Loose, StructuredOutputs, inert, unsupported
+from ...fields import Body, Integer, Loose, StructuredOutputs, ToolName, inert, unsupported
 
 
 class InputPart(Loose):
@@ -52,7 +52,7 @@ class InputItem(Loose):
 
 class FunctionTool(Loose):
     type: Literal["function"] = Field(description="Tools of the service are not there.")
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

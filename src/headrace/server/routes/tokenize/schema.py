@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from ...fields import Body, Integer
+from ...fields import Body, TokenId
 from ..chat.schema import Message, Tool
 
 
@@ -28,7 +28,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     model: str | None = None
     IDS: ClassVar = "tokens"
-    tokens: list[Integer]
+    tokens: list[TokenId]
 
 
 class TokenizeReply(TypedDict):
