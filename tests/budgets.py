@@ -74,6 +74,15 @@ RETIRED = {
     "pages of KV": "blocks",
 }
 """Home-made or foreign terms that are gone, and the glossary's word for them."""
+EVERYWHERE = {*LINES, "__init__", "__main__"}
+KEPT = {
+    "slot": {"base", "engine", "kernels", "loader", "roofline", "server", "worker"},
+    "whole": {"bench", "engine", "server"},
+    "gate": {"base", "bench", "cli", "kernels", "layers", "loader", "models", "quant", "roofline"},
+    "recorder": {"engine", "obs"},
+}
+"""Words of the glossary that names may only have in these packages, where they mean what it says:
+elsewhere each had a second meaning once."""
 
 Size = tuple[int, str]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -288,6 +297,28 @@ def test_a_word_has_one_row_in_the_glossary() -> None:
     twice = [word for word, count in Counter(glossary()).items() if count > 1]
     assert len(glossary()) > 40
     assert not twice
+
+
+def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Every name that reaches beyond its function: attributes, arguments, functions, classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+
+
+def test_words_stay_in_their_packages() -> None:
+    wrong = [
+        f"{module}:{line}: {name}"
+        for module, tree in trees().items()
+        for name, line in named(tree)
+        for part in re.findall(r"[A-Z]?[a-z]+", name)
+        if module.split(".")[0] not in KEPT.get(part.lower().removesuffix("s"), EVERYWHERE)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_retired_words_do_not_come_back() -> None:

@@ -22,6 +22,7 @@ from budgets import test_no_package_grows_beyond_its_lines as test_no_package_gr
 from budgets import test_nothing_grows_beyond_its_ceiling as test_nothing_grows_beyond_its_ceiling
 from budgets import test_retired_words_do_not_come_back as test_retired_words_do_not_come_back
 from budgets import test_wide_records_do_not_grow as test_wide_records_do_not_grow
+from budgets import test_words_stay_in_their_packages as test_words_stay_in_their_packages
 from messages import test_messages_to_users_are_clauses as test_messages_to_users_are_clauses
 from messages import (
     test_the_rule_refuses_what_it_should as test_the_rule_refuses_what_it_should,

@@ -163,7 +163,7 @@ def test_a_slow_client_makes_the_run_invalid(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_queue_before_the_server_counts() -> None:
     # Two at a time, each 0.2 s, but one arrives every 0.05 s: waiting time belongs to TTFT.
     outcome = quiet_bench(
-        Behaviour(ttft=0.1, itl=0.006, slots=2), arrivals="constant:20", requests=40, warmup=0
+        Behaviour(ttft=0.1, itl=0.006, at_once=2), arrivals="constant:20", requests=40, warmup=0
     )
     ttft = outcome.result["samples"]["ttft"]
     assert ttft["percentiles"]["p50"] > 0.5

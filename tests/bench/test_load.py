@@ -98,7 +98,7 @@ def test_too_many_errors_end_a_run() -> None:
 def test_a_saturated_run_ends_early() -> None:
     """One slot of 50 ms, 200 a second offered for 20 s: it is clear after the first forty."""
     outcome, server = run(
-        Behaviour(ttft=0.05, itl=0.0, slots=1),
+        Behaviour(ttft=0.05, itl=0.0, at_once=1),
         arrivals="constant:200",
         requests=4000,
         stop_saturated=True,

@@ -100,7 +100,7 @@ def test_a_client_that_is_late_is_told_beside_loadgens_verdict(
 
 @pytest.mark.slow
 def test_offline_lasts_without_being_told_a_rate(tmp_path: Path) -> None:
-    with MockServer(Behaviour(ttft=0.01, itl=0.001, slots=4)) as server:
+    with MockServer(Behaviour(ttft=0.01, itl=0.001, at_once=4)) as server:
         options = MlperfOptions(
             Target(server.url, "mock"),
             "Offline",

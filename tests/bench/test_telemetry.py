@@ -20,7 +20,7 @@ from headrace.bench.telemetry import (
     MOST_POINTS,
     MOST_SERIES,
     MetricValue,
-    SeriesRecorder,
+    SeriesWriter,
     probes_of,
     rates,
     read_text,
@@ -60,14 +60,14 @@ def test_a_counter_is_a_rate_and_a_restart_is_none() -> None:
 
 
 def test_series_are_bounded_and_reach_over_the_whole_run() -> None:
-    recorder = SeriesRecorder()
+    recorder = SeriesWriter()
     for at in range(3000):
         recorder.add([(at * 10**9, {"GPU 0 power": MetricValue(float(at), "W")})])
     recorder.add([(3000 * 10**9, {"GPU 0 power": MetricValue(3000.0, "W")})], last=True)
     found = recorder.document(0, 1.0)["series"]["GPU 0 power"]
     assert MOST_POINTS / 2 <= len(found["seconds"]) <= MOST_POINTS
     assert (found["seconds"][0], found["seconds"][-1]) == (0.0, 3000.0)
-    many = SeriesRecorder()
+    many = SeriesWriter()
     many.add([(0, {f"GPU {n} power": MetricValue(1.0, "W") for n in range(MOST_SERIES + 5)})])
     document = many.document(0, 1.0)
     assert len(document["series"]) == MOST_SERIES
@@ -75,7 +75,7 @@ def test_series_are_bounded_and_reach_over_the_whole_run() -> None:
 
 
 def test_what_never_changes_says_nothing_unless_it_is_known() -> None:
-    recorder = SeriesRecorder()
+    recorder = SeriesWriter()
     for at in (1, 2):
         told = {
             "server x": MetricValue(7.0, ""),

@@ -20,7 +20,7 @@ def plan(number: int, entries: int = 2) -> StepPlan:
 
 
 def test_the_ring_keeps_the_last_steps_in_order(tmp_path: Path) -> None:
-    recorder = FlightRecorder(tmp_path / "f", slots=8)
+    recorder = FlightRecorder(tmp_path / "f", records=8)
     for number in range(20):
         recorder.submitted(plan(number), 2, 0)
         if number < 19:
@@ -35,7 +35,7 @@ def test_the_ring_keeps_the_last_steps_in_order(tmp_path: Path) -> None:
 
 
 def test_a_large_plan_fits_and_a_failure_is_told(tmp_path: Path) -> None:
-    recorder = FlightRecorder(tmp_path / "f", slots=8)
+    recorder = FlightRecorder(tmp_path / "f", records=8)
     recorder.submitted(plan(3, entries=1024), 1024, 5)
     (step,) = recorder.read()
     assert step["entries"] == 1024
@@ -68,7 +68,7 @@ def test_the_ring_survives_kill_9(tmp_path: Path) -> None:
 def test_damaged_and_missing_files_give_what_they_have(tmp_path: Path) -> None:
     assert read_flight(tmp_path / "none") == []
     path = tmp_path / "f"
-    recorder = FlightRecorder(path, slots=4)
+    recorder = FlightRecorder(path, records=4)
     recorder.submitted(plan(1), 1, 0)
     data = bytearray(path.read_bytes())
     data[2 * 2048 : 2 * 2048 + 8] = b"\xff" * 8  # A length that lies.

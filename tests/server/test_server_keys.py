@@ -20,7 +20,7 @@ from headrace.base.config import ServerOptions
 from headrace.base.errors import OptionError, RateLimited
 from headrace.server.accounts import Account, Accounts, Bucket
 from headrace.server.app import OPERATOR_ROUTERS, ROUTERS, create_app, create_operator_app
-from headrace.server.gate import OPEN, PAGE
+from headrace.server.authentication import OPEN, PAGE
 from headrace.server.keys import Key, hash_of, new_key, read_keys, write_keys
 from headrace.server.store import ResponseStore
 from headrace.server.tls import Tls

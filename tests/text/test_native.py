@@ -71,7 +71,9 @@ def both(pre: str, seed: int = 1) -> tuple[NativeBpe, tokenizers.Tokenizer]:
     known = PRE_TOKENIZERS[pre]
     tokens, merges = vocabulary(seed)
     assert known.native is not None
-    own = native_bpe(tokens, merges, known.native, whole=known.ignore_merges, composed=known.nfc)
+    own = native_bpe(
+        tokens, merges, known.native, ignore_merges=known.ignore_merges, composed=known.nfc
+    )
     assert own is not None
     return own, by_library(tokens, merges, known)
 
@@ -129,7 +131,7 @@ def test_tokens_are_found_as_the_file_writes_them() -> None:
     twice = [*tokens, "ab", "ab", "<|end|>"]
     known = PRE_TOKENIZERS["gpt-2"].native
     assert known is not None
-    own = native_bpe(twice, merges, known, whole=False, composed=False)
+    own = native_bpe(twice, merges, known, ignore_merges=False, composed=False)
     assert own is not None
     assert own.find("<|end|>") == len(twice) - 1
     assert own.find("ab") == len(twice) - 2, "the last of equals, as in a dictionary"
@@ -152,7 +154,7 @@ def test_tokens_are_found_as_the_file_writes_them() -> None:
 def test_what_does_not_fit_is_left_to_the_library(tokens: list[str], merges: list[str]) -> None:
     known = PRE_TOKENIZERS["gpt-2"].native
     assert known is not None
-    assert native_bpe(tokens, merges, known, whole=False, composed=False) is None
+    assert native_bpe(tokens, merges, known, ignore_merges=False, composed=False) is None
 
 
 @pytest.mark.parametrize("merge", ["h zzz", "h q", "h", "h e l", "qqqqqqqqqqqqqqqq z", " "])
@@ -189,7 +191,7 @@ def test_tokens_that_are_no_text_are_not_taken(wrong: bytes) -> None:
     known = PRE_TOKENIZERS["gpt-2"].native
     assert known is not None
     values: Any = Raw()
-    assert native_bpe(values, [], known, whole=False, composed=False) is None
+    assert native_bpe(values, [], known, ignore_merges=False, composed=False) is None
 
 
 def test_a_library_that_cannot_be_used_says_why(

@@ -81,7 +81,7 @@ class _Rewriting:
     def run(self) -> Graph:
         for index, node in enumerate(self._graph.nodes):
             kept = [value for value in node.out if value in self._needs]
-            if kept and self._whole(node):
+            if kept and self._of_all_tokens(node):
                 self._nodes.append(node)
                 for value in kept:
                     self._plan_select(index, node, value)
@@ -96,7 +96,7 @@ class _Rewriting:
         }
         return Graph(tuple(self._nodes), outputs, self._graph.inputs)
 
-    def _whole(self, node: Node) -> bool:
+    def _of_all_tokens(self, node: Node) -> bool:
         """Is a node that is needed computed for all tokens?"""
         return node.kind not in ROW_WISE or self._needs[node.out[0]]
 
@@ -116,7 +116,7 @@ class _Rewriting:
             for reader in self._graph.readers(value)
             if any(made in needs for made in nodes[reader].out)
         ]
-        whole = [reader for reader in readers if self._whole(nodes[reader])]
+        whole = [reader for reader in readers if self._of_all_tokens(nodes[reader])]
         if len(whole) < len(readers) or (
             node.kind not in ROW_WISE and self._wanted.get(value) is False
         ):

@@ -147,10 +147,10 @@ async def ask_all(
 ) -> list[dict[str, Any]]:
     """All answers in the order of the bodies; the first failure raises `HeadraceError`."""
     pool = Pool(parse_url(target.url))
-    gate = asyncio.Semaphore(concurrency)
+    turns = asyncio.Semaphore(concurrency)
 
     async def one(body: dict[str, Any]) -> dict[str, Any]:
-        async with gate:
+        async with turns:
             return await _ask(pool, target, path, body)
 
     try:

@@ -37,7 +37,7 @@ class Behaviour:
     error_status: int = 500
     drop_rate: float = 0.0
     """Share of answers cut off in the middle."""
-    slots: int = 0
+    at_once: int = 0
     """Requests served at the same time, the others queue; 0: no limit."""
     stall_after: int = 0
     """Tokens after which a stream stands still for `stall_seconds`; 0: never."""
@@ -91,7 +91,7 @@ class MockServer:
         self.seen = Seen()
         self.port = port
         self._rng = random.Random(self.behaviour.seed)
-        self._slots: asyncio.Semaphore | None = None
+        self._at_once: asyncio.Semaphore | None = None
         self._cached: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = time.monotonic()
@@ -120,8 +120,8 @@ class MockServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        if self.behaviour.slots:
-            self._slots = asyncio.Semaphore(self.behaviour.slots)
+        if self.behaviour.at_once:
+            self._at_once = asyncio.Semaphore(self.behaviour.at_once)
         server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, backlog=1024)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
@@ -164,8 +164,8 @@ class MockServer:
             await writer.drain()
             return True
         begin = time.monotonic()
-        if self._slots is not None:
-            await self._slots.acquire()
+        if self._at_once is not None:
+            await self._at_once.acquire()
             begin = time.monotonic()
         seen.running += 1
         seen.most_running = max(seen.most_running, seen.running)
@@ -176,8 +176,8 @@ class MockServer:
             return False
         finally:
             seen.running -= 1
-            if self._slots is not None:
-                self._slots.release()
+            if self._at_once is not None:
+                self._at_once.release()
 
     def _get(self, path: str, writer: asyncio.StreamWriter) -> None:
         if time.monotonic() - self._started < self.behaviour.not_ready:

@@ -50,7 +50,7 @@ Readings = dict[str, MetricValue]
 Probe = Callable[[], Readings]
 
 
-class SeriesRecorder:
+class SeriesWriter:
     """Series from readings, bounded in number and length."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Telemetry:
     def __init__(self, probes: Sequence[Probe], interval: float) -> None:
         self.interval = interval
         self._probes = probes
-        self._recorder = SeriesRecorder()
+        self._writer = SeriesWriter()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
@@ -135,7 +135,7 @@ class Telemetry:
 
     def document(self, start_ns: int) -> dict[str, Any] | None:
         """The series; None where nothing was to be read."""
-        return self._recorder.document(start_ns, self.interval) if self._probes else None
+        return self._writer.document(start_ns, self.interval) if self._probes else None
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -151,7 +151,7 @@ class Telemetry:
             begin = time.monotonic_ns()
             readings = probe()
             rounds.append(((begin + time.monotonic_ns()) // 2, readings))
-        self._recorder.add(rounds, last=last)
+        self._writer.add(rounds, last=last)
 
 
 def probes_of(url: str, more: Iterable[str] = (), api_key: str | None = None) -> list[Probe]:

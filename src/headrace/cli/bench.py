@@ -338,10 +338,10 @@ def mock_command(
     ttft: Annotated[float, typer.Option(help="Seconds to the first token.")] = 0.05,
     itl: Annotated[float, typer.Option(help="Seconds between tokens.")] = 0.01,
     error_rate: Annotated[float, typer.Option(help="Share of requests that fail.")] = 0.0,
-    slots: Annotated[int, typer.Option(help="Requests at a time; 0: no limit.")] = 0,
+    at_once: Annotated[int, typer.Option(help="Requests at a time; 0: no limit.")] = 0,
 ) -> None:
     """A server with set latencies, to try the bench (or a router) on."""
-    behaviour = Behaviour(ttft=ttft, itl=itl, error_rate=error_rate, slots=slots)
+    behaviour = Behaviour(ttft=ttft, itl=itl, error_rate=error_rate, at_once=at_once)
     with MockServer(behaviour, port) as server:
         print(server.url, flush=True)
         server.wait()

@@ -86,8 +86,8 @@ def profile(
         wide = "float32" if device == "cpu" else "bfloat16"
         dtype = decided.get("dtype", wide)
         case = case_of(files, dtype=dtype, kv_dtype=decided.get("kv_dtype", dtype))
-        recorder = RecordingExecutor(built.core.executor)
-        built.core.executor = recorder
+        recording = RecordingExecutor(built.core.executor)
+        built.core.executor = recording
         rng = random.Random(0)
         for number in range(requests):
             prompt = [rng.randrange(100, files.arch.vocab_size // 2) for _ in range(input)]
@@ -100,7 +100,7 @@ def profile(
             wall = time.perf_counter() - begin
     finally:
         built.close()
-    found = recorder.steps
+    found = recording.steps
     step_model = StepModel(case, hardware)
     try:
         out.write_text(json.dumps(timeline(found, step_model)))

@@ -212,7 +212,7 @@ class _End:
             return False
         if self._part:
             self._part += data
-            data = bytes(self._part) if self._whole(self._part) else b""
+            data = bytes(self._part) if self._complete(self._part) else b""
             if not data:
                 return True
             self._part.clear()
@@ -228,7 +228,7 @@ class _End:
         return True
 
     @staticmethod
-    def _whole(part: bytearray) -> bool:
+    def _complete(part: bytearray) -> bool:
         """Does this begin with a whole frame? A long one is not copied before its end is there."""
         return len(part) >= _LENGTH.size and (
             len(part) >= _LENGTH.size + _LENGTH.unpack_from(part)[0]

@@ -32,7 +32,7 @@ from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
-from .grammar import GrammarGate
+from .grammar import GrammarResource
 from .prediction import step_predictor
 from .real import REAL_WORKER, worker_loader
 from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_settings
@@ -177,7 +177,7 @@ def _core(
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0
     resources: list[Resource] = []
     if "grammar" in facts.features:
-        resources.append(GrammarGate(executor.prepare_grammar))
+        resources.append(GrammarResource(executor.prepare_grammar))
     adapters = AdapterSlots(options.max_adapters) if "adapter" in facts.features else None
     if adapters is not None:
         resources.append(adapters)

@@ -40,7 +40,7 @@ class Controls:
         self.asleep = False
         self._built = built
         self._files = files
-        self._recorder: RecordingExecutor | None = None
+        self._recording: RecordingExecutor | None = None
         self._before: Executor | None = None
 
     def perform(self, asked: messages.Operate) -> messages.Operated:
@@ -97,7 +97,7 @@ class Controls:
         return {"kv_bytes": float(self._built.memory.kv_bytes)}
 
     def _start_profile(self) -> dict[str, float]:
-        if self._recorder is not None:
+        if self._recording is not None:
             raise InvalidRequest("a profile is being recorded; stop it first")
         if this_hardware(self._decided("device", "cpu")) is None:
             raise InvalidRequest(
@@ -105,16 +105,16 @@ class Controls:
             )
         core = self._built.core
         self._before = core.executor
-        recorder = RecordingExecutor(core.executor, most_entries=MOST_ENTRIES)
-        self._recorder = core.executor = recorder
+        recording = RecordingExecutor(core.executor, most_entries=MOST_ENTRIES)
+        self._recording = core.executor = recording
         return {}
 
     def _stop_profile(self, path: Path) -> dict[str, float]:
-        if self._recorder is None or self._before is None:
+        if self._recording is None or self._before is None:
             raise InvalidRequest("no profile is being recorded")
-        steps = [step for step in self._recorder.steps if step.ended]
-        left_out = self._recorder.left_out
-        self._built.core.executor, self._recorder, self._before = self._before, None, None
+        steps = [step for step in self._recording.steps if step.ended]
+        left_out = self._recording.left_out
+        self._built.core.executor, self._recording, self._before = self._before, None, None
         device = self._decided("device", "cpu")
         hardware = this_hardware(device)
         assert hardware is not None, "start_profile asked"

@@ -74,7 +74,7 @@ class EngineCore:
         self.executor = executor
         self.stats = StepStats()
         self._depth = depth
-        self._flight = flight or FlightRecorder(slots=32)
+        self._flight = flight or FlightRecorder(records=32)
         self._check = check
         self._clock = clock
         self._predict = predict

@@ -114,13 +114,13 @@ def _of_config(path: Path) -> Described:
 
 def _of_gguf(path: Path, name: str) -> Described:
     """A file that can be served, or the header of any other one: cut off, in parts, unserved."""
-    first = GgufFile(path, whole=False)
+    first = GgufFile(path, complete=False)
     files = _parts(path, first.metadata.get("split.count"))
-    if len(files) == 1 and first.whole:
+    if len(files) == 1 and first.complete:
         with suppress(UnsupportedModel):
             served = open_model(name)
             return Described(served.arch, stored_weights(served), "file", served)
-    headers = [first, *(GgufFile(file, whole=False) for file in files[1:])]
+    headers = [first, *(GgufFile(file, complete=False) for file in files[1:])]
     tensors = {
         tensor.name: Stored(tensor.type.name, math.prod(tensor.shape[:-1]), tensor.nbytes)
         for header in headers

@@ -37,7 +37,7 @@ def tokenizer_for_grammars(files: ModelFiles) -> Callable[[], Any] | None:
     return make
 
 
-class GrammarGate:
+class GrammarResource:
     """A `sched.Resource`: a sequence runs once the worker has its grammar compiled."""
 
     def __init__(self, prepare: Callable[[str, str], bool]) -> None:

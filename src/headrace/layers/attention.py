@@ -27,13 +27,13 @@ def attention(to: Description, layer: int, x: Value, at: str) -> Value:
     )
     keys = spec.kv_heads * spec.size
     names = [f"{at}.{part}_proj" for part in ("q", "k", "v")]
-    qkv = to.linear(x, *names, rows=[spec.queries, keys, keys], bias=arch.qkv_bias)
+    qkv = to.linear(x, *names, outputs=[spec.queries, keys, keys], bias=arch.qkv_bias)
     norms: list[WeightRef] = []
     if arch.qk_norm:
         norms = [vector([f"{at}.{part}_norm.weight"], [spec.size]) for part in ("q", "k")]
     q = to.node("write", (qkv,), spec.queries, norms, spec)
     mixed = to.node("attend", (q,), spec.queries, spec=spec)
-    return to.linear(mixed, f"{at}.o_proj", rows=arch.hidden, bias=arch.output_bias)
+    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias)
 
 
 def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -> Value:
@@ -44,16 +44,16 @@ def latent_attention(to: Description, layer: int, x: Value, at: str, mla: Mla) -
         layer, arch.heads, mla.kv_rank, mla.rope_dim, mla.nope_dim, mla.v_dim, arch.scale, arch.rope
     )
     if mla.q_rank is None:
-        q = to.linear(x, f"{at}.q_proj", rows=spec.queries)
+        q = to.linear(x, f"{at}.q_proj", outputs=spec.queries)
     else:
-        inner = to.linear(x, f"{at}.q_a_proj", rows=mla.q_rank)
+        inner = to.linear(x, f"{at}.q_a_proj", outputs=mla.q_rank)
         inner = to.rms_norm(inner, f"{at}.q_a_layernorm")
-        q = to.linear(inner, f"{at}.q_b_proj", rows=spec.queries)
-    both = to.linear(x, f"{at}.kv_a_proj_with_mqa", rows=mla.kv_rank + mla.rope_dim)
+        q = to.linear(inner, f"{at}.q_b_proj", outputs=spec.queries)
+    both = to.linear(x, f"{at}.kv_a_proj_with_mqa", outputs=mla.kv_rank + mla.rope_dim)
     latent = to.rms_norm(to.part(both, 0, mla.kv_rank), f"{at}.kv_a_layernorm")
     rotated = to.part(both, mla.kv_rank, mla.rope_dim)
     q = to.node("write", (q, latent, rotated), spec.queries, spec=spec)
     heads = arch.heads * (mla.nope_dim + mla.v_dim)
     unpacking = matrix([f"{at}.kv_b_proj"], [heads], mla.kv_rank, "linear")
     mixed = to.node("attend", (q,), arch.heads * mla.v_dim, [unpacking], spec)
-    return to.linear(mixed, f"{at}.o_proj", rows=arch.hidden)
+    return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden)

@@ -70,13 +70,13 @@ class Description:
         self,
         x: Value,
         *names: str,
-        rows: int | Sequence[int],
+        outputs: int | Sequence[int],
         bias: bool = False,
         role: Role = "linear",
         softcap: float | None = None,
     ) -> Value:
-        """The product with the matrices `names`, one below the other; of a head in fp32."""
-        sizes = [rows] if isinstance(rows, int) else list(rows)
+        """Multiply by the matrices `names` of so many `outputs`, one below the other."""
+        sizes = [outputs] if isinstance(outputs, int) else list(outputs)
         refs = [matrix(names, sizes, x.width, role)]
         if bias:
             refs.append(vector([f"{name}.bias" for name in names], sizes))

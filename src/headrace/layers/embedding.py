@@ -18,4 +18,4 @@ def head(to: Description, x: Value) -> Value:
     """→ fp32 [N, V]; one matrix with the embedding where they are tied (Press and Wolf 2017)."""
     arch = to.arch
     name = TABLE if arch.tied_embedding else HEAD
-    return to.linear(x, name, rows=arch.vocab_size, role="logits", softcap=arch.final_softcap)
+    return to.linear(x, name, outputs=arch.vocab_size, role="logits", softcap=arch.final_softcap)

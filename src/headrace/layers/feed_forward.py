@@ -17,15 +17,15 @@ def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
 
 def gated_linear(to: Description, x: Value, at: str, inner: int) -> Value:
     """`{at}.{gate,up,down}_proj`."""
-    both = to.linear(x, f"{at}.gate_proj", f"{at}.up_proj", rows=[inner, inner])
+    both = to.linear(x, f"{at}.gate_proj", f"{at}.up_proj", outputs=[inner, inner])
     gated = to.gated(both, ActivationSpec(to.arch.activation))
-    return to.linear(gated, f"{at}.down_proj", rows=to.arch.hidden)
+    return to.linear(gated, f"{at}.down_proj", outputs=to.arch.hidden)
 
 
 def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     """`{at}.gate` routes each row to `active` of `{at}.experts.N.{gate,up,down}_proj`; shared ones
     (`{at}.shared_experts`) see every row."""
-    logits = to.linear(x, f"{at}.gate", rows=moe.experts)
+    logits = to.linear(x, f"{at}.gate", outputs=moe.experts)
     chosen, shares = to.nodes(
         Node(
             "route",

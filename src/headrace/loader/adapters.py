@@ -125,13 +125,13 @@ def _read_config(config: Mapping[str, Any]) -> tuple[int, float]:
     if not isinstance(config.get("use_rslora", False), bool):
         raise ModelFileError(f"{CONFIG}: use_rslora must be true or false")
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    return int(_number("r", rank, whole=True)), _number("lora_alpha", alpha)
+    return int(_number("r", rank, integer=True)), _number("lora_alpha", alpha)
 
 
-def _number(key: str, value: Any, *, whole: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+def _number(key: str, value: Any, *, integer: bool = False) -> float:
+    if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
         raise ModelFileError(f"{CONFIG}: {key} must be a number, not {value!r:.40}")
-    if not math.isfinite(value) or not (1 <= value <= 4096 if whole else abs(value) <= 1e6):
+    if not math.isfinite(value) or not (1 <= value <= 4096 if integer else abs(value) <= 1e6):
         raise ModelFileError(f"{CONFIG}: {key} is out of bounds: {value!r:.40}")
     return float(value)
 

@@ -138,8 +138,8 @@ class GgufFile:
     It lives as long as any view of it.
     """
 
-    def __init__(self, path: Path, *, whole: bool = True) -> None:
-        """`whole` false: the header is enough, the tensors may be cut off."""
+    def __init__(self, path: Path, *, complete: bool = True) -> None:
+        """`complete` false: the header is enough, the tensors may be cut off."""
         self.path = path
         try:
             with path.open("rb") as file:
@@ -157,9 +157,9 @@ class GgufFile:
             if key in self.metadata:
                 raise ModelFileError(f"{path.name}: metadata key {key!r:.80} appears twice")
             self.metadata[key] = value
-        self.tensors = _tensors(reader, tensors, self._alignment(), whole)
+        self.tensors = _tensors(reader, tensors, self._alignment(), complete)
         last = max(self.tensors.values(), key=lambda tensor: tensor.offset, default=None)
-        self.whole = last is None or last.offset + last.nbytes <= size
+        self.complete = last is None or last.offset + last.nbytes <= size
         with suppress(OSError, AttributeError):
             # Vocabularies are megabytes; what is wanted of them has been copied.
             self._map.madvise(mmap.MADV_DONTNEED, 0, reader.at // mmap.PAGESIZE * mmap.PAGESIZE)
@@ -293,8 +293,8 @@ class _Reader:
             raise ModelFileError(f"{self.name}: {what:.80} is {value}; at most {limit}")
 
 
-def _tensors(reader: _Reader, count: int, alignment: int, whole: bool) -> dict[str, TensorInfo]:
-    """The table of tensors, each inside the file (a `whole` one) and none over another."""
+def _tensors(reader: _Reader, count: int, alignment: int, complete: bool) -> dict[str, TensorInfo]:
+    """The table of tensors, each inside the file (a `complete` one) and none over another."""
     heads = [_tensor_head(reader) for _ in range(count)]
     base = (reader.at + alignment - 1) // alignment * alignment
     tensors: dict[str, TensorInfo] = {}
@@ -308,7 +308,7 @@ def _tensors(reader: _Reader, count: int, alignment: int, whole: bool) -> dict[s
                 f"{reader.name}: tensor {name:.80} starts at {offset}, which is not a multiple "
                 f"of the alignment {alignment}"
             )
-        if whole and base + offset + nbytes > reader.size:
+        if complete and base + offset + nbytes > reader.size:
             raise ModelFileError(
                 f"{reader.name}: tensor {name:.80} ends at byte {base + offset + nbytes}, the "
                 f"file at {reader.size}: the file is truncated or its header is wrong"

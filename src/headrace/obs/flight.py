@@ -1,8 +1,9 @@
 """Flight recorder: the last steps of an engine, kept where a crash cannot take them.
 
-A ring of fixed slots in a memory-mapped file: what was written is in the page cache and can be
-read after the process was killed, hung or crashed inside a kernel. A step is written when it is
-submitted and again when its result is in, so the step that never returned is there to be seen.
+A ring of records of one length in a memory-mapped file: what was written is in the page cache and
+can be read after the process was killed, hung or crashed inside a kernel. A step is written when
+it is submitted and again when its result is in, so the step that never returned is there to be
+seen.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from ..base.request import StepStats
 from ..base.step import StepPlan, StepResult
 
 log = logging.getLogger("headrace.flight")
-SLOTS = 256
-SLOT_BYTES = 2048
+RECORDS = 256
+RECORD_BYTES = 2048
 _SHOWN = 24
 """Entries of a plan that are written out; the rest is counted."""
 _HEADER = struct.Struct("<I")
@@ -74,9 +75,9 @@ class FlightRecorder:
     """Writes the ring. A path of None keeps it in anonymous memory (an engine in this process), as
     does a disk that has no room for it: nothing of it outlives the process then."""
 
-    def __init__(self, path: Path | None = None, slots: int = SLOTS) -> None:
-        self._size = slots
-        length = slots * SLOT_BYTES
+    def __init__(self, path: Path | None = None, records: int = RECORDS) -> None:
+        self._size = records
+        length = records * RECORD_BYTES
         ring = None if path is None else _mapped(path, length)
         self._ring = mmap.mmap(-1, length) if ring is None else ring
 
@@ -126,14 +127,14 @@ class FlightRecorder:
 
     def _write(self, record: _Submitted | _Finished) -> None:
         data = _encode(record)
-        if len(data) > SLOT_BYTES - _HEADER.size:
+        if len(data) > RECORD_BYTES - _HEADER.size:
             # One character may take six bytes in JSON.
             error = (record.error or "")[:200] if isinstance(record, _Finished) else ""
             data = _encode(
                 _Short(record.step, record.at, record.state, record.entries, record.tokens, error)
             )
-        at = record.step % self._size * SLOT_BYTES
-        self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn slot reads as empty.
+        at = record.step % self._size * RECORD_BYTES
+        self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn one reads as empty.
         self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data
         self._ring[at : at + _HEADER.size] = _HEADER.pack(len(data))
 
@@ -168,9 +169,9 @@ def read_flight(path: Path) -> list[dict[str, Any]]:
 
 def _parse(data: bytes) -> list[dict[str, Any]]:
     records = []
-    for at in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
+    for at in range(0, len(data) - RECORD_BYTES + 1, RECORD_BYTES):
         (length,) = _HEADER.unpack_from(data, at)
-        if 0 < length <= SLOT_BYTES - _HEADER.size:
+        if 0 < length <= RECORD_BYTES - _HEADER.size:
             start = at + _HEADER.size
             try:
                 records.append(msgspec.json.decode(data[start : start + length]))

@@ -115,7 +115,7 @@ class EngineMetrics(Collector):
         self._first_token = Histogram(FIRST_TOKEN_SECONDS)
         self._between_tokens = Histogram(TOKEN_SECONDS)
         self._per_token = Histogram(TOKEN_SECONDS)
-        self._whole = Histogram(REQUEST_SECONDS)
+        self._duration = Histogram(REQUEST_SECONDS)
         self._queue = Histogram(REQUEST_SECONDS)
         self._inference = Histogram(REQUEST_SECONDS)
         self._prefill = Histogram(REQUEST_SECONDS)
@@ -201,7 +201,7 @@ class EngineMetrics(Collector):
         if life.adapter is not None:
             self._adapter_requests.add(life.adapter)
             self._adapter_tokens.add(life.adapter, life.generated)
-        self._whole.observe(now - life.arrival)
+        self._duration.observe(now - life.arrival)
         self._prompt_length.observe(life.prompt_tokens)
         self._answer_length.observe(life.generated)
         self._longest.observe(life.longest)
@@ -418,7 +418,7 @@ class EngineMetrics(Collector):
             ),
             (
                 "Arrival to end.",
-                self._whole,
+                self._duration,
                 "vllm:e2e_request_latency_seconds",
                 "e2e_request_latency_seconds",
             ),

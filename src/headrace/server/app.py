@@ -21,11 +21,11 @@ from ..base.version import VERSION
 from ..obs.loopwatch import LoopWatch
 from ..obs.tasks import TaskWatch
 from .accounts import Accounts
+from .authentication import Authentication, is_open
 from .batches.runner import BatchRunner
 from .border import Border
 from .errors import MethodNotAllowed, error_response, internal_error
 from .files.store import FileStore
-from .gate import Gate, is_open
 from .heads import Heads
 from .hosts import Hosts, read_hosts
 from .meter import HttpMeter
@@ -137,7 +137,7 @@ class Application(FastAPI):
 
     @property
     def inside(self) -> ASGIApp:
-        """The routes with their error mapping, without border and gate (see `inside.post`)."""
+        """The routes with their errors, without border and authentication (see `inside.post`)."""
         if self._inside is None:
             self._inside = self._inner()
         return self._inside
@@ -163,11 +163,11 @@ class Application(FastAPI):
         self,
         service: Service,
         meter: HttpMeter,
-        gate: Callable[[ASGIApp], Gate],
+        authenticated: Callable[[ASGIApp], Authentication],
         origins: frozenset[str] = frozenset(),
         hosts: frozenset[str] | None = None,
     ) -> None:
-        """Put the border and the gate outermost, around Starlette's own handler of last resort.
+        """Put border and authentication outermost, around Starlette's own handler of last resort.
 
         `origins`: whose pages may use this application, beside its own. `hosts`: the names under
         which it answers, beside those that are always its own; None: any.
@@ -175,7 +175,7 @@ class Application(FastAPI):
         inner = self._inner = self.build_middleware_stack
 
         def guarded() -> ASGIApp:
-            routes = traced(gate(Heads(inner(), self.methods_of)), service.spans)
+            routes = traced(authenticated(Heads(inner(), self.methods_of)), service.spans)
             layers: ASGIApp = Origins(Paths(routes), origins, meter.refused)
             if hosts is not None:
                 layers = Hosts(layers, hosts, meter.refused)
@@ -217,7 +217,7 @@ def create_app(
     app.guard(
         service,
         meter,
-        lambda inner: Gate(inner, accounts, refused=meter.refused),
+        lambda inner: Authentication(inner, accounts, refused=meter.refused),
         origins,
         _hosts(given),
     )
@@ -233,7 +233,7 @@ def create_operator_app(public: Application) -> Application:
     app.guard(
         app.state.service,
         meter,
-        lambda inner: Gate(inner, accounts, operator=True, refused=meter.refused),
+        lambda inner: Authentication(inner, accounts, operator=True, refused=meter.refused),
         hosts=_hosts(app.state.service.options),
     )
     return app

@@ -14,7 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class Heads:
-    """ASGI layer around the routes, inside the gate. `methods_of`: what the path of a scope has."""
+    """ASGI layer around the routes, inside authentication.
+
+    `methods_of`: what the path of a scope has.
+    """
 
     def __init__(self, app: ASGIApp, methods_of: Callable[[Scope], set[str]]) -> None:
         self._app = app

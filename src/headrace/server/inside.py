@@ -1,4 +1,4 @@
-"""A request from within: through the same routes, without HTTP, gate or border."""
+"""A request from within: through the same routes, without HTTP, authentication or border."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Paths as clients write them whose `base_url` lacks `/v1`.
 
-The path is put right before anything looks at it (gate, spans, routing), so a route has the same
-key, limits and name under both. Only whole first segments of this list are touched: nothing is
-decoded or normalised, and none of the operator's routes can be reached by another name.
+The path is put right before anything looks at it (authentication, spans, routing), so a route has
+the same key, limits and name under both. Only whole first segments of this list are touched:
+nothing is decoded or normalised, and none of the operator's routes can be reached by another name.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..base.errors import HeadraceError, InvalidRequest, Overloaded
+from .authentication import HEALTH
 from .errors import error_body, error_headers
-from .gate import HEALTH
 from .wire import encode
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body = 0
         self._deadline = 0.0
         self._began = False
-        self._whole = True
+        self._complete = True
         """No message is half received."""
         self._refusal: HeadraceError | None = None
         self._cycles: list[RequestResponseCycle] = []
@@ -192,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._began = False
         self._feed(data)
         self._fed = 0 if self._began else self._fed + len(data)
-        if not self._whole and self._fed > MAX_HEAD + 16 * self._body:
+        if not self._complete and self._fed > MAX_HEAD + 16 * self._body:
             self._refuse(_head_too_large())
 
     def _feed(self, data: bytes) -> None:
@@ -216,7 +216,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._began, self._whole, self._body = True, False, 0
+        self._began, self._complete, self._body = True, False, 0
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -252,7 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._upgrades():
             return
-        self._whole = True
+        self._complete = True
         self._disarm()
         super().on_message_complete()
 
@@ -299,7 +299,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if left > 0:
                 self._arm(left)
                 return
-        if self._whole:  # It sent nothing: nothing to answer.
+        if self._complete:  # It sent nothing: nothing to answer.
             self.transport.close()
             return
         if in_body and self.cycle.response_complete:  # Answered early, with a refusal.
@@ -321,7 +321,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _in_body(self) -> bool:
         """Is there a request whose body is not complete?"""
-        return not self._whole and self.cycle is not None and self.cycle.more_body
+        return not self._complete and self.cycle is not None and self.cycle.more_body
 
     def _refuse(self, error: HeadraceError) -> None:
         """Answer, unless that would get in the way of an earlier request's answer; then close."""

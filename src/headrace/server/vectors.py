@@ -56,10 +56,10 @@ async def vectors(
     _check(engine, inputs, param)
     for place, (ids, _) in enumerate(inputs):
         usage.known_prompt(place, len(ids))
-    gate = asyncio.Semaphore(IN_WORK)
+    turns = asyncio.Semaphore(IN_WORK)
 
     async def one(place: int, ids: list[int], second_at: int) -> list[float]:
-        async with gate:
+        async with turns:
             stream = engine.submit(
                 ids,
                 SamplingParams(),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Values of `tokenizer.ggml.token_type`."""
 
-_WHOLE = re.compile(rb"[%c%c%c]" % (UNKNOWN, CONTROL, USER_DEFINED))
+_ADDED = re.compile(rb"[%c%c%c]" % (UNKNOWN, CONTROL, USER_DEFINED))
 """Types of tokens that are never parts of a word: some tens among 150,000, found without a step of
 the interpreter for each."""
 _MODELS = ("gpt2", "llama")
@@ -85,7 +85,7 @@ def _byte_level(
         why = f"our own library does not know how {pre} cuts text into words"
     else:
         own = native_bpe(
-            tokens, merges, known.native, whole=known.ignore_merges, composed=known.nfc
+            tokens, merges, known.native, ignore_merges=known.ignore_merges, composed=known.nfc
         )
         if own is not None:
             why = f"it knows how {pre} cuts text into words"
@@ -166,15 +166,15 @@ def _vocabulary(
     eos = _id(metadata, "eos_token_id", len(tokens))
     # Files before 2024 lack add_bos_token; SentencePiece models then want it.
     add_bos = bool(metadata.get(_PREFIX + "add_bos_token", sentencepiece))
-    whole = {index: tokens[index] for index in (found.start() for found in _WHOLE.finditer(types))}
+    added = {index: tokens[index] for index in (found.start() for found in _ADDED.finditer(types))}
     return Vocabulary(
         kind="sentencepiece" if sentencepiece else "byte_level",
         tokens=tokens,
         added={
             token.replace(" ", SPACE) if sentencepiece else token: index
-            for index, token in whole.items()
+            for index, token in added.items()
         },
-        special_ids=frozenset(index for index in whole if types[index] != USER_DEFINED),
+        special_ids=frozenset(index for index in added if types[index] != USER_DEFINED),
         find=find,
         bos_id=bos,
         eos_id=eos,

@@ -109,13 +109,18 @@ class ComposedBpe(NativeBpe):
 
 
 def native_bpe(
-    tokens: Sequence[str], merges: Sequence[str], rules: WordRules, *, whole: bool, composed: bool
+    tokens: Sequence[str],
+    merges: Sequence[str],
+    rules: WordRules,
+    *,
+    ignore_merges: bool,
+    composed: bool,
 ) -> NativeBpe | None:
     """Make an encoder of a vocabulary as a GGUF file holds it; None where the library is absent
     (`textlibrary.absence` says why) or does not take it: bytes without a token, merges that do not
     fit, text that is none.
 
-    `whole`: a word that is a token is taken as it is. `composed`: text is put in normal form C.
+    `ignore_merges`: a word that is a token is taken as it is. `composed`: to normal form C.
     """
     loaded = library()
     if loaded is None:
@@ -129,7 +134,7 @@ def native_bpe(
         *merging.arguments,
         rules.pattern,
         rules.digits,
-        whole,
+        ignore_merges,
         int.from_bytes(os.urandom(8), "little"),
     )
     if not handle:

@@ -66,7 +66,7 @@ class ResponseBuilder:
         }
 
     def begin(self) -> list[Event]:
-        events = [self._whole("response.created"), self._whole("response.in_progress")]
+        events = [self._state("response.created"), self._state("response.in_progress")]
         self._begun = self._sequence
         return events
 
@@ -108,13 +108,13 @@ class ResponseBuilder:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
             if self.response["output"]:
                 self.response["output"][-1]["status"] = "incomplete"
-        return [*events, self._whole(f"response.{self.response['status']}")]
+        return [*events, self._state(f"response.{self.response['status']}")]
 
     def fail(self, error: HeadraceError) -> list[Event]:
         self._count()
         self.response["status"] = "failed"
         self.response["error"] = {"code": error.code or error.type, "message": error.message}
-        return [self._whole("response.failed")]
+        return [self._state("response.failed")]
 
     def cancel(self) -> None:
         self._close()
@@ -136,7 +136,7 @@ class ResponseBuilder:
         self._sequence += 1
         return event
 
-    def _whole(self, kind: str) -> Event:
+    def _state(self, kind: str) -> Event:
         return self._event(kind, response={**self.response, "output": [*self.response["output"]]})
 
     def _place(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The gate: with keys, every route is closed but the ones named here."""
+"""Authentication: with keys, every route is closed but the ones named here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def is_open(path: str) -> bool:
     return path in OPEN or path.startswith(PAGE)
 
 
-class Gate:
+class Authentication:
     """ASGI layer that finds the caller's account; without `accounts` everything is open."""
 
     def __init__(
