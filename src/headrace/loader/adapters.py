@@ -147,7 +147,7 @@ def _of(config: Mapping[str, Any], key: str, module: str, default: float) -> flo
                 f"{CONFIG}: {key} has the pattern {pattern!r:.80}; supported: names of modules"
             )
         if module == pattern or module.endswith("." + pattern):
-            return _number(f"{key}.{pattern}", value, whole=key == "rank_pattern")
+            return _number(f"{key}.{pattern}", value, integer=key == "rank_pattern")
     return default
 
 
