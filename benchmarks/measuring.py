@@ -28,7 +28,7 @@ from headrace.roofline.weights import WeightBytes
 
 CONTEXT = 2048
 LIMITS = ("H100", "H200", "B200")
-SIMULATED = ("--simulate", "3", "23", "31")
+SIMULATED = ("--simulate", "3", "23", "43")
 """Rows of `roofline/published.py`: 8B on one device, 70B on two, gpt-oss-120b."""
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.arch import ModelArch
-from headrace.roofline.collectives import collective_seconds
+from headrace.roofline.collectives import collective_seconds, moved_bytes
 from headrace.roofline.composition import (
     compose,
     decode_step,
@@ -202,6 +204,23 @@ def test_stages_send_between_them() -> None:
     (send,) = (count for count in counts if count.operator == "send")
     assert send.calls == 3
     assert send.read_bytes == 8 * 4096 * 2 / 2
+
+
+def test_without_an_all_to_all_every_token_goes_to_all_ranks() -> None:
+    """By hand: 100 tokens a group to and from 7 others; narrowed on the way there."""
+    arch = DEEPSEEK_V3
+    step = decode_step(arch, 100, 1000)
+    layout = Layout(1, 1, True, 8)
+
+    def moved(**fields: Any) -> float:
+        case = Case(arch, WeightBytes("fp8"), layout=layout, skew=1.01, **fields)
+        counts = count_step(case, step)
+        (found,) = (count for count in counts if count.operator == "all_to_all")
+        return moved_bytes(found)
+
+    assert moved(gathered=True) == pytest.approx(7 * 100 * 7168 * 2)
+    assert moved(gathered=True, dispatch_dtype="fp8") == pytest.approx(7 * 100 * 7168 * 1.5)
+    assert moved() < moved(gathered=True)
 
 
 def test_collectives_move_what_their_algorithms_move() -> None:

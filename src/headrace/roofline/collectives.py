@@ -17,7 +17,8 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
     After attention and after each feed-forward tp ranks add up N · D · b. With data-parallel
     attention a token goes to the ranks of its experts and back: of k active experts on R ranks it
     is expected on R · (1 - (1 - 1 / R) ** k) of them, each time D · b, and uneven routing takes as
-    many times longer as the busiest rank gets more tokens than the mean. A stage sends N · D · b.
+    many times longer as the busiest rank gets more tokens than the mean; `Case.gathered` sends it
+    to all R. A stage sends N · D · b.
     """
     arch, layout = case.arch, case.layout
     size = tokens * arch.hidden * dtype_bytes(case.dtype)
@@ -36,10 +37,14 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
     if exchanged:
         assert arch.moe is not None
         ranks = layout.ranks
-        places = ranks * (1 - (1 - 1 / ranks) ** arch.moe.active)
-        if tokens:
+        places: float = ranks
+        if not case.gathered:
+            places *= 1 - (1 - 1 / ranks) ** arch.moe.active
+        if tokens and not case.gathered:
             sizes = arch.moe.experts, arch.moe.active, tokens * layout.dp, ranks
             places *= busiest(*sizes, case.skew).tokens / busiest(*sizes, EVEN).tokens
+        there = dtype_bytes(case.dispatch_dtype or case.dtype, "dispatch_dtype")
+        places *= (there / dtype_bytes(case.dtype) + 1) / 2  # Of both calls the mean.
         # The tp ranks of a group hold the same tokens: each sends its share of them.
         yield Count(
             "all_to_all",

@@ -86,6 +86,11 @@ class Case:
     layout: Layout = Layout()
     skew: float = 0.0
     """How unevenly tokens go to experts (`routing`); 0: exactly evenly."""
+    gathered: bool = False
+    """Does every token go to all ranks of the experts and all their results back (an all-gather and
+    a reduce-scatter), or only to those that have its experts (an all-to-all)?"""
+    dispatch_dtype: str | None = None
+    """Type in which tokens go to their experts; None: `dtype`, in which results come back."""
 
 
 def device_bytes(case: Case) -> int:
