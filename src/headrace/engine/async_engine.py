@@ -294,7 +294,7 @@ class AsyncEngine:
             "enable_prefix_caching": str(self.options.prefix_cache),
         }
         self.metrics.up = 1.0
-        restarts = self._supervisor.restarts  # Waking up from a deep sleep is none.
+        restarts = self._supervisor.restarts  # Waking from deep sleep is not counted.
         self.metrics.begun(after_failure=restarts > self._restarts)
         self._restarts = restarts
         self.operations.ready()
@@ -354,7 +354,7 @@ class AsyncEngine:
         await self._loads.load(name, path)
 
     async def unload_adapter(self, name: str) -> None:
-        """New requests cannot have it any more; those that have it end as ever. `NotFound`."""
+        """New requests cannot have it any more; those that have it end as usual. `NotFound`."""
         await self._loads.unload(name)
 
     # The engine as a whole

@@ -135,7 +135,7 @@ class EngineCore:
         self._adapters.add(name, adapter_digest(Path(path)))
 
     def unload_adapter(self, name: str) -> None:
-        """New requests cannot have it from now on; those that have it end as ever."""
+        """New requests cannot have it from now on; those that have it end as usual."""
         if self._adapters is not None and name in self._adapters.known:
             self._adapters.known.pop(name, None)
             self._unloading.add(name)

@@ -67,9 +67,10 @@ class LoadedWorker(Protocol):
         says no, `done` is called from any thread once asking again is worth it."""
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Only where "adapter" is among the features, as the next."""
+        """Only where "adapter" is among the features."""
 
-    def unload_adapter(self, name: str) -> None: ...
+    def unload_adapter(self, name: str) -> None:
+        """Only where "adapter" is among the features."""
 
     def close(self) -> None: ...
 

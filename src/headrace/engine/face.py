@@ -95,7 +95,7 @@ class ServingEngine(Protocol):
     """Longest prompt plus output that is served, in tokens."""
     features: frozenset[str]
     """What the worker can do beyond text: "grammar", "adapter", "pooling" (vectors);
-    "score": what it makes of a pair is a score. A request that asks for another is refused."""
+    "score" (a cross-encoder: one number for a pair). A request for any other is refused."""
     operations: Operations
     """Sleep and wake, reset of the prefix cache, recording of a profile."""
     adapters: AdapterBook

@@ -85,7 +85,7 @@ def run(channel: Channel, worker: str, *, import_torch: bool) -> None:
     """Be configured, start, serve until told to stop."""
     begin = time.monotonic()
     gc.disable()  # A start makes a million objects that stay: nothing to collect, much to walk.
-    import_torch = import_torch and torch_build()[0] != ""  # Who wants it without says so.
+    import_torch = import_torch and torch_build()[0] != ""  # Else the loader says what needs it.
     if import_torch:
         preload_torch()
     # Local: the imports below take longer than saying hello, and the parent opens the files

@@ -185,7 +185,7 @@ class Supervisor:
         await self._end_process()
 
     def wake(self) -> None:
-        """Start a process again, watched as ever; `state` says when it is ready."""
+        """Start a process again, watched like the first; `state` says when it is ready."""
         if self.state is State.ASLEEP:
             self.state, self.reason = State.STARTING, ""
             self._task = self._tasks.keep("supervisor", self._supervise)

@@ -49,7 +49,7 @@ class DrawParameters:
 
     @property
     def filtered(self) -> bool:
-        """Has a row a filter that takes kernels of its own?"""
+        """Does any row use top-k or top-p, which have kernels of their own?"""
         return self.top_k is not None or self.top_p is not None
 
 

@@ -56,7 +56,7 @@ def _power(base: float, exponents: Fp32) -> Fp32:
 
 def _llama3(rope: Rope, plain: Fp32) -> Fp32:
     """Long waves are stretched by `factor`, short ones stay, a ramp in between."""
-    # A number over a tensor is its reciprocal times the number, in torch.
+    # torch computes number / tensor as number · (1 / tensor); done alike for the same bits.
     one = np.float32(1)
     waves = (one / plain) * np.float32(2 * math.pi)
     longest = rope.original_context / rope.low_freq_factor

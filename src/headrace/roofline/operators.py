@@ -28,10 +28,11 @@ from .weights import Which, numbers_of, role_of
 JOINED = "norms"
 """Label of norms that are one operator with the sum before them; and of all in an encoder."""
 LAST = "/last"
-"""Behind the labels of what is of the last layer, where that is of fewer rows or wider weights.
+"""Suffix of the last layer's labels, where it is computed for fewer rows or has wider weights.
 
-The models compute no more where nobody wants other hidden states; steps of embeddings and of prompt
-log-probabilities, which do, take up to a layer's time more than is counted."""
+The last layer is counted for the sampled rows only, as it is computed where nobody wants other
+hidden states; steps of embeddings and of prompt log-probabilities, which compute it for every
+token, take up to a layer's time more than is counted."""
 
 
 @dataclass(frozen=True, slots=True)

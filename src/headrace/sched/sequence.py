@@ -28,7 +28,7 @@ class Sequence(Work):
         least = spec.sampling.min_tokens if spec.grammar is None else 0
         self.min_length = self.prompt_length + least
         """Total length below which a stop id does not count. A grammar may be complete before
-        `min_tokens`: then the worker gives nothing but an end, and else no early one."""
+        `min_tokens`: the grammar alone decides when a token that ends an answer is allowed."""
         self.stops = frozenset(spec.stop_ids)
         self.scored = 1
         """Prompt positions whose log-probability was delivered; nothing predicts the first."""

@@ -203,8 +203,8 @@ def _list(
 def _array(
     metadata: dict[str, Any], name: str, kind: type, *, default: list[Any] | None = None
 ) -> Sequence[Any]:
-    """A metadata array, its first element checked: the reader gives arrays of one type. Of a list
-    of texts, which no reader makes, each is.
+    """A metadata array, its first element checked: the GGUF reader gives arrays of one type. A
+    plain list of texts, which only tests give, is checked element by element.
 
     Float arrays may come as integers and the reverse is an error.
     """

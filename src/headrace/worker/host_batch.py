@@ -84,13 +84,13 @@ class HostBatches:
         self._of: list[int] = []
         """The rows of the last step."""
         self._rows_array: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        """The same as an array."""
+        """The rows of the last step as an array."""
         self._rules: npt.NDArray[np.void] | None = None
-        """How they draw."""
+        """How the rows of the last step draw."""
         self._rows_version = -1
         """`Rows.version` that `_rules` is of."""
         self._picked_version = self._picked_width = -1
-        """`BlockTables.version` and width of what was picked; -1: nothing yet."""
+        """`BlockTables.version` and width that `_picked` was copied from; -1: nothing yet."""
 
     def make(self, plan: StepPlan) -> StepBatch:
         count = len(plan.rows)

@@ -21,8 +21,8 @@ def allocate_kv(pool: PoolShape, device: str, *, host: bool = False) -> KvCache:
     """Zeroed arrays of each layer, as its group states them, in pages [blocks, G, S, …]; with
     `host` in arrays of the host, else in tensors.
 
-    Zeros because table entries out of a window point to the null block, and a query multiplies
-    what lies there by nought: it must be finite.
+    Zeros because table entries out of a window point to the null block: its positions get weight
+    0, and 0 · NaN is NaN, so what lies there must be finite.
     """
     kept = [layer for group in pool.groups for layer in group.layers]
     assert sorted(kept) == list(range(len(kept))), "each layer is in one group"
