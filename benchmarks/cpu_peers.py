@@ -379,7 +379,7 @@ class Llama:
 
 
 def contestants(model: Path, tiny: bool) -> tuple[dict[str, Callable[[int], Values]], list[str]]:
-    """Those that are here, and a line for each that is not."""
+    """The contestants that are installed here, and a line for each that is not."""
 
     def ours(_: int) -> Values:
         begun = start(lambda: spawn(sys.executable, f"{OURS}:start", tiny)["start"])

@@ -64,7 +64,8 @@ TOTAL = 74_600
 
 
 FRAGMENT = re.compile(
-    r"(Of|As|Who|Whom|Whose|And|But|Nor|Else|Then|Also|(With|For|From|In|By|To|On) which)\b"
+    r"(Of|As|Who|Whom|Whose|And|But|Nor|Else|Then|Also|(With|For|From|In|By|To|On) which"
+    r"|Those|That of|The same(?= for\b|[,.:])|Likewise)\b|…"
 )
 """How no docstring begins: it would need the line above it to be understood."""
 RETIRED = {

@@ -54,7 +54,7 @@ LOADS: dict[str, dict[str, Any]] = {
         "requests": 24,
     },
 }
-"""Those of the field's own trial of the simulator (docs/roofline.md)."""
+"""Workloads of the field's own trial of the simulator (docs/roofline.md)."""
 SHOWN = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"))
 
 

@@ -386,7 +386,7 @@ QUICK: dict[str, Fault] = {
     "abandoned_schemas": abandoned_schemas,
     "forged_bodies": forged_bodies,
 }
-"""Those that CI tries too."""
+"""Faults that CI tries too."""
 SLOW: dict[str, Fault] = {
     "burst": burst,
     "idle_connections": idle_connections,

@@ -257,7 +257,7 @@ QUICK: dict[str, Own] = {
     "full_temporary_folder": full_temporary_folder,
     "held_loop": held_loop,
 }
-"""Those that CI tries too."""
+"""Faults that CI tries too."""
 SLOW: dict[str, Own] = {"certificates": certificates, "cut_panels": cut_panels}
 
 __all__ = ["QUICK", "SLOW"]

@@ -225,7 +225,7 @@ def _family(fields: Fields) -> Family:
 
 
 def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
-    """(q, k and v have a bias, the output projection has one)."""
+    """(whether q, k and v have a bias, whether the output projection has one)"""
     if family == "qwen2":
         fields.expect("attention_bias", True)
         return True, False

@@ -37,4 +37,4 @@ class ModelFiles:
     pooling: Pooling = field(default_factory=Pooling)
     """What an embedding is made of."""
     opened: Any = field(default=None, compare=False, repr=False)
-    """What was opened to read this, for who reads on in the same process (`loader.gguf`)."""
+    """The open file (`loader.gguf`), for whoever reads on in the same process."""

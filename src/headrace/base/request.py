@@ -55,7 +55,7 @@ class SequenceDelta:
     """`time.monotonic()` when the sequence first ran: queue time ends here."""
     preemptions: int = 0
     output: Output | None = None
-    """What it got that is no token, with its end."""
+    """What the choice got at its end that is no token: a vector or scores."""
 
 
 @dataclass(slots=True)

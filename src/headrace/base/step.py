@@ -179,9 +179,9 @@ class CopyEnd(NamedTuple):
     """A copy between tiers has ended."""
 
     step: int
-    """Number of the plan that ordered it …"""
+    """Number of the plan that ordered the copy."""
     copy: int
-    """… and its place among that plan's copies."""
+    """Index of the copy in that plan's `copies`."""
     failed: bool
 
 

@@ -22,7 +22,7 @@ class Used(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Those of `roots` and all their descendants, whoever is there when asked."""
+    """The processes `roots` and all their descendants that are alive when asked."""
 
     roots: tuple[int, ...]
 

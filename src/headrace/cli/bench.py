@@ -444,7 +444,7 @@ def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
 
 
 def _sweep_seed(folder: Path, wish: int) -> int:
-    """That of the points that are there already, so that a sweep can go on."""
+    """The seed of the points that were measured before, so that a sweep can go on."""
     for done in sorted(folder.glob("seed-*")):
         if wish == UNSAID:
             return int(done.name.removeprefix("seed-"))

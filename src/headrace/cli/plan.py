@@ -214,8 +214,8 @@ def grown(candidate: Candidate) -> Candidate:
 
 
 def steady_part(records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """Those that came after the first had gone and so that the last still came beside them: what
-    begins meets no full batch, and what ends none."""
+    """The requests of a steady batch: neither the first ones, which met no full batch, nor the last
+    ones, beside which no others came any more."""
     residence = statistics.median(record.end_ns - record.planned_ns for record in records)
     first, last = records[0].planned_ns, records[-1].planned_ns
     kept = [r for r in records if first + residence <= r.planned_ns <= last - residence]

@@ -25,7 +25,7 @@ class AdapterSlots:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.known: dict[str, str] = {}
-        """Those that a new request may have → digests of their contents."""
+        """Name of an adapter that a new request may use → digest of its content."""
         self._running: Counter[str] = Counter()
 
     def add(self, name: str, content: str) -> None:

@@ -75,13 +75,13 @@ class RequestsInWork:
         self._send = send
         self._by_id: dict[str, InWork] = {}
         self.sequences = 0
-        """Choices of all of them."""
+        """Choices of all requests in work."""
         self.idle = asyncio.Event()
-        """Set while there is none."""
+        """Set while no request is in work."""
         self.idle.set()
         self.on_end: Callable[[str, RequestLife], None] | None = None
         self._held: dict[str, InWork] = {}
-        """Those that an engine died with and that wait for the next one."""
+        """Requests whose engine died and that wait for the next one."""
         self._patience: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:

@@ -49,7 +49,7 @@ class Record(msgspec.Struct, forbid_unknown_fields=True):
 
     model: str
     options: dict[str, str | int | bool | None]
-    """Those of `CARRIED` that the user set."""
+    """The options of `CARRIED` that the user set."""
     identity: Identity
     at: float
     """Unix time of the end."""

@@ -50,7 +50,7 @@ class Stream:
         self._taken: dict[int, int] = {}
         """Per choice the tokens that the reader has; only where it wants the whole."""
         self._void: dict[int, int] = {}
-        """The same, of those that count no longer, until it is told."""
+        """Per choice the tokens that the reader had and that count no longer, until it is told."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self._open = choices

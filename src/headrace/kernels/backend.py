@@ -23,7 +23,7 @@ class Shelf(Protocol):
         """uint8[size], read-only, or None where it is not kept."""
 
     def refuse(self, why: str) -> None:
-        """What was found cannot be right: nothing more of it is handed out."""
+        """Reject what `find` gave: it cannot be right, and nothing more of it is handed out."""
 
     def keep(
         self,

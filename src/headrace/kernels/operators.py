@@ -116,7 +116,7 @@ class StepBatch:
     """[R] of `draws.RULE`: how the tokens of `sample_rows` are drawn, where not all of them are the
     most likely and the arrays are the host's."""
     draws: DrawParameters | None = None
-    """The same, where the arrays are a device's."""
+    """How the tokens of `sample_rows` are drawn, where the arrays are a device's."""
     targets: Array | None = None
     """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
     sample_bounds: npt.NDArray[np.int64] | None = None

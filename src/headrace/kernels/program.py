@@ -132,7 +132,7 @@ class CallByCall:
     def step(self, batch: StepBatch, want: Want) -> Outputs:
         adding: Adding | None = None
         if batch.adapters is not None:
-            from . import adapted  # Local: additions call by call are on tensors.
+            from . import adapted  # Local: imports torch; operators called one by one take tensors.
 
             adding = adapted.adding(self.additions, batch)
         hidden, logits = self.model.forward(

@@ -132,7 +132,7 @@ class BlockPool:
                 self.free += 1
 
     def _insert(self, block: int, before: int) -> None:
-        """Into a list, behind `before`."""
+        """Link a block into a list, behind `before`."""
         after = self._next[before]
         self._next[before], self._before[block] = block, before
         self._next[block], self._before[after] = after, block

@@ -35,7 +35,7 @@ def kept_panels(root: Path) -> list[KeptPanels]:
 
 
 def panels_of(folder: Path, root: Path) -> list[KeptPanels]:
-    """Those of a model file, or of all model files below a folder."""
+    """The kept panels of a model file, or of all model files below the folder `root`."""
     return [
         kept
         for kept in kept_panels(root)

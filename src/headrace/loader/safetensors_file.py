@@ -64,7 +64,7 @@ class StoredTensor:
 
     @property
     def host_dtype(self) -> str:
-        """Its type as `kernels.arrays.dtype_name` names it; one that is not dense as it is."""
+        """Type as `kernels.arrays.dtype_name` names it; a quantised one by its own name."""
         return _NAMES.get(self.dtype, self.dtype)
 
     def read(self) -> npt.NDArray[Any]:

@@ -25,7 +25,7 @@ class Loop:
     step_seconds: float = 0.0
     """Planning, booking and sending between two steps; hidden behind a step at depth 2."""
     row_seconds: float = 0.0
-    """The same for each sequence of a step."""
+    """Planning, booking and sending for each sequence of a step."""
     answer_seconds: float = 0.0
     """From a step's end to its tokens at the client: text, HTTP, and the client's own reading."""
     hitch_rate: float = 0.0

@@ -48,7 +48,7 @@ class Group:
     numbers: int
     """How many weights one layer has in this node's role."""
     layers: int
-    """Those that have such weights."""
+    """Layers that have such weights."""
 
     def is_wider(self, case: Case) -> bool:
         """Are these of a last layer whose weights are of another size than the other layers'?"""

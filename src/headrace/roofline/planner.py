@@ -175,7 +175,7 @@ def verify(arch: ModelArch, demand: Demand, goal: Goal) -> None:
 
 
 def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
-    """Those worth a try, small ones first; what the model forbids is said by `Layout.refusal`."""
+    """Layouts worth a try, small ones first; `Layout.refusal` says what the model forbids."""
     sizes = (1, 2, 4, 8)
     plain = [Layout(tp, pp) for pp in (1, 2, 4) for tp in sizes]
     if arch.moe is not None:
@@ -189,7 +189,7 @@ def layouts(arch: ModelArch, most: int = MAX_DEVICES) -> Iterator[Layout]:
 
 
 def formats_of(published: WeightBytes) -> tuple[str, ...]:
-    """Those to choose from: of a model that is published narrow its own alone."""
+    """Weight formats to choose from: a model that is published narrow has its own alone."""
     wide = published.name in ("bfloat16", "float16", "float32")
     return FORMATS if wide else (published.name,)
 
@@ -309,7 +309,7 @@ def _apart(
 
 
 def frontier(candidates: list[Candidate]) -> list[Candidate]:
-    """Those that no cheaper one beats in TPOT: what more money buys."""
+    """Candidates that no cheaper one beats in TPOT: what more money buys."""
     front: list[Candidate] = []
     for candidate in candidates:
         if not front or candidate.tpot < front[-1].tpot:

@@ -51,7 +51,7 @@ class WeightBytes:
     format: str = "bfloat16"
     by_role: Mapping[str, float] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
-    """Those of the last layer, which recipes leave wider too; what is not there is as the rest."""
+    """Like `by_role` for the last layer, which recipes leave wider too; else as `by_role`."""
     formats: Mapping[str, str] = field(default_factory=dict)
     """Formats of the roles that differ from the rest."""
 

@@ -46,9 +46,9 @@ class Roster:
         self.carried: list[BlockWrite] = []
         """Deltas of a plan that came to nothing, for the next one."""
         self.blocked: Work | None = None
-        """The head of the queue, if it found no blocks when it was tried last …"""
+        """The head of the queue, if it found no blocks when it was tried last."""
         self._blocked_free = 0
-        """… and how many were free then: with no more than these it is not tried again."""
+        """Blocks that were free then: `blocked` is tried again once there are more."""
         self._most = limits.running
 
     @property

@@ -29,7 +29,7 @@ async def entered(request: Request, model: type[Model]) -> tuple[Service, Model]
 
 
 async def entered_raw(request: Request) -> tuple[Service, bytearray]:
-    """The same with the body as it came, for a route that tells by it what it is."""
+    """Like `entered`, with the body as it came: for a route that parses it by what is in it."""
     service = of(request)
     service.check_open(request.scope)
     body = await read_json(request, service.options.max_body)

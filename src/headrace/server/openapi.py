@@ -53,7 +53,7 @@ class AnthropicDetail(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """The same, on the routes for Anthropic's clients."""
+    """The body of an error on the routes for Anthropic's clients."""
 
     type: Literal["error"]
     error: AnthropicDetail

@@ -201,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             # No other protocol is spoken here: the request is one of HTTP/1.1 (RFC 9110, 7.8).
-            # The parser stops at such a head, so another takes it without these words.
+            # httptools stops at a head with Upgrade, so a new parser gets it without that header.
             head = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
             head += [
                 b"%b: %b" % (name, value) for name, value in self.headers if name not in _UPGRADES

@@ -288,7 +288,7 @@ def verified(source: str, where: str, *, shift: int | None = None) -> str:
 
 
 def _check(source: str) -> tuple[bool, list[str]]:
-    """(Does it fail? what llguidance says: why, or what it reads over)"""
+    """(whether llguidance refuses the grammar, its messages: errors, or warnings if it does not)"""
     # Here and not at the top: a worker on a machine without llguidance can import this package.
     from llguidance import LLMatcher
 

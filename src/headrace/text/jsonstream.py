@@ -30,7 +30,7 @@ def ignore(text: str) -> None:
 
 
 def skip_space(char: str = " ") -> Reader:
-    """From a first character on, to the first one that is no space."""
+    """Skip spaces from `char` on; returns the first character that is none."""
     while char in SPACES:
         char = yield
     return char

@@ -89,7 +89,7 @@ class NativeBpe:
 
 
 class ComposedBpe(NativeBpe):
-    """The same after bringing the text into Unicode normal form C, by the tables of the
+    """`NativeBpe` of text brought into Unicode normal form C, by the tables of the
     `tokenizers` library (Python's own are of another Unicode version)."""
 
     def __init__(self, loaded: ctypes.CDLL, handle: int, tokens: Packed) -> None:

@@ -55,7 +55,7 @@ class PreTokenizer:
 
     @property
     def native(self) -> WordRules | None:
-        """The same cut by our own library; None: it does not know it."""
+        """These rules for our own library; None: it cannot cut like this."""
         return None if self.digits or len(self.patterns) > 1 else _NATIVE.get(self.patterns[0])
 
     def build(self) -> pre_tokenizers.PreTokenizer:

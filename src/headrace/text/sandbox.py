@@ -304,7 +304,7 @@ SMALL_FILTERS = frozenset(
     reject rejectattr reverse safe select selectattr title trim upper
     """.split()  # noqa: SIM905
 )
-"""Those that a small rendering may use: their time is at most in proportion to their values. Any
+"""Filters that a small rendering may use: their time is at most in proportion to their values. Any
 other is allowed as well, in a process (`Elsewhere`)."""
 
 

@@ -32,7 +32,7 @@ class DeviceMemory(Protocol):
         ...
 
     def growth(self) -> int:
-        """The most since `watch`, less what there was then."""
+        """Peak of allocated bytes since `watch`, less those allocated then."""
         ...
 
 
@@ -41,9 +41,9 @@ class StepMemory:
     """What steps take beside weights and KV."""
 
     step_bytes: int
-    """Tensors alive in the largest step, at the most."""
+    """Bytes of tensors alive in the largest step, at most."""
     graph_bytes: int
-    """All captured graphs, as far as a few of them tell."""
+    """Bytes of all captured graphs, extrapolated from a few of them."""
 
 
 def check(memory: DeviceMemory, before: int, planned: dict[str, int], step_bytes: int) -> None:

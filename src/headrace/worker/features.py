@@ -54,8 +54,8 @@ class RowFeature:
         token will stand in its sequence."""
 
     def advance(self, rows: Indices, arrived: Arrived) -> Mapping[int, str]:
-        """These rows [R] got tokens. → place among them → why that one is void and its sequence
-        has to end."""
+        """Take the tokens that `rows` [R] got. Returns index in `rows` → why that token is void and
+        its sequence has to end."""
         return {}
 
     def collect(self, plan: StepPlan, outputs: Outputs, result: StepResult) -> None:
@@ -112,7 +112,7 @@ class Asked(NamedTuple):
 
 
 class Features:
-    """The list, and which row asks for which of it."""
+    """All row features of a worker, and which row asks for which."""
 
     def __init__(self, listed: Sequence[RowFeature], rows: int) -> None:
         self.listed = tuple(listed)

@@ -71,9 +71,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[Any]] = OrderedDict()
         self._since: dict[str, float] = {}
-        """When those that are not done were first asked for."""
+        """Grammar that is not compiled yet → when it was first asked for."""
         self._told: set[str] = set()
-        """Those among them whose end somebody is told."""
+        """Grammars of which somebody is told when they are compiled."""
         self._queue = CompileQueue(self._compile)
 
     def prepare(self, source: str, owner: str = "", done: Callable[[], None] | None = None) -> bool:

@@ -121,7 +121,7 @@ class HostBatches:
             self._rows.host_tokens[self._rows_array, self._lengths[: len(tokens)]] = tokens
 
     def _array_of(self, rows: list[int]) -> npt.NDArray[np.int64]:
-        """These rows, which are most often those of the step before."""
+        """`rows` as an array, kept from the step before where they are the same."""
         if self._of != rows or self._rows_version != self._rows.version:
             self._of, self._rows_array = rows, np.array(rows)
             self._rules = self._rows.rules(self._rows_array)
@@ -154,7 +154,7 @@ class HostBatches:
         return batch
 
     def _decode_few(self, plan: StepPlan) -> None:
-        """The same for so few rows that a call for all of them costs more than a loop."""
+        """Like `_decode`, for so few rows that one numpy call costs more than a loop."""
         known, computed, tables, tokens, positions, lengths, all_slots = self._few
         size = self._pool.block_size
         for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):

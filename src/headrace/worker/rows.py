@@ -53,7 +53,7 @@ class Rows:
         # One place more than the context: the last token may be sampled, it is never computed.
         self.tokens = _on(device, np.zeros((rows, max_context + 1), np.int32))
         self.host_tokens = _of_host(self.tokens)
-        """`tokens` where they are the host's; else nothing."""
+        """`tokens` as an array where they lie on the host; else empty."""
         self.columns: npt.NDArray[np.void] = np.zeros(rows, _ROW)
         self.columns["adapter"] = -1
         self.held = np.zeros(rows, np.bool_)
@@ -179,7 +179,7 @@ class BlockTables:
             _on(device, np.full((rows, self.width), NULL_BLOCK, np.int32)) for _ in pool.groups
         ]
         self.host = [_of_host(table) for table in self.tables]
-        """`tables` where they are the host's; else nothing."""
+        """`tables` as arrays where they lie on the host; else empty."""
         self.version = 0
         """Changes with every change of a table."""
 

@@ -69,7 +69,7 @@ class Lowering:
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
         """By storage."""
         self._codes: dict[Value, QuantisedRows] = {}
-        """By value: other numbers in the same place have other codes."""
+        """int8 codes by value, since other numbers in the same storage have other codes."""
         self._summed = self._find_sums()
         self._gates = self._find_gates()
         self._activated = self._find_activated()
@@ -255,7 +255,7 @@ class Lowering:
         return self.emitted
 
     def _lower(self, node: Node) -> Callable[[int, Node], None] | None:
-        """What makes its records; None: there is no record of this kind."""
+        """The method that makes a node's records; None: no record does what this kind does."""
         return getattr(self, f"_{node.kind}", None)
 
     def _cut(self, first: int) -> int:

@@ -418,7 +418,7 @@ class TritonOperators(ReferenceOperators):
         return None if config.library else config
 
     def _packed_skinny(self, weight: TiledWeight, rows: int) -> PackedSkinnyConfig | None:
-        """The same for packed weights."""
+        """The skinny product's configuration for packed weights; None: another kernel."""
         if self.deterministic:
             return None
         config = self._table(weight.codes.device).packed_skinny(rows)

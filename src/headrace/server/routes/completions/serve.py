@@ -109,7 +109,7 @@ class Completion:
                 self.texts.append(await self.service.hands.run(decode, cut, skip_special=False))
 
     async def _fill(self, items: list[Any], suffix: str) -> None:
-        """The same for texts before a gap."""
+        """Prepare prompts whose answer fills the gap before `suffix`."""
         if self.only_prompt or self.body.prompt_logprobs is not None:
             raise InvalidRequest("a gap's prompt has no scores", param="suffix")
         if self.body.truncate_prompt_tokens is not None:

@@ -29,4 +29,4 @@ class ProfileReply(TypedDict):
     """On the server's disk; open it in ui.perfetto.dev."""
     steps: int
     left_out: int
-    """Later steps that are not in it: the recording was full."""
+    """Later steps that are not in the profile, because the recording was full."""

@@ -75,7 +75,7 @@ async def embedded(
 
 
 def dimensions_of(service: Service, wish: int | None) -> int | None:
-    """The wish, checked; None: whole vectors. Raises `InvalidRequest`."""
+    """The wished length of the vectors, checked; None: full length. Raises `InvalidRequest`."""
     files = service.engine.files
     hidden = files.arch.hidden
     if wish is None or wish == hidden:

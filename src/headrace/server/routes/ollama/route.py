@@ -81,7 +81,7 @@ async def tags(request: Request) -> Response:
 @router.get("/api/ps", responses=_answers(PsReply, body=False))
 @_own_errors
 async def ps(request: Request) -> Response:
-    """The same: what is served is loaded."""
+    """Loaded models: all that are served."""
     service = of(request)
     models = [about.loaded(service, name) for name in about.names(service)]
     return json_response({"models": models})
