@@ -11,6 +11,7 @@ from llguidance import LLMatcher
 from headrace.base.errors import InvalidRequest
 from headrace.base.ignored import all_ignored
 from headrace.text import DIALECTS, StreamRouter, Tokenizer
+from headrace.text import grammar as grammar_module
 from headrace.text.events import ToolCallArguments
 from headrace.text.grammar import MAX_NUMBER, after_reasoning, from_guided, from_response_format
 from headrace.text.lltokenizer import grammar_tokenizer
@@ -128,6 +129,20 @@ def test_what_cannot_be_enforced_is_an_annotation_unless_strict(
         from_response_format({"type": "json_schema", "json_schema": form})
     assert "\n" not in caught.value.message
     assert "at 2(" not in caught.value.message
+
+
+def test_what_is_checked_once_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of a schema at the bounds takes a core for 40 ms, which others miss."""
+    asked: list[str] = []
+    check = grammar_module._check
+
+    def counted(source: str) -> tuple[bool, list[str]]:
+        asked.append(source)
+        return check(source)
+
+    monkeypatch.setattr(grammar_module, "_check", counted)
+    source = from_guided(json_schema={"properties": {"a": {"type": "string"}}})
+    assert asked == [source]
 
 
 def test_the_whole_cause_of_a_refusal_is_told() -> None:

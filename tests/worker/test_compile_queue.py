@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.worker.compile_queue import FORGET, LEASE, OVERDUE, SMALL, THREADS, CompileQueue
+from headrace.worker.compile_queue import (
+    FORGET,
+    LEASE,
+    NICE,
+    OVERDUE,
+    SMALL,
+    THREADS,
+    CompileQueue,
+)
 
 
 class Held:
@@ -103,3 +113,27 @@ def test_closing_waits_for_nothing(held: Held) -> None:
     held.queue.close()
     assert all(future.cancelled() for future in waits)
     assert not runs.done()
+
+
+def own_niceness(_: str = "") -> int:
+    """The niceness of the calling thread, which the system keeps apart from its process's."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness of a thread is Linux's")
+def test_large_ones_stand_back_from_whoever_asks() -> None:
+    """A service that is started with `nice 15` had them at 10, before everything else of it."""
+    seen: list[tuple[int, int]] = []
+
+    def nicer_service() -> None:
+        mine = min(19, own_niceness() + 5)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), mine)
+        queue = CompileQueue(own_niceness)
+        seen.append((mine, queue.submit(huge("large"), "a").result(60)))
+        queue.close()
+
+    thread = threading.Thread(target=nicer_service)
+    thread.start()
+    thread.join()
+    [(mine, large)] = seen
+    assert large == min(19, mine + NICE)

@@ -121,18 +121,26 @@ def from_schema(schema: Any, where: str, *, strict: bool = True, compact: bool =
     schema = checked_schema(schema, where)
     if strict:
         return verified(grammar(json_value(schema, compact=compact)), where)
-    return verified(grammar(loose_value(schema, compact=compact)), where)
+    schema, sound = _enforceable(schema)
+    source = grammar(json_value(schema, lenient=True, compact=compact))
+    return source if sound and not compact else verified(source, where)
 
 
 def loose_value(schema: Mapping[str, Any], *, compact: bool = False) -> str:
     """A JSON value of as much of a checked schema as can be enforced; the rest is counted."""
+    return json_value(_enforceable(schema)[0], lenient=True, compact=compact)
+
+
+def _enforceable(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """As much of a checked schema as can be enforced, and whether llguidance takes that; the rest
+    is counted. A large schema takes a core for tens of milliseconds each time it is asked."""
     failed, messages = _check(grammar(json_value(schema, lenient=True)))
     if failed:
         schema = _without_bad_patterns(schema)
-        messages = _check(grammar(json_value(schema, lenient=True)))[1]
+        failed, messages = _check(grammar(json_value(schema, lenient=True)))
     if messages:
         ignored("schema", len(messages))
-    return json_value(schema, lenient=True, compact=compact)
+    return schema, not failed
 
 
 def _without_bad_patterns(value: Any) -> Any:
