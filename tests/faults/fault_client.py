@@ -16,6 +16,8 @@ import httpx
 ANSWERED, REFUSED, HUNG, LOST = "answered", "refused", "hung", "lost"
 LIMIT = 60.0
 """Seconds after which an answer that has not ended counts as hung."""
+SLICES = 60
+"""Parts of a limit: see `awake`."""
 
 
 @dataclass
@@ -68,6 +70,29 @@ def http(limit: float = LIMIT) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=limit, limits=limits)
 
 
+@asynccontextmanager
+async def awake(seconds: float) -> AsyncIterator[None]:
+    """`TimeoutError` after so many seconds in which this process ran. One that was stopped (with
+    its server, for another's measurement) has not waited: a part counts once, however long."""
+    loop = asyncio.get_running_loop()
+    left = SLICES
+
+    def tick() -> None:
+        nonlocal left, timer
+        left -= 1
+        if left:
+            timer = loop.call_later(seconds / SLICES, tick)
+        else:
+            limit.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as limit:
+        timer = loop.call_later(seconds / SLICES, tick)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
 async def outcome(
     client: httpx.AsyncClient,
     url: str,
@@ -80,16 +105,17 @@ async def outcome(
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     text = ""
     try:
-        async with asyncio.timeout(limit):
+        async with awake(limit):
             headers = {"content-type": "application/json"}
-            async with client.stream("POST", url, content=raw, headers=headers) as reply:
+            sent = client.stream("POST", url, content=raw, headers=headers, timeout=None)
+            async with sent as reply:
                 async for part in reply.aiter_text():
                     if not text:
                         on_begin()
                     text += part
                 streamed = reply.headers["content-type"].startswith("text/event-stream")
                 return ended(reply.status_code, text, streamed=streamed)
-    except (TimeoutError, httpx.TimeoutException):
+    except TimeoutError:
         return HUNG
     except httpx.HTTPError:
         return LOST

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fault_client import HUNG, LOST
+from fault_client import HUNG, LOST, awake
 from mutations import mutated
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
@@ -185,7 +185,7 @@ async def _send(url: str, numbers: range, ends: Counter[str], findings: list[Any
     async def sender() -> None:
         for number in waiting:
             try:
-                async with asyncio.timeout(LIMIT):
+                async with awake(LIMIT):
                     reply = await _exchange(host, int(port), request(random.Random(number)))
                 how, wrong = ended(reply)
             except TimeoutError:
