@@ -132,8 +132,8 @@ def loose_value(schema: Mapping[str, Any], *, compact: bool = False) -> str:
 
 
 def _enforceable(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """As much of a checked schema as can be enforced, and whether llguidance takes that; the rest
-    is counted. A large schema takes a core for tens of milliseconds each time it is asked."""
+    """The part of a checked schema that can be enforced, and whether llguidance takes it; the rest
+    is counted. Asking takes a core for tens of milliseconds where the schema is large."""
     failed, messages = _check(grammar(json_value(schema, lenient=True)))
     if failed:
         schema = _without_bad_patterns(schema)
