@@ -44,6 +44,7 @@ class Driver:
         step_tokens: int = 512,
         rows: int | None = None,
         prefix_cache: bool = True,
+        drafts: int = 0,
     ) -> None:
         self.worker = worker
         pool = pool_of(worker, blocks, block_size)
@@ -54,6 +55,7 @@ class Driver:
             step_tokens=step_tokens,
             max_context=worker.options.max_context,
             max_waiting=1024,
+            drafts=drafts,
         )
         self.scheduler = Scheduler(limits, self.kv)
         self.answers: dict[tuple[str, int], Answer] = {}

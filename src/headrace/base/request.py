@@ -34,6 +34,11 @@ class Request:
     """Special tokens that stay in the text although special tokens are skipped: a dialect's
     markers."""
 
+    @property
+    def tenant(self) -> str:
+        """Names those whose texts may teach each other: of one salt, under one adapter."""
+        return f"{self.spec.adapter or ''}\0{self.cache_salt}"
+
 
 @dataclass(slots=True)
 class SequenceDelta:

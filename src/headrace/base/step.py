@@ -75,6 +75,8 @@ class Admission:
     choice: int
     """Which of the request's n choices this is: part of the random stream."""
     spec: RequestSpec
+    tenant: str = ""
+    """Names those whose texts may teach each other: nothing of one is told to another."""
 
 
 class BlockWrite(NamedTuple):

@@ -119,9 +119,6 @@ class StepBatch:
     """How the tokens of `sample_rows` are drawn, where the arrays are a device's."""
     targets: Array | None = None
     """[R] int64, on a device: where in the flattened table of tokens each new token goes."""
-    sample_bounds: npt.NDArray[np.int64] | None = None
-    """[B + 1], on the host: entry b owns `sample_rows` sample_bounds[b] : sample_bounds[b + 1];
-    None: those that sample have one each."""
 
     def sampled_places(self) -> npt.NDArray[np.int64]:
         """`sample_rows` on the host, without waiting for a device."""
@@ -159,7 +156,7 @@ class StepLimits:
     @property
     def samples(self) -> int:
         """R at most."""
-        return self.entries * (1 + self.drafts)
+        return min(max(self.tokens, self.entries), self.entries * (1 + self.drafts))
 
 
 class Operators(Protocol):

@@ -154,9 +154,9 @@ class Work:
 
     def admission(self) -> Admission:
         """What the worker is told when it takes a row."""
-        tokens = self.tokens.copy()
-        spec = self.request.spec
-        return Admission(self.row, self.id, tokens, self.prompt_length, self.choice, spec)
+        tokens, request = self.tokens.copy(), self.request
+        length, choice, spec = self.prompt_length, self.choice, request.spec
+        return Admission(self.row, self.id, tokens, length, choice, spec, request.tenant)
 
     def take(
         self, plan: StepPlan, result: StepResult, entry: int, *, grows: bool

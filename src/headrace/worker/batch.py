@@ -13,6 +13,7 @@ from ..kernels.draws import DrawParameters
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import all_to_device
+from .verification import sampled_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,7 @@ def make_batch(
     rows: Rows,
     tables: BlockTables,
     pool: PoolShape,
+    drafted: list[int] | None = None,
     *,
     token_types: bool = False,
     draws: bool = False,
@@ -31,7 +33,8 @@ def make_batch(
     the entries that sample.
 
     A pooling entry samples nothing. `token_types`: the model reads them. `draws`: with how tokens
-    are drawn and where they go, so that a step is one copy to the device.
+    are drawn and where they go, so that a step is one copy to the device. `drafted`: how many of
+    each entry's tokens are drafts, if any are.
     """
     known = tensor(rows.tokens)
     device = known.device
@@ -43,7 +46,7 @@ def make_batch(
     place = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], counts)
     columns = rows.columns[plan.rows]
     samples = np.asarray(plan.samples, np.bool_) & ~columns["pooling"]
-    sampled = bounds[1:][samples] - 1
+    sampled, sampling = sampled_tokens(bounds, samples, drafted)
     size = pool.block_size
     arrays = [
         owners,
@@ -60,8 +63,9 @@ def make_batch(
         arrays.append(((second > 0) & (place >= second)).astype(np.int64))
     drawn: dict[str, npt.NDArray[Any]] = {}
     if draws:
-        arrays.append((np.asarray(plan.rows, np.int64) * known.shape[1] + lengths)[samples])
-        drawn = rows.draws(columns[samples], lengths[samples])
+        places = place[sampled] + 1
+        arrays.append(owners[sampled] * known.shape[1] + places)
+        drawn = rows.draws(columns[sampling], places)
         arrays += drawn.values()
     row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *more = (
         all_to_device(arrays, device)

@@ -19,6 +19,7 @@ from ..kernels.arrays import Array, tensor
 from ..kernels.operators import GroupBatch, StepBatch, StepLimits
 from .batch import make_batch
 from .rows import BlockTables, Rows
+from .verification import sampled_tokens
 
 _FEW = 3
 _TABLE_STEP = 8
@@ -62,7 +63,7 @@ class HostBatches:
         self._positions = np.zeros(limits.tokens, np.int64)
         self._bounds = np.zeros(limits.entries + 1, np.int32)
         self._lengths = np.zeros(limits.entries, np.int32)
-        self._sampled = np.zeros(limits.entries, np.int64)
+        self._sampled = np.zeros(limits.samples, np.int64)
         self._slots = [np.zeros(limits.tokens, np.int64) for _ in pool.groups]
         self._picked = [np.zeros((limits.entries, tables.width), np.int32) for _ in pool.groups]
         self._each = np.arange(limits.tokens)
@@ -92,16 +93,18 @@ class HostBatches:
         self._picked_version = self._picked_width = -1
         """`BlockTables.version` and width that `_picked` was copied from; -1: nothing yet."""
 
-    def make(self, plan: StepPlan) -> StepBatch:
+    def make(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch:
         count = len(plan.rows)
         total = sum(plan.counts)
         if total > self._limits.tokens or count > self._limits.entries:
-            return make_batch(plan, self._rows, self._tables, self._pool, token_types=self._typed)
+            return make_batch(
+                plan, self._rows, self._tables, self._pool, drafted, token_types=self._typed
+            )
         if total == count and not self._typed and all(plan.samples):
             columns = self._rows.columns[plan.rows]
             if not columns["pooling"].any() and (columns["adapter"] < 0).all():
                 return self._decode(plan, count)
-        return self._mixed(plan, count, total)
+        return self._mixed(plan, count, total, drafted)
 
     def decode(self, plan: StepPlan) -> StepBatch | None:
         """Like `make` for steps in which every entry computes one token and gets one, of rows that
@@ -165,7 +168,9 @@ class HostBatches:
             for table, slots in zip(tables, all_slots, strict=True):
                 slots[place] = table[row, block] * size + offset
 
-    def _mixed(self, plan: StepPlan, count: int, total: int) -> StepBatch:
+    def _mixed(
+        self, plan: StepPlan, count: int, total: int, drafted: list[int] | None
+    ) -> StepBatch:
         rows, starts = self._array_of(plan.rows), np.array(plan.starts)
         counts = np.array(plan.counts)
         lengths = starts + counts
@@ -178,8 +183,8 @@ class HostBatches:
         self._tokens[:total] = self._rows.host_tokens[row_of_token, positions]
         self._place(row_of_token, positions, total)
         samples = np.array(plan.samples) & ~self._rows.columns["pooling"][rows]
-        ends = bounds[1:][samples] - 1
-        self._sampled[: len(ends)] = ends
+        sampled, sampling = sampled_tokens(bounds, samples, drafted)
+        self._sampled[: len(sampled)] = sampled
         max_length = int(lengths.max())
         width = self._pick(rows, max_length)
         batch = self._views(
@@ -187,10 +192,10 @@ class HostBatches:
             count,
             width,
             self._bounds,
-            self._sampled[: len(ends)],
+            self._sampled[: len(sampled)],
         )
         batch.max_count, batch.max_length = int(counts.max()), max_length
-        batch.rules = self._rows.rules(rows[samples])
+        batch.rules = self._rows.rules(rows[sampling])
         batch.adapters = self._rows.adapters(rows, counts)
         if self._typed:
             second = np.repeat(self._rows.columns["second_at"][rows], counts)

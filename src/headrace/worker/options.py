@@ -31,6 +31,8 @@ class WorkerOptions:
     """LoRA adapters that can run at the same time; 0: none are served."""
     adapter_rank: int = 16
     """The largest rank of an adapter."""
+    drafts: int = 0
+    """Drafts of a row that are verified in one step, at most; 0: none are made."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

@@ -27,6 +27,7 @@ from .host_batch import HostBatches
 from .kv_tensors import copy_blocks
 from .rows import BlockTables, Rows
 from .transfer import Stopwatch, to_host
+from .verification import Verification
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ class Steps:
     tables: BlockTables
     cache: KvCache
     features: Features
-    batch: Callable[[StepPlan], StepBatch]
+    batch: Callable[[StepPlan, list[int] | None], StepBatch]
+    """Of a plan and the drafts of each entry, if there are any."""
     stopwatch: Stopwatch | None
     check: bool
     """Verify every plan."""
@@ -47,6 +49,8 @@ class Steps:
     """Where `batch` comes from, if no tensor is in a step of the program."""
     inference: Callable[[], AbstractContextManager[object]]
     """What a step of tensors is done in."""
+    verification: Verification | None = None
+    """Where rows draft."""
     _tokens: Array | None = None
     _values: memoryview | None = None
     """The memory of `_tokens`, which is the same array step after step."""
@@ -69,6 +73,11 @@ class Steps:
             return None
         if not self.features.rows.isdisjoint(plan.rows):
             return None
+        verification = self.verification
+        if verification is not None:
+            plan, drafted = verification.begin(plan)
+            if drafted is not None:
+                return None
         if self.check:
             self.rows.check_starts(plan)
         self.tables.write(plan.blocks)
@@ -81,9 +90,11 @@ class Steps:
             with self.inference():
                 values = choose(self.drawing, outputs.logits, batch).tolist()
         host.keep(values)
-        return StepResult(
-            plan.number, [[token] for token in values], seconds=time.perf_counter() - begin
-        )
+        result = StepResult(plan.number, [[token] for token in values])
+        if verification is not None:
+            verification.propose(plan, result)
+        result.seconds = time.perf_counter() - begin
+        return result
 
     def _values_of(self, tokens: Array) -> list[int]:
         if tokens is not self._tokens or self._values is None:
@@ -92,9 +103,13 @@ class Steps:
         return values
 
     def _launch(self, plan: StepPlan, begin: float) -> Callable[[], StepResult]:
-        self._prepare(plan)
+        plan, drafted = self._prepare(plan)
         asked, entries = self.features.of(plan.rows), self._sampling(plan)
-        batch = self.batch(plan)
+        batch = self.batch(plan, drafted)
+        depths: list[int] | None = None
+        if drafted is not None:
+            depths = [depth for entry in entries for depth in range(-drafted[entry], 1)]
+            entries = [entry for entry in entries for _ in range(1 + drafted[entry])]
         stop = None if self.stopwatch is None else self.stopwatch.start()
         masked, hidden = asked.wants(plan)
         drawn = batch.rules is not None or batch.draws is not None
@@ -105,22 +120,39 @@ class Steps:
         rows = np.array([plan.rows[entry] for entry in entries], np.int64)
         if entries:
             places = np.array([plan.starts[entry] + plan.counts[entry] for entry in entries])
+            if depths is not None:
+                places += depths
             chosen = self._chosen(outputs, batch, asked, rows, places)
-            self.rows.append(rows, places, chosen, batch.targets)
-            arrived = to_host(chosen)
             # The program's own object may come again.
             outputs = Outputs(chosen, outputs.logits, outputs.hidden)
+            if drafted is not None:
+                assert self.verification is not None
+                kept = self.verification.accept(plan, drafted, entries, chosen.tolist())
+                entries = [entries[place] for place in kept]
+                rows, places, chosen = rows[kept], places[kept], chosen[kept]
+            self.rows.append(rows, places, chosen, batch.targets)
+            arrived = to_host(chosen)
         asked.collect(plan, outputs, result)
         if arrived is not None:
             for place, fault in asked.advance(rows, arrived).items():
                 result.failures[entries[place]] = fault
         read = None if stop is None else stop()
 
-        def finish() -> StepResult:
+        def deliver() -> None:
             if arrived is not None:
                 for entry, token in zip(entries, arrived(), strict=True):
                     if entry not in result.failures:
                         result.tokens[entry].append(token)
+
+        if self.verification is not None:
+            # At once: the next step's drafts follow from these tokens.
+            deliver()
+            self.verification.propose(plan, result)
+            _cut_to_tokens(result)
+
+        def finish() -> StepResult:
+            if self.verification is None:
+                deliver()
             passed = (time.perf_counter() - begin, 0.0) if read is None else read()
             result.seconds, result.gap = passed
             return result
@@ -143,22 +175,31 @@ class Steps:
             return tokens
         return choose(self.drawing, outputs.logits, batch)
 
-    def _prepare(self, plan: StepPlan) -> None:
-        """Bring the tables to what the plan takes for granted."""
+    def _prepare(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
+        """Bring the tables to what the plan takes for granted. → the plan as it is computed, and
+        the drafts of each entry, if there are any."""
+        verification, drafted = self.verification, None
         released = plan.released
         if released:
             self.rows.release(released)
             self.tables.release(released)
             self.features.release(released)
+            if verification is not None:
+                verification.release(released)
         self.tables.write(plan.blocks)
         for admission in plan.admitted:
             self.rows.admit(admission)
             self.features.admit(admission)
+            if verification is not None:
+                verification.admit(admission)
+        if verification is not None:
+            plan, drafted = verification.begin(plan)
         if self.check:
             self.rows.check_starts(plan)
         self.rows.note_computed(plan)
         if plan.copies:
             copy_blocks(self.cache, plan.copies)
+        return plan, drafted
 
     def _sampling(self, plan: StepPlan) -> list[int]:
         """The entries that get a token: those that sample and want no vector."""
@@ -167,4 +208,12 @@ class Steps:
             entry
             for entry, (samples, pools) in enumerate(zip(plan.samples, pooling, strict=True))
             if samples and not pools
+        ]
+
+
+def _cut_to_tokens(result: StepResult) -> None:
+    """Drop the log-probabilities of what was drawn behind a draft that was refused."""
+    if result.logprobs is not None:
+        result.logprobs = [
+            found[: len(new)] for found, new in zip(result.logprobs, result.tokens, strict=True)
         ]

@@ -29,6 +29,7 @@ from ..loader.prepare import prepare
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
+from ..speculate import Speculation
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
@@ -46,6 +47,7 @@ from .reasoning import ReasoningBudgets
 from .rows import BlockTables, Rows
 from .step import Steps
 from .transfer import Stopwatch
+from .verification import Verification
 
 if TYPE_CHECKING:
     from .adapters import Adapters
@@ -95,12 +97,15 @@ class Worker:
         grammar_tokenizer: MakeTokenizer | None = None,
         shelf: PanelShelf | None = None,
         memory: DeviceMemory | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
         grammar comes; without it there are no grammars. `shelf` keeps repacked weights. `memory`
-        is asked in place of the device's own."""
+        is asked in place of the device's own. `speculation` makes the drafters of each sequence;
+        it is kept when the tables are made anew."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
+        self._speculation = speculation or Speculation()
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
@@ -219,7 +224,9 @@ class Worker:
             self._rows = Rows(options.rows, options.max_context, device, self.facts.features)
             self._cache = allocate_kv(pool, device, host=self._operators.host)
             self._tables = BlockTables(options.rows, options.max_context, pool, device)
-            limits = StepLimits(options.step_tokens, options.rows, options.max_context)
+            limits = StepLimits(
+                options.step_tokens, options.rows, options.max_context, options.drafts
+            )
             plain = CallByCall(
                 self._model,
                 self._operators,
@@ -240,7 +247,7 @@ class Worker:
                     token_types=typed,
                     tensors=not program.host,
                 )
-            self._batch: Callable[[StepPlan], StepBatch] = (
+            self._batch: Callable[[StepPlan, list[int] | None], StepBatch] = (
                 host.make
                 if host is not None
                 else partial(
@@ -267,8 +274,14 @@ class Worker:
                 check=check_plans(),
                 host=host if program.host else None,
                 inference=self._inference,
+                verification=self._verification(),
             )
         self._phases["allocate"] = time.perf_counter() - begin
+
+    def _verification(self) -> Verification | None:
+        if not self.options.drafts or not self._model.generates:
+            return None
+        return Verification(self._rows, self._speculation, self.options.drafts)
 
     def _listed(self, program: Program) -> list[RowFeature]:
         """What rows may ask for, in the order of `features`, for a table without a held row."""
@@ -300,7 +313,7 @@ class Worker:
         with self._inference():
             for count in (1, min(16, self.options.step_tokens, self.options.max_context)):
                 plan = StepPlan(0, rows=[0], starts=[0], counts=[count], samples=[True])
-                batch = self._batch(plan)
+                batch = self._batch(plan, None)
                 self._program.step(batch, BEST if self._model.generates else EVERY)
             clear_null_blocks(self._cache)
         if self._memory is not None:

@@ -1,0 +1,145 @@
+"""Drafts of a worker's rows: proposed behind one step, verified in the next.
+
+Verification does not know the drafter (Daliri, Musco and Suresh 2024, arXiv 2408.07978): the target
+draws its own token at each position, with the number that belongs to (seed, choice, position), and
+a draft is accepted if it is that token. What comes out is the same with any drafts and with none.
+
+A decode of 1 + d tokens computes the last known token and d drafts behind it, which stand in the
+table of tokens as if they were known: penalties, unwanted words and every other mask of a position
+look at what would stand before it. If draft i is refused then so is all that was computed behind
+it; the next step writes over that, and no prefix index was told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.step import Admission, StepPlan, StepResult
+from ..speculate import NOTHING, Drafts, Proposal, Speculation
+from .rows import Rows
+
+
+@dataclass(slots=True)
+class _Row:
+    drafts: Drafts
+    ends: frozenset[int]
+    """Ids that end the sequence: no draft goes on behind one."""
+    known: int
+    """Tokens of the sequence that are known."""
+    ready: Proposal = NOTHING
+    """For the next step."""
+
+
+class Verification:
+    """The rows that draft. Tokens lie in the host's memory. Calls come from the worker's thread."""
+
+    def __init__(self, rows: Rows, speculation: Speculation, most: int) -> None:
+        """`most`: drafts of one row and step."""
+        self._table, self._speculation, self._most = rows, speculation, most
+        self._rows: dict[int, _Row] = {}
+
+    def admit(self, admission: Admission) -> None:
+        """Begin to draft for a row, unless what it asks changes from token to token in a way that
+        only tokens which are there can tell: a grammar, a reasoning budget."""
+        spec = admission.spec
+        if not spec.generates or spec.grammar is not None or spec.reasoning is not None:
+            return
+        drafts = self._speculation.begin(admission.tenant)
+        drafts.extend(admission.tokens)
+        known = len(admission.tokens)
+        self._rows[admission.row] = _Row(drafts, frozenset(spec.stop_ids), known)
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._rows.pop(row, None)
+
+    def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
+        """Put drafts behind what is known. → the plan as it is computed, with the starts that are
+        true and no more drafts than are ready, and the drafts of each entry, None without any."""
+        starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
+        changed = False
+        for entry, row in enumerate(plan.rows):
+            found = self._rows.get(row)
+            if found is None or starts[entry] + counts[entry] < found.known:
+                continue
+            count = counts[entry]
+            if starts[entry] + count == found.known:
+                continue  # The rest of a prompt, or a token alone.
+            if not changed:
+                changed, starts, counts = True, starts.copy(), counts.copy()
+            ready = found.ready
+            drafted[entry] = some = min(count - 1, len(ready))
+            starts[entry], counts[entry] = found.known - 1, 1 + some
+            self._table.host_tokens[row, found.known : found.known + some] = ready.tokens[:some]
+        if not changed:
+            return plan, None
+        return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
+
+    def accept(
+        self, plan: StepPlan, drafted: list[int], entries: list[int], chosen: Sequence[int]
+    ) -> list[int]:
+        """Which of the tokens `chosen`, one for each of the sampled rows that belong to `entries`,
+        follow from tokens that are true: of each entry those up to the first that is no draft."""
+        kept: list[int] = []
+        at = 0
+        while at < len(entries):
+            entry = entries[at]
+            row, tried = plan.rows[entry], drafted[entry]
+            kept.append(at)
+            if tried:
+                found = self._rows[row]
+                right, ready = 0, found.ready
+                while right < tried and chosen[at + right] == ready.tokens[right]:
+                    right += 1
+                    kept.append(at + right)
+                found.drafts.settle(replace(ready, tokens=ready.tokens[:tried]), right)
+                self._table.computed[row] = plan.starts[entry] + 1 + right
+            at += 1 + tried
+        return kept
+
+    def propose(self, plan: StepPlan, result: StepResult) -> None:
+        """Take what became part of each sequence, and say in the result what is ready next."""
+        proposed: list[bytes] | None = None
+        for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
+            found = self._rows.get(row)
+            if found is None or not new:
+                continue
+            found.known += len(new)
+            drafts = found.drafts
+            drafts.extend(new)
+            found.ready = _before_end(drafts.propose(self._most), found.ends)
+            if proposed is None:
+                proposed = [b""] * len(plan.rows)
+            if found.ready:
+                alive = drafts.survival(found.ready)
+                proposed[entry] = bytes([round(255 * one) for one in alive])
+        result.proposed = proposed
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
+
+def sampled_tokens(
+    bounds: npt.NDArray[np.int64], samples: npt.NDArray[np.bool_], drafted: list[int] | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(tokens [R] whose logits are wanted, the entry [R] of each), ascending. Entry b owns the
+    tokens bounds[b] : bounds[b + 1], and draws behind its last one and each draft's forerunner."""
+    (entries,) = samples.nonzero()
+    ends = bounds[1:][entries] - 1
+    if drafted is None:
+        return ends, entries
+    each = 1 + np.array(drafted)[entries]
+    behind = np.repeat(each.cumsum() - 1, each) - np.arange(each.sum())
+    return np.repeat(ends, each) - behind, np.repeat(entries, each)
+
+
+def _before_end(proposal: Proposal, ends: frozenset[int]) -> Proposal:
+    """The proposal up to the first id that ends its sequence."""
+    for place, token in enumerate(proposal.tokens):
+        if token in ends:
+            return replace(proposal, tokens=proposal.tokens[:place])
+    return proposal

@@ -1,0 +1,160 @@
+"""Drafts change how many steps an answer takes, and not one bit of the answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from headrace.base.sampling import SamplingParams
+from headrace.loader.open import open_model
+from headrace.speculate import NOTHING, Drafter, NGramDrafter, Proposal, Speculation
+from headrace.worker import Worker, WorkerOptions
+from oracle import tiny
+from oracle.driving import Answer, Driver
+
+DRAFTS = 4
+
+
+class Oracle:
+    """Knows how the texts go on, and says it: rightly, wrongly, or rightly for a while."""
+
+    name = "oracle"
+    texts: list[list[int]]
+    right: int
+    """Tokens of a proposal that are right; -1: as chance will have it."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._chance = random.Random(1)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+
+    def propose(self, most: int) -> Proposal:
+        known = len(self._tokens)
+        text = next((one for one in self.texts if one[:known] == self._tokens), [])
+        coming = text[known : known + most]
+        coming += [0] * (most - len(coming))
+        right = self._chance.randint(0, most) if self.right < 0 else self.right
+        tokens = [*coming[:right], *((one + 1) % tiny.VOCAB for one in coming[right:])]
+        return Proposal(tokens[: self._chance.randint(0, most)], 9, self.name)
+
+
+def oracle_of(texts: list[list[int]], right: int) -> type[Oracle]:
+    return type("Told", (Oracle,), {"texts": texts, "right": right})
+
+
+@pytest.fixture(scope="module", params=["ref", "cpu"])
+def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Makes workers of one model: with drafters, or without."""
+    files = open_model(str(tiny.make("qwen2", tmp_path_factory.mktemp("models"))))
+
+    def make(*drafters: type[Drafter]) -> Worker:
+        options = WorkerOptions(
+            kernels=request.param,
+            dtype="float32",
+            threads=1,
+            rows=6,
+            step_tokens=40,
+            max_context=128,
+            drafts=DRAFTS if drafters else 0,
+        )
+        return Worker(files, options, speculation=Speculation(drafters))
+
+    return make
+
+
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0),
+    "warm": SamplingParams(temperature=0.7, seed=3),
+    "hot": SamplingParams(temperature=1.3, seed=4, top_k=40, top_p=0.95, n=3),
+    "scores": SamplingParams(temperature=0.7, seed=5, logprobs=3, prompt_logprobs=1),
+    "penalties": SamplingParams(
+        temperature=0.5, seed=6, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2
+    ),
+    "bias": SamplingParams(temperature=0, logit_bias={5: 4.0, 7: -4.0}, min_tokens=20),
+    "filters": SamplingParams(temperature=1, seed=7, typical_p=0.9, top_n_sigma=2.0, min_p=0.01),
+    "listed": SamplingParams(temperature=1, seed=8, allowed_token_ids=tuple(range(30))),
+}
+
+
+def answers(worker: Worker, *, blocks: int = 60) -> tuple[dict[tuple[str, int], Answer], Driver]:
+    """All samplings, one after the other into a running batch."""
+    driver = Driver(worker, blocks=blocks, step_tokens=40, drafts=worker.options.drafts)
+    for place, (name, sampling) in enumerate(SAMPLINGS.items()):
+        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        driver.add(name, prompt, replace(sampling, max_tokens=30), stop_ids=(11, 12))
+        driver.step()
+    return driver.run(), driver
+
+
+def same(found: dict[tuple[str, int], Answer], wanted: dict[tuple[str, int], Answer]) -> None:
+    for key, answer in wanted.items():
+        got = found[key]
+        # How often it was preempted, and what it then found, is how it was computed.
+        assert replace(got, preemptions=0, cached=0) == replace(answer, preemptions=0, cached=0)
+
+
+@pytest.fixture(scope="module")
+def plain(workers) -> dict[tuple[str, int], Answer]:
+    return answers(workers())[0]
+
+
+@pytest.fixture(scope="module")
+def texts(plain: dict[tuple[str, int], Answer]) -> list[list[int]]:
+    found = []
+    for place, name in enumerate(SAMPLINGS):
+        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        for (other, _), answer in plain.items():
+            if other == name:
+                found.append(prompt + answer.tokens)
+    return found
+
+
+@pytest.mark.parametrize("right", [0, 1, DRAFTS, -1])
+@pytest.mark.parametrize("blocks", [60, 14])
+def test_oracles_change_no_answer(workers, plain, texts, right: int, blocks: int) -> None:
+    """Right, wrong, right for one and by chance; 14 blocks make sequences give way."""
+    found, driver = answers(workers(oracle_of(texts, right)), blocks=blocks)
+    same(found, plain)
+    verified = [plan for plan in driver.plans if max(plan.counts[: len(plan.rows)]) > 1]
+    assert len(verified) > len(SAMPLINGS), "drafts were verified"
+    if blocks == 14:
+        assert any(answer.preemptions for answer in found.values())
+
+
+def test_right_drafts_save_steps(workers, plain, texts) -> None:
+    _, driver = answers(workers())
+    _, drafting = answers(workers(oracle_of(texts, DRAFTS)))
+    assert len(drafting.plans) < 0.6 * len(driver.plans)
+
+
+def test_lookup_changes_no_answer(workers, plain) -> None:
+    same(answers(workers(NGramDrafter))[0], plain)
+
+
+def test_a_draft_never_goes_on_behind_an_end(workers) -> None:
+    class Ending(Oracle):
+        def propose(self, most: int) -> Proposal:
+            return Proposal([11, 5, 5, 5][:most], 1, self.name)
+
+    worker = workers(Ending)
+    driver = Driver(worker, drafts=DRAFTS)
+    driver.add("a", [1, 2, 3], SamplingParams(temperature=0, max_tokens=9), stop_ids=(11,))
+    driver.run()
+    assert all(max(plan.counts) == 1 for plan in driver.plans[1:])
+
+
+def test_who_has_no_drafts_decodes(workers) -> None:
+    class Silent(Oracle):
+        def propose(self, most: int) -> Proposal:
+            return NOTHING
+
+    worker, sampling = workers(Silent), SamplingParams(temperature=0, max_tokens=9)
+    driver = Driver(worker, drafts=DRAFTS)
+    answer = driver.ask([1, 2, 3], sampling)
+    assert [plan.counts for plan in driver.plans] == [[3], *[[1]] * 8]
+    assert answer == Driver(workers()).ask([1, 2, 3], sampling)
