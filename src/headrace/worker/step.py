@@ -41,7 +41,7 @@ class Steps:
     cache: KvCache
     features: Features
     batch: Callable[[StepPlan, list[int] | None], StepBatch]
-    """Of a plan and the drafts of each entry, if there are any."""
+    """Arrays of a plan, and of the drafts of each entry, if there are any."""
     stopwatch: Stopwatch | None
     check: bool
     """Verify every plan."""
