@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headrace.base.groups import layer_groups
 from headrace.base.request import Request, SequenceDelta
@@ -45,6 +47,7 @@ class Driver:
         rows: int | None = None,
         prefix_cache: bool = True,
         drafts: int = 0,
+        depth: Literal[1, 2] = 1,
     ) -> None:
         self.worker = worker
         pool = pool_of(worker, blocks, block_size)
@@ -55,11 +58,13 @@ class Driver:
             step_tokens=step_tokens,
             max_context=worker.options.max_context,
             max_waiting=1024,
+            depth=depth,
             drafts=drafts,
         )
         self.scheduler = Scheduler(limits, self.kv)
         self.answers: dict[tuple[str, int], Answer] = {}
         self.plans: list[StepPlan] = []
+        self._flying: deque[tuple[StepPlan, StepResult]] = deque()
 
     def add(
         self,
@@ -74,11 +79,13 @@ class Driver:
         self.scheduler.add(Request(name, list(prompt), spec, cache_salt=salt))
 
     def step(self, change: Callable[[StepResult], StepResult] = lambda result: result) -> bool:
-        plan = self.scheduler.schedule()
-        if plan is None:
+        """Plan and compute while there is room in flight, then take the oldest result."""
+        while (plan := self.scheduler.schedule()) is not None:
+            self.plans.append(plan)
+            self._flying.append((plan, change(self.worker.execute(plan))))
+        if not self._flying:
             return False
-        self.plans.append(plan)
-        self._read(self.scheduler.update(plan, change(self.worker.execute(plan))))
+        self._read(self.scheduler.update(*self._flying.popleft()))
         return True
 
     def run(self) -> dict[tuple[str, int], Answer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -81,9 +82,13 @@ SAMPLINGS = {
 }
 
 
-def answers(worker: Worker, *, blocks: int = 60) -> tuple[dict[tuple[str, int], Answer], Driver]:
+def answers(
+    worker: Worker, *, blocks: int = 60, depth: Literal[1, 2] = 1
+) -> tuple[dict[tuple[str, int], Answer], Driver]:
     """All samplings, one after the other into a running batch."""
-    driver = Driver(worker, blocks=blocks, step_tokens=40, drafts=worker.options.drafts)
+    driver = Driver(
+        worker, blocks=blocks, step_tokens=40, drafts=worker.options.drafts, depth=depth
+    )
     for place, (name, sampling) in enumerate(SAMPLINGS.items()):
         prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
         driver.add(name, prompt, replace(sampling, max_tokens=30), stop_ids=(11, 12))
@@ -115,10 +120,12 @@ def texts(plain: dict[tuple[str, int], Answer]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("right", [0, 1, DRAFTS, -1])
-@pytest.mark.parametrize("blocks", [60, 14])
-def test_oracles_change_no_answer(workers, plain, texts, right: int, blocks: int) -> None:
+@pytest.mark.parametrize(("blocks", "depth"), [(60, 1), (14, 2)])
+def test_oracles_change_no_answer(
+    workers, plain, texts, right: int, blocks: int, depth: Literal[1, 2]
+) -> None:
     """Right, wrong, right for one and by chance; 14 blocks make sequences give way."""
-    found, driver = answers(workers(oracle_of(texts, right)), blocks=blocks)
+    found, driver = answers(workers(oracle_of(texts, right)), blocks=blocks, depth=depth)
     same(found, plain)
     verified = [plan for plan in driver.plans if max(plan.counts[: len(plan.rows)]) > 1]
     assert len(verified) > len(SAMPLINGS), "drafts were verified"

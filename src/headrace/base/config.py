@@ -81,6 +81,12 @@ class EngineOptions:
     prefix_cache: bool = option(True, "Share the KV of equal prefixes between requests.")
     policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
     depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
+    speculate: str = option(
+        "off",
+        "Draft tokens from the text itself and verify several at once: the same answers in fewer "
+        "steps.",
+        choices=("off", "ngram"),
+    )
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
     max_adapters: int = option(
         0, "LoRA adapters that can run at the same time; 0: none are served.", low=0, high=256

@@ -35,7 +35,7 @@ from .executor import Executor, InlineExecutor
 from .grammar import GrammarResource
 from .prediction import step_predictor
 from .real import REAL_WORKER, worker_loader
-from .start import Resolved, plan, resolve, weight_bytes_on_disk, worker_settings
+from .start import Resolved, drafts_of, plan, resolve, weight_bytes_on_disk, worker_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -172,6 +172,7 @@ def _core(
         max_waiting=options.max_waiting,
         policy=cast(Policy, options.policy),
         depth=options.depth,
+        drafts=drafts_of(options),
     )
     # On a CPU blocks get their memory when they are first written: see `kv.pool`.
     keep = KEPT_PREFIXES if options.device == "cpu" else 1.0

@@ -17,6 +17,8 @@ from .real import kernel_decisions
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 """Budget of a step: on a device large enough for full speed of the matrix products, and small
 enough that one prompt's chunk does not stop the others for long."""
+DRAFTS = 7
+"""Drafts of a sequence and step: the products of eight rows cost two steps of one."""
 ENCODER_STEP_TOKENS = {"cpu": 2048, "cuda": 16384}
 """An encoder streams nothing that a long step could hold up; many inputs go together."""
 
@@ -70,6 +72,8 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
             min(cpu.physical_cores, MOST_THREADS),
             f"cores without their second hardware threads, of {cpu.cores} that this process has",
         )
+    if options.speculate != "off":
+        _verify_drafting(device, files)
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
     kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
@@ -83,6 +87,19 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
     )
     available = hardware.gpus[0].free if device == "cuda" else hardware.cpu.available
     return Resolved(resolved, tuple(decisions), available, kv_memory)
+
+
+def _verify_drafting(device: str, files: ModelFiles) -> None:
+    """Raise `OptionError` where nothing can be drafted."""
+    if files.arch.task != "tokens":
+        raise OptionError("an encoder makes no tokens to draft", param="speculate")
+    if device != "cpu":
+        raise OptionError(f"drafts are not verified on {device} yet", param="speculate")
+
+
+def drafts_of(options: EngineOptions) -> int:
+    """Drafts that one step may verify beside a token."""
+    return 0 if options.speculate == "off" else DRAFTS
 
 
 def _device(wish: str, hardware: Hardware) -> tuple[str, str]:
@@ -166,6 +183,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "max_context": memory.max_context,
         "adapters": options.max_adapters,
         "adapter_rank": options.adapter_rank,
+        "drafts": drafts_of(options),
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -124,12 +125,14 @@ class Verification:
 
 
 def sampled_tokens(
-    bounds: npt.NDArray[np.int64], samples: npt.NDArray[np.bool_], drafted: list[int] | None
+    bounds: npt.NDArray[np.signedinteger[Any]],
+    samples: npt.NDArray[np.bool_],
+    drafted: list[int] | None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(tokens [R] whose logits are wanted, the entry [R] of each), ascending. Entry b owns the
     tokens bounds[b] : bounds[b + 1], and draws behind its last one and each draft's forerunner."""
     (entries,) = samples.nonzero()
-    ends = bounds[1:][entries] - 1
+    ends = bounds[1:][entries].astype(np.int64) - 1
     if drafted is None:
         return ends, entries
     each = 1 + np.array(drafted)[entries]
