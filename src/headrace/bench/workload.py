@@ -10,11 +10,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..base.errors import InvalidRequest
 from .lengths import Lengths
 from .material import Material
+from .natural import CLASSES, SYSTEM
 
 ROLE_SYSTEM, ROLE_USER, ROLE_TOOL = "system", "user", "tool"
 
@@ -186,6 +188,18 @@ def embeddings(wish: Wish) -> list[Session]:
     return sessions
 
 
+def natural(name: str, wish: Wish) -> list[Session]:
+    """Real text of one class of `bench/natural.py`: prompts have the lengths that they have."""
+    rng = random.Random(f"{wish.seed} {name}")
+    sessions = []
+    for _ in range(wish.sessions):
+        turns = [Turn(text, wish.output.draw(rng)) for text in CLASSES[name](rng)]
+        for turn in turns:
+            turn.prompt_tokens = wish.material.count(turn.text)
+        sessions.append(Session(turns, SYSTEM.get(name, "")))
+    return sessions
+
+
 WORKLOADS: dict[str, Callable[[Wish], list[Session]]] = {
     "fixed": fixed,
     "shared-prefix": shared_prefix,
@@ -194,8 +208,9 @@ WORKLOADS: dict[str, Callable[[Wish], list[Session]]] = {
     "long-context": long_context,
     "structured": structured,
     "embeddings": embeddings,
+    **{name: partial(natural, name) for name in CLASSES},
 }
-CHAT_ONLY = ("chat", "agentic", "structured")
+CHAT_ONLY = ("chat", "agentic", "structured", *CLASSES)
 EMBEDDING = "embeddings"
 """Name of the workload and of the endpoint that only it uses."""
 

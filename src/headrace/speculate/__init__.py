@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from .acceptance import Acceptance
 from .drafter import NOTHING, Drafter, Proposal
+from .forced import ForcedDrafter, Forcing
 from .ngram import NGramDrafter
-from .speculation import Drafts, Speculation
+from .predicted import PredictedDrafter
+from .speculation import DEFAULT, DRAFTERS, Drafts, Speculation
+from .suffix import Corpus, SuffixDrafter
 
 __all__ = [
+    "DEFAULT",
+    "DRAFTERS",
     "NOTHING",
     "Acceptance",
+    "Corpus",
     "Drafter",
     "Drafts",
+    "ForcedDrafter",
+    "Forcing",
     "NGramDrafter",
+    "PredictedDrafter",
     "Proposal",
     "Speculation",
+    "SuffixDrafter",
 ]

@@ -6,9 +6,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from .acceptance import Acceptance
+from .automaton import DEPTH
 from .drafter import NOTHING, Drafter, Proposal
+from .forced import ForcedDrafter, Forcing
 from .ngram import NGramDrafter
+from .predicted import PredictedDrafter
+from .suffix import PORTION, Corpus, SuffixDrafter
 
+DRAFTERS = ("forced", "prediction", "suffix", "ngram")
+"""Names of the house's own."""
+DEFAULT = ("forced", "prediction", "suffix")
+"""Those that are asked unless somebody chooses: what n-grams find, the suffix drafter finds too."""
 TENANTS = 64
 """Tenants about whom something is remembered; whoever was not seen longest is forgotten."""
 
@@ -18,19 +26,30 @@ class Tenant:
 
     def __init__(self) -> None:
         self.acceptance = Acceptance()
+        self.corpus = Corpus()
 
 
 class Drafts:
     """The drafters of one sequence."""
 
-    def __init__(self, tenant: Tenant, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, tenant: Tenant, drafters: Sequence[Drafter], prompt: int) -> None:
+        """`prompt`: tokens that come first and are no part of the answer."""
         self._tenant = tenant
         self._drafters = drafters
+        self._prompt = prompt
+        self._answer: list[int] = []
+        """Its end: what the tenant's corpus was not told yet, and what stands in front of that."""
+        self._told = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take what became part of the sequence: first the prompt, then what was said."""
         for drafter in self._drafters:
             drafter.extend(tokens)
+        prompt = min(self._prompt, len(tokens))
+        self._prompt -= prompt
+        self._answer.extend(tokens[prompt:])
+        if len(self._answer) - self._told >= PORTION:
+            self._tell()
 
     def propose(self, most: int) -> Proposal:
         """The proposal, at most `most` tokens long, of which most are likely to be accepted; of
@@ -46,19 +65,57 @@ class Drafts:
         """Learn that of a proposal, cut to what was verified, the first `accepted` tokens held."""
         self._tenant.acceptance.record(verified, accepted)
 
+    def end(self) -> None:
+        """Remember the rest of the answer for the tenant's next sequences."""
+        self._tell()
+
+    def _tell(self) -> None:
+        self._tenant.corpus.add(self._answer[self._told :], self._answer[: self._told])
+        self._answer = self._answer[-DEPTH:]
+        self._told = len(self._answer)
+
 
 class Speculation:
     """Makes the drafters of each sequence and keeps what tenants' sequences teach each other."""
 
-    def __init__(self, makers: Sequence[Callable[[], Drafter]] = (NGramDrafter,)) -> None:
-        """`makers`: of the drafters of a sequence."""
+    def __init__(
+        self,
+        makers: Sequence[Callable[[], Drafter]] | None = None,
+        *,
+        names: Sequence[str] = DEFAULT,
+    ) -> None:
+        """`makers`: of the drafters of a sequence, in place of the house's own; of these those
+        called `names` are asked. Of equal proposals the first one's counts."""
+        assert set(names) <= set(DRAFTERS)
         self._makers = makers
+        self._names = names
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
 
-    def begin(self, tenant: str = "") -> Drafts:
-        """The drafters of a new sequence. `tenant` names those who may learn from each other: it
-        joins the salt and the adapter of the request."""
-        return Drafts(self._tenant(tenant), [make() for make in self._makers])
+    def begin(
+        self,
+        tenant: str = "",
+        *,
+        prompt: int = 0,
+        expected: Sequence[int] = (),
+        grammar: Forcing | None = None,
+    ) -> Drafts:
+        """The drafters of a new sequence.
+
+        `tenant` names those who may learn from each other: it joins the salt and the adapter of the
+        request. `prompt`: tokens that come first and are no part of the answer. `expected`: an
+        answer that the client expects. `grammar`: what may force tokens.
+        """
+        found = self._tenant(tenant)
+        if self._makers is not None:
+            return Drafts(found, [make() for make in self._makers], prompt)
+        ways: dict[str, Callable[[], Drafter | None]] = {
+            "forced": lambda: ForcedDrafter(grammar) if grammar else None,
+            "prediction": lambda: PredictedDrafter(expected, prompt) if expected else None,
+            "suffix": lambda: SuffixDrafter(found.corpus),
+            "ngram": NGramDrafter,
+        }
+        made = (ways[name]() for name in self._names)
+        return Drafts(found, [one for one in made if one is not None], prompt)
 
     def forget(self, tenant: str) -> None:
         """Drop all that was learnt from a tenant."""

@@ -1,0 +1,226 @@
+"""Workloads of text that people send: six classes in which speculation fares differently.
+
+Random words say nothing of drafts (SPEED-Bench, arXiv 2604.09557), so each class asks for real
+work on real text: code and manual pages of the Python that runs the bench, and the short texts
+below, written for this file. Prompts have the lengths that they have; answers those of the
+options. The same seed and the same Python make the same prompts.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+_MODULES = """
+argparse bisect calendar cmd code codeop colorsys configparser contextlib copy csv dataclasses
+difflib filecmp fileinput fnmatch fractions functools getopt glob gzip heapq html.parser inspect
+ipaddress json.decoder json.encoder keyword linecache mimetypes netrc ntpath operator optparse
+pathlib platform pprint queue quopri random reprlib sched shelve shlex shutil statistics string
+tarfile tempfile textwrap timeit tokenize trace types urllib.parse uuid warnings wave weakref
+zipapp
+"""
+MODULES = tuple(_MODULES.split())
+"""Modules whose source every Python carries; one that this Python lacks is left out."""
+LINES = range(12, 40)
+"""Lines of a function that is edited."""
+SWAPPED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+"""By what a comparison is replaced where code is to be mended."""
+ONLY_CODE = "Answer with the whole function and nothing else."
+
+
+@cache
+def _functions() -> list[str]:
+    """Functions with a docstring and a comparison, as they stand in the source."""
+    found = []
+    for path in _sources():
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and (node.end_lineno or 0) - node.lineno + 1 in LINES
+                and ast.get_docstring(node)
+                and any(isinstance(one, ast.Compare) for one in ast.walk(node))
+                and _locals(node)
+                and f"{_locals(node)[0]}_value" not in text
+            ):
+                lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+                found.append("\n".join(line[node.col_offset :] for line in lines))
+    return found
+
+
+def _sources() -> Iterator[Path]:
+    for name in MODULES:
+        spec = find_spec(name)
+        if spec is not None and spec.origin and spec.origin.endswith(".py"):
+            yield Path(spec.origin)
+
+
+@cache
+def _listed() -> list[Path]:
+    """Sources that define a function."""
+    return [one for one in _sources() if "\ndef " in one.read_text(encoding="utf-8")]
+
+
+def _locals(function: ast.FunctionDef) -> list[str]:
+    """Names that a function binds and uses, the most used first."""
+    names = [one.id for one in ast.walk(function) if isinstance(one, ast.Name)]
+    bound = {
+        one.id
+        for one in ast.walk(function)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and len(one.id) > 1
+    }
+    return sorted(bound, key=lambda name: (-names.count(name), name))
+
+
+def _parsed(text: str) -> ast.FunctionDef:
+    function = ast.parse(text).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return function
+
+
+def _rename(text: str) -> tuple[str, str]:
+    name = _locals(_parsed(text))[0]
+    return f"Rename the variable `{name}` to `{name}_value`. {ONLY_CODE}", text
+
+
+def _describe(text: str) -> tuple[str, str]:
+    docstring = _parsed(text).body[0]
+    lines = text.splitlines()
+    bare = [*lines[: docstring.lineno - 1], *lines[docstring.end_lineno or 0 :]]
+    return f"Add a docstring that says what this function does. {ONLY_CODE}", "\n".join(bare)
+
+
+def _mend(text: str) -> tuple[str, str]:
+    lines = text.splitlines()
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
+            left, right = node.left, node.comparators[0]
+            if left.end_lineno == right.lineno and lines[right.lineno - 1].isascii():
+                line = lines[right.lineno - 1]
+                sign = f" {SWAPPED[type(node.ops[0])]} "
+                lines[right.lineno - 1] = (
+                    line[: left.end_col_offset] + sign + line[right.col_offset :]
+                )
+                break
+    return f"One comparison in this function is wrong. Mend it. {ONLY_CODE}", "\n".join(lines)
+
+
+def _code_edit(rng: random.Random) -> list[str]:
+    """The user's words: an edit, and the code."""
+    wanted, code = rng.choice((_rename, _describe, _mend))(rng.choice(_functions()))
+    return [f"{wanted}\n\n```python\n{code}\n```"]
+
+
+@cache
+def _pages() -> list[str]:
+    """Texts about modules, as their authors wrote them at the top of the source."""
+    texts = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in _sources()]
+    return [text[:3000] for text in texts if text and len(text) > 400]
+
+
+def _retrieval(rng: random.Random) -> list[str]:
+    """A question to three pages, which are shown."""
+    pages = rng.sample(_pages(), 3)
+    shown = "\n\n".join(f"[{number}]\n{page}" for number, page in enumerate(pages, 1))
+    question = f"What is described in [{rng.randint(1, 3)}]? Quote the sentences that say so."
+    return [f"Use only these pages.\n\n{shown}\n\n{question}"]
+
+
+OPENERS = """
+How do I keep bread from going stale?|Does freezing change the taste?|And for how long at most?
+What should I see in Lisbon in two days?|I do not like museums.|Where would you eat?
+Why is the sky blue?|Then why is it red in the evening?|Would it be so on Mars?
+Help me to plan a birthday for a child of seven.|It will rain, so indoors.|Write the invitation.
+I slept badly again. What can I try?|I drink coffee until five.|Make me a plan for the evening.
+What is the difference between a virus and a bacterium?|Which of them do antibiotics help against?
+How do I ask my manager for more pay?|She is always in a hurry.|Write the first three sentences.
+Explain compound interest to me.|With an example of a thousand a year.|What if rates fall by half?
+My tomato plants have yellow leaves.|They stand in pots on a balcony.|How often do I water them?
+Should I learn the guitar or the piano first?|I have twenty minutes a day.|What is the first week?
+"""
+STORIES = """
+a lighthouse keeper who finds a letter that was never sent
+two neighbours who share a wall and have never met
+the last train of the night and the only person on it
+a clock maker whose clocks all stop at the same hour
+a village that votes on whether to move the river
+a girl who can hear what old houses remember
+a cook who has lost her sense of taste
+a map with a street on it that nobody can find
+"""
+PASSAGES = """
+The bridge was closed in spring, when the river had risen above its arches. For six weeks people \
+crossed by boat, and some of them say that they talked more in that time than in the ten years \
+before.
+Our office moves to the second floor on Monday. Please put your things into the boxes that stand \
+in the corridor, write your name on each of them, and leave the key of your desk in the lock.
+A good knife needs little care: wash it by hand, dry it at once, and draw it over the steel \
+before you use it. Whoever puts it into the machine will buy a new one within a year.
+The committee found that the new timetable had shortened most journeys, but that passengers who \
+change trains twice now wait longer than before. It proposes to move two departures by five \
+minutes.
+Before the storm the birds were silent. My grandmother closed the shutters, put bread and \
+candles on the table, and told us the story of the winter in which the lake froze to the ground.
+The medicine is taken twice a day with water, never on an empty stomach. If you forget a dose, \
+do not take two at once; go on with the next one at its usual time and tell your doctor.
+"""
+LANGUAGES = "German", "French", "Spanish", "Italian"
+
+
+def _chat(rng: random.Random) -> list[str]:
+    return rng.choice(OPENERS.strip().splitlines()).split("|")
+
+
+def _prose(rng: random.Random) -> list[str]:
+    return [f"Write a short story about {rng.choice(STORIES.strip().splitlines())}."]
+
+
+def _translation(rng: random.Random) -> list[str]:
+    passages = rng.sample(PASSAGES.strip().splitlines(), 2)
+    return [f"Translate into {rng.choice(LANGUAGES)}:\n\n" + "\n\n".join(passages)]
+
+
+TOOLS = (
+    "You work on a code base with tools. To use one, answer with a single line of JSON: "
+    '{"tool": "search", "pattern": …}, {"tool": "read", "path": …, "first": …, "last": …} or '
+    '{"tool": "replace", "path": …, "old": …, "new": …}. When you are done, say what you changed.'
+)
+
+
+def _tool_loop(rng: random.Random) -> list[str]:
+    """What an agent is asked, then what its tools answer, whatever it wanted of them."""
+    path = rng.choice(_listed())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    defined = [number for number, line in enumerate(lines) if line.lstrip().startswith("def ")]
+    first = rng.choice(defined)
+    name = lines[first].split("def ")[1].split("(")[0]
+    hits = [
+        {"path": path.name, "line": number + 1, "text": line.strip()}
+        for number, line in enumerate(lines)
+        if name in line
+    ]
+    shown = {"path": path.name, "first": first + 1, "lines": lines[first : first + 30]}
+    return [
+        f"Rename the function {name} in {path.name} to {name}_checked, everywhere.",
+        json.dumps({"hits": hits[:12]}),
+        json.dumps(shown),
+        json.dumps({"replaced": 1, "path": path.name, "left": max(len(hits) - 1, 0)}),
+    ]
+
+
+CLASSES: dict[str, Callable[[random.Random], list[str]]] = {
+    "code-edit": _code_edit,
+    "tool-loop": _tool_loop,
+    "conversation": _chat,
+    "prose": _prose,
+    "translation": _translation,
+    "retrieval": _retrieval,
+}
+"""What the user of each class says, turn by turn."""
+SYSTEM = {"tool-loop": TOOLS}
+"""System prompts of the classes that have one."""

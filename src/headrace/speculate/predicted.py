@@ -1,0 +1,69 @@
+"""The text that a client expects, followed as long as the answer keeps to it.
+
+OpenAI's `prediction`: whoever has a file edited sends the file as it is, and most of the answer is
+a copy. Where the answer departs, the drafter looks for the place at which it comes back: behind
+the nearest token ahead that equals the last one (a replacement or a deletion), or behind a longer
+run anywhere (an insertion or a move).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .drafter import NOTHING, Proposal
+from .ngram import REACH
+
+NEAR = 32
+"""Tokens ahead among which a single equal one is enough."""
+RUN = 3
+"""Equal tokens that are enough anywhere."""
+
+
+class PredictedDrafter:
+    """Proposes the part of an expected text that stands behind the place where the answer is."""
+
+    name = "prediction"
+
+    def __init__(self, expected: Sequence[int], prompt: int = 0) -> None:
+        """`expected`: the text, as tokens. `prompt`: tokens that come first and are not compared
+        with it."""
+        self._prompt = prompt
+        self._expected = list(expected)
+        self._runs: dict[tuple[int, ...], list[int]] = {}
+        """`RUN` tokens → the places behind them, ascending."""
+        for end in range(RUN, len(expected) + 1):
+            run = tuple(self._expected[end - RUN : end])
+            self._runs.setdefault(run, []).append(end)
+        self._last: tuple[int, ...] = ()
+        self._at = 0
+        """The place in the expected text behind what was said."""
+        self._matched = 0
+        """Tokens in a row that kept to the text; nought: the place is lost, or nothing was said."""
+        self._lost = False
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        prompt = min(self._prompt, len(tokens))
+        self._prompt -= prompt
+        for token in tokens[prompt:]:
+            self._take(token)
+
+    def propose(self, most: int) -> Proposal:
+        tokens = [] if self._lost else self._expected[self._at : self._at + max(most, 0)]
+        return Proposal(tokens, self._matched, self.name) if tokens else NOTHING
+
+    def _take(self, token: int) -> None:
+        expected, at = self._expected, self._at
+        self._last = (*self._last, token)[-RUN:]
+        if not self._lost and at < len(expected) and expected[at] == token:
+            self._at, self._matched = at + 1, min(self._matched + 1, REACH)
+            return
+        places = self._runs.get(self._last)
+        if places:
+            # The nearest ahead; behind the last one of them, the nearest there is.
+            self._at = next((place for place in places if place >= at), places[-1])
+            self._matched, self._lost = RUN, False
+        elif token in expected[at : at + NEAR]:
+            self._at = expected.index(token, at) + 1
+            self._matched, self._lost = 1, False
+        else:
+            self._matched, self._lost = 0, True
