@@ -16,7 +16,7 @@ from .suffix import PORTION, Corpus, SuffixDrafter
 DRAFTERS = ("forced", "prediction", "suffix", "ngram")
 """Names of the house's own."""
 DEFAULT = ("forced", "prediction", "suffix")
-"""Those that are asked unless somebody chooses: what n-grams find, the suffix drafter finds too."""
+"""The ones asked unless somebody chooses: what n-grams find, the suffix drafter finds too."""
 TENANTS = 64
 """Tenants about whom something is remembered; whoever was not seen longest is forgotten."""
 

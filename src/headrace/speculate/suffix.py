@@ -72,7 +72,7 @@ class SuffixDrafter:
         self._last: list[int] = []
         """The last `DEPTH` tokens, with which a changed corpus is looked at anew."""
         self._found: list[tuple[SuffixAutomaton, int, Context]] = []
-        """Of each generation its size when it was looked at, and the longest known context."""
+        """Each generation with its size when it was looked at, and its longest known context."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
