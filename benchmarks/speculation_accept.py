@@ -32,7 +32,7 @@ MODEL = "qwen2.5-coder-0.5b"
 Opening = Callable[[str, dict[str, Any]], Drafts]
 """Makes the drafters for an answer of a class."""
 SESSIONS = {"code-edit": 6, "tool-loop": 2, "conversation": 2}
-"""Of a class; others have four. Some of them have several turns: 32 answers in all."""
+"""Sessions of a class; others have four. Some have several turns: 32 answers in all."""
 
 
 def record(model: str, tokens: int, seed: int, file: Path) -> None:
@@ -69,7 +69,7 @@ class Tally:
     drafted: int = 0
     accepted: int = 0
     cost: float = 0.0
-    """Of the steps, that of one row being 1."""
+    """Price of all steps, that of one row being 1."""
     host: float = 0.0
     """CPU seconds in drafters."""
 
