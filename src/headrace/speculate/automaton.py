@@ -49,7 +49,7 @@ class SuffixAutomaton:
         self._more: dict[int, dict[int, int]] = {}
         self._branching = 0
         """Bytes of the dictionaries in `_more`."""
-        self._whole = ROOT
+        self._spelt = ROOT
         """The state of the whole window so far."""
         self._last: list[int] = []
         """The window's tokens."""
@@ -66,7 +66,7 @@ class SuffixAutomaton:
 
     def cut(self, behind: Sequence[int] = ()) -> None:
         """Begin a new text; or go on with one behind its last tokens, which count no more."""
-        self._whole, self.end = ROOT, (ROOT, 0)
+        self._spelt, self.end = ROOT, (ROOT, 0)
         self._last = list(behind[-self._depth :])
         for token in self._last:
             self._spell(token)
@@ -143,19 +143,19 @@ class SuffixAutomaton:
 
     def _turn(self) -> None:
         """Begin a window with the end of the one before."""
-        self._whole = ROOT
+        self._spelt = ROOT
         self._last = self._last[-self._depth :]
         for token in self._last:
             self._spell(token)
 
     def _spell(self, token: int) -> None:
         """The construction's step; where an earlier text went the same way, states are shared."""
-        last = self._whole
+        last = self._spelt
         target = self._follow(last, token)
         if target != NONE:
-            self._whole = self._exactly(last, token, target)
+            self._spelt = self._exactly(last, token, target)
             return
-        self._whole = new = self._state(self._length[last] + 1)
+        self._spelt = new = self._state(self._length[last] + 1)
         while last != NONE and (target := self._follow(last, token)) == NONE:
             self._connect(last, token, new)
             last = self._link[last]
