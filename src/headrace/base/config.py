@@ -84,8 +84,8 @@ class EngineOptions:
     speculate: str = option(
         "off",
         "Draft tokens from the text itself and verify several at once: the same answers in fewer "
-        "steps.",
-        choices=("off", "ngram"),
+        "steps, where that pays.",
+        choices=("off", "auto", "ngram"),
     )
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
     max_adapters: int = option(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from .limits import Limits
 from .once import Once
+from .price import StepPrices
 from .resource import Resource
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .work import ALL, State, Work
 
-__all__ = ["ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "Work"]
+__all__ = ["ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "StepPrices", "Work"]

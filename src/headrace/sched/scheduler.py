@@ -43,6 +43,7 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .limits import Limits
+from .price import StepPrices, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
 from .work import NO_ROW, State, Work
@@ -68,7 +69,10 @@ class Scheduler:
         kv: KvManager,
         resources: Iterable[Resource] = (),
         clock: Callable[[], float] = time.monotonic,
+        prices: StepPrices | None = None,
     ) -> None:
+        """`prices`: by which drafts are chosen; None: every one that is ready is verified."""
+        self.prices = prices
         self.limits = limits
         self.kv = kv
         self.resources = tuple(resources)
@@ -227,6 +231,8 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
+        if self.prices is not None:
+            self.prices.observe(plan.tokens, result.seconds)
         number, decodes, failures = plan.number, flight.decodes, result.failures
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
@@ -397,11 +403,19 @@ class Scheduler:
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
         """Let decodes verify drafts beside their own token. What a draft takes it takes last: no
         prompt waits for it, and nobody gives up a block."""
-        most, room = self.limits.drafts, self.limits.step_tokens - plan.tokens
-        for entry, work in enumerate(decodes):
-            if not work.drafts or room <= 0:
+        tokens, most = plan.tokens, self.limits.drafts
+        room = self.limits.step_tokens - tokens
+        ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
+        if room <= 0 or not any(ready):
+            return
+        if self.prices is None:
+            lengths = [len(one) for one in ready]
+        else:
+            lengths = draft_lengths(ready, tokens, room, self.prices.seconds)
+        for entry, (work, wanted) in enumerate(zip(decodes, lengths, strict=True)):
+            count = min(wanted, room)
+            if not count:
                 continue
-            count = min(len(work.drafts), most, room, work.limit - work.scheduled)
             end, table = work.scheduled + count, work.table
             assert table is not None
             if end > work.capacity and self.kv.has_room(end, count, work.capacity, RESERVE):

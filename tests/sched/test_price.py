@@ -1,0 +1,111 @@
+"""The price of drafts: what pays is verified, what does not is not."""
+
+from __future__ import annotations
+
+import pytest
+from control_plane_harness import DRAFTERS, pool_of, request_of
+from control_plane_harness import Driver as ControlDriver
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.sched import Limits
+from headrace.sched.price import StepPrices, draft_lengths
+
+
+def flat(tokens: int) -> float:
+    return 1.0
+
+
+def linear(tokens: int) -> float:
+    return float(tokens)
+
+
+def stairs(tokens: int) -> float:
+    """Three rows cost more than four."""
+    return {1: 10.0, 2: 10.5, 3: 12.6, 4: 10.6}.get(tokens, 5.0 + 2 * tokens)
+
+
+def test_free_rows_take_every_draft() -> None:
+    assert draft_lengths([bytes([200, 10, 1]), bytes([90])], 2, 9, flat) == [3, 1]
+
+
+def test_rows_at_full_price_take_none() -> None:
+    assert draft_lengths([bytes([254, 250])], 1, 9, linear) == [0]
+    assert draft_lengths([b""], 1, 9, linear) == [0]
+
+
+def test_the_likeliest_first() -> None:
+    assert draft_lengths([bytes([120, 60]), bytes([250, 200])], 2, 2, flat) == [0, 2]
+
+
+def test_a_dear_length_is_passed_over() -> None:
+    assert draft_lengths([bytes([250, 30, 29])], 1, 3, stairs) == [3]
+    assert draft_lengths([bytes([250, 30])], 1, 2, stairs) == [1]
+
+
+def test_a_prompt_in_the_step_makes_drafts_dearer() -> None:
+    def seconds(tokens: int) -> float:
+        return max(8.0, tokens)
+
+    chances = [bytes([230, 200, 150])]
+    assert draft_lengths(chances, 1, 3, seconds) == [3]
+    assert draft_lengths(chances, 100, 3, seconds) == [0]
+
+
+def descending(values: list[int]) -> bytes:
+    return bytes(sorted(values, reverse=True))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 255), max_size=5).map(descending), min_size=1, max_size=4),
+    st.integers(0, 12),
+    st.lists(st.floats(0.1, 10), min_size=30, max_size=30),
+)
+def test_no_other_lengths_give_more(survivals: list[bytes], room: int, times: list[float]) -> None:
+    def rate(lengths: tuple[int, ...]) -> float:
+        sure = len(survivals)
+        hoped = sum(sum(one[:n]) for one, n in zip(survivals, lengths, strict=True)) / 255
+        return (sure + hoped) / times[sure + sum(lengths)]
+
+    found = draft_lengths(survivals, len(survivals), room, lambda tokens: times[tokens])
+    assert sum(found) <= room
+    others = [()]
+    for one in survivals:
+        others = [(*before, n) for before in others for n in range(len(one) + 1)]
+    best = max(rate(lengths) for lengths in others if sum(lengths) <= room)
+    assert rate(tuple(found)) == pytest.approx(best)
+
+
+def test_prices_learn_what_a_size_takes() -> None:
+    prices = StepPrices(flat)
+    for _ in range(60):
+        prices.observe(1, 0.010)
+        prices.observe(4, 0.020)
+    assert prices.seconds(4) / prices.seconds(1) == pytest.approx(2, rel=0.1)
+    assert prices.seconds(1) < prices.seconds(2) < prices.seconds(4), "between, nothing is known"
+
+
+def test_one_slow_step_is_forgotten() -> None:
+    prices = StepPrices(flat)
+    for _ in range(20):
+        prices.observe(1, 0.010)
+    prices.observe(3, 5.0)
+    dear = prices.seconds(3)
+    assert dear < 0.020
+    for _ in range(2000):
+        prices.observe(1, 0.010)
+    assert prices.seconds(3) < 0.0105
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_priced_drafts_change_no_answer(drafter: str) -> None:
+    """Steps cost what the stairs say; the fake's chances are any, its answers are checked."""
+    limits = Limits(4, 40, 60, 100, drafts=5)
+    driver = ControlDriver(limits, pool_of((None, 64)), drafter=drafter)
+    driver.scheduler.prices = StepPrices(stairs)
+    for i in range(6):
+        driver.add(request_of(f"r{i}", [i + 1] * 5, max_tokens=40))
+    driver.run()
+    driver.check_answers()
+    lengths = {count for plan in driver.plans for count in plan.counts}
+    assert len(lengths) > 2
