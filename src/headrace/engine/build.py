@@ -25,7 +25,7 @@ from ..kv import KvManager
 from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
 from ..roofline.memory import MemoryPlan
-from ..sched import Limits, Scheduler
+from ..sched import Limits, Scheduler, StepPrices
 from ..sched.limits import Policy
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
@@ -189,8 +189,11 @@ def _core(
         identity=identity.fingerprint,
         adapter_content=str if adapters is None else adapters.content,
     )
+    prices: StepPrices | None = None
+    if limits.drafts:
+        prices = StepPrices(_eight_rows_double if predict is None else predict.verifying)
     return EngineCore(
-        Scheduler(limits, kv, resources),
+        Scheduler(limits, kv, resources, prices=prices),
         executor,
         depth=options.depth,
         flight=flight,
@@ -198,6 +201,11 @@ def _core(
         adapters=adapters,
         predict=predict,
     )
+
+
+def _eight_rows_double(tokens: int) -> float:
+    """A step's time by its tokens, where nothing is known of the hardware: measured soon."""
+    return 7.0 + tokens
 
 
 def prove(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
 
 from ..base.config import EngineOptions
 from ..base.hardware import hardware
@@ -32,6 +31,8 @@ _SAFETENSORS = {
     "U8": "int4",
     "I32": "int4",
 }
+USUAL = 512
+"""Context of which a draft's row is priced: what it adds to a step hardly changes with it."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 _GGML = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -78,7 +79,7 @@ def serving_types(files: ModelFiles) -> tuple[str, str]:
 
 def step_predictor(
     files: ModelFiles, *, device: str, dtype: str, kv_dtype: str
-) -> Callable[[StepPlan], Estimate] | None:
+) -> StepPredictor | None:
     """What the roofline expects of a plan; None where the hardware is not known.
 
     Costs tens of microseconds per step. `headrace roofline --calibrate` makes a CPU known, and
@@ -100,6 +101,11 @@ class StepPredictor:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         self._pooling: dict[int, bool] = {}
+
+    def verifying(self, tokens: int) -> float:
+        """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens."""
+        composition = compose(self._model.case.arch, [USUAL], [tokens], tokens)
+        return self._model.estimate(composition).seconds
 
     def __call__(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch

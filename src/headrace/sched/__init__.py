@@ -15,4 +15,14 @@ from .scheduler import Scheduler
 from .sequence import Sequence
 from .work import ALL, State, Work
 
-__all__ = ["ALL", "Limits", "Once", "Resource", "Scheduler", "Sequence", "State", "StepPrices", "Work"]
+__all__ = [
+    "ALL",
+    "Limits",
+    "Once",
+    "Resource",
+    "Scheduler",
+    "Sequence",
+    "State",
+    "StepPrices",
+    "Work",
+]
