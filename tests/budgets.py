@@ -52,7 +52,7 @@ LINES = {
     "obs": 1_620,
     "quant": 780,
     "roofline": 4_900,
-    "sched": 1_350,
+    "sched": 1_420,
     "server": 14_100,
     "speculate": 900,
     "text": 5_100,

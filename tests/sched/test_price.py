@@ -26,21 +26,21 @@ def stairs(tokens: int) -> float:
 
 
 def test_free_rows_take_every_draft() -> None:
-    assert draft_lengths([bytes([200, 10, 1]), bytes([90])], 2, 9, flat) == [3, 1]
+    assert draft_lengths([bytes([200, 10, 1]), bytes([90])], 2, 9, StepPrices(flat)) == [3, 1]
 
 
 def test_rows_at_full_price_take_none() -> None:
-    assert draft_lengths([bytes([254, 250])], 1, 9, linear) == [0]
-    assert draft_lengths([b""], 1, 9, linear) == [0]
+    assert draft_lengths([bytes([254, 250])], 1, 9, StepPrices(linear)) == [0]
+    assert draft_lengths([b""], 1, 9, StepPrices(linear)) == [0]
 
 
 def test_the_likeliest_first() -> None:
-    assert draft_lengths([bytes([120, 60]), bytes([250, 200])], 2, 2, flat) == [0, 2]
+    assert draft_lengths([bytes([120, 60]), bytes([250, 200])], 2, 2, StepPrices(flat)) == [0, 2]
 
 
 def test_a_dear_length_is_passed_over() -> None:
-    assert draft_lengths([bytes([250, 30, 29])], 1, 3, stairs) == [3]
-    assert draft_lengths([bytes([250, 30])], 1, 2, stairs) == [1]
+    assert draft_lengths([bytes([250, 30, 29])], 1, 3, StepPrices(stairs)) == [3]
+    assert draft_lengths([bytes([250, 30])], 1, 2, StepPrices(stairs)) == [1]
 
 
 def test_a_prompt_in_the_step_makes_drafts_dearer() -> None:
@@ -48,8 +48,8 @@ def test_a_prompt_in_the_step_makes_drafts_dearer() -> None:
         return max(8.0, tokens)
 
     chances = [bytes([230, 200, 150])]
-    assert draft_lengths(chances, 1, 3, seconds) == [3]
-    assert draft_lengths(chances, 100, 3, seconds) == [0]
+    assert draft_lengths(chances, 1, 3, StepPrices(seconds)) == [3]
+    assert draft_lengths(chances, 100, 3, StepPrices(seconds)) == [0]
 
 
 def descending(values: list[int]) -> bytes:
@@ -67,7 +67,7 @@ def test_no_other_lengths_give_more(survivals: list[bytes], room: int, times: li
         hoped = sum(sum(one[:n]) for one, n in zip(survivals, lengths, strict=True)) / 255
         return (sure + hoped) / times[sure + sum(lengths)]
 
-    found = draft_lengths(survivals, len(survivals), room, lambda tokens: times[tokens])
+    found = draft_lengths(survivals, len(survivals), room, StepPrices(times.__getitem__))
     assert sum(found) <= room
     others = [()]
     for one in survivals:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 MEMORY = 0.1
-"""Share of the newest step in what is known of steps of its size …"""
+"""Share of the newest step in what is known of steps of its size."""
 FORGOTTEN = 500
-"""… half of which is forgotten after so many steps: a slow moment must not stand for ever."""
+"""Steps after which half of that is forgotten: a slow moment must not stand for ever."""
 TRUST = 4.0
 """Steps of a size after which their own times count as much as those of all sizes."""
 OUTLIER = 2.0
@@ -33,10 +33,10 @@ class StepPrices:
         self._steps = 0
 
     def seconds(self, tokens: int) -> float:
-        """Of a step of so many tokens, as steps are now."""
+        """Expect so long of a step of so many tokens, as steps are now."""
         overall = self._ratio or 1.0
         ratio, seen, last = self._own.get(tokens, (overall, 0.0, 0))
-        seen *= 0.5 ** ((self._steps - last) / FORGOTTEN)
+        seen *= self._faded(last)
         return self._prior(tokens) * (TRUST * overall + seen * ratio) / (TRUST + seen)
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -47,10 +47,14 @@ class StepPrices:
         expected = self.seconds(tokens) if self._ratio else seconds
         ratio = min(seconds, OUTLIER * expected) / self._prior(tokens)
         before, seen, last = self._own.get(tokens, (ratio, 0.0, self._steps))
-        seen = 1 + seen * 0.5 ** ((self._steps - last) / FORGOTTEN)
+        seen = 1 + seen * self._faded(last)
         share = max(MEMORY, 1 / seen)
         self._own[tokens] = before + share * (ratio - before), seen, self._steps
         self._ratio += (MEMORY if self._ratio else 1.0) * (ratio - self._ratio)
+
+    def _faded(self, last: int) -> float:
+        """What is left of what was known at step `last`."""
+        return float(0.5 ** ((self._steps - last) / FORGOTTEN))
 
     def _prior(self, tokens: int) -> float:
         found = self._predicted.get(tokens)
@@ -60,13 +64,14 @@ class StepPrices:
 
 
 def draft_lengths(
-    survivals: Sequence[bytes], tokens: int, room: int, seconds: Callable[[int], float]
+    survivals: Sequence[bytes], tokens: int, room: int, prices: StepPrices | None
 ) -> list[int]:
     """How many drafts of each sequence a step of `tokens` others verifies, `room` together.
 
     `survivals`: of each sequence the chance (of 255) of each draft that is ready to be accepted
     with all before it. Prompts' tokens and decodes are sure, so they count as 1: the step that
-    gives most expected tokens a second is taken, without any draft if that is the one.
+    gives most expected tokens a second is taken, without any draft if that is the one. Without
+    `prices` every draft is verified.
     """
     # By chance, and for equal ones by depth: so each sequence's drafts stay in their order.
     slots = sorted(
@@ -74,13 +79,15 @@ def draft_lengths(
         for place, chances in enumerate(survivals)
         for depth, chance in enumerate(chances)
     )[: max(room, 0)]
-    expected = float(tokens)
-    best, most = expected / seconds(tokens), 0
-    for count, (chance, _, _) in enumerate(slots, 1):
-        expected -= chance / 255
-        rate = expected / seconds(tokens + count)
-        if rate > best:
-            best, most = rate, count
+    most = len(slots)
+    if prices is not None:
+        expected = float(tokens)
+        best, most = expected / prices.seconds(tokens), 0
+        for count, (chance, _, _) in enumerate(slots, 1):
+            expected -= chance / 255
+            rate = expected / prices.seconds(tokens + count)
+            if rate > best:
+                best, most = rate, count
     lengths = [0] * len(survivals)
     for _, _, place in slots[:most]:
         lengths[place] += 1

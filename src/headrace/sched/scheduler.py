@@ -408,12 +408,8 @@ class Scheduler:
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return
-        if self.prices is None:
-            lengths = [len(one) for one in ready]
-        else:
-            lengths = draft_lengths(ready, tokens, room, self.prices.seconds)
-        for entry, (work, wanted) in enumerate(zip(decodes, lengths, strict=True)):
-            count = min(wanted, room)
+        for entry, count in enumerate(draft_lengths(ready, tokens, room, self.prices)):
+            work = decodes[entry]
             if not count:
                 continue
             end, table = work.scheduled + count, work.table
@@ -424,7 +420,6 @@ class Scheduler:
             count = min(count, work.capacity - work.scheduled)
             plan.counts[entry] += count
             work.scheduled += count
-            room -= count
 
     # Books
 
