@@ -34,6 +34,7 @@ DEMAND, GOAL = Demand(20.0, 1024, 256), Goal(1.0, 0.05)
 def few(arch: object = LLAMA, demand: Demand = DEMAND, goal: Goal = GOAL, **given: object) -> Found:
     """A search over two devices and formats: quick, and nothing in it depends on how many."""
     chosen = {"devices": ("H100", "L40S"), "formats": ("bfloat16", "fp8"), **given}
+    chosen["devices"] = [DEVICES[name] for name in chosen["devices"]]  # type: ignore[attr-defined]
     return search(arch, demand, goal, PRICES, **chosen)  # type: ignore[arg-type]
 
 
@@ -101,7 +102,7 @@ def test_what_does_not_fit_is_named_with_the_reason() -> None:
     everything = few(DEEPSEEK, devices=("H100", "THOR"), pools=False).rejected
     assert any("no link" in one.reason for one in everything if one.device == "THOR")
     assert not any("heads cannot" in one.reason for one in everything)
-    narrow = search(QWEN_MOE, DEMAND, GOAL, PRICES, devices=("H100",), formats=("nvfp4",))
+    narrow = few(QWEN_MOE, devices=("H100",), formats=("nvfp4",))
     assert {one.reason for one in narrow.rejected} == {"H100 does not compute in FP4"}
 
 
@@ -180,6 +181,20 @@ def test_layouts_are_those_that_a_model_allows() -> None:
     assert Layout(2, 1, True, 4).refusal(QWEN_MOE) is None
     assert str(Layout(2, 1, True, 4)) == "TP2·DP4·EP8"
     assert max(one.devices for one in layouts(DEEPSEEK, 16)) == 16
+
+
+def test_a_device_of_ones_own_needs_a_price(tmp_path: Path) -> None:
+    own, path = replace(DEVICES["H100"], name="mine"), tmp_path / "prices.json"
+    with pytest.raises(
+        InvalidRequest, match=r"mine has no price .* \{\"mine\": 3\.8\}, with --prices"
+    ):
+        read_prices(None, [own])
+    path.write_text(json.dumps({"mine": 2.0}))
+    with pytest.raises(InvalidRequest, match="'mine' must be one of"):
+        read_prices(path)
+    prices = read_prices(path, [own])
+    found = search(LLAMA, DEMAND, GOAL, prices, devices=[own], formats=["fp8"], pools=False)
+    assert {one.price_per_hour / one.devices for one in found.candidates} == {2.0}
 
 
 def test_prices(tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ def plan(
     """The cheapest hardware and layout for a load and an SLO; the simulator has the last word."""
     described = describe_model(model)
     arch = described.arch
-    names = (
-        list(DEVICES)
+    devices = (
+        list(DEVICES.values())
         if hardware == "all"
-        else [find_hardware(name).name for name in hardware.split(",")]
+        else [find_hardware(name) for name in hardware.split(",")]
     )
     if trace is not None:
         demand = demand_of(trace, rate)
@@ -119,8 +119,8 @@ def plan(
         arch,
         demand,
         goal,
-        read_prices(prices),
-        devices=names,
+        read_prices(prices, devices),
+        devices=devices,
         formats=re.split(",(?![a-z_]+=)", formats) if formats else formats_of(described.weights),
         kv_dtype=kv_dtype,
         pools=pools,

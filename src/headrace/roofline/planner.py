@@ -114,17 +114,20 @@ def search(
     goal: Goal,
     prices: dict[str, float],
     *,
-    devices: Iterable[str] = DEVICES,
+    devices: Iterable[Hardware] = tuple(DEVICES.values()),
     formats: Iterable[str] = FORMATS,
     kv_dtype: str = "auto",
     pools: bool = True,
     max_devices: int = MAX_DEVICES,
 ) -> Found:
-    """All arrangements that should keep the goal, those that cannot, and the nearest to it."""
+    """All arrangements that should keep the goal, those that cannot, and the nearest to it.
+
+    `prices` has one for each of `devices` (`read_prices`).
+    """
     verify(arch, demand, goal)
     found = Found()
-    for device in devices:
-        hardware = DEVICES[device]
+    for hardware in devices:
+        device = hardware.name
         for format in formats:
             parse_format(format)
             prefills: list[Pool] = []

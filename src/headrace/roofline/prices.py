@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..base.errors import InvalidRequest
-from .hardware import DEVICES
+from .hardware import DEVICES, Hardware
 
 PRICES = {
     "A100": 1.8,
@@ -30,20 +31,35 @@ PRICES = {
 (`--prices FILE`): a plan is as good as its prices."""
 
 
-def read_prices(path: Path | None) -> dict[str, float]:
-    """The table, or a JSON file of the same form laid over it."""
-    if path is None:
-        return dict(PRICES)
-    try:
-        given = {str(key): float(value) for key, value in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InvalidRequest(
-            f'{path} is no price table ({error}); it looks like {{"H200": 3.8}}', param="prices"
-        ) from None
-    wrong = [name for name, value in given.items() if name not in DEVICES or not value > 0]
-    if wrong:
-        raise InvalidRequest(
-            f"{path}: {wrong[0]!r} must be one of {', '.join(DEVICES)} with a price above 0",
-            param="prices",
-        )
-    return {**PRICES, **given}
+def read_prices(
+    path: Path | None, devices: Iterable[Hardware] = tuple(DEVICES.values())
+) -> dict[str, float]:
+    """The table, or a JSON file of the same form laid over it; one's own `devices` have no other.
+
+    Raises `InvalidRequest` for a file that is no such table and for a device without a price.
+    """
+    known = {*DEVICES, *(device.name for device in devices)}
+    found = dict(PRICES)
+    if path is not None:
+        try:
+            given = {str(key): float(value) for key, value in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise InvalidRequest(
+                f'{path} is no price table ({error}); it looks like {{"H200": 3.8}}', param="prices"
+            ) from None
+        wrong = [name for name, value in given.items() if name not in known or not value > 0]
+        if wrong:
+            raise InvalidRequest(
+                f"{path}: {wrong[0]!r} must be one of {', '.join(sorted(known))} with a price "
+                "above 0",
+                param="prices",
+            )
+        found |= given
+    for device in devices:
+        if device.name not in found:
+            raise InvalidRequest(
+                f"{device.name} has no price per hour: give one in a file, as in "
+                f'{{"{device.name}": 3.8}}, with --prices',
+                param="prices",
+            )
+    return found
