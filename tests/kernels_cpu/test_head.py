@@ -55,7 +55,7 @@ class Ends(Model):
         )
         to = Description(arch)
         x = to.embed("table", len(table))
-        logits = to.linear(x, "head", rows=head.shape[0], role="logits", softcap=softcap)
+        logits = to.linear(x, "head", outputs=head.shape[0], role="logits", softcap=softcap)
         super().__init__(to.graph(hidden=x, logits=logits), Prepared())
         self.table = DenseWeight(table)
         self.weights.by_key = {

@@ -99,20 +99,20 @@ def describe_net(gemma: bool) -> Graph:
     for layer in range(2):
         spec = AttentionSpec(layer, HEADS, KV_HEADS, SIZE, 0.125, Rope(), eps=1e-6)
         keys = KV_HEADS * SIZE
-        qkv = to.linear(x, "q", "k", "v", rows=[spec.queries, keys, keys], bias=True)
+        qkv = to.linear(x, "q", "k", "v", outputs=[spec.queries, keys, keys], bias=True)
         norms = [vector(["head_norm"], [SIZE])] * 2 if gemma else []
         q = to.node("write", (qkv,), spec.queries, norms, spec)
-        mixed = to.linear(to.node("attend", (q,), spec.queries, spec=spec), "o", rows=HIDDEN)
+        mixed = to.linear(to.node("attend", (q,), spec.queries, spec=spec), "o", outputs=HIDDEN)
         if gemma:
             gain = [vector(["norm.weight"], [HIDDEN])]
             mixed = to.node("norm", (mixed,), HIDDEN, gain, NormSpec("rms", 1e-6, 1.0))
         stream = to.add(stream, mixed)
         x = to.rms_norm(stream, "norm")
-        inner = to.gated(to.linear(x, "gate", "up", rows=[INNER, INNER]), GELU)
-        stream = to.add(stream, to.linear(inner, "down", rows=HIDDEN))
+        inner = to.gated(to.linear(x, "gate", "up", outputs=[INNER, INNER]), GELU)
+        stream = to.add(stream, to.linear(inner, "down", outputs=HIDDEN))
         x = to.rms_norm(stream, "norm")
     capped = 20.0 if gemma else None
-    logits = to.linear(x, "head", rows=VOCABULARY, role="logits", softcap=capped)
+    logits = to.linear(x, "head", outputs=VOCABULARY, role="logits", softcap=capped)
     graph = to.graph(hidden=x, logits=logits)
     graph.verify()
     return graph
