@@ -2,7 +2,7 @@
 
     python benchmarks/speculation_accept.py record answers.jsonl    # minutes: a real model answers
     python benchmarks/speculation_accept.py accept answers.jsonl    # seconds: drafters guess them
-    python benchmarks/speculation_accept.py cost                    # instructions of a look-up
+    python benchmarks/speculation_accept.py cost                    # host time of a look-up at 8k
 
 `record` asks the default model the six classes of `bench/natural.py`, greedily. Since the target
 draws the same tokens whatever was drafted, `accept` needs nothing but those answers: it walks along
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +25,10 @@ from typing import Any
 from headrace import LLM, SamplingParams
 from headrace.bench.lengths import parse_lengths
 from headrace.bench.material import Material
-from headrace.bench.natural import CLASSES
+from headrace.bench.natural import CLASSES, _sources
 from headrace.bench.workload import Wish, make_workload
-from headrace.speculate import Drafts, Speculation, SuffixDrafter
+from headrace.speculate import DEFAULT, Drafter, Drafts, NGramDrafter, Speculation, SuffixDrafter
+from headrace.speculate.suffix import Corpus
 
 MODEL = "qwen2.5-coder-0.5b"
 Opening = Callable[[str, dict[str, Any]], Drafts]
@@ -86,7 +88,7 @@ SETS: dict[str, Callable[[], Speculation]] = {
     "suffix, past answers too": lambda: Speculation(names=["suffix"]),
     "suffix and ngram": lambda: Speculation(names=["suffix", "ngram"]),
     "prediction": lambda: Speculation(names=["prediction"]),
-    "prediction and suffix": Speculation,
+    "prediction and suffix": lambda: Speculation(names=DEFAULT),
 }
 COST = (1, 1.02, 1.2, 1.36, 1.52, 1.68, 1.84, 2.0, *(2.0 + 0.22 * n for n in range(1, 25)))
 """A step of 1, 2, … rows against one of a single row: `docs/kernels.md`, between its rows by line;
@@ -163,6 +165,39 @@ def accept(answers: list[dict[str, Any]], lengths: Sequence[int | None]) -> list
     return found
 
 
+def cost(context: int = 8192, steps: int = 1000, rounds: int = 5) -> None:
+    """CPU time of taking a token and proposing seven, behind `context` tokens: words of the
+    library's sources, each a token. The least of some rounds: others use this machine."""
+    known: dict[str, int] = {}
+    words = [
+        known.setdefault(word, len(known))
+        for path in _sources()
+        for word in re.findall(r"\w+|\s+|[^\w\s]", path.read_text(encoding="utf-8"))
+    ]
+    corpus = Corpus()
+    corpus.add(words[:context])
+    text, rest = words[context : 2 * context], words[2 * context : 2 * context + steps]
+    makers: dict[str, Callable[[], Drafter]] = {
+        "ngram": NGramDrafter,
+        "suffix, own text": SuffixDrafter,
+        f"suffix, {context} tokens of past answers": lambda: SuffixDrafter(corpus),
+    }
+    for title, make in makers.items():
+        prompts, tokens = [], []
+        for _ in range(rounds):
+            drafter = make()
+            began = time.process_time()
+            drafter.extend(text)
+            between = time.process_time()
+            for token in rest:
+                drafter.extend([token])
+                drafter.propose(7)
+            prompts.append((between - began) / context)
+            tokens.append((time.process_time() - between) / steps)
+        prompt, said = (1e6 * min(one) for one in (prompts, tokens))
+        print(f"{title:40} {prompt:5.1f} µs a token of the prompt, {said:5.1f} µs a token said")
+
+
 def show(found: list[dict[str, Any]]) -> None:
     """Tokens per step (and the share of drafts that were accepted) by class and length."""
     names = list(dict.fromkeys(one["class"] for one in found))
@@ -196,7 +231,11 @@ def main() -> None:
     accepting = commands.add_parser("accept", help="let drafters guess the answers")
     accepting.add_argument("file", type=Path)
     accepting.add_argument("--json", type=Path, help="keep the figures")
+    commands.add_parser("cost", help="host time of a look-up")
     options = parser.parse_args()
+    if options.command == "cost":
+        cost()
+        return
     if options.command == "record":
         record(options.model, options.tokens, options.seed, options.file)
         return

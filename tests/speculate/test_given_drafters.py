@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,3 +103,44 @@ def test_forced_tokens_are_proposed_as_they_are() -> None:
     assert drafter.propose(2) == Proposal([1, 2], 0, "forced")
     assert drafter.propose(0) is NOTHING
     assert ForcedDrafter(Frame([])).propose(2) is NOTHING
+
+
+class Matched:
+    """A grammar of llguidance, over single bytes."""
+
+    def __init__(self, schema: object) -> None:
+        llguidance = pytest.importorskip("llguidance")
+        self.tokenizer = llguidance.LLTokenizer("byte")
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), defaults={"whitespace_flexible": False}
+        )
+        self.matcher = llguidance.LLMatcher(self.tokenizer, grammar)
+
+    def forced(self) -> Sequence[int]:
+        return self.matcher.compute_ff_tokens()
+
+    def allowed(self) -> list[int]:
+        mask = self.matcher.compute_bitmask()
+        return [token for token in range(256) if mask[token // 8] >> token % 8 & 1]
+
+
+def test_what_a_grammar_forces_is_all_that_it_allows() -> None:
+    """So the target draws these tokens whatever its logits are: a forced draft is always right."""
+    properties = {"city": {"type": "string"}, "large": {"type": "boolean"}}
+    grammar = Matched(
+        {"properties": properties, "required": ["city", "large"]} | {"type": "object"}
+    )
+    drafter = ForcedDrafter(grammar)
+    answer = b'{"city":"Ulm","large":true}'
+    at = forced = 0
+    while at < len(answer):
+        proposal = drafter.propose(100)
+        for token in proposal.tokens:
+            assert grammar.allowed() == [token]
+            assert answer[at] == token
+            grammar.matcher.consume_token(token)
+            at, forced = at + 1, forced + 1
+        if not proposal:
+            assert grammar.matcher.consume_token(answer[at])
+            at += 1
+    assert forced > 15

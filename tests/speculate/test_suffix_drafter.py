@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.speculate import NOTHING, Corpus, Proposal, Speculation, SuffixDrafter
+from headrace.speculate import (
+    DEFAULT,
+    NOTHING,
+    Corpus,
+    Proposal,
+    Speculation,
+    SuffixDrafter,
+)
 from headrace.speculate.automaton import DEPTH
 from headrace.speculate.suffix import PORTION, SHORTEST
 
@@ -175,7 +182,7 @@ def drafted(speculation: Speculation, tenant: str, text: list[int]) -> list[Prop
 
 @given(st.data())
 def test_drafts_of_a_tenant_do_not_depend_on_what_another_wrote(data: st.DataObject) -> None:
-    alone, shared = Speculation(), Speculation()
+    alone, shared = Speculation(names=DEFAULT), Speculation(names=DEFAULT)
     for _ in range(3):
         other = data.draw(st.lists(st.integers(0, 3), min_size=4, max_size=80))
         drafted(shared, "other", other)
@@ -185,7 +192,7 @@ def test_drafts_of_a_tenant_do_not_depend_on_what_another_wrote(data: st.DataObj
 
 def test_drafts_of_a_tenant_do_depend_on_what_it_wrote() -> None:
     text = list(range(100))
-    speculation = Speculation()
+    speculation = Speculation(names=DEFAULT)
     assert not any(drafted(speculation, "mine", text))
     assert any(drafted(speculation, "mine", text))
     assert not any(drafted(speculation, "other", text))
@@ -194,7 +201,7 @@ def test_drafts_of_a_tenant_do_depend_on_what_it_wrote() -> None:
 
 
 def test_prompts_are_not_remembered() -> None:
-    speculation = Speculation()
+    speculation = Speculation(names=DEFAULT)
     first = speculation.begin(prompt=6)
     first.extend([1, 2, 3, 4, 5, 6])
     first.extend([9, 9])
@@ -202,3 +209,9 @@ def test_prompts_are_not_remembered() -> None:
     second = speculation.begin(prompt=3)
     second.extend([1, 2, 3])
     assert second.propose(3) is NOTHING
+
+
+def test_without_the_suffix_drafter_nothing_is_kept() -> None:
+    speculation = Speculation(names=["ngram"])
+    assert any(drafted(speculation, "mine", [1, 2, 3, 4] * 20))
+    assert speculation.begin("mine")._tenant.corpus.generations[0].size == 0

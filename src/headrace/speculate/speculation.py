@@ -16,7 +16,7 @@ from .suffix import PORTION, Corpus, SuffixDrafter
 DRAFTERS = ("forced", "prediction", "suffix", "ngram")
 """Names of the house's own."""
 DEFAULT = ("forced", "prediction", "suffix")
-"""The ones asked unless somebody chooses: what n-grams find, the suffix drafter finds too."""
+"""Worth asking for every sequence: what n-grams find, the suffix drafter finds too."""
 TENANTS = 64
 """Tenants about whom something is remembered; whoever was not seen longest is forgotten."""
 
@@ -32,9 +32,13 @@ class Tenant:
 class Drafts:
     """The drafters of one sequence."""
 
-    def __init__(self, tenant: Tenant, drafters: Sequence[Drafter], prompt: int) -> None:
-        """`prompt`: tokens that come first and are no part of the answer."""
+    def __init__(
+        self, tenant: Tenant, drafters: Sequence[Drafter], prompt: int, *, remembered: bool
+    ) -> None:
+        """`prompt`: tokens that come first and are no part of the answer. `remembered`: does the
+        tenant's corpus take the answer?"""
         self._tenant = tenant
+        self._remembered = remembered
         self._drafters = drafters
         self._prompt = prompt
         self._answer: list[int] = []
@@ -47,7 +51,8 @@ class Drafts:
             drafter.extend(tokens)
         prompt = min(self._prompt, len(tokens))
         self._prompt -= prompt
-        self._answer.extend(tokens[prompt:])
+        if self._remembered:
+            self._answer.extend(tokens[prompt:])
         if len(self._answer) - self._told >= PORTION:
             self._tell()
 
@@ -82,7 +87,7 @@ class Speculation:
         self,
         makers: Sequence[Callable[[], Drafter]] | None = None,
         *,
-        names: Sequence[str] = DEFAULT,
+        names: Sequence[str] = ("ngram",),
     ) -> None:
         """`makers`: of the drafters of a sequence, in place of the house's own; of these those
         called `names` are asked. Of equal proposals the first one's counts."""
@@ -107,7 +112,7 @@ class Speculation:
         """
         found = self._tenant(tenant)
         if self._makers is not None:
-            return Drafts(found, [make() for make in self._makers], prompt)
+            return Drafts(found, [make() for make in self._makers], prompt, remembered=False)
         ways: dict[str, Callable[[], Drafter | None]] = {
             "forced": lambda: ForcedDrafter(grammar) if grammar else None,
             "prediction": lambda: PredictedDrafter(expected, prompt) if expected else None,
@@ -115,7 +120,8 @@ class Speculation:
             "ngram": NGramDrafter,
         }
         made = (ways[name]() for name in self._names)
-        return Drafts(found, [one for one in made if one is not None], prompt)
+        drafters = [one for one in made if one is not None]
+        return Drafts(found, drafters, prompt, remembered="suffix" in self._names)
 
     def forget(self, tenant: str) -> None:
         """Drop all that was learnt from a tenant."""
