@@ -300,6 +300,13 @@ def test_a_word_has_one_row_in_the_glossary() -> None:
     assert not twice
 
 
+def test_the_glossary_names_files_that_are_there() -> None:
+    places = re.findall(r"`((?:\w+/)+\w+\.(?:py|h))`", (DOCS / "glossary.md").read_text())
+    assert len(places) > 20
+    for place in places:
+        assert any(SOURCE.rglob(place)), place
+
+
 def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Every name that reaches beyond its function: attributes, arguments, functions, classes."""
     for node in ast.walk(tree):

@@ -61,10 +61,8 @@ def gone() -> list[str]:
         if head is None or "superseded" in head[3] or "replaced" in head[5]:
             continue
         for name in dict.fromkeys(re.findall(r"`((?:\w+/)+\w+\.(?:py|h|cpp))`", text)):
-            tails = [name, f"src/headrace/{name}"]
-            if not any((root / tail).exists() for tail in tails) and not any(
-                (root / "src").rglob(name)
-            ):
+            inside = any(any((root / top).rglob(name)) for top in ("src", "tests"))
+            if not inside and not (root / name).exists():
                 found.append(f"{path.name}: {name}")
     return found
 
