@@ -11,13 +11,14 @@ replaced while the context is open.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
 import triton
+from gpu_ptx import exponent_sources
 from gpu_sass import Code, read_code, resident_blocks
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -41,6 +42,8 @@ class Compiled:
     code: Code
     seconds: float
     """To compile it, or to find it in Triton's cache."""
+    exponents: list[dict[str, int]] = field(default_factory=list)
+    """See `gpu_ptx.exponent_sources`."""
     grids: list[tuple[int, ...]] = field(default_factory=list)
     """One a launch."""
 
@@ -69,11 +72,15 @@ class _AbsentDevice:
 
 @contextmanager
 def compiling(
-    architecture: str, known: dict[int, Compiled] | None = None
+    architecture: str,
+    known: dict[int, Compiled] | None = None,
+    *,
+    read: Callable[[bytes], Code] = read_code,
 ) -> Iterator[list[Compiled]]:
     """Inside, launches compile for `architecture` (sm_80 …) and are noted in the list given.
 
-    `known`, kept between uses, saves reading the machine code of a kernel again.
+    `known`, kept between uses, saves reading the machine code of a kernel again. `read`: another
+    reader, as one that reads nothing where only Triton's cache is to be filled.
     """
     assert not INTERPRETED, "the interpreter compiles nothing: start without TRITON_INTERPRET"
     known = {} if known is None else known
@@ -99,8 +106,9 @@ def compiling(
                 metadata.num_stages,
                 constants,
                 metadata.shared,
-                read_code(kernel.asm["cubin"]),
+                read(kernel.asm["cubin"]),
                 time.perf_counter() - begin,
+                exponent_sources(kernel.asm["ptx"]),
             )
             listed.append(found[id(kernel)])
             known[id(kernel)] = found[id(kernel)]

@@ -223,12 +223,23 @@ def expansion(device: str, dtype: torch.dtype) -> float:
     return worst
 
 
-def products(kind: str, rows: int, *, deterministic: bool = False) -> Check:
+SIZES = ((1024, 2048), (328, 1104))
+LONG = ((4096, 14_336),)
+"""The down projection of an 8B: where the library has refused few rows in fp8."""
+
+
+def products(
+    kind: str,
+    rows: int,
+    *,
+    deterministic: bool = False,
+    sizes: tuple[tuple[int, int], ...] = SIZES,
+) -> Check:
     """With bias; widths that are no multiple of a tile; from 512 rows through the library."""
 
     def check(device: str, dtype: torch.dtype) -> float:
         worst = 0.0
-        for out, width in ((1024, 2048), (328, 1104)):
+        for out, width in sizes:
             weight, allowed = form(kind, out, width, device, dtype)
             bias = torch.randn(out, device=device).to(dtype)
             x = torch.randn(rows, width, device=device).to(dtype)
@@ -371,6 +382,8 @@ def all_checks() -> dict[str, Check]:
             found[f"product, {kind}, {rows} rows"] = products(kind, rows)
         for tokens in (1, 21, 200):
             found[f"experts, {kind}, {tokens} tokens"] = experts(kind, tokens)
+    for rows in (17, 64, 256):
+        found[f"product, rows, long, {rows} rows"] = products("rows", rows, sizes=LONG)
     for rows in (1, 4, 13):
         found[f"product with norm, gate, residual, {rows} rows"] = fused(rows)
     for kind in ("dense", "rows"):
@@ -393,6 +406,9 @@ SMOKE = (
     "product, 6, 130 rows",
     "product, 4, 520 rows",
     "product, rows, 17 rows",
+    "product, rows, long, 17 rows",
+    "product, rows, long, 64 rows",
+    "product, rows, long, 256 rows",
     "product, blocks, 17 rows",
     "product, rows, deterministic",
     "product with norm, gate, residual, 4 rows",

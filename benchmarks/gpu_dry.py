@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ from gpu_models import (
     windows_of,
 )
 from gpu_nodes import node_table, nodes
-from gpu_sass import SHARED_LIMIT
+from gpu_sass import SHARED_LIMIT, Code, read_code
 from gpu_targets import target_table, targets
 
 from headrace.kernels.triton.operators import TritonOperators
@@ -78,6 +78,7 @@ MODELS = (
 """(architecture, weights, KV, deterministic)."""
 QUICK = (MODELS[0], MODELS[6])
 KV = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+"""Stored types of a cache by name."""
 MATRIX_ROWS = 512
 """Steps of this many tokens are matrix-bound: their products and their attention must use the
 warpgroup instructions on sm_90."""
@@ -183,8 +184,12 @@ def compile_list(architecture: str, models: tuple[tuple[str, str, str, bool], ..
     return list(compile_all(architecture, models))
 
 
-def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[Row]:
-    seen: set[tuple[object, ...]] = set()
+def launched(
+    architecture: str,
+    models: tuple[tuple[str, str, str, bool], ...],
+    read: Callable[[bytes], Code] = read_code,
+) -> Iterator[tuple[str, Step, list[Compiled]]]:
+    """Every kernel of every step of these models: (the model, the step, what it launches)."""
     known: dict[int, Compiled] = {}
     for name, weights, kv, deterministic in models:
         if architecture == "sm_80" and "fp8" in (weights, kv):
@@ -202,17 +207,24 @@ def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...
             label = f"{name} {weights}, {kv} KV" + (", deterministic" if deterministic else "")
             for step in STEPS:
                 batch = make_batch(step, windows_of(arch), "meta")
-                with compiling(architecture, known) as found:
+                with compiling(architecture, known, read=read) as found:
                     model.forward(operators, batch, cache)
-                    if model is not None and not deterministic:
+                    if not deterministic:
                         draw_tokens(operators, len(step.entries), arch.vocab_size)
-                for compiled in found:
-                    cut = (compiled.warps, compiled.stages, compiled.code.registers)
-                    key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
-                    if key not in seen:
-                        seen.add(key)
-                        yield make_row(compiled, label, step)
-        print(f"{architecture} {label}: {len(seen)} kernels so far", file=sys.stderr, flush=True)
+                yield label, step, found
+
+
+def compile_all(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[Row]:
+    """What is told of each kernel, once."""
+    seen: set[tuple[object, ...]] = set()
+    for label, step, found in launched(architecture, models):
+        for compiled in found:
+            cut = (compiled.warps, compiled.stages, compiled.code.registers)
+            key = (compiled.kernel, *cut, compiled.shared, str(compiled.constants))
+            if key not in seen:
+                seen.add(key)
+                yield make_row(compiled, label, step)
+        print(f"{architecture} {label}, {step.name}: {len(seen)} kernels", file=sys.stderr)
 
 
 def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:
@@ -254,6 +266,13 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
         yield f"{compiled.code.spills} spills"
     if compiled.constants.get("EARLY") and code.unwaited != ():
         yield f"launched early, and before it waits: {code.unwaited}"
+    # A row's bits: see `gpu_ptx`.
+    loops = {str(sources) for sources in compiled.exponents}
+    if compiled.kernel == "attention_prefill._prefill_kernel" and len(loops) > 1:
+        yield f"rounds the arguments of exponentials by the loop: {compiled.exponents}"
+    apart = compiled.kernel == "product_fp8._product_kernel" and not compiled.constants["BLOCKED"]
+    if apart and (fused := code.instructions["fused multiply-add"]):
+        yield f"{fused} fused multiply-adds: a part of a sum is not rounded as it is when stored"
     if compiled.kernel in MATRIX and compiled.code.tensor_core == "none":
         yield f"multiplies without matrix instructions ({compiled.code.instructions['all']} in all)"
     if compiled.kernel in MATRIX_BOUND and step.tokens >= MATRIX_ROWS:

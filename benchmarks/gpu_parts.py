@@ -14,14 +14,12 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 if "tiny" in sys.argv:  # Read by triton when it is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-import numpy as np
 import torch
 import triton
 from gpu_kernels import (
@@ -29,20 +27,17 @@ from gpu_kernels import (
     Ceilings,
     Sizes,
     cases,
-    error,
     measure,
     measure_ceilings,
     measure_kernel,
 )
-from gpu_models import ARCHS, BLOCK, attend, make_batch, prefill
+from gpu_models import ARCHS, BLOCK
 from gpu_paths import SMALL, SMALL_MOE
 from gpu_worker import Filled, Setup, block_bytes, make_worker, pool_of, run_load
 
 from headrace.base.arch import ModelArch
 from headrace.base.step import StepPlan
-from headrace.kernels.operators import HostStep, KvLayer
 from headrace.kernels.program import LOGITS
-from headrace.kernels.triton.operators import TritonOperators
 from headrace.kernels.triton.table import Table, architecture
 from headrace.kernels.triton.tune import Shapes, early_starts
 from headrace.roofline.composition import compose
@@ -254,37 +249,6 @@ def early(record: Record, size: str, device: str, dtype: torch.dtype, ceilings: 
             "early", {**asdict(config), "us": seconds * 1e6, "weights_share": limit / seconds}
         )
         print(f"layer of one row, {say(record.values['early'][-1])}", flush=True)
-
-
-def flashinfer(record: Record) -> None:
-    """Our prefill attention's time over FlashInfer's, where that is installed: what
-    `kernels/flashinfer/measured.json` holds, and the choice of a start rests on."""
-    if find_spec("flashinfer") is None:
-        record.put(flashinfer="not installed")
-        return
-    from headrace.kernels.flashinfer.attention import FlashInferOperators
-
-    device = torch.device("cuda")
-    theirs, ours = FlashInferOperators(torch.bfloat16, device), TritonOperators(torch.bfloat16)
-    ratios, wrong = {}, {}
-    for width in (64, 128):
-        step = prefill(4096, 2048)
-        batch = make_batch(step, [None], "cuda")
-        counts = np.array([count for _, count in step.entries])
-        lengths = np.array([start + count for start, count in step.entries])
-        batch.host = HostStep(counts, lengths, batch.sample_rows.cpu().numpy())
-        blocks = int(batch.groups[0].tables.max()) + 1
-        made = torch.randn(2, blocks, 8, BLOCK, width, device="cuda").to(torch.bfloat16)
-        q = torch.randn(step.tokens, 32, width, device="cuda").to(torch.bfloat16)
-
-        def run(ops: TritonOperators, q: Any = q, made: Any = made, batch: Any = batch) -> Any:
-            return attend(ops, q, KvLayer(made[0], made[1]), batch, 0.1)
-
-        wrong[width] = error(run(theirs), run(ours), 0.02)
-        times = [measure(lambda o=ops: run(o), "cuda") for ops in (ours, theirs)]  # type: ignore[misc]
-        ratios[str(width)] = round(times[0] / times[1], 3) if wrong[width] <= 1 else 0.0
-    record.put(flashinfer={"ratios": ratios, "error": wrong})
-    print(f"flashinfer: {record.values['flashinfer']}", flush=True)
 
 
 def model(record: Record, setup: Setup, plan: Plan, ceilings: Ceilings) -> int:
@@ -552,10 +516,7 @@ def main() -> int:
     device, dtype = ("cpu", torch.float32) if size == "tiny" else ("cuda", torch.bfloat16)
     with torch.inference_mode():
         if arguments.name == "kernels":
-            status = kernels(record, size, device, dtype, arguments.ceilings)
-            if status == 0 and size != "tiny":
-                flashinfer(record)
-            return status
+            return kernels(record, size, device, dtype, arguments.ceilings)
         if arguments.name == "transformers":
             name = {"real": "llama-3.1-8b bf16", "small": "small bf16", "tiny": "tiny"}[size]
             return transformers_generate(record, SETUPS[name], size)

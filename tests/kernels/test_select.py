@@ -29,7 +29,6 @@ class FastOperators(ReferenceOperators):
 
 class Fast:
     name = "fast"
-    beside = ()
 
     def __init__(self, *operators: str) -> None:
         self.operators = operators
@@ -86,4 +85,4 @@ def test_a_wish_is_kept_or_refused() -> None:
         choose(QUESTION, "fast", [Fast(), ReferenceBackend()])
     assert raised.value.param == "kernels"
     with pytest.raises(OptionError, match="there are: auto, fast, ref"):
-        choose(QUESTION, "flashinfer", backends)
+        choose(QUESTION, "triton", backends)

@@ -174,6 +174,25 @@ def test_experts_stay_as_the_file_has_them() -> None:
     assert isinstance(ops.prepare(fp8, "moe", None), Fp8Weight)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_a_router_that_overflowed_names_experts(value: float, normalise: bool) -> None:
+    """What is chosen becomes an address: a number that is none would end every sequence's step."""
+    router = torch.randn(4, 6)
+    router[0] = value
+    router[1, 2] = value
+    router[2, 1:] = value
+    chosen, shares = route(router, 3, normalise)
+    assert chosen.min() >= 0
+    assert chosen.max() < 6
+    assert all(len(set(row)) == 3 for row in chosen.tolist())
+    plain, same = route(router[3:], 3, normalise)
+    assert torch.equal(chosen[3:], plain)
+    assert torch.equal(shares[3:], same)
+    if value != float("-inf"):
+        assert shares[:3].isnan().any(1).all(), "the row's result says that it overflowed"
+
+
 def test_every_assignment_is_placed_once() -> None:
     torch.manual_seed(0)
     experts, rows = 9, 16

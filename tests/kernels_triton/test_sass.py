@@ -9,6 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import gpu_dry
+import gpu_ptx
 from gpu_aot import Compiled
 from gpu_sass import KINDS, Code, count_instructions, resident_blocks
 
@@ -43,13 +45,8 @@ def test_resident_blocks_by_what_is_scarce() -> None:
     assert resident_blocks("sm_90", 64, 4, 240 * 1024) == 0
 
 
-def test_a_product_that_the_compiler_made_nothing_of_is_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_product_that_the_compiler_made_nothing_of_is_a_fault() -> None:
     """What Triton did for sm_100 with 5 and 6 bits at 128 x 128 on eight warps: 16 instructions."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import gpu_dry
-
     counts = dict.fromkeys((*KINDS, "all"), 0) | {"all": 16}
     step = gpu_dry.STEPS[2]
     for kernel, wanted in (("product_packed._product_kernel", 1), ("norm._norm_kernel", 0)):
@@ -57,10 +54,7 @@ def test_a_product_that_the_compiler_made_nothing_of_is_a_fault(
         assert len(list(gpu_dry.find_faults(compiled, step))) == wanted
 
 
-def test_a_kernel_that_starts_early_must_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import gpu_dry
-
+def test_a_kernel_that_starts_early_must_wait() -> None:
     counts = dict.fromkeys((*KINDS, "all"), 0)
     for early, unwaited, wanted in (
         (True, (), 0),
@@ -70,4 +64,45 @@ def test_a_kernel_that_starts_early_must_wait(monkeypatch: pytest.MonkeyPatch) -
     ):
         code = Code(4, 0, counts, unwaited)
         compiled = Compiled("norm._norm_kernel", "sm_90", 8, 3, {"EARLY": early}, 0, code, 0.0)
+        assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted
+
+
+PTX = """
+$L__BB0_2:
+	mul.f32 	%f1, %f9, %f8;
+	MASKED
+	ex2.approx.ftz.f32 	%f4, %f3;
+	bra.uni 	$L__BB0_3;
+$L__BB0_3:
+	fma.rn.f32 	%f5, %f9, %f8, %f7;
+	ex2.approx.ftz.f32 	%f6, %f5;
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "sources"),
+    [
+        ("sub.f32 	%f3, %f1, %f7;", "sub.f32"),
+        ("fma.rn.f32 	%f3, %f9, %f8, %f7;", "fma.rn.f32"),
+    ],
+)
+def test_scores_that_a_mask_stands_behind_are_rounded_as_others(
+    monkeypatch: pytest.MonkeyPatch, made: str, sources: str
+) -> None:
+    """What the compiler made of two loops whose source was one function, and of it today."""
+    monkeypatch.setattr(gpu_ptx, "FEW", 0)
+    found = gpu_ptx.exponent_sources(PTX.replace("MASKED", made))
+    assert found == [{sources: 1}, {"fma.rn.f32": 1}]
+    counts = dict.fromkeys((*KINDS, "all"), 0) | {"warpgroup": 1}
+    kernel = "attention_prefill._prefill_kernel"
+    compiled = Compiled(kernel, "sm_90", 8, 2, {}, 0, Code(4, 0, counts), 0.0, found)
+    faults = list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))
+    assert len(faults) == (sources != "fma.rn.f32")
+
+
+def test_a_part_of_a_sum_is_rounded_before_it_is_added() -> None:
+    counts = dict.fromkeys((*KINDS, "all"), 0) | {"HMMA": 1, "fused multiply-add": 64}
+    for blocked, wanted in ((False, 1), (True, 0)):
+        code, constants = Code(4, 0, counts), {"BLOCKED": blocked}
+        compiled = Compiled("product_fp8._product_kernel", "sm_90", 4, 3, constants, 0, code, 0.0)
         assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted

@@ -11,7 +11,7 @@ import torch
 from headrace.base.errors import DoesNotFit
 from headrace.base.groups import layer_groups, pool_bytes
 from headrace.base.step import PoolShape
-from headrace.kernels.cuda_graphs import GraphProgram
+from headrace.kernels.cuda_graphs import GraphProgram, null_step
 from headrace.kernels.operators import KvCache, KvLayer, StepLimits
 from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
@@ -63,6 +63,18 @@ def test_the_largest_step_is_measured(files) -> None:
     assert worker.facts.step_bytes == 10_000 + SAMPLING_COPIES * 5 * tiny.VOCAB * 4
     assert worker.facts.device_memory == 20 * GIB
     assert "measure_step" in worker.facts.phases
+
+
+def test_a_prompt_beside_long_contexts_is_among_the_largest_steps() -> None:
+    """Its attention holds parts of sums for every entry and every part of the longest context."""
+    layer = KvLayer(torch.zeros(4, 1, 16, 8), torch.zeros(4, 1, 16, 8))
+    step = null_step(48, KvCache([layer], [0], [None]), 128, decodes=4)
+    assert step.query_starts.tolist() == [0, 44, 45, 46, 47, 48]
+    assert step.lengths.tolist() == [44, 128, 128, 128, 128]
+    assert step.positions.tolist() == [*range(44), 127, 127, 127, 127]
+    assert (step.max_count, step.max_length) == (44, 128)
+    assert step.groups[0].tables.shape == (5, 8)
+    assert len(step.tokens) == len(step.groups[0].slots) == 48
 
 
 def test_what_is_as_planned_starts_in_silence(files, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,7 +52,7 @@ class EngineOptions:
     kernels: str = option(
         "auto",
         "Which kernels serve; auto picks per operator.",
-        choices=("auto", "ref", "cpu", "triton", "flashinfer"),
+        choices=("auto", "ref", "cpu", "triton"),
     )
     quantise: str = option(
         "auto",

@@ -80,12 +80,6 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The backends that serve the other kinds where this one is asked for by name, before the
-        reference."""
-        ...
-
     def supports(self, kind: str, question: Question) -> str | None:
         """Does it compute the nodes of this kind? None: yes. Otherwise the reason why not, as half
         a sentence."""

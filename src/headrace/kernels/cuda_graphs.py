@@ -64,7 +64,7 @@ class GraphMaker(Protocol):
         ...
 
     def memory(self) -> int:
-        """Bytes of the device that the process holds."""
+        """Bytes of the device that the process holds for tensors."""
         ...
 
 
@@ -93,8 +93,9 @@ class CudaGraphMaker:
         torch.cuda.synchronize(self._device)
         # What steps outside of graphs left in the allocator's cache is not theirs.
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(self._device)
-        return total - free
+        # The device's own figure would count what other processes take meanwhile. What the driver
+        # keeps of a graph beside its tensors lies within the slack of `worker.device_memory`.
+        return int(torch.cuda.memory_reserved(self._device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,17 +441,24 @@ def _next(sizes: list[int], size: int) -> int | None:
     return sizes[place] if place < len(sizes) else None
 
 
-def null_step(tokens: int, cache: KvCache, max_context: int) -> StepBatch:
-    """A step of `tokens` tokens that reads and writes the null block only: for warming up."""
+def null_step(tokens: int, cache: KvCache, max_context: int, *, decodes: int = 0) -> StepBatch:
+    """A step of `tokens` tokens that reads and writes the null block only: for warming up.
+
+    `decodes`: so many of them are each the last of a context as long as may be.
+    """
     device, block_size = cache.layers[0].k.device, cache.layers[0].block_size
-    counts = [max_context] * (tokens // max_context)
-    counts += [tokens % max_context] * (tokens % max_context > 0)
-    lengths = torch.tensor(counts, dtype=torch.int32)
-    bounds = torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0).to(torch.int32)])
-    positions = torch.cat([torch.arange(count) for count in counts]).to(device)
-    table = torch.zeros(
-        len(counts), -(-max(counts) // block_size), dtype=torch.int32, device=device
-    )
+    rest = tokens - decodes
+    chunks = [max_context] * (rest // max_context)
+    chunks += [rest % max_context] * (rest % max_context > 0)
+    counts = [*chunks, *[1] * decodes]
+    reach = [*chunks, *[max_context] * decodes]
+    lengths = torch.tensor(reach, dtype=torch.int32)
+    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0).to(torch.int32)
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int32), ends])
+    positions = torch.cat(
+        [torch.arange(end - count, end) for end, count in zip(reach, counts, strict=True)]
+    ).to(device)
+    table = torch.zeros(len(counts), -(-max(reach) // block_size), dtype=torch.int32, device=device)
     zeros = torch.zeros_like(positions)
     groups = [GroupBatch(table, zeros, window) for window in cache.windows]
     return StepBatch(
@@ -461,8 +469,8 @@ def null_step(tokens: int, cache: KvCache, max_context: int) -> StepBatch:
         groups,
         bounds[1:].to(device).long() - 1,
         max(counts),
-        max(counts),
+        max(reach),
         host=HostStep(
-            np.array(counts, np.int64), np.array(counts, np.int64), bounds[1:].numpy() - 1
+            np.array(counts, np.int64), np.array(reach, np.int64), bounds[1:].numpy() - 1
         ),
     )

@@ -86,8 +86,6 @@ class Provider(Operators, Protocol):
 
     drawing: Drawing
     """Makes tokens of the logits that these operators make."""
-    within: str
-    """The provider within whose programs these operators run; "": within their own."""
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         """A faster way to run whole steps than `plain` (a recorded program, graphs), or None.

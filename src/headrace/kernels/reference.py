@@ -36,7 +36,6 @@ class ReferenceOperators:
 
     name = "ref"
     host = False
-    within = ""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype

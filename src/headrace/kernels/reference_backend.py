@@ -13,7 +13,6 @@ class ReferenceBackend:
     """Supports everything, everywhere that torch runs; row invariance only on the CPU."""
 
     name = "ref"
-    beside = ()
 
     def supports(self, kind: str, question: Question) -> str | None:
         if question.deterministic and question.device != "cpu" and kind not in ELEMENTWISE:

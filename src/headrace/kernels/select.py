@@ -15,7 +15,6 @@ from ..base.errors import OptionError
 from ..base.graph import Role
 from .backend import Backend, Explaining, Question
 from .cpu.backend import CpuBackend
-from .flashinfer.backend import FlashInferBackend
 from .operators import Dequantise, StepLimits
 from .program import CallByCall, Program, Provider
 from .reference_backend import ReferenceBackend
@@ -32,8 +31,8 @@ class ComposedOperators:
         distinct = list({id(provider): provider for provider in providers.values()}.values())
         self.name = "+".join(sorted(provider.name for provider in distinct))
         self.host = all(provider.host for provider in distinct)
-        self.within = ""
-        self._single = self._host(distinct)
+        self._single = distinct[0] if len(distinct) == 1 else None
+        """Makes steps into programs, where it serves all of them."""
 
         def of(kind: str) -> Provider:
             return providers.get(kind, distinct[0])
@@ -48,16 +47,6 @@ class ComposedOperators:
         self.route, self.experts = of("route").route, of("experts").experts
         together = {id(of(kind)) for kind in ("linear", "norm", "add", "gated")}
         self.joined = of("linear").joined if len(together) == 1 else None
-
-    @staticmethod
-    def _host(distinct: list[Provider]) -> Provider | None:
-        """The provider that makes steps into programs: the only one, or the one within which all
-        others say that they run."""
-        hosts = [each for each in distinct if not each.within]
-        if len(hosts) != 1:
-            return None
-        inside = all(each.within in ("", hosts[0].name) for each in distinct)
-        return hosts[0] if inside else None
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         kind = {"embed": "embed", "moe": "experts"}.get(role, "linear")
@@ -88,8 +77,7 @@ def choose(
                 f"kernels {wish!r} are not built into this installation; there are: {names}",
                 param="kernels",
             )
-        beside = (*wished[0].beside, "ref")
-        candidates = [*wished, *(b for b in candidates if b.name in beside and b not in wished)]
+        candidates = [*wished, *(b for b in candidates if b.name == "ref" and b not in wished)]
         question = replace(question, asked=True)
     built: dict[str, Provider] = {}
     providers: dict[str, Provider] = {}
@@ -125,7 +113,6 @@ def known_backends() -> list[Backend]:
 
 _FACTORIES: list[Callable[[], Backend]] = [
     CpuBackend,
-    FlashInferBackend,
     TritonBackend,
     ReferenceBackend,
 ]

@@ -47,16 +47,25 @@ def measure_step(
     limits: StepLimits,
     memory: DeviceMemory,
 ) -> StepMemory:
-    """Run the largest step on null blocks, and capture the largest graphs."""
+    """Run the largest steps on null blocks, and capture the largest graphs.
+
+    The largest are two: prompts alone, and one token of as many long contexts as there may be
+    beside a prompt, whose attention holds parts of sums for each of them.
+    """
     cache = allocate_kv(PoolShape(16, layer_groups(arch, kv_dtype)), device)
-    batch = null_step(limits.tokens, cache, limits.max_context)
     # As many rows want logits as ever can.
     rows = min(limits.entries, limits.tokens)
-    batch.sample_rows = torch.arange(rows, device=device)
+    steps = [
+        null_step(limits.tokens, cache, limits.max_context, decodes=decodes)
+        for decodes in {0: 0, rows - 1: 0}
+    ]
     plain = CallByCall(model, operators, cache, operators.drawing)
     everything = want(logits=True, hidden="every")
-    plain.step(batch, everything)  # Compiles; libraries make their workspaces.
+    for step in steps:
+        step.sample_rows = torch.arange(rows, device=device)
+        plain.step(step, everything)  # Compiles; libraries make their workspaces.
     memory.watch()
-    plain.step(batch, everything)
+    for step in steps:
+        plain.step(step, everything)
     peak = memory.growth() + SAMPLING_COPIES * rows * arch.vocab_size * 4
     return StepMemory(peak, operators.graph_bytes(plain, limits))

@@ -20,7 +20,6 @@ class CpuBackend:
     """Serves every operator of a model, or none: its KV pages have a layout of their own."""
 
     name = "cpu"
-    beside = ()
 
     def __init__(self, level: str | None = None) -> None:
         self._level = level

@@ -38,7 +38,6 @@ class CpuOperators:
     name = "cpu"
     host = True
     joined = None
-    within = ""
 
     def __init__(self, threads: int, level: str | None = None, shelf: Shelf | None = None) -> None:
         self.team = Team(threads, level)

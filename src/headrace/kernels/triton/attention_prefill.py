@@ -109,20 +109,21 @@ def _turn(
     if SCALED:
         scale_at = block.to(tl.int64) * scale_block_stride + head * BLOCK + places % BLOCK
         scores *= tl.load(k_scale + scale_at, mask=there, other=0.0)[None, :]
+    log2 = scale_log2
     if SOFTCAP > 0:
         scores = soft_cap(scores * (scale_log2 / 1.4426950408889634), SOFTCAP)
-        scores *= 1.4426950408889634
-    else:
-        scores *= scale_log2
+        log2 = 1.4426950408889634
     if MASKED:
         seen = places[None, :] <= positions[:, None]
         if WINDOW > 0:
             seen &= places[None, :] > positions[:, None] - WINDOW
         scores = tl.where(seen, scores, float("-inf"))
-    top = tl.maximum(best, tl.max(scores, 1))
+    top = tl.maximum(best, tl.max(scores, 1) * log2)
     # A row of a windowed tile may have seen nothing yet: keep its exponents finite.
     safe = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp2(scores - safe[:, None])
+    # One rounding, by name. Left to the compiler, scores that a mask stands behind are rounded
+    # twice and others once, and which tiles are masked depends on how the prompt was cut.
+    weights = tl.exp2(tl.fma(scores, tl.full([ROWS, TILE], log2, tl.float32), -safe[:, None]))
     shrink = tl.exp2(best - safe)
     total = total * shrink + tl.sum(weights, 1)
     if SCALED:

@@ -19,7 +19,6 @@ class TritonBackend:
     """
 
     name = "triton"
-    beside = ()
 
     def supports(self, kind: str, question: Question) -> str | None:
         if find_spec("triton") is None:

@@ -66,15 +66,19 @@ def _route_kernel(
     masses = tl.exp(logits - peak)
     total = tl.sum(masses, 0)
     kept = tl.zeros([EXPERTS], tl.int32)
-    left = logits
+    # Whatever overflowed, `ACTIVE` experts are chosen, each once: their numbers become addresses.
+    # That a logit was NaN shows in the shares, which are then NaN, and in the row's result.
+    ranks = tl.where(logits == logits, logits, float("-inf"))
     for _ in tl.static_range(ACTIVE):
+        free = (kept == 0) & (expert < experts)
+        largest = tl.max(tl.where(free, ranks, float("-inf")), 0)
         # Of equals the smallest id, as torch.topk on the reference's side need not: ties of
         # router logits do not happen outside of made-up weights.
-        best = tl.min(tl.where(left == tl.max(left, 0), expert, EXPERTS), 0)
+        best = tl.min(tl.where(free & (ranks == largest), expert, EXPERTS), 0)
         kept = tl.where(expert == best, 1, kept)
-        left = tl.where(expert == best, float("-inf"), left)
     if NORMALISE:
-        total = tl.sum(tl.where(kept == 1, masses, 0.0), 0)
+        # The other part is 0, or NaN where a logit was that was not chosen.
+        total = tl.sum(tl.where(kept == 1, masses, 0.0), 0) + 0.0 * total
     # Written in ascending order of expert: the place among the kept ones.
     place = tl.cumsum(kept, 0) - 1
     at = token * ACTIVE + place

@@ -31,6 +31,7 @@ from . import gated, moe, norm, rope_cache, sampling
 from .attention_decode import attention_decode
 from .attention_prefill import attention_prefill
 from .early import EarlyConfig
+from .library import ScaledProducts
 from .moe_tiles import ExpertTable, expert_table
 from .packed import merge_neighbours, merge_tiled, tile_weight
 from .product_dense import product_dense
@@ -80,6 +81,7 @@ class TritonOperators(ReferenceOperators):
         self._tables: dict[torch.device, Table] = {}
         self._experts: dict[int, ExpertTable] = {}
         self._tickets: dict[torch.device, torch.Tensor] = {}
+        self._scaled = ScaledProducts()
 
     @property
     def joined(self) -> TritonOperators:
@@ -218,7 +220,7 @@ class TritonOperators(ReferenceOperators):
             bias,
             self._table(codes.device).fp8(self._rows(codes)),
             dtype,
-            library=codes.is_cuda and not self.deterministic,
+            library=self._library(codes),
             early=early,
         )
 
@@ -336,7 +338,7 @@ class TritonOperators(ReferenceOperators):
             if self._skinny(weight, len(x)) is not None:
                 codes, scales = quantise_rows(x, blocked=False, early=self._early(x).early)
                 return self.linear_codes(codes, scales, weight, bias, dtype)
-            library = x.is_cuda and not self.deterministic
+            library = self._library(x)
             config = table.fp8(self._rows(x))
             early = self._early(x)
             return product_fp8(x, weight, bias, config, dtype, library=library, early=early)
@@ -439,6 +441,10 @@ class TritonOperators(ReferenceOperators):
     def _early(self, x: torch.Tensor) -> EarlyConfig:
         """How kernels on `x`'s device are launched."""
         return self._table(x.device).early()
+
+    def _library(self, x: torch.Tensor) -> ScaledProducts | None:
+        """Who may take products of 8-bit numbers with a scale per row."""
+        return self._scaled if x.is_cuda and not self.deterministic else None
 
     def _rows(self, x: torch.Tensor) -> int:
         """By how many rows a cut is chosen: where it is part of the result, one cut for all."""

@@ -5,7 +5,7 @@ rows on an H200). The activations are quantised row by row on their way in: 2 by
 written per element, about 1 / (out / 1,000) of the product's own bytes at few rows.
 
 Scales. One per output row (a scale per tensor is repeated): they go on at the end, and the library
-(`torch._scaled_mm`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a
+(`library`) serves. One per block of 128 × 128 (DeepSeek-V3, 2024): activations get a
 scale per 128 inputs, each such part of the sum is scaled before it is added in fp32, and our own
 kernel serves, as it does in the deterministic mode. Its tiles are walked and cut like those of
 `product_dense`: a row's bits do not depend on the others; few rows split the input (`split`).
@@ -22,6 +22,7 @@ import triton.language as tl
 
 from ..weights import Fp8Weight, Weight
 from .early import OFF, EarlyConfig, ask_ahead, launch_options, wait_for_inputs
+from .library import ScaledProducts
 from .quantise import to_codes
 from .split import FEW_ROWS, add_parts, count_splits
 from .support import INTERPRETED, matrix_product
@@ -196,12 +197,12 @@ def product_fp8(
     config: Fp8Config,
     dtype: torch.dtype | None = None,
     *,
-    library: bool = False,
+    library: ScaledProducts | None = None,
     early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """x [N, in] in the model's dtype → x · wᵀ + bias [N, out] in `dtype` (x's unless given).
 
-    `library`: by torch, where it can: a scale per row, sizes that are multiples of 16.
+    `library`: takes the sizes that it serves, where there is a scale per row.
     """
     codes, x_scales = quantise_rows(x, blocked=weight.blocked, early=early.early)
     return product_codes(
@@ -217,7 +218,7 @@ def product_codes(
     config: Fp8Config,
     dtype: torch.dtype,
     *,
-    library: bool = False,
+    library: ScaledProducts | None = None,
     early: EarlyConfig = OFF,
 ) -> torch.Tensor:
     """`product_fp8` from codes [N, in] with scales as `quantise_rows` gives them."""
@@ -227,15 +228,8 @@ def product_codes(
     assert codes.is_contiguous()
     groups = weight.scales.shape[1]
     assert x_scales.shape == (rows, groups), "scales of another granularity than the weight's"
-    if library and not weight.blocked and width % 16 == 0 and outs % 16 == 0:
-        y = torch._scaled_mm(
-            codes,
-            weight.data.t(),
-            scale_a=x_scales,
-            scale_b=weight.scales.view(1, outs),
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )
+    if library is not None and not weight.blocked and library.serves(weight.data, rows):
+        y = library.product(codes, x_scales, weight.data, weight.scales)
         if bias is not None:
             y += bias
         return y.to(dtype)
@@ -273,6 +267,9 @@ def product_codes(
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,
+        # A part is rounded before it is added, be it in this program or by `add_parts`: no fused
+        # multiply-add of the scale and the sum. Blocks are scaled inside their part, alike in both.
+        enable_fp_fusion=weight.blocked,
         **launch_options(early.early),
     )
     if apart:

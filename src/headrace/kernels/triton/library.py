@@ -1,0 +1,78 @@
+"""Torch's own product of 8-bit numbers, and for which sizes its library refuses.
+
+`torch._scaled_mm` with a scale per row goes to cuBLASLt from CUDA 12.9 on, which has no kernel for
+some long matrices with few rows (K 9,216 → N 3,072 up to 256 rows on an H100, pytorch/ao issue
+4582) and says so by an error. Which sizes those are depends on the library's version, so each size
+is tried once, with the numbers of rows at which it may choose another kernel, before the first
+product that would use it. That is in the first step after loading, before anything is captured.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+log = logging.getLogger("headrace.kernels")
+
+FEW = 256
+"""Rows up to which one answer serves: above, the library chooses among other kernels."""
+TRIED = {True: (17, 32, 64, 128, FEW), False: (FEW + 1, 1024)}
+"""Rows that are tried for few rows and for more."""
+DIVISOR = 16
+"""Of inputs and outputs."""
+
+
+class ScaledProducts:
+    """Products of e4m3 with a scale per row of both sides, by the library."""
+
+    def __init__(self) -> None:
+        self._serves: dict[tuple[int, int, bool], bool] = {}
+
+    def serves(self, weight: torch.Tensor, rows: int) -> bool:
+        """Does the library compute `rows` rows · weightᵀ, weight [out, in]? Tries it once."""
+        outs, width = weight.shape
+        if outs % DIVISOR or width % DIVISOR:
+            return False
+        key = outs, width, rows <= FEW
+        if key not in self._serves:
+            self._serves[key] = self._try(weight, TRIED[rows <= FEW])
+        return self._serves[key]
+
+    def _try(self, weight: torch.Tensor, counts: tuple[int, ...]) -> bool:
+        outs, width = weight.shape
+        scales = torch.ones(outs, 1, device=weight.device)
+        for rows in counts:
+            codes = torch.zeros(rows, width, dtype=weight.dtype, device=weight.device)
+            ones = torch.ones(rows, 1, device=weight.device)
+            try:
+                self.product(codes, ones, weight, scales)
+            except RuntimeError as error:
+                log.warning(
+                    "the library refuses the fp8 product %d → %d of %d rows, so our own kernel "
+                    "serves it up to %s rows: %.200s",
+                    width,
+                    outs,
+                    rows,
+                    FEW if rows <= FEW else "any number of",
+                    error,
+                )
+                return False
+        return True
+
+    def product(
+        self,
+        codes: torch.Tensor,
+        x_scales: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+    ) -> torch.Tensor:
+        """codes [N, in], x_scales [N, 1], weight [out, in], scales [out, 1] → bf16 [N, out]."""
+        return torch._scaled_mm(
+            codes,
+            weight.t(),
+            scale_a=x_scales,
+            scale_b=scales.view(1, len(scales)),
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )

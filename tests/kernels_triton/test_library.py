@@ -1,0 +1,85 @@
+"""The library's product of 8-bit numbers where it serves, and our own where it refuses."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from headrace.kernels.triton import library
+from headrace.kernels.triton.library import ScaledProducts
+from headrace.kernels.triton.operators import TritonOperators
+from headrace.kernels.triton.product_fp8 import Fp8Config, product_fp8, quantise_weight
+
+real = torch._scaled_mm
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """A library as cuBLASLt is on some devices; what it was asked for as (rows, inputs)."""
+    asked: list[tuple[int, int]] = []
+
+    def refuses(codes: torch.Tensor, weight: torch.Tensor, **options: object) -> torch.Tensor:
+        asked.append((len(codes), codes.shape[1]))
+        if codes.shape[1] > 128 and len(codes) <= 256:
+            raise RuntimeError(
+                "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"
+            )
+        return real(codes, weight, **options)
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuses)
+    return asked
+
+
+def product(rows: int, width: int, scaled: ScaledProducts | None) -> torch.Tensor:
+    torch.manual_seed(width)
+    weight = quantise_weight(torch.randn(32, width))
+    x = torch.randn(300, width)[:rows]
+    return product_fp8(x, weight, None, Fp8Config(), library=scaled)
+
+
+def test_what_the_library_refuses_is_ours(
+    asked: list[tuple[int, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    scaled = ScaledProducts()
+    with caplog.at_level(logging.WARNING, "headrace.kernels"):
+        refused = product(18, 256, scaled)
+    assert "256 → 32" in caplog.text
+    assert asked == [(17, 256)], "one refusal is enough"
+    assert torch.equal(refused, product(18, 256, None))
+    caplog.clear()
+    product(40, 256, scaled)
+    assert asked == [(17, 256)], "it was tried before"
+    served = product(18, 64, scaled)
+    assert (18, 64) in asked
+    torch.testing.assert_close(served, product(18, 64, None), rtol=0.02, atol=0.1)
+    more = product(300, 256, scaled)
+    assert (300, 256) in asked, "of more rows it has other kernels"
+    torch.testing.assert_close(more, product(300, 256, None), rtol=0.02, atol=0.2)
+    assert not caplog.records
+
+
+def test_another_error_is_not_taken_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> torch.Tensor:
+        raise TypeError("another signature")
+
+    monkeypatch.setattr(torch, "_scaled_mm", broken)
+    with pytest.raises(TypeError):
+        product(18, 64, ScaledProducts())
+
+
+def test_sizes_that_it_never_serves_are_not_tried(asked: list[tuple[int, int]]) -> None:
+    weight = torch.zeros(8, 64, dtype=torch.float8_e4m3fn)
+    assert not ScaledProducts().serves(weight, 20)
+    assert not asked
+
+
+def test_rows_that_must_not_depend_on_others_are_never_the_librarys() -> None:
+    class Cuda:
+        is_cuda = True
+
+    assert TritonOperators(torch.bfloat16)._library(Cuda()) is not None  # type: ignore[arg-type]
+    deterministic = TritonOperators(torch.bfloat16, deterministic=True)
+    assert deterministic._library(Cuda()) is None  # type: ignore[arg-type]
+    assert min(library.TRIED[True]) > 16, "fewer rows are the skinny product's"
