@@ -20,7 +20,7 @@ FEW = 256
 TRIED = {True: (17, 32, 64, 128, FEW), False: (FEW + 1, 1024)}
 """Rows that are tried for few rows and for more."""
 DIVISOR = 16
-"""Of inputs and outputs."""
+"""The library takes matrices whose sizes are multiples of this."""
 
 
 class ScaledProducts:

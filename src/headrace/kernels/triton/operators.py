@@ -443,7 +443,7 @@ class TritonOperators(ReferenceOperators):
         return self._table(x.device).early()
 
     def _library(self, x: torch.Tensor) -> ScaledProducts | None:
-        """Who may take products of 8-bit numbers with a scale per row."""
+        """The library, where it may take products of 8-bit numbers with a scale per row."""
         return self._scaled if x.is_cuda and not self.deterministic else None
 
     def _rows(self, x: torch.Tensor) -> int:
