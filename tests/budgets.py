@@ -90,10 +90,15 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+@cache
 def trees() -> dict[str, ast.Module]:
     """Every module of the package by its name."""
     return {
-        ".".join(path.relative_to(SOURCE).with_suffix("").parts): ast.parse(path.read_text())
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts): parsed(path)
         for path in sorted(SOURCE.rglob("*.py"))
     }
 
@@ -268,7 +273,7 @@ def test_no_package_grows_beyond_its_lines() -> None:
 def docstrings(root: Path) -> Iterator[tuple[str, str]]:
     """Every text that stands alone as a statement: of modules, classes, functions, attributes."""
     for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             for one in body if isinstance(body := getattr(node, "body", None), list) else ():
                 if (
                     isinstance(one, ast.Expr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ from hypothesis import settings
 
 os.environ.setdefault("HEADRACE_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Before PyTorch and NumPy are loaded: as many workers as cores, each with a team of OpenMP threads
+# that spin until the other's let go of a core, took seven times as long (ADR 0265).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A background job of a shell ignores SIGINT, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -71,12 +75,30 @@ WHOLE = (
     "worker",
 )
 """Tests of whole things (processes, browsers, models, Triton's interpreter): slow, each of them."""
+MARKED = re.compile(r"mark\.(slow|model)\b")
+WHOLLY_SLOW = re.compile(r"^pytestmark = .*mark\.slow\b", re.MULTILINE)
 
 
 HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))
 if not HAS_GPU:
     # Before any test module imports a Triton kernel: it is interpreted or not from then on.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a file unimported of which the set that was asked for runs nothing: to import all of
+    them (transformers, clients, Triton) took each worker half a minute."""
+    if HERE not in collection_path.parents or collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(HERE)
+    slow = any(path.is_relative_to(whole) for whole in WHOLE)
+    asked = config.getoption("markexpr")
+    if asked.startswith("not slow"):
+        text = collection_path.read_text()
+        return slow or bool(WHOLLY_SLOW.search(text)) or None
+    if asked.startswith("(slow or model)"):
+        return None if slow else not MARKED.search(collection_path.read_text()) or None
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

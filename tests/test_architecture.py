@@ -10,10 +10,12 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from budgets import parsed
 from budgets import (
     test_a_word_has_one_row_in_the_glossary as test_a_word_has_one_row_in_the_glossary,
 )
@@ -62,11 +64,14 @@ PUBLIC_FACE = {"__init__", "__main__"}
 """The package's own top: `headrace.LLM` and `python -m headrace` may reach everything."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> list[tuple[str, ast.Module]]:
+    found = []
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__") or "__init__"
-        yield name, ast.parse(path.read_text(), filename=str(path))
+        found.append((name, parsed(path)))
+    return found
 
 
 def imports(name: str, tree: ast.Module, is_package: bool) -> Iterator[tuple[str, bool]]:
@@ -100,6 +105,7 @@ def imports(name: str, tree: ast.Module, is_package: bool) -> Iterator[tuple[str
                 yield ".".join(full if exists else target), runtime
 
 
+@cache
 def graph() -> dict[str, list[tuple[str, bool]]]:
     return {
         name: list(imports(name, tree, (ROOT.joinpath(*name.split("."))).is_dir()))

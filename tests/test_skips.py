@@ -53,7 +53,7 @@ def test_a_run_says_what_it_skipped(tmp_path: Path) -> None:
             *["-m", "pytest", "-q", "-p", "skips", "-p", "no:cacheprovider", "--rootdir", ".", "."],
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
+        env={**os.environ, "PYTHONPATH": str(HERE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=300,

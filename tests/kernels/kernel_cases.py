@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
@@ -86,31 +84,32 @@ def attention_by_definition(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """One token, one head, one key after the other."""
+    """One token after the other, in float64."""
     view = batch.groups[0]
-    heads, kv_heads, size = q.shape[1], kv.k.shape[1], kv.block_size
+    repeats, size = q.shape[1] // kv.k.shape[1], kv.block_size
     out = torch.zeros(q.shape, dtype=torch.float64)
     bounds = batch.query_starts.tolist()
     for entry in range(len(bounds) - 1):
-        table = view.tables[entry].tolist()
+        table = view.tables[entry].long()
         for token in range(bounds[entry], bounds[entry + 1]):
             position = int(batch.positions[token])
             first = 0 if view.window is None else max(0, position - view.window + 1)
-            where = [(table[p // size], p % size) for p in range(first, position + 1)]
-            for head in range(heads):
-                group = head // (heads // kv_heads)
-                keys, values = (
-                    torch.stack(
-                        [x[b, group, o] * (1 if s is None else s[b, group, o]) for b, o in where]
-                    ).double()
-                    for x, s in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
-                )
-                scores = keys @ q[token, head].double() * scale
-                if softcap is not None:
-                    scores = softcap * torch.tanh(scores / softcap)
-                weights = torch.exp(scores - scores.max())
-                assert math.isfinite(float(weights.sum()))
-                out[token, head] = weights @ values / weights.sum()
+            places = torch.arange(first, position + 1)
+            blocks, offsets = table[places // size], places % size
+            keys, values = (  # Of each position and head.
+                (
+                    x[blocks, :, offsets].double()
+                    * (1 if s is None else s[blocks, :, offsets].double().unsqueeze(-1))
+                ).repeat_interleave(repeats, dim=1)
+                for x, s in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
+            )
+            scores = torch.einsum("hd,phd->hp", q[token].double(), keys) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
+            assert weights.isfinite().all()
+            out[token] = torch.einsum("hp,phd->hd", weights, values)
+            out[token] /= weights.sum(dim=1, keepdim=True)
     return out.reshape(len(q), -1)
 
 

@@ -146,8 +146,13 @@ def test_graphs_choose_tokens(worker, names: list[str], whole: bool) -> None:
     assert mine == plain
     assert program.facts.replayed >= 8
     assert bool(launched) is not whole
-    # Greedy ones end first or come alone: graphs have to forget how the others were drawn.
+
+
+def test_graphs_forget_how_others_were_drawn(worker) -> None:
+    """Greedy ones end first or come alone."""
     alone, program = tokens_of(worker, ["drawn", "greedy", "greedy"], graphs=True)
+    assert program is not None
+    assert program.facts.replayed >= 8
     assert alone == tokens_of(worker, ["drawn", "greedy", "greedy"], graphs=False)[0]
 
 

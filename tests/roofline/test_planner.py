@@ -131,7 +131,8 @@ def test_memory_of_layouts() -> None:
 
 def test_more_load_costs_more_and_a_tighter_goal_costs_more() -> None:
     def cheapest(demand: Demand, goal: Goal) -> float:
-        return few(demand=demand, goal=goal, pools=False).candidates[0].price_per_hour
+        found = few(demand=demand, goal=goal, formats=("fp8",), pools=False)
+        return found.candidates[0].price_per_hour
 
     base = cheapest(DEMAND, GOAL)
     assert cheapest(replace(DEMAND, rate=200.0), GOAL) > base
@@ -222,10 +223,12 @@ def test_formats_are_the_published_ones_or_as_good() -> None:
     oss = KNOWN["gpt-oss-120b"]
     found = few(oss, formats=formats_of(PUBLISHED["gpt-oss-120b"]), devices=("H100",), pools=False)
     assert {one.case.weights.bits("experts") for one in found.candidates} == {4.25}
-    kept = {one.case.kv_dtype for one in few(kv_dtype="bfloat16", pools=False).candidates}
+    narrow = few(kv_dtype="bfloat16", formats=("fp8",), devices=("H100",), pools=False)
+    kept = {one.case.kv_dtype for one in narrow.candidates}
     assert kept == {"bfloat16"}
 
 
+@pytest.mark.slow
 def test_the_last_word_is_of_a_steady_load(tmp_path: Path) -> None:
     """Answers of 600 tokens: so many requests that the batch is full, and neither its filling nor
     its emptying counts (Little: rate · stay are in the engine)."""

@@ -82,6 +82,7 @@ def ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
     return list(library.encode(text, add_special_tokens=False).ids)
 
 
+@pytest.mark.slow  # Every code point, five seconds.
 def test_the_classes_are_those_of_the_library() -> None:
     written = (SOURCE / "classes.inc").read_text()
     assert [int(word, 0) for word in written.replace(",", " ").split()] == runs()
