@@ -28,7 +28,7 @@ MODULES = tuple(_MODULES.split())
 """Modules whose source every Python carries; one that this Python lacks is left out."""
 LINES = range(12, 40)
 """Lines of a function that is edited."""
-SWAPPED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 """By what a comparison is replaced where code is to be mended."""
 ONLY_CODE = "Answer with the whole function and nothing else."
 
@@ -98,15 +98,16 @@ def _describe(text: str) -> tuple[str, str]:
 def _mend(text: str) -> tuple[str, str]:
     lines = text.splitlines()
     for node in ast.walk(_parsed(text)):
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
+        if isinstance(node, ast.Compare):
             left, right = node.left, node.comparators[0]
-            if left.end_lineno == right.lineno and lines[right.lineno - 1].isascii():
-                line = lines[right.lineno - 1]
-                sign = f" {SWAPPED[type(node.ops[0])]} "
-                lines[right.lineno - 1] = (
-                    line[: left.end_col_offset] + sign + line[right.col_offset :]
-                )
-                break
+            line = lines[right.lineno - 1]
+            if left.end_lineno == right.lineno and line.isascii():
+                # Nothing but the sign: parentheses around an operand belong to neither.
+                sign = SWAPPED.get(line[left.end_col_offset : right.col_offset].strip())
+                if sign:
+                    front, behind = line[: left.end_col_offset], line[right.col_offset :]
+                    lines[right.lineno - 1] = f"{front} {sign} {behind}"
+                    break
     return f"One comparison in this function is wrong. Mend it. {ONLY_CODE}", "\n".join(lines)
 
 
