@@ -24,7 +24,7 @@ CEILINGS = {
     "lines of a file": 510,  # What is read in one sitting.
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
-    "lines of a class": 407,  # What has one reason to change.
+    "lines of a class": 410,  # What has one reason to change.
     "lines of a Triton function": 149,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
@@ -52,7 +52,7 @@ LINES = {
     "obs": 1_620,
     "quant": 780,
     "roofline": 4_900,
-    "sched": 1_420,
+    "sched": 1_440,
     "server": 14_100,
     "speculate": 900,
     "text": 5_100,

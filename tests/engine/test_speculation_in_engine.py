@@ -37,10 +37,10 @@ def answers(options: dict[str, Any]) -> list[Any]:
     return [one.outputs for one in (*together, *alone)]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_same_answers(options: dict[str, Any], depth: int) -> None:
+@pytest.mark.parametrize(("depth", "drafters"), [(1, "auto"), (1, "ngram"), (2, "suffix")])
+def test_the_same_answers(options: dict[str, Any], depth: int, drafters: str) -> None:
     options["depth"] = depth
-    assert answers({**options, "speculate": "auto"}) == answers(options)
+    assert answers({**options, "speculate": drafters}) == answers(options)
 
 
 CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, available=2**33)

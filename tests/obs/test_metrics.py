@@ -92,8 +92,10 @@ def test_totals_survive_a_restart_of_the_engine() -> None:
     metrics = EngineMetrics("m")
     metrics.step(StepStats(preemptions=5, prefix_queries=100, prefix_hits=40))
     metrics.step(StepStats(preemptions=6, prefix_queries=120, prefix_hits=40))
+    metrics.step(StepStats(preemptions=6, prefix_queries=120, prefix_hits=40, accepted_tokens=3))
     metrics.begun(after_failure=True)
-    metrics.step(StepStats(preemptions=1, prefix_queries=10, prefix_hits=0))
+    metrics.step(StepStats(preemptions=1, prefix_queries=10, prefix_hits=0, accepted_tokens=4))
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 7
     assert value(metrics, "vllm:num_preemptions_total") == 7
     assert value(metrics, "vllm:prefix_cache_queries_total") == 130
     assert value(metrics, "vllm:prefix_cache_hits_total") == 40

@@ -107,5 +107,9 @@ def test_priced_drafts_change_no_answer(drafter: str) -> None:
         driver.add(request_of(f"r{i}", [i + 1] * 5, max_tokens=40))
     driver.run()
     driver.check_answers()
+    stats = driver.scheduler.stats()
+    assert 0 < stats.drafts < stats.draft_tokens
+    if drafter in ("right", "wrong"):
+        assert stats.accepted_tokens == (drafter == "right") * stats.draft_tokens
     lengths = {count for plan in driver.plans for count in plan.counts}
     assert len(lengths) > 2

@@ -85,7 +85,7 @@ class EngineOptions:
         "off",
         "Draft tokens from the text itself and verify several at once: the same answers in fewer "
         "steps, where that pays.",
-        choices=("off", "auto"),
+        choices=("off", "auto", "ngram", "suffix"),
     )
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
     max_adapters: int = option(

@@ -83,6 +83,12 @@ class StepStats:
     prefix_hits: int = 0
     preemptions: int = 0
     """Since the start."""
+    drafts: int = 0
+    """Times that a sequence verified drafts, since the start, and so the next two."""
+    draft_tokens: int = 0
+    """Drafts that were to be verified."""
+    accepted_tokens: int = 0
+    """Drafts that were what the model said."""
     seconds: float = 0.0
     """Time on the device."""
     schedule_seconds: float = 0.0

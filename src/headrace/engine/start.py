@@ -184,6 +184,7 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "adapters": options.max_adapters,
         "adapter_rank": options.adapter_rank,
         "drafts": drafts_of(options),
+        "drafters": options.speculate if drafts_of(options) else "auto",
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }
 

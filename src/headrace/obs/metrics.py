@@ -153,6 +153,9 @@ class EngineMetrics(Collector):
         self._preemptions = _Restarting()
         self._prefix_queries = _Restarting()
         self._prefix_hits = _Restarting()
+        self._drafts = _Restarting()
+        self._draft_tokens = _Restarting()
+        self._accepted_tokens = _Restarting()
         self.registry.register(self)
 
     # What happens
@@ -173,6 +176,9 @@ class EngineMetrics(Collector):
         self._preemptions.now(stats.preemptions)
         self._prefix_queries.now(stats.prefix_queries)
         self._prefix_hits.now(stats.prefix_hits)
+        self._drafts.now(stats.drafts)
+        self._draft_tokens.now(stats.draft_tokens)
+        self._accepted_tokens.now(stats.accepted_tokens)
 
     def tokens(self, life: RequestLife, count: int, now: float) -> None:
         """`count` further tokens of one choice of a request have come, `now`."""
@@ -234,7 +240,14 @@ class EngineMetrics(Collector):
     def begun(self, *, after_failure: bool) -> None:
         """A new engine process serves: its own counts begin at zero."""
         self._restarts += after_failure
-        for counter in (self._preemptions, self._prefix_queries, self._prefix_hits):
+        for counter in (
+            self._preemptions,
+            self._prefix_queries,
+            self._prefix_hits,
+            self._drafts,
+            self._draft_tokens,
+            self._accepted_tokens,
+        ):
             counter.restart()
 
     # What is shown
@@ -306,6 +319,21 @@ class EngineMetrics(Collector):
             self._prefix_hits.total,
             "vllm:prefix_cache_hits",
             "vllm:gpu_prefix_cache_hits",
+        )
+        yield from x.counter(
+            "Times that a sequence verified drafts.",
+            self._drafts.total,
+            "vllm:spec_decode_num_drafts",
+        )
+        yield from x.counter(
+            "Drafts that were verified.",
+            self._draft_tokens.total,
+            "vllm:spec_decode_num_draft_tokens",
+        )
+        yield from x.counter(
+            "Drafts that were accepted.",
+            self._accepted_tokens.total,
+            "vllm:spec_decode_num_accepted_tokens",
         )
         yield from x.counter(
             "Prompt tokens.", self._prompt_tokens, "vllm:prompt_tokens", "prompt_tokens"

@@ -63,6 +63,22 @@ class StepPrices:
         return found
 
 
+class DraftCounts:
+    """What came of drafts since the start, as `StepStats` has it."""
+
+    def __init__(self) -> None:
+        self.totals = (0, 0, 0)
+        """`drafts`, `draft_tokens` and `accepted_tokens`."""
+
+    def note(self, counts: Sequence[int], tokens: Sequence[list[int]]) -> None:
+        """Count the decodes, which stand first in a step: their tokens, and what each gave."""
+        drafts, tried, accepted = self.totals
+        for count, new in zip(counts, tokens, strict=False):
+            if count > 1 and new:
+                drafts, tried, accepted = drafts + 1, tried + count - 1, accepted + len(new) - 1
+        self.totals = drafts, tried, accepted
+
+
 def draft_lengths(
     survivals: Sequence[bytes], tokens: int, room: int, prices: StepPrices | None
 ) -> list[int]:

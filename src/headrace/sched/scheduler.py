@@ -43,7 +43,7 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .limits import Limits
-from .price import StepPrices, draft_lengths
+from .price import DraftCounts, StepPrices, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
 from .work import NO_ROW, State, Work
@@ -72,7 +72,7 @@ class Scheduler:
         prices: StepPrices | None = None,
     ) -> None:
         """`prices`: by which drafts are chosen; None: every one that is ready is verified."""
-        self.prices = prices
+        self.prices, self._drafts = prices, DraftCounts()
         self.limits = limits
         self.kv = kv
         self.resources = tuple(resources)
@@ -137,6 +137,7 @@ class Scheduler:
             kv.prefix_queries,
             kv.prefix_hits,
             roster.preemptions,
+            *self._drafts.totals,
         )
 
     # Requests come and go
@@ -234,6 +235,8 @@ class Scheduler:
         if self.prices is not None:
             self.prices.observe(plan.tokens, result.seconds)
         number, decodes, failures = plan.number, flight.decodes, result.failures
+        if self.limits.drafts:
+            self._drafts.note(plan.counts[:decodes], result.tokens)
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
         delta: SequenceDelta | None

@@ -33,6 +33,8 @@ class WorkerOptions:
     """The largest rank of an adapter."""
     drafts: int = 0
     """Drafts of a row that are verified in one step, at most; 0: none are made."""
+    drafters: str = "auto"
+    """The one of `speculate.DRAFTERS` that makes them; auto: those that are best together."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

@@ -49,14 +49,17 @@ class Verification:
         spec = admission.spec
         if not spec.generates or spec.grammar is not None or spec.reasoning is not None:
             return
-        drafts = self._speculation.begin(admission.tenant)
-        drafts.extend(admission.tokens)
         known = len(admission.tokens)
+        # What was said before a preemption was remembered then.
+        drafts = self._speculation.begin(admission.tenant, prompt=known)
+        drafts.extend(admission.tokens)
         self._rows[admission.row] = _Row(drafts, frozenset(spec.stop_ids), known)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
-            self._rows.pop(row, None)
+            found = self._rows.pop(row, None)
+            if found is not None:
+                found.drafts.end()
 
     def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Put drafts behind what is known. → the plan as it is computed, with the starts that are

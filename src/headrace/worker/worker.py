@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import speculate
 from ..base import hardware
 from ..base.config import Decision
 from ..base.environment import check_plans
@@ -29,7 +30,6 @@ from ..loader.prepare import prepare
 from ..loader.weight_source import WeightSource
 from ..loader.weights import load_weights
 from ..models.registry import describe
-from ..speculate import Speculation
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
@@ -97,7 +97,7 @@ class Worker:
         grammar_tokenizer: MakeTokenizer | None = None,
         shelf: PanelShelf | None = None,
         memory: DeviceMemory | None = None,
-        speculation: Speculation | None = None,
+        speculation: speculate.Speculation | None = None,
     ) -> None:
         """`grammar_tokenizer` makes the `llguidance.LLTokenizer`, in a thread, when the first
         grammar comes; without it there are no grammars. `shelf` keeps repacked weights. `memory`
@@ -105,7 +105,8 @@ class Worker:
         it is kept when the tables are made anew."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
-        self._speculation = speculation or Speculation()
+        names = speculate.DEFAULT if options.drafters == "auto" else (options.drafters,)
+        self._speculation = speculation or speculate.Speculation(names=names)
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
