@@ -127,6 +127,13 @@ class UnsupportedModel(HeadraceError):
     exit_code = 3
 
 
+class Untrusted(HeadraceError):
+    """Bytes are not those that a digest or a signature names; says which."""
+
+    type = "untrusted_error"
+    exit_code = 6
+
+
 class PackageAbsent(HeadraceError):
     """What was asked for needs a package of an extra that is not installed; says which."""
 

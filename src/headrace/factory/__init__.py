@@ -1,6 +1,6 @@
-"""Owns: model → package → gates → evidence.
-Takes → gives: a model and a profile → a tested container and its chart.
+"""Owns: model → stages → gates → signed profile and evidence.
+Takes → gives: a model and options → a folder in which every result is named by its content.
 Does not know: the inside of the engine.
-Invariant: nothing is published that did not pass its gates.
+Invariant: a kept result is used only where all that can change it is the same.
 Where does my change go: what ships.
 """

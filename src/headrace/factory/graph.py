@@ -1,0 +1,197 @@
+"""The graph of stages: planned without running anything, run from where it stands.
+
+A stage runs where nothing is kept under its key, or where what was kept is damaged. One process
+runs one stage at a time, under the lock of its key: another one that wants the same stage waits and
+finds it. Whoever dies in a stage leaves all stages before it as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from ..base.errors import InvalidRequest, Untrusted
+from .key import canonical, changed, digest_of
+from .stage import KEY_TYPE, Outcome, Recipe, Result, Stage, Work
+from .store import MANIFEST_TYPE, Descriptor, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of a plan or of a run."""
+
+    stage: Stage
+    document: Mapping[str, Any] | None = None
+    """Of the key; None where a stage that it needs has yet to run."""
+    manifest: Descriptor | None = None
+    result: Result | None = None
+    ran: bool = False
+    why: str = ""
+    """Why it is to run, has run, or cannot."""
+
+    @property
+    def key(self) -> str | None:
+        return None if self.document is None else digest_of(canonical(self.document))
+
+
+Watch = Callable[[str, Step], None]
+"""Told of each step: "kept", "starts", "waits", "ended" or "blocked"."""
+
+
+class Graph:
+    """Stages in an order in which each comes after those it needs."""
+
+    def __init__(self, stages: Iterable[Stage], recipes: Mapping[str, Recipe]) -> None:
+        """Raise `InvalidRequest` for two of one name, a need that is absent, or a circle."""
+        named: dict[str, Stage] = {}
+        for stage in stages:
+            if stage.name in named:
+                raise InvalidRequest(f"two stages are called {stage.name}")
+            if stage.recipe not in recipes:
+                raise InvalidRequest(f"{stage.name}: there is no recipe {stage.recipe!r}")
+            named[stage.name] = stage
+        for stage in named.values():
+            if missing := [name for name in stage.needs if name not in named]:
+                raise InvalidRequest(f"{stage.name}: there is no stage {missing[0]!r} to need")
+        try:
+            order = list(
+                TopologicalSorter({s.name: s.needs for s in named.values()}).static_order()
+            )
+        except CycleError as error:
+            raise InvalidRequest(f"stages need each other: {' → '.join(error.args[1])}") from None
+        self.stages = [named[name] for name in order]
+        self.recipes = recipes
+
+    def plan(
+        self,
+        store: Store,
+        *,
+        before: Mapping[str, str] | None = None,
+        fresh: Collection[str] = (),
+    ) -> list[Step]:
+        """What a run would find and do; nothing runs.
+
+        `before`: manifests of an earlier run by stage, which say what has changed. `fresh`: stages
+        that are to run whatever is kept.
+        """
+        done: dict[str, Step] = {}
+        for stage in self.stages:
+            done[stage.name] = self._look(store, stage, done, before or {}, fresh)
+        return list(done.values())
+
+    def run(
+        self,
+        store: Store,
+        *,
+        place: Any = None,
+        before: Mapping[str, str] | None = None,
+        fresh: Collection[str] = (),
+        watch: Watch = lambda _what, _step: None,
+    ) -> list[Step]:
+        """Do what is to be done; → every stage with its result.
+
+        A stage that needs a gate that failed is left out and says so. What a recipe raises ends
+        the run; all that ended before is kept.
+        """
+        done: dict[str, Step] = {}
+        for stage in self.stages:
+            step = self._look(store, stage, done, before or {}, fresh)
+            if step.result is not None:
+                watch("kept", step)
+            elif step.document is None:
+                watch("blocked", step)
+            else:
+                step = self._run(store, step, done, place, fresh, watch)
+            done[stage.name] = step
+        return list(done.values())
+
+    def _look(
+        self,
+        store: Store,
+        stage: Stage,
+        done: Mapping[str, Step],
+        before: Mapping[str, str],
+        fresh: Collection[str],
+    ) -> Step:
+        needed = {name: done[name] for name in stage.needs}
+        for name, step in needed.items():
+            if step.result is not None and step.result.outcome is Outcome.FAILED:
+                return Step(stage, why=f"{name} failed")
+        for name, step in needed.items():
+            if step.result is None:
+                blocked = step.document is None and step.why.endswith(("failed", "left out"))
+                why = f"{name} is left out" if blocked else f"{name} comes first"
+                return Step(stage, why=why)
+        inputs = {name: step.result for name, step in needed.items() if step.result is not None}
+        document = self.recipes[stage.recipe].key(stage, inputs)
+        if stage.name in fresh:
+            return Step(stage, document, why="asked for anew")
+        found = kept(store, digest_of(canonical(document)))
+        if isinstance(found, str):
+            return Step(stage, document, why=found or _reason(store, stage, document, before))
+        manifest, result = found
+        return Step(stage, document, manifest, result)
+
+    def _run(
+        self,
+        store: Store,
+        step: Step,
+        done: Mapping[str, Step],
+        place: Any,
+        fresh: Collection[str],
+        watch: Watch,
+    ) -> Step:
+        stage, document = step.stage, step.document
+        assert document is not None
+        key = digest_of(canonical(document))
+        with store.lock(key.removeprefix("sha256:")[:2], lambda: watch("waits", step)):
+            found = kept(store, key)
+            if not isinstance(found, str) and stage.name not in fresh:
+                step = Step(stage, document, *found)  # Another process was quicker.
+                watch("kept", step)
+                return step
+            watch("starts", step)
+            inputs = {name: done[name].result for name in stage.needs}
+            given = {name: one for name, one in inputs.items() if one is not None}
+            result = self.recipes[stage.recipe].run(Work(stage, store, given, place))
+            described = store.put(canonical(document), KEY_TYPE)
+            manifest = store.put(result.manifest(stage.name, described), MANIFEST_TYPE)
+            store.keep(key, manifest)
+        step = Step(stage, document, manifest, result, ran=True, why=step.why)
+        watch("ended", step)
+        return step
+
+
+def kept(store: Store, key: str) -> tuple[Descriptor, Result] | str:
+    """(manifest, result) under a key; otherwise what is wrong with it, "" where there is none."""
+    try:
+        digest = store.kept(key)
+        if digest is None:
+            return ""
+        data = store.document(digest)
+        if (data.get("config") or {}).get("digest") != key:
+            return f"what is kept under {key[:19]} is of another key"
+        store.read(key)
+        result = Result.read(data)
+    except Untrusted as error:
+        return f"what was kept is damaged: {error.message}"
+    lost = [name for name, one in result.outputs.items() if not store.has(one)]
+    if lost:
+        return f"what was kept is damaged: {lost[0]} is absent or has another size"
+    size = store.blob(digest).stat().st_size
+    return Descriptor(digest=digest, size=size, media_type=MANIFEST_TYPE), result
+
+
+def _reason(
+    store: Store, stage: Stage, document: Mapping[str, Any], before: Mapping[str, str]
+) -> str:
+    if stage.name not in before:
+        return "never run"
+    try:
+        old = store.document(store.document(before[stage.name])["config"]["digest"])
+    except (Untrusted, KeyError, TypeError):
+        return "the earlier run is no longer in the store"
+    differences = changed(old, dict(document))
+    return "; ".join(differences[:3]) + ("; …" if len(differences) > 3 else "") or "was removed"

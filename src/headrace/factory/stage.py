@@ -1,0 +1,138 @@
+"""Stages as data: what runs, on what, and what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from ..base.errors import Untrusted
+from .key import canonical, code_digest, digest_of, hardware_class, versions
+from .store import MANIFEST_TYPE, TITLE, Descriptor, Store
+
+KEY_TYPE = "application/vnd.headrace.key.v1+json"
+STAGE_TYPE = "application/vnd.headrace.stage.v1+json"
+NOTE = "dev.headrace."
+"""What our annotations begin with."""
+
+
+class Outcome(StrEnum):
+    """How a gate ended; a stage that is no gate passes or raises."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_EVALUATED = "not evaluated"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One node of the graph."""
+
+    name: str
+    recipe: str
+    """Name of the recipe that runs it."""
+    needs: tuple[str, ...] = ()
+    """Names of the stages whose results it takes."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a stage gave."""
+
+    outputs: Mapping[str, Descriptor] = field(default_factory=dict)
+    outcome: Outcome = Outcome.PASSED
+    reason: str = ""
+    """Why a gate failed or was not evaluated; what it held against what."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """Plain JSON values, small: what was measured or found."""
+
+    @property
+    def content(self) -> str:
+        """Digest of all of this: what the key of a later stage holds. Not of how it was made, so
+        that a recipe that is changed and gives the same ends the work there."""
+        return digest_of(canonical(self._document()))
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "outputs": {name: one.digest for name, one in self.outputs.items()},
+            "outcome": str(self.outcome),
+            "reason": self.reason,
+            "figures": dict(self.figures),
+        }
+
+    def manifest(self, stage: str, key: Descriptor) -> bytes:
+        """An OCI manifest whose configuration is the key's document."""
+        return canonical(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST_TYPE,
+                "artifactType": STAGE_TYPE,
+                "config": key.document(),
+                "layers": [
+                    one.document(**{TITLE: name}) for name, one in sorted(self.outputs.items())
+                ],
+                "annotations": {
+                    f"{NOTE}stage": stage,
+                    f"{NOTE}outcome": str(self.outcome),
+                    f"{NOTE}reason": self.reason,
+                    f"{NOTE}figures": canonical(dict(self.figures)).decode(),
+                },
+            }
+        )
+
+    @classmethod
+    def read(cls, manifest: Mapping[str, Any]) -> Result:
+        """Raise `Untrusted` where it is no manifest of a stage."""
+        try:
+            notes = manifest["annotations"]
+            return cls(
+                outputs={
+                    one["annotations"][TITLE]: Descriptor.read(one) for one in manifest["layers"]
+                },
+                outcome=Outcome(notes[f"{NOTE}outcome"]),
+                reason=notes[f"{NOTE}reason"],
+                figures=json.loads(notes[f"{NOTE}figures"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise Untrusted("a manifest is not that of a stage") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a recipe is given."""
+
+    stage: Stage
+    store: Store
+    inputs: Mapping[str, Result]
+    """Results of the stages it needs, by their names."""
+    place: Any = None
+    """What does not change the result, by the one who runs the graph: folders, progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A function with all that its key needs beside the stage's own parameters."""
+
+    run: Callable[[Work], Result]
+    code: tuple[str, ...] = ()
+    """Files and folders of this package that decide what it gives."""
+    tools: tuple[str, ...] = ()
+    """Packages whose versions do."""
+    measured: bool = False
+    """Does the machine decide too?"""
+
+    def key(self, stage: Stage, inputs: Mapping[str, Result]) -> dict[str, Any]:
+        """The document whose digest is the key."""
+        return {
+            "stage": stage.name.rpartition("/")[2],
+            "recipe": stage.recipe,
+            "code": code_digest(self.code),
+            "tools": versions(self.tools),
+            "parameters": dict(stage.parameters),
+            "inputs": {name.rpartition("/")[2]: one.content for name, one in inputs.items()},
+            "hardware": hardware_class() if self.measured else None,
+        }

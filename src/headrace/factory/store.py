@@ -1,0 +1,289 @@
+"""One folder as store and cache: an OCI image layout, and which key gave which manifest.
+
+`blobs/sha256/…`, `index.json` and `oci-layout` are as the OCI image specification 1.1 has them, so
+that other tools read the folder. Beside them: `stages/<key>` names the manifest of a stage's
+result, `runs/<cell>` the results of a cell's last run, `models/<digest>` has a model's blobs under
+their own names, `locks` and `tmp`. Files appear by renaming alone: whoever dies leaves nothing half
+done but in `tmp`, and nothing that is read is believed before its digest has been computed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base.errors import OptionError, Untrusted
+from .key import canonical, digest_of, is_digest
+
+LAYOUT = canonical({"imageLayoutVersion": "1.0.0"})
+INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+TITLE = "org.opencontainers.image.title"
+REF_NAME = "org.opencontainers.image.ref.name"
+SMALL = 16 << 20
+"""Bytes of a blob that is read whole, at most."""
+DURABLE = 1 << 20
+"""Bytes from which on a blob is on the disk before it has its name; smaller ones are read whole,
+and one that a power failure damaged is found by its digest and made again."""
+CHUNK = 8 << 20
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """What OCI calls a descriptor: type, digest and size of a blob."""
+
+    digest: str
+    size: int
+    media_type: str = "application/octet-stream"
+
+    def document(self, **annotations: str) -> dict[str, Any]:
+        """As manifests and the index hold it."""
+        found: dict[str, Any] = {
+            "mediaType": self.media_type,
+            "digest": self.digest,
+            "size": self.size,
+        }
+        return {**found, "annotations": annotations} if annotations else found
+
+    @classmethod
+    def read(cls, document: Any) -> Descriptor:
+        """Raise `Untrusted` where it is none."""
+        try:
+            digest, size, kind = document["digest"], document["size"], document["mediaType"]
+        except (KeyError, TypeError):
+            raise Untrusted("a descriptor lacks its digest, size or mediaType") from None
+        if not is_digest(digest) or not isinstance(size, int) or not isinstance(kind, str):
+            raise Untrusted(f"a descriptor names {digest!r:.80}, which is no SHA-256 digest")
+        return cls(digest=digest, size=size, media_type=kind)
+
+
+class Store:
+    """The folder; several processes may use it at once."""
+
+    def __init__(self, root: Path) -> None:
+        """Make the folder where there is none. Raises `OptionError`, `Untrusted`."""
+        self.root = root
+        try:
+            for name in ("blobs/sha256", "stages", "runs", "models", "locks", "tmp"):
+                (root / name).mkdir(parents=True, exist_ok=True)
+            if not (root / "oci-layout").exists():
+                self._appear(root / "oci-layout", LAYOUT)
+            with self.lock("index"):
+                if not (root / "index.json").exists():
+                    self._write_index([])
+        except OSError as error:
+            raise OptionError(
+                f"{root} cannot be used as a store: {error.strerror}; choose another with --store",
+                param="store",
+            ) from None
+
+    def blob(self, digest: str) -> Path:
+        assert is_digest(digest), digest
+        return self.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+    def has(self, one: Descriptor) -> bool:
+        """Is the blob there, in its size? `problems` and `read` look at its bytes."""
+        try:
+            return self.blob(one.digest).stat().st_size == one.size
+        except OSError:
+            return False
+
+    def put(self, data: bytes, media_type: str) -> Descriptor:
+        """Keep these bytes."""
+        one = Descriptor(digest=digest_of(data), size=len(data), media_type=media_type)
+        if not self._holds(one.digest, data):
+            self._appear(self.blob(one.digest), data)
+        return one
+
+    def put_file(
+        self, path: Path, media_type: str, on_bytes: Callable[[int], None] = lambda _count: None
+    ) -> Descriptor:
+        """Keep a copy of a file, hashed as it is read."""
+        found, size = hashlib.sha256(), 0
+        handle, name = tempfile.mkstemp(dir=self.root / "tmp")
+        try:
+            with path.open("rb") as source, os.fdopen(handle, "wb") as target:
+                while chunk := source.read(CHUNK):
+                    found.update(chunk)
+                    target.write(chunk)
+                    size += len(chunk)
+                    on_bytes(len(chunk))
+                target.flush()
+                if size >= DURABLE:
+                    os.fsync(target.fileno())
+            os.chmod(name, 0o444)
+            one = Descriptor(digest=f"sha256:{found.hexdigest()}", size=size, media_type=media_type)
+            os.replace(name, self.blob(one.digest))
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+        return one
+
+    def read(self, digest: str) -> bytes:
+        """A small blob, its digest checked. Raises `Untrusted` where it is absent or changed."""
+        path = self.blob(digest)
+        try:
+            if path.stat().st_size > SMALL:
+                raise Untrusted(f"blob {digest} is larger than {SMALL:,} bytes")
+            data = path.read_bytes()
+        except OSError:
+            raise Untrusted(f"blob {digest} is not in the store") from None
+        if digest_of(data) != digest:
+            raise Untrusted(f"blob {digest} has other bytes than its name says")
+        return data
+
+    def document(self, digest: str) -> dict[str, Any]:
+        """A blob of JSON. Raises `Untrusted`."""
+        return _object(self.read(digest), f"blob {digest}")
+
+    def keep(self, key: str, manifest: Descriptor) -> None:
+        """From now on this key has given this manifest."""
+        self._appear(self.root / "stages" / key.removeprefix("sha256:"), manifest.digest.encode())
+
+    def kept(self, key: str) -> str | None:
+        """Digest of the manifest that this key has given, where there is one."""
+        try:
+            text = (self.root / "stages" / key.removeprefix("sha256:")).read_bytes()[:80]
+        except OSError:
+            return None
+        found = text.decode(errors="replace")
+        if not is_digest(found):
+            raise Untrusted(f"stages/{key.removeprefix('sha256:')} names no digest")
+        return found
+
+    def remember(self, cell: str, results: Mapping[str, str]) -> None:
+        """Write down which manifests a cell's last run had, for `explain`."""
+        self._appear(self.root / "runs" / _file_name(cell), canonical(dict(results)))
+
+    def remembered(self, cell: str) -> dict[str, str]:
+        """Manifests of the cell's last run by the stage's name."""
+        try:
+            found = json.loads((self.root / "runs" / _file_name(cell)).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return {k: v for k, v in found.items() if is_digest(v)} if isinstance(found, dict) else {}
+
+    def index(self) -> list[dict[str, Any]]:
+        """The manifests that have a name. Raises `Untrusted`."""
+        try:
+            data = (self.root / "index.json").read_bytes()
+        except OSError:
+            raise Untrusted("index.json is not in the store") from None
+        manifests = _object(data, "index.json").get("manifests")
+        if not isinstance(manifests, list):
+            raise Untrusted("index.json has no list of manifests")
+        return manifests
+
+    def tag(self, name: str, manifest: Descriptor, **annotations: str) -> None:
+        """Give a manifest a name; one that had it loses it."""
+        entry = manifest.document(**{REF_NAME: name, **annotations})
+        with self.lock("index"):
+            others = [one for one in self.index() if _name(one) != name]
+            entries = sorted([*others, entry], key=lambda one: str(_name(one)))
+            if entries != self.index():
+                self._write_index(entries)
+
+    def tagged(self, name: str) -> Descriptor | None:
+        """The manifest of this name or digest, among those that have a name."""
+        for one in self.index():
+            if name in (_name(one), one.get("digest")):
+                return Descriptor.read(one)
+        return None
+
+    def checkout(self, files: Mapping[str, Descriptor]) -> Path:
+        """A folder with these blobs under these names, as links; the same one every time."""
+        wanted = canonical({name: one.digest for name, one in files.items()})
+        folder = self.root / "models" / digest_of(wanted).removeprefix("sha256:")[:16]
+        with self.lock("models"):
+            whole = folder.is_dir() and all(
+                (folder / name).is_file() and (folder / name).stat().st_size == one.size
+                for name, one in files.items()
+            )
+            if not whole:
+                shutil.rmtree(folder, ignore_errors=True)
+                fresh = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
+                for name, one in files.items():
+                    (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                    _same(self.blob(one.digest), fresh / name)
+                fresh.replace(folder)
+        return folder
+
+    @contextmanager
+    def lock(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold a lock of this store; the kernel drops it with the process that held it.
+
+        `waits` is called once where another process holds it.
+        """
+        handle = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def export(self, path: str, data: bytes) -> Path:
+        """Write a file for people beside the blobs, all at once."""
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._appear(target, data)
+        return target
+
+    def _holds(self, digest: str, data: bytes) -> bool:
+        try:
+            return self.blob(digest).read_bytes() == data
+        except OSError:
+            return False
+
+    def _write_index(self, manifests: list[dict[str, Any]]) -> None:
+        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests}
+        self._appear(self.root / "index.json", canonical(index))
+
+    def _appear(self, target: Path, data: bytes) -> None:
+        handle, name = tempfile.mkstemp(dir=self.root / "tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if len(data) >= DURABLE:
+                file.flush()
+                os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+
+
+def _same(source: Path, target: Path) -> None:
+    """The same bytes under another name: a link, a copy where there are no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        raise Untrusted(f"{what} is not JSON") from None
+    if not isinstance(found, dict):
+        raise Untrusted(f"{what} is not a JSON object")
+    return found
+
+
+def _name(entry: dict[str, Any]) -> object:
+    return (entry.get("annotations") or {}).get(REF_NAME)
+
+
+def _file_name(cell: str) -> str:
+    return digest_of(cell.encode()).removeprefix("sha256:")[:32]
