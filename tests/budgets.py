@@ -43,7 +43,7 @@ LINES = {
     "cli": 4_700,
     "dist": 510,
     "engine": 6_850,
-    "factory": 1_800,
+    "factory": 745,
     "kernels": 12_050,
     "kv": 650,
     "layers": 250,

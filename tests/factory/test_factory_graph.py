@@ -196,7 +196,7 @@ def test_a_blob_is_believed_only_in_its_own_bytes(tmp_path: Path) -> None:
 def test_the_folder_is_an_oci_layout(tmp_path: Path) -> None:
     store = Store(tmp_path)
     one = store.put(b"{}", "application/json")
-    store.tag("name", one, note="1")
+    store.tag("name", one)
     store.tag("name", store.put(b"[]", "application/json"))
     assert json.loads((tmp_path / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((tmp_path / "index.json").read_text())
@@ -204,6 +204,40 @@ def test_the_folder_is_an_oci_layout(tmp_path: Path) -> None:
     assert [entry["size"] for entry in index["manifests"]] == [2]
     assert store.tagged("name") is not None
     assert store.tagged("other") is None
+
+
+def test_a_file_is_kept_as_a_copy_and_comes_back_under_its_name(tmp_path: Path) -> None:
+    store, source = Store(tmp_path / "store"), tmp_path / "weights"
+    source.write_bytes(b"weights")
+    counts: list[int] = []
+    one = store.put_file(source, TEXT, counts.append)
+    source.write_bytes(b"changed")
+    assert counts == [7]
+    assert one == store.put(b"weights", TEXT)
+    assert store.descriptor(one.digest) == replace_type(one)
+    folder = store.checkout({"inside/weights": one})
+    assert (folder / "inside" / "weights").read_bytes() == b"weights"
+    (folder / "inside" / "weights").unlink()
+    assert store.checkout({"inside/weights": one}) == folder
+    assert (folder / "inside" / "weights").read_bytes() == b"weights"
+    assert store.export("page.html", b"page").read_bytes() == b"page"
+    assert list((tmp_path / "store" / "tmp").iterdir()) == []
+
+
+def replace_type(one: Descriptor) -> Descriptor:
+    """Without the type, which a blob alone does not tell."""
+    return Descriptor(digest=one.digest, size=one.size)
+
+
+def test_a_cells_last_run_is_remembered(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    one = store.put(b"{}", TEXT)
+    store.remember("a cell", {"fetch": one.digest})
+    assert store.remembered("a cell") == {"fetch": one.digest}
+    assert store.remembered("another") == {}
+    assert store.tagged(one.digest) is None
+    store.tag("name", one)
+    assert store.tagged(one.digest) == one
 
 
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Step:
 
     stage: Stage
     document: Mapping[str, Any] | None = None
-    """Of the key; None where a stage that it needs has yet to run."""
+    """What its key is of; None where a stage that it needs has yet to run."""
     manifest: Descriptor | None = None
     result: Result | None = None
     ran: bool = False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.hardware import hardware
-from ..kernels.cpu.library import level
+from ..kernels.cpu.library import LibraryAbsent, level
 
 PACKAGE = Path(__file__).parents[1]
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -68,10 +68,14 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 def hardware_class() -> dict[str, Any]:
     """What of this machine a measurement depends on; equal on machines of one kind."""
     found = hardware()
+    try:
+        served = level()
+    except LibraryAbsent:
+        served = None
     return {
         "machine": platform.machine(),
         "cpu": found.cpu.name,
-        "level": level() or "none",
+        "level": served or "none",
         "cores": found.cpu.cores,
         "gpus": [f"{gpu.name} {gpu.memory >> 30} GiB" for gpu in found.gpus],
     }

@@ -46,7 +46,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     media_type: str = "application/octet-stream"
 
     def document(self, **annotations: str) -> dict[str, Any]:
-        """As manifests and the index hold it."""
+        """The JSON object that manifests and the index hold."""
         found: dict[str, Any] = {
             "mediaType": self.media_type,
             "digest": self.digest,
@@ -96,6 +96,13 @@ class Store:
             return self.blob(one.digest).stat().st_size == one.size
         except OSError:
             return False
+
+    def descriptor(self, digest: str) -> Descriptor | None:
+        """The descriptor of a blob that is there."""
+        try:
+            return Descriptor(digest=digest, size=self.blob(digest).stat().st_size)
+        except OSError:
+            return None
 
     def put(self, data: bytes, media_type: str) -> Descriptor:
         """Keep these bytes."""
@@ -184,19 +191,18 @@ class Store:
             raise Untrusted("index.json has no list of manifests")
         return manifests
 
-    def tag(self, name: str, manifest: Descriptor, **annotations: str) -> None:
+    def tag(self, name: str, manifest: Descriptor) -> None:
         """Give a manifest a name; one that had it loses it."""
-        entry = manifest.document(**{REF_NAME: name, **annotations})
+        entry = manifest.document(**{REF_NAME: name})
         with self.lock("index"):
-            others = [one for one in self.index() if _name(one) != name]
-            entries = sorted([*others, entry], key=lambda one: str(_name(one)))
-            if entries != self.index():
-                self._write_index(entries)
+            before = self.index()
+            if entry not in before:
+                self._write_index([one for one in before if name_of(one) != name] + [entry])
 
     def tagged(self, name: str) -> Descriptor | None:
         """The manifest of this name or digest, among those that have a name."""
         for one in self.index():
-            if name in (_name(one), one.get("digest")):
+            if name in (name_of(one), one.get("digest")):
                 return Descriptor.read(one)
         return None
 
@@ -249,8 +255,8 @@ class Store:
             return False
 
     def _write_index(self, manifests: list[dict[str, Any]]) -> None:
-        index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests}
-        self._appear(self.root / "index.json", canonical(index))
+        named = {name_of(one): Descriptor.read(one) for one in manifests}
+        self._appear(self.root / "index.json", index_document(named))
 
     def _appear(self, target: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=self.root / "tmp")
@@ -281,8 +287,15 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
     return found
 
 
-def _name(entry: dict[str, Any]) -> object:
-    return (entry.get("annotations") or {}).get(REF_NAME)
+def name_of(entry: dict[str, Any]) -> str:
+    """The name that the index gives a manifest; "" where it gives none."""
+    return str((entry.get("annotations") or {}).get(REF_NAME, ""))
+
+
+def index_document(named: Mapping[str, Descriptor]) -> bytes:
+    """`index.json` with these names, in its one spelling."""
+    manifests = [one.document(**{REF_NAME: name}) for name, one in sorted(named.items())]
+    return canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests})
 
 
 def _file_name(cell: str) -> str:
