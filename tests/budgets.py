@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_500,
 }
 """Lines of Python in each package."""
-TOTAL = 74_600
+TOTAL = 75_400
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
