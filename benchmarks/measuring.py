@@ -3,18 +3,17 @@
     python benchmarks/measuring.py counts             # the roofline's counts against hand counts
     python benchmarks/measuring.py published          # published rows; three of them simulated too
     python benchmarks/measuring.py server MODEL       # the simulator against this machine's server
+    python benchmarks/measuring.py all MODEL          # one after the other, in this process
 
-with `--json FILE` to keep what was found elsewhere than in `results/`. `counts` takes a second,
-`published` minutes of one core (`roofline/published.py`), `server` two minutes of the whole machine
-(`roofline/against_server.py`).
+with `--json FILE` (of `all`: a folder) to keep what was found elsewhere than `results/`. `counts`
+takes a second, `published` minutes of one core (`roofline/published.py`), `server` two minutes of
+the whole machine (`roofline/against_server.py`, which `--hardware` is handed on to).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN, PUBLISHED
 from headrace.roofline.step import step_time
 from headrace.roofline.weights import WeightBytes
+from roofline import against_server, published
 
 CONTEXT = 2048
 LIMITS = ("H100", "H200", "B200")
@@ -137,22 +137,29 @@ def counts() -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("counts", "published", "server"))
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    folder = Path(__file__).parent
-    if given.what == "server":
-        out = str(given.json or folder / "results" / "against_server.json")
-        command = [str(folder / "roofline" / "against_server.py"), given.model, out]
-        raise SystemExit(subprocess.call([sys.executable, *command]))
-    if given.what == "published":
-        out = str(given.json or folder / "results" / "published.json")
-        command = [str(folder / "roofline" / "published.py"), out, *SIMULATED]
-        raise SystemExit(subprocess.call([sys.executable, *command]))
-    rows = counts()
+FILES = {
+    "counts": "measuring_counts.json",
+    "published": "published.json",
+    "server": "against_server.json",
+}
+
+
+def run(what: str, model: str | None, out: Path, hardware: Path | None) -> None:
+    """Make one of the tables, print it, and keep it in `out`."""
+    print(f"## {what}", flush=True)
+    if what == "published":
+        published.main([str(out), *SIMULATED])
+    elif what == "server":
+        assert model is not None
+        flags = [] if hardware is None else ["--hardware", str(hardware)]
+        against_server.main([model, str(out), *flags])
+    else:
+        rows = counts()
+        show(rows)
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def show(rows: list[dict[str, Any]]) -> None:
     print("| model | batch | weights GB by hand / ours | KV MB by hand / ours | limit ms |")
     print("|---|--:|--:|--:|--:|")
     for row in rows:
@@ -162,8 +169,24 @@ def main() -> None:
             f"{row['weights'] / 1e9:.3f} | {row['kv_by_hand'] / 1e6:,.1f} / "
             f"{row['kv'] / 1e6:,.1f} | {limits} |"
         )
-    out = given.json or folder / "results" / "measuring_counts.json"
-    out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=(*FILES, "all"))
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--hardware", type=Path)
+    given = parser.parse_args()
+    if given.what in ("server", "all") and given.model is None:
+        parser.error("name the model to serve")
+    results = Path(__file__).parent / "results"
+    for what in FILES if given.what == "all" else (given.what,):
+        if given.what == "all":
+            out = (given.json or results) / FILES[what]
+        else:
+            out = given.json or results / FILES[what]
+        run(what, given.model, out, given.hardware)
 
 
 if __name__ == "__main__":

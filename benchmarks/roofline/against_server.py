@@ -24,12 +24,12 @@ from statistics import median
 from typing import Any
 
 from headrace.base.config import EngineOptions
-from headrace.bench.loop import measure_loop, simulate
+from headrace.bench.loop import courses, measure_loop, simulate
 from headrace.bench.options import RunOptions
 from headrace.bench.run import run_bench
 from headrace.engine.described import make_case
 from headrace.engine.sim import ReplicaSpec
-from headrace.roofline.hardware import Loop
+from headrace.roofline.hardware import Loop, load_hardware
 from headrace.roofline.machine import this_hardware
 
 PORT = 8197
@@ -152,22 +152,23 @@ def show(found: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("--loads", nargs="*", choices=[*LOADS], default=[*LOADS])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--loop", type=float, nargs=6, help="fields of Loop")
+    parser.add_argument("--hardware", type=Path, help="a calibration other than this machine's")
     parser.add_argument("--records", type=Path, help="a folder for the records of each run")
     parser.add_argument("--show", action="store_true", help="the table of what OUT has")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     out: Path = given.out
     found: dict[str, Any] = json.loads(out.read_text()) if out.is_file() else {"rows": []}
     if given.show:
         show(found)
         return
-    hardware = this_hardware("cpu")
+    hardware = load_hardware(given.hardware) if given.hardware else this_hardware("cpu")
     if hardware is None:
         raise SystemExit("run `headrace roofline MODEL --calibrate --measure` first")
     case = make_case(given.model, hardware)
@@ -196,6 +197,7 @@ def main() -> None:
                 outcome = run_bench(options, kept).result
                 after, seconds = used(server.pid), time.monotonic() - begin
                 virtual = simulate(spec, options, loop)
+                span = courses(spec, options, loop)
                 rest = after[0] - before[0] - (after[1] - before[1])
                 row = {
                     "load": load,
@@ -205,6 +207,7 @@ def main() -> None:
                     "others": round(max(0.0, rest) / seconds / (os.cpu_count() or 1), 3),
                     "server": figures(outcome),
                     "simulated": figures(virtual),
+                    "bands": {f"{name} p99": span[name] for name in ("ttft", "itl")},
                     "loop": asdict(loop),
                 }
                 found["rows"].append(row)

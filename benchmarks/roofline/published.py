@@ -259,11 +259,11 @@ def kernels(row: Row, batch: int) -> tuple[float, int, float, int]:
     return rate * share, size, size / rate, math.ceil(row.input / (STEP_TOKENS - size))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--simulate", type=int, nargs="*", default=[])
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     what = ("model", "device", "layout", "format", "input", "output", "published")
     before = {
         tuple(one[key] for key in what): one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,25 @@ from .run import make_run, make_sessions
 from .workload import Session
 
 NS = 1_000_000_000
+BANDS = ("ttft", "itl", "tpot", "e2e")
+COURSES = 8
+
+
+def bands(
+    cluster: Callable[[int], Cluster], options: RunOptions, courses: int
+) -> dict[str, tuple[float, float]]:
+    """(lowest, highest) 99th percentile in seconds of so many courses of a run, by sample.
+
+    Courses differ in when a request reaches the engine while a step runs, and so in how many
+    prompts a step has: of few requests that decides the 99th percentile of pauses.
+    """
+    found: dict[str, list[float]] = {}
+    for course in range(1, courses + 1):
+        samples = Simulation(cluster(course), options).run()[0]["samples"]
+        for name in BANDS:
+            if name in samples:
+                found.setdefault(name, []).append(samples[name]["percentiles"]["p99"])
+    return {name: (min(values), max(values)) for name, values in found.items()}
 
 
 class WordIds(dict[str, int]):

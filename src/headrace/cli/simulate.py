@@ -15,12 +15,15 @@ from ..base.errors import HeadraceError
 from ..bench.live import show_result
 from ..bench.options import RunOptions
 from ..bench.report import html_report
-from ..bench.virtual import Simulation
+from ..bench.virtual import COURSES, Simulation, bands
 from ..engine.described import make_case
 from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
 from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
+
+FEW = 200
+"""The 99th percentiles of so few requests are those of two or three steps."""
 
 
 def simulate(
@@ -74,6 +77,14 @@ def simulate(
     answer_ms: Annotated[
         float | None, typer.Option(min=0, help="From a step's end to the client.")
     ] = None,
+    courses: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Further runs with other chances, whose span of p99 is told; none: "
+            f"{COURSES} of up to {FEW} requests.",
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -114,7 +125,13 @@ def simulate(
         price_per_hour=price,
     )
     begin = time.perf_counter()
-    result, _ = Simulation(Cluster(spec, replicas, routing, prefill=prefill), options).run()
+
+    def cluster(course: int) -> Cluster:
+        return Cluster(spec, replicas, routing, prefill=prefill, course=course)
+
+    result, _ = Simulation(cluster(0), options).run()
+    further = courses if courses is not None else COURSES if requests <= FEW else 0
+    found = result["simulation"]["p99_bands"] = bands(cluster, options, further)
     spent = time.perf_counter() - begin
     result["server"]["model"] = model
     if as_json:
@@ -123,6 +140,11 @@ def simulate(
         console = Console()
         show_result(console, result)
         extra = result["simulation"]
+        if found:
+            told = (
+                f"{key} {low * 1e3:,.1f} to {high * 1e3:,.1f}" for key, (low, high) in found.items()
+            )
+            console.print(f"p99 in {further} runs with other chances, ms: {', '.join(told)}")
         console.print(
             f"{extra['steps']} steps of {extra['replicas']} engines, "
             f"{result['seconds']:.1f} s of virtual time in {spent:.1f} s; engines busy "

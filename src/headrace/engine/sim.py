@@ -150,6 +150,7 @@ class Replica:
         number: int,
         role: str = "all",
         stages: Stages | None = None,
+        draws: random.Random | None = None,
     ) -> None:
         self.spec, self.number, self.role = spec, number, role
         self._stages = stages or Stages(1)
@@ -168,7 +169,7 @@ class Replica:
         """Seconds of device time used, of one of its stages."""
         self.steps = 0
         self._last_end = 0.0
-        self._random = random.Random(number)
+        self._random = draws or random.Random(number)
         self._flying: deque[StepPlan] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
@@ -317,7 +318,10 @@ class Cluster:
         *,
         prefill: int = 0,
         decode_spec: ReplicaSpec | None = None,
+        course: int = 0,
     ) -> None:
+        """`course`: 0 gives each request the gateway's mean time, every other number times of its
+        own, exponential with that mean, and interruptions of its own."""
         if not 0 <= prefill < replicas:
             raise OptionError(
                 f"of {replicas} replicas {prefill} cannot be for prefill alone", param="prefill"
@@ -328,13 +332,15 @@ class Cluster:
             )
         self.clock = Clock()
         self.spec = spec
+        self._course = course
+        self._random = random.Random(course)
         self.devices = 0
         self.replicas: list[Replica] = []
         """The engines: a replica of several stages or data-parallel groups has several."""
         for n in range(replicas):
             own = (decode_spec or spec) if prefill and n >= prefill else spec
             role = "all" if not prefill else "prefill" if n < prefill else "decode"
-            self._add(own, role)
+            self._add(own, role, course)
         self._prefill = [one for one in self.replicas if one.role != "decode"]
         self._decode = [one for one in self.replicas if one.role == "decode"]
         self._router = ROUTERS[router]()
@@ -348,7 +354,7 @@ class Cluster:
         self._follow: Follow = lambda _answer: ()
         self._ended: list[SimAnswer] = []
 
-    def _add(self, spec: ReplicaSpec, role: str) -> None:
+    def _add(self, spec: ReplicaSpec, role: str, course: int) -> None:
         layout = spec.case.layout
         layout.verify(spec.case.arch)
         self.devices += layout.devices
@@ -356,7 +362,8 @@ class Cluster:
             stages = Stages(layout.pp)
             for _ in range(layout.pp):
                 number = len(self.replicas)
-                self.replicas.append(Replica(spec, self.clock, number, role, stages))
+                draws = random.Random(f"{course} {number}") if course else None
+                self.replicas.append(Replica(spec, self.clock, number, role, stages, draws))
 
     def run(
         self,
@@ -392,7 +399,10 @@ class Cluster:
 
     def _enter(self, answer: SimAnswer) -> None:
         """Each replica has a gateway, which does one request after another."""
-        ready = max(self._gateways[0], self.clock.now) + self.spec.hardware.loop.gateway_seconds
+        seconds = self.spec.hardware.loop.gateway_seconds
+        if self._course:
+            seconds *= self._random.expovariate(1.0)
+        ready = max(self._gateways[0], self.clock.now) + seconds
         heapq.heapreplace(self._gateways, ready)
         self._at(ready, lambda: self._arrive(answer))
 
