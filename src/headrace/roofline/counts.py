@@ -124,6 +124,8 @@ class Count:
     """Which efficiency applies."""
     flops: float
     weight_bytes: float = 0.0
+    spared_bytes: float = 0.0
+    """Of `weight_bytes`, what a greedy step need not read: see `formats.BOUND_BITS`."""
     kv_bytes: float = 0.0
     read_bytes: float = 0.0
     """Activations read; of a collective: what one rank holds before it."""

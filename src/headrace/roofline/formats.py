@@ -41,6 +41,12 @@ WEIGHT_BITS = {
 offset per 64; nvfp4: an fp8 scale per 16, mxfp4 per 32; the ggml types from their block layouts."""
 
 
+BOUND_BITS = {WEIGHT_BITS["Q8_0"]: 5.0 + 16 / 32}
+"""Bits per weight of a head → those that bound all its logits, which a greedy step reads at least:
+five of eight and the scales. The rest is read of rows that may be the largest, at best of none
+(ADR 0077)."""
+
+
 def dtype_bytes(dtype: str, param: str = "dtype") -> int:
     """Bytes of one number of an activation or KV type; `OptionError` for an unknown one."""
     if dtype not in ARRAY_BYTES:

@@ -22,7 +22,7 @@ from .collectives import collectives
 from .composition import Composition
 from .counts import Case, Count, linear, vector
 from .experts import moe
-from .formats import dtype_bytes, kv_token_bytes
+from .formats import BOUND_BITS, dtype_bytes, kv_token_bytes
 from .weights import Which, numbers_of, role_of
 
 JOINED = "norms"
@@ -233,7 +233,7 @@ def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -
     size, vocabulary = ref.out * ref.width, ref.role == "logits"
     whole = group.weight_bytes(case)
     alone = label in REPLICATED or (role == "head" and not vocabulary)
-    return linear(
+    found = linear(
         case,
         f"{label}{mark}",
         ref.out,
@@ -245,6 +245,10 @@ def product(case: Case, step: Composition, group: Group, rows: int, mark: str) -
         out_bytes=4 if vocabulary else None,
         split="in" if label in INWARD else "out",
     )
+    bits = whole * 8 / size
+    if not vocabulary or bits not in BOUND_BITS:
+        return found
+    return replace(found, spared_bytes=found.weight_bytes * (1 - BOUND_BITS[bits] / bits))
 
 
 def embed(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:

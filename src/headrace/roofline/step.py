@@ -138,14 +138,16 @@ def step_time(case: Case, hardware: Hardware, step: Composition) -> StepTime:
 
 
 def call_floor(case: Case, hardware: Hardware, count: Count) -> Floor:
-    """One call at the ceilings: no tile is padded, only weights and KV move, and what is between
-    the products is computed beside them by other units."""
+    """One call at the ceilings: no tile is padded, only weights and KV move, of a head that bounds
+    its logits no more than those bounds need, and what is between the products is computed beside
+    them by other units."""
     if count.kind == "network":
         return Floor(0.0, 0.0, collective_seconds(hardware, count))
     compute = 0.0
     if count.kind != "vector":
         compute = compute_seconds(case, hardware, count, padded=False)
-    return Floor(compute, (count.weight_bytes + count.kv_bytes) / hardware.bandwidth, 0.0)
+    moved = count.weight_bytes - count.spared_bytes + count.kv_bytes
+    return Floor(compute, moved / hardware.bandwidth, 0.0)
 
 
 def call_seconds(

@@ -1,0 +1,68 @@
+"""Further courses of a simulated run: what its 99th percentiles owe to chance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from typer.testing import CliRunner
+
+from headrace.bench.options import RunOptions
+from headrace.bench.virtual import Simulation, bands
+from headrace.cli.simulate import command
+from headrace.engine.sim import Cluster, ReplicaSpec
+from headrace.roofline.counts import Case
+from headrace.roofline.hardware import DEVICES, Loop
+from headrace.roofline.known import KNOWN
+from headrace.roofline.weights import WeightBytes
+
+SPEC = ReplicaSpec(
+    Case(KNOWN["llama-3.1-8b"], WeightBytes("bfloat16")),
+    replace(DEVICES["H200"], loop=Loop(0.02)),
+    rows=32,
+    max_context=4096,
+)
+OPTIONS = RunOptions(requests=24, concurrency=6, input="600", output="16")
+
+
+def cluster(course: int) -> Cluster:
+    return Cluster(SPEC, 1, course=course)
+
+
+def percentile(course: int) -> float:
+    samples = Simulation(cluster(course), OPTIONS).run()[0]["samples"]
+    return float(samples["itl"]["percentiles"]["p99"])
+
+
+def test_a_course_is_the_same_again_and_unlike_the_next() -> None:
+    assert percentile(1) == percentile(1)
+    assert len({percentile(course) for course in range(5)}) > 1
+
+
+def test_the_band_holds_its_courses() -> None:
+    found = bands(cluster, OPTIONS, 3)
+    each = [percentile(course) for course in (1, 2, 3)]
+    assert found["itl"] == (min(each), max(each))
+    assert bands(cluster, OPTIONS, 0) == {}
+
+
+def test_without_a_gateway_nothing_is_left_to_chance() -> None:
+    still = replace(SPEC, hardware=replace(SPEC.hardware, loop=Loop(0.0)))
+    found = bands(lambda course: Cluster(still, 1, course=course), OPTIONS, 3)
+    assert all(low == high for low, high in found.values())
+
+
+def test_the_command_tells_the_band_of_few_requests() -> None:
+    flags = ["llama-3.1-8b", "--input", "64", "--output", "4", "-c", "4", "--gateway-ms", "5"]
+
+    def told(*more: str) -> object:
+        done = CliRunner().invoke(command, [*flags, *more, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.output)["simulation"]["p99_bands"]
+
+    assert told("--requests", "8", "--courses", "2")
+    assert told("--requests", "8")
+    assert told("--requests", "8", "--courses", "0") == {}
+    assert told("--requests", "201") == {}
+    shown = CliRunner().invoke(command, [*flags, "--requests", "8"])
+    assert "p99 in 8 runs with other chances" in shown.output
