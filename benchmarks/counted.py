@@ -36,9 +36,7 @@ class Watch:
         """Work → records of its step."""
         self._inner, watch = Team.run_at, self
 
-        def run_at(
-            team: Team, records: int, count: int, step: int, seconds: int | None = None
-        ) -> None:
+        def run_at(team: Team, records: int, count: int, step: int) -> None:
             call = watch._call
             watch._call = call + 1
             if call == watch._begin:
@@ -48,7 +46,7 @@ class Watch:
             if call == watch._to:
                 watch._apart(team, records, count, step)
             else:
-                watch._inner(team, records, count, step, seconds)
+                watch._inner(team, records, count, step)
 
         Team.run_at = run_at  # type: ignore[method-assign]
 

@@ -24,6 +24,7 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.library import Team
+from headrace.kernels.cpu.timing import timed
 from headrace.kernels.program import LOGITS
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
@@ -89,10 +90,11 @@ def main() -> None:
         for number in range(1 + arguments.rounds):
             for name in random.sample(list(teams), len(teams)):
                 program._operators.team = teams[name]  # type: ignore[union-attr]
-                answers[name] = np.array(program.step(batch, LOGITS).logits)
+                with timed() as records:
+                    answers[name] = np.array(program.step(batch, LOGITS).logits)
                 sums: dict[str, float] = defaultdict(float)
-                for operator, seconds in program.profile(batch):  # type: ignore[union-attr]
-                    sums[operator.split()[0]] += seconds
+                for record in records:
+                    sums[record.name] += record.seconds
                 for operator, seconds in sums.items():
                     if number:  # The first round only warms up.
                         times[operator][name].append(1e3 * seconds)

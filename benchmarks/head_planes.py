@@ -28,6 +28,7 @@ from headrace.kernels.cpu import emit, records
 from headrace.kernels.cpu.panels import OUTPUTS, low_bytes, pack
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.cpu.step import fill_step
+from headrace.kernels.cpu.timing import timed
 from headrace.kernels.weights import BlockWeight, PanelWeight
 from headrace.loader.weights import load_weights
 
@@ -61,16 +62,17 @@ class Steps:
         emitted = [*program._emitted[:-1], *last]
         self._program, self._keep = program, (part, product, head)
         self._records, self._count = emit.program(emitted), len(emitted)
-        self._seconds, self._last = (ctypes.c_double * len(emitted))(), len(last)
+        self._last = len(last)
 
     def __call__(self, batch: Any) -> tuple[float, float]:
         """Milliseconds of a step, and of the head in it."""
         step = fill_step(self._program._step, batch)
         self._program._filled = None
         begin = time.perf_counter()
-        self._program._operators.team.run(self._records, self._count, step, self._seconds)
-        whole = time.perf_counter() - begin
-        return 1e3 * whole, 1e3 * sum(self._seconds[-self._last :])
+        with timed() as records:
+            self._program._operators.team.run(self._records, self._count, step)
+            whole = time.perf_counter() - begin
+        return 1e3 * whole, 1e3 * sum(record.seconds for record in records[-self._last :])
 
 
 class Watch:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -32,7 +33,6 @@ from headrace.engine.sim import ReplicaSpec
 from headrace.roofline.hardware import Loop, load_hardware
 from headrace.roofline.machine import this_hardware
 
-PORT = 8197
 CONTEXT, ROWS, STEP_TOKENS = 2048, 32, 512
 LOADS: dict[str, dict[str, Any]] = {
     "closed:1": {"concurrency": 1, "input": "200", "output": "40", "requests": 12},
@@ -66,12 +66,17 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
     return found | {"tok/s": float(result["figures"]["output_throughput"]["value"])}
 
 
-def wait_for(server: subprocess.Popen[bytes]) -> None:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return int(one.getsockname()[1])
+
+
+def wait_for(server: subprocess.Popen[bytes], url: str) -> None:
     for _ in range(600):
         if server.poll() is not None:
             raise SystemExit("the server did not start")
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/v1/health/ready", timeout=2).close()
+            urllib.request.urlopen(f"{url}/v1/health/ready", timeout=2).close()
         except OSError:
             time.sleep(0.1)
         else:
@@ -174,16 +179,17 @@ def main(arguments: list[str] | None = None) -> None:
     case = make_case(given.model, hardware)
     depth = EngineOptions().depth
     spec = ReplicaSpec(case, hardware, ROWS, STEP_TOKENS, CONTEXT, depth=depth)
-    flags = f"--port {PORT} --max-context {CONTEXT} --max-sequences {ROWS} "
+    port = free_port()
+    flags = f"--port {port} --max-context {CONTEXT} --max-sequences {ROWS} "
     flags += f"--step-tokens {STEP_TOKENS}"
     server = subprocess.Popen(
         [sys.executable, "-m", "headrace", "serve", given.model, *flags.split()],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    url = f"http://127.0.0.1:{PORT}"
+    url = f"http://127.0.0.1:{port}"
     try:
-        wait_for(server)
+        wait_for(server, url)
         if given.loop:
             loop = Loop(*given.loop)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from headrace.bench.operators import Operator, SumCheck, operators_page, rows, s
 from headrace.cli.profile import command
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.roofline import machine
+from headrace.roofline.hardware import DEVICES
 
 sys.path.append(str(Path(__file__).parent.parent / "server"))
 
@@ -64,3 +66,29 @@ def test_a_sum_that_does_not_hold_is_said() -> None:
     assert told is not None
     assert "--calibrate" in told
     assert "--calibrate" in operators_page([lost, beaten], SumCheck(0.95, 1.0), "m")
+
+
+def test_operators_of_eager_steps_are_timed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps without a program: a second run, in which a clock stands around each operator."""
+    pytest.importorskip("torch")
+    from served_model import make_tiny_model
+
+    monkeypatch.chdir(tmp_path)
+    known = replace(DEVICES["L4"], kind="cpu")
+    monkeypatch.setattr("headrace.cli.profile.this_hardware", lambda _device: known)
+    model = make_tiny_model(tmp_path / "tiny")
+    told = [str(model), "--requests", "3", "--input", "9", "--output", "4", "--kernels", "ref"]
+    done = CliRunner().invoke(command, [*told, "--json", "p.json"])
+    assert done.exit_code == 0, done.output
+    assert "a second run" in " ".join(done.output.split())
+    found = json.loads((tmp_path / "p.json").read_text())
+    by_name = {(one["steps"], one["operator"]): one for one in found["operators"]}
+    assert by_name["prompt", "attend"]["calls"] == 2
+    assert by_name["decode", "attend"]["calls"] == 6
+    assert by_name["decode", "sample"]["calls"] == 3
+    for one in by_name.values():
+        assert one["calls"], f"{one['operator']} was predicted and did not run"
+        assert one["seconds"] > 0
+    assert 0 < found["check"]["share"] <= 1

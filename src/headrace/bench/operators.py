@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..base.step import StepPlan
-from ..kernels.cpu.timing import Timed
+from ..kernels.timing import Timed
 from ..roofline.composition import compose_plan
 from ..roofline.page import charts, page, table
 from ..roofline.plot import Chart, Series

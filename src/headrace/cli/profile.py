@@ -33,6 +33,8 @@ from ..bench.operators import (
     too_low,
 )
 from ..engine.build import build
+from ..engine.core import EngineCore
+from ..engine.executor import Executor, InlineExecutor
 from ..engine.prediction import case_of
 from ..engine.recording import (
     RecordedStep,
@@ -46,6 +48,11 @@ from ..roofline.composition import compose_plan
 from ..roofline.hardware import Hardware
 from ..roofline.machine import this_hardware
 from ..roofline.step import StepModel
+
+EAGER = (
+    "operators are of a second run of as many such requests, operator by operator: on a GPU without "
+    "graphs, so that short kernels wait for their launch as well"
+)
 
 
 def profile(
@@ -65,7 +72,7 @@ def profile(
     ] = None,
 ) -> None:
     """Run a model here, and show the time of each kind of step next to what the roofline expects
-    and allows; on the CPU's own kernels of each operator too."""
+    and allows, and of each operator."""
     console = Console()
     files = open_model(model)
     options = EngineOptions(
@@ -86,27 +93,24 @@ def profile(
         wide = "float32" if device == "cpu" else "bfloat16"
         dtype = decided.get("dtype", wide)
         case = case_of(files, dtype=dtype, kv_dtype=decided.get("kv_dtype", dtype))
-        recording = RecordingExecutor(built.core.executor)
-        built.core.executor = recording
-        rng = random.Random(0)
-        for number in range(requests):
-            prompt = [rng.randrange(100, files.arch.vocab_size // 2) for _ in range(input)]
-            sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-            built.core.add(Request(f"profile-{number}", prompt, RequestSpec(sampling, seed=0)))
+        inner = built.core.executor
+        shape = requests, input, files.arch.vocab_size
         with timed() as records:
-            begin = time.perf_counter()
-            while built.core.has_work:
-                built.core.turn()
-            wall = time.perf_counter() - begin
+            found, wall = _run(built.core, inner, _prompts(0, *shape), output)
+        own = found
+        if not records and isinstance(inner, InlineExecutor):
+            take = inner.time_operators()
+            if take is not None:
+                own, _ = _run(built.core, inner, _prompts(1, *shape), output)
+                records = take()
     finally:
         built.close()
-    found = recording.steps
     step_model = StepModel(case, hardware)
     try:
         out.write_text(json.dumps(timeline(found, step_model)))
-        operators = table_of(records, [step.plan for step in found], step_model) if records else []
+        operators = table_of(records, [step.plan for step in own], step_model) if records else []
         check = SumCheck(
-            sum(record.seconds for record in records), sum(step.device_seconds for step in found)
+            sum(record.seconds for record in records), sum(step.device_seconds for step in own)
         )
         if html is not None:
             subtitle = f"{model} on {hardware.name} · {requests} × {input} in, {output} out"
@@ -130,10 +134,29 @@ def profile(
     if records:
         _show_operators(console, operators, check)
     else:
-        console.print(
-            "operators are timed one by one in the CPU's own kernels (--kernels cpu) only"
-        )
+        console.print("operators are timed one by one where the worker is in this process only")
+    if own is not found:
+        console.print(EAGER, highlight=False)
     console.print(f"timeline: {out} (open it in ui.perfetto.dev)", highlight=False)
+
+
+def _prompts(seed: int, requests: int, tokens: int, vocabulary: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(100, vocabulary // 2) for _ in range(tokens)] for _ in range(requests)]
+
+
+def _run(
+    core: EngineCore, inner: Executor, prompts: list[list[int]], output: int
+) -> tuple[list[RecordedStep], float]:
+    """(the steps of these requests, all at once, seconds)."""
+    core.executor = recording = RecordingExecutor(inner)
+    sampling = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        core.add(Request(f"profile-{number}", prompt, RequestSpec(sampling, seed=0)))
+    begin = time.perf_counter()
+    while core.has_work:
+        core.turn()
+    return recording.steps, time.perf_counter() - begin
 
 
 def _show(

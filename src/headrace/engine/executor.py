@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from ..base.facts import WorkerFacts
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.wake import Bell, Wake
+from ..kernels.timing import Timed
 
 
 class StepFuture(Protocol):
@@ -82,6 +83,16 @@ class LaunchingWorker(Protocol):
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
 
+@runtime_checkable
+class TimingWorker(Protocol):
+    """A worker that can take the time of each operator."""
+
+    def time_operators(self) -> Callable[[], list[Timed]] | None:
+        """Run further steps operator by operator, without graphs, each timed: → what ran since.
+        None: its steps are programs of a library that takes the times itself
+        (`kernels.cpu.timing`)."""
+
+
 T = TypeVar("T")
 LoadWorker = Callable[[], tuple[LoadedWorker, WorkerFacts]]
 
@@ -122,6 +133,12 @@ class InlineExecutor:
 
     def unload_adapter(self, name: str) -> None:
         self._call(lambda: self._loaded.unload_adapter(name))
+
+    def time_operators(self) -> Callable[[], list[Timed]] | None:
+        """See `TimingWorker`."""
+        worker = self._loaded
+        assert isinstance(worker, TimingWorker)
+        return self._call(worker.time_operators)
 
     def close(self) -> None:
         if self._thread is not None:

@@ -7,6 +7,7 @@ of 8,000 tokens would else hold every layer's.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ..base.graph import (
@@ -25,12 +26,15 @@ from ..base.graph import (
 from .arrays import Array
 from .fuse import AroundSpec, CodesSpec, Joining, Norm
 from .operators import KvCache, KvLayer, Operators, StepBatch
+from .timing import OperatorTimes
 
 if TYPE_CHECKING:
     from .prepared import Prepared
 
 Adding = Callable[[WeightRef, Array, Array], None]
 """Adds to a product: its weight, x, y."""
+TIMED_AS = {"add_norm": "norm", "norm_codes": "norm", "gated_codes": "gated", "route": "experts"}
+"""Joined kinds of node → the operator that they are counted with."""
 
 
 class Interpreter:
@@ -58,16 +62,28 @@ class Interpreter:
         cache: KvCache | None,
         given: Mapping[Value, Array],
         adding: Adding | None = None,
+        times: OperatorTimes | None = None,
     ) -> list[Array]:
-        """The outputs. `given`: arrays of the graph's inputs."""
+        """The outputs. `given`: arrays of the graph's inputs. `times` takes each node's time."""
         run = _Run(ops, batch, cache, self._weights, dict(given), adding)
         values = run.values
         for node, function, ends in self._steps:
             run.ends = ends
-            function(run, node)
+            if times is None:
+                function(run, node)
+            else:
+                times.run(*_named(node), partial(function, run, node))
             for value in ends:
                 del values[value]
         return [values[value] for value in self._outputs]
+
+
+def _named(node: Node) -> tuple[str, tuple[int, int] | None]:
+    """(what the roofline calls a node, (out, in) of the weight that it multiplies by)."""
+    if node.kind not in ("linear", "linear_codes", "around"):
+        return TIMED_AS.get(node.kind, node.kind), None
+    gated = isinstance(node.spec, AroundSpec) and node.spec.gate is not None
+    return "gate_up" if gated else "linear", (node.weights[0].out, node.weights[0].width)
 
 
 class _Run:

@@ -9,6 +9,7 @@ from .fuse import fused
 from .interpret import Adding, Interpreter
 from .operators import KvCache, Operators, StepBatch
 from .prepared import Prepared
+from .timing import OperatorTimes
 
 
 class Model:
@@ -55,22 +56,24 @@ class Model:
         adding: Adding | None = None,
         *,
         every: bool = False,
+        times: OperatorTimes | None = None,
     ) -> tuple[Array, Array]:
         """A whole step, operator by operator: hidden after the last norm, [N, D] where `every` one
         is wanted, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of the sampled, or
         [0, 0] of a model without a head over a vocabulary.
 
-        `adding` is called behind each product, and may add to it.
+        `adding` is called behind each product, and may add to it. `times` takes each operator's
+        time.
         """
         if not self.generates:
-            (hidden,) = self._run("every", ops, batch, cache, adding)
+            (hidden,) = self._run("every", ops, batch, cache, adding, times)
             return hidden, hidden[:0, :0]
         if not len(batch.sample_rows) and not every:
-            (first,) = self._run("none", ops, batch, cache, adding)
+            (first,) = self._run("none", ops, batch, cache, adding, times)
             vocabulary = self.graph.outputs["logits"].width
             return first[:0], floats_like(first, 0, vocabulary)
         variant: Hidden = "every" if every else "sampled"
-        hidden, logits = self._run(variant, ops, batch, cache, adding)
+        hidden, logits = self._run(variant, ops, batch, cache, adding, times)
         return hidden, logits
 
     def logits(self, ops: Operators, hidden: Array) -> Array:
@@ -88,6 +91,7 @@ class Model:
         batch: StepBatch,
         cache: KvCache,
         adding: Adding | None,
+        times: OperatorTimes | None,
     ) -> list[Array]:
         graph = self.variant(hidden)
         joined = None if adding is not None else ops.joined
@@ -102,4 +106,4 @@ class Model:
             nodes = fused(graph, self.weights, plan, {"N": tokens, "R": samples})
             outputs = tuple(graph.outputs.values()) or graph.nodes[0].out
             self._interpreters[key] = Interpreter(nodes, self.weights, outputs)
-        return self._interpreters[key].run(ops, batch, cache, {}, adding)
+        return self._interpreters[key].run(ops, batch, cache, {}, adding, times)

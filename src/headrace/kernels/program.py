@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from .arrays import Array
@@ -16,6 +17,7 @@ from .draws import Drawing, by_rules
 from .interpret import Adding
 from .model import Model
 from .operators import KvCache, Operators, StepBatch, StepLimits
+from .timing import OperatorTimes
 from .weights import LoraWeight
 
 Tokens = Literal["none", "best", "rules"]
@@ -126,6 +128,8 @@ class CallByCall:
         may add to products, by the names of their tensors."""
         self.model, self.operators, self.cache, self.drawing = model, operators, cache, drawing
         self.additions: Mapping[tuple[str, ...], LoraWeight] = additions or {}
+        self.times: OperatorTimes | None = None
+        """Takes the time of each operator, where somebody wants it."""
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
         adding: Adding | None = None
@@ -133,15 +137,20 @@ class CallByCall:
             from . import adapted  # Local: imports torch; operators called one by one take tensors.
 
             adding = adapted.adding(self.additions, batch)
+        times, every = self.times, want.hidden == "every"
+        if times is not None:
+            times.begin(decodes=batch.max_count == 1)
         hidden, logits = self.model.forward(
-            self.operators, batch, self.cache, adding, every=want.hidden == "every"
+            self.operators, batch, self.cache, adding, every=every, times=times
         )
-        tokens: Array | None = None
-        if want.tokens == "best":
-            tokens = self.drawing.argmax(logits)
-        elif want.tokens == "rules":
-            tokens = choose(self.drawing, logits, batch)
+        if want.tokens == "none":
+            return Outputs(None, logits, hidden)
+        make = partial(self._choose, logits, batch, best=want.tokens == "best")
+        tokens = make() if times is None else times.run("sample", None, make)
         return Outputs(tokens, logits, hidden)
+
+    def _choose(self, logits: Array, batch: StepBatch, *, best: bool) -> Array:
+        return self.drawing.argmax(logits) if best else choose(self.drawing, logits, batch)
 
     def head(self, hidden: Array) -> Array:
         return self.model.logits(self.operators, hidden)

@@ -180,15 +180,6 @@ class CpuProgram:
             self._drawing.use(None)
         return self._drawing
 
-    def profile(self, batch: StepBatch) -> list[tuple[str, float]]:
-        """Run a step that has no cuts; → (name, seconds) of every record."""
-        assert self.lowered, "what is called between records has no record"
-        count = len(self._emitted)
-        seconds = (ctypes.c_double * count)()
-        self._filled = None
-        self._operators.team.run(self._records, count, fill_step(self._step, batch), seconds)
-        return list(zip(self.names, seconds, strict=True))
-
 
 @dataclass
 class _End:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
+from ..timing import Timed
 from . import records as kinds
 from .library import Team
 from .records import HrGateUp, HrHead, HrLinear, HrPart, HrRecord, HrStep
@@ -39,39 +39,23 @@ NAMES = {
 }
 
 
-class Timed(NamedTuple):
-    """One record of one call."""
-
-    name: str
-    shape: tuple[int, int] | None
-    """(out, in) of a product."""
-    decodes: bool
-    """Did every entry of the step compute one token?"""
-    seconds: float
-
-
 @contextmanager
 def timed() -> Iterator[list[Timed]]:
     """What ran while this lasts, in its order. For one thread that calls, as a profile has it."""
     found: list[Timed] = []
-    plain = Team.run_at
 
-    def run_at(self: Team, records: int, count: int, step: int, seconds: int | None = None) -> None:
-        room = (ctypes.c_double * count)()
-        plain(self, records, count, step, ctypes.addressof(room))
-        if seconds is not None:
-            ctypes.memmove(seconds, room, ctypes.sizeof(room))
+    def note(records: int, count: int, step: int, seconds: int) -> None:
         header = HrStep.from_address(step)
-        for record, spent in zip((HrRecord * count).from_address(records), room, strict=True):
-            found.append(
-                Timed(NAMES[record.code], _shape(record), bool(header.n == header.b), spent)
-            )
+        decodes = bool(header.n == header.b)
+        times = (ctypes.c_double * count).from_address(seconds)
+        for record, spent in zip((HrRecord * count).from_address(records), times, strict=True):
+            found.append(Timed(NAMES[record.code], _shape(record), decodes, spent))
 
-    Team.run_at = run_at  # type: ignore[method-assign]
+    before, Team.watch = Team.watch, note
     try:
         yield found
     finally:
-        Team.run_at = plain  # type: ignore[method-assign]
+        Team.watch = before
 
 
 def _shape(record: HrRecord) -> tuple[int, int] | None:
