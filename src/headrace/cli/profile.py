@@ -50,7 +50,7 @@ from ..roofline.machine import this_hardware
 from ..roofline.step import StepModel
 
 EAGER = (
-    "operators are of a second run of as many such requests, operator by operator: on a GPU without "
+    "operators are of a second run of as many such requests, one after the other: on a GPU without "
     "graphs, so that short kernels wait for their launch as well"
 )
 
