@@ -55,7 +55,7 @@ LOADS: dict[str, dict[str, Any]] = {
     },
 }
 """Workloads of the field's own trial of the simulator (docs/roofline.md)."""
-SHOWN = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"))
+SHOWN = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p90"), ("itl", "p99"))
 
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
@@ -130,7 +130,13 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for name, error in found.items()
         if "p99" in name
     ]
+    inside = [
+        low <= row["server"][name] <= high
+        for row in rows
+        for name, (low, high) in row.get("bands", {}).items()
+    ]
     return {
+        "p99 in their bands": [sum(inside), len(inside)],
         "errors": errors,
         "median": median(every),
         "worst": max(every),
@@ -153,7 +159,8 @@ def show(found: dict[str, Any]) -> None:
     tails = "–" if total["closed p99 worst"] is None else f"{total['closed p99 worst']:.0%}"
     print(
         f"median error {total['median']:.0%}, worst {total['worst']:.0%}; p99 of closed loops at "
-        f"most {tails}"
+        f"most {tails}; {total['p99 in their bands'][0]} of {total['p99 in their bands'][1]} in the "
+        "bands of the simulator's courses"
     )
 
 
