@@ -156,11 +156,12 @@ def show(found: dict[str, Any]) -> None:
             shown = f"{real:,.0f}" if name == "tok/s" else f"{real * 1e3:,.1f}"
             cells.append(f"{shown}, {errors[name]:+.0%}")
         print(f"| {load} | " + " | ".join(cells) + " |")
+    inside, known = total["p99 in their bands"]
     tails = "–" if total["closed p99 worst"] is None else f"{total['closed p99 worst']:.0%}"
     print(
         f"median error {total['median']:.0%}, worst {total['worst']:.0%}; p99 of closed loops at "
-        f"most {tails}; {total['p99 in their bands'][0]} of {total['p99 in their bands'][1]} in the "
-        "bands of the simulator's courses"
+        f"most {tails}; {inside} of {known} in the bands of the "
+        "simulator's courses"
     )
 
 
