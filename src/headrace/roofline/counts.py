@@ -125,7 +125,7 @@ class Count:
     flops: float
     weight_bytes: float = 0.0
     spared_bytes: float = 0.0
-    """Of `weight_bytes`, what a greedy step need not read: see `formats.BOUND_BITS`."""
+    """That part of `weight_bytes` which a greedy step need not read: see `formats.BOUND_BITS`."""
     kv_bytes: float = 0.0
     read_bytes: float = 0.0
     """Activations read; of a collective: what one rank holds before it."""
