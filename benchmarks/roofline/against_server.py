@@ -25,11 +25,12 @@ from statistics import median
 from typing import Any
 
 from headrace.base.config import EngineOptions
-from headrace.bench.loop import courses, measure_loop, simulate
+from headrace.bench.loop import measure_loop, simulate
 from headrace.bench.options import RunOptions
 from headrace.bench.run import run_bench
+from headrace.bench.virtual import COURSES, bands
 from headrace.engine.described import make_case
-from headrace.engine.sim import ReplicaSpec
+from headrace.engine.sim import Cluster, ReplicaSpec
 from headrace.roofline.hardware import Loop, load_hardware
 from headrace.roofline.machine import this_hardware
 
@@ -64,6 +65,13 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
         for name, which in SHOWN
     }
     return found | {"tok/s": float(result["figures"]["output_throughput"]["value"])}
+
+
+def spans(spec: ReplicaSpec, options: RunOptions, loop: Loop) -> dict[str, tuple[float, float]]:
+    """99th percentiles that the simulated run has in one course and another."""
+    around = replace(spec, hardware=replace(spec.hardware, loop=loop))
+    virtual = replace(options, url="simulated", tokenizer=None, warmup=0)
+    return bands(lambda course: Cluster(around, 1, course=course), virtual, COURSES)
 
 
 def free_port() -> int:
@@ -211,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
                 outcome = run_bench(options, kept).result
                 after, seconds = used(server.pid), time.monotonic() - begin
                 virtual = simulate(spec, options, loop)
-                span = courses(spec, options, loop)
+                span = spans(spec, options, loop)
                 rest = after[0] - before[0] - (after[1] - before[1])
                 row = {
                     "load": load,

@@ -60,9 +60,7 @@ def test_the_command_tells_the_band_of_few_requests() -> None:
         assert done.exit_code == 0, done.output
         return json.loads(done.output)["simulation"]["p99_bands"]
 
-    assert told("--requests", "8", "--courses", "2")
     assert told("--requests", "8")
-    assert told("--requests", "8", "--courses", "0") == {}
     assert told("--requests", "201") == {}
     shown = CliRunner().invoke(command, [*flags, "--requests", "8"])
     assert "p99 in 8 runs with other chances" in shown.output

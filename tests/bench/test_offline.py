@@ -48,7 +48,7 @@ def test_both_questions_of_one_engine(model: Path) -> None:
     seen = []
     with OfflineBench(engine, options(model)) as bench:
         whole, _ = bench.throughput(seen.append)
-        batches, run = bench.latency(3)
+        batches, run = bench.latency(batch=3)
     assert len(seen) == 6
     for result in (whole, batches):
         assert (result["requests"], result["succeeded"], result["valid"]) == (6, 6, True)

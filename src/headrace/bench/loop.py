@@ -8,7 +8,6 @@ the answer as well; what each further user adds to the pause is the cost of a ro
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from ..base.errors import HeadraceError
@@ -16,7 +15,7 @@ from ..engine.sim import Cluster, ReplicaSpec
 from ..roofline.hardware import Loop
 from .options import RunOptions
 from .run import run_bench
-from .virtual import COURSES, Simulation, bands
+from .virtual import Simulation
 
 USERS = 8
 REQUESTS = {USERS: 24, 1: 12}
@@ -54,22 +53,9 @@ def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> L
 
 def simulate(spec: ReplicaSpec, options: RunOptions, loop: Loop) -> dict[str, Any]:
     """The same run on virtual time with so much around the steps."""
-    return Simulation(_cluster(spec, loop, 0), _virtual(options)).run()[0]
-
-
-def courses(
-    spec: ReplicaSpec, options: RunOptions, loop: Loop, number: int = COURSES
-) -> dict[str, tuple[float, float]]:
-    """The spans of its 99th percentiles: see `virtual.bands`."""
-    return bands(partial(_cluster, spec, loop), _virtual(options), number)
-
-
-def _cluster(spec: ReplicaSpec, loop: Loop, course: int) -> Cluster:
-    return Cluster(replace(spec, hardware=replace(spec.hardware, loop=loop)), 1, course=course)
-
-
-def _virtual(options: RunOptions) -> RunOptions:
-    return replace(options, url="simulated", tokenizer=None, warmup=0)
+    hardware = replace(spec.hardware, loop=loop)
+    options = replace(options, url="simulated", tokenizer=None, warmup=0)
+    return Simulation(Cluster(replace(spec, hardware=hardware), 1), options).run()[0]
 
 
 class Seen(NamedTuple):

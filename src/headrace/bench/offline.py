@@ -72,7 +72,7 @@ class OfflineBench:
         return self._measured(THROUGHPUT, [self._sessions], on_record)
 
     def latency(
-        self, batch: int, on_record: OnRecord = lambda _record: None
+        self, on_record: OnRecord = lambda _record: None, *, batch: int
     ) -> tuple[dict[str, Any], Run]:
         """(result, run) of batches one after the other, each with prompts of its own."""
         assert len(self._sessions) % batch == 0

@@ -30,18 +30,13 @@ COURSES = 8
 def bands(
     cluster: Callable[[int], Cluster], options: RunOptions, courses: int
 ) -> dict[str, tuple[float, float]]:
-    """(lowest, highest) 99th percentile in seconds of so many courses of a run, by sample.
-
-    Courses differ in when a request reaches the engine while a step runs, and so in how many
-    prompts a step has: of few requests that decides the 99th percentile of pauses.
-    """
-    found: dict[str, list[float]] = {}
-    for course in range(1, courses + 1):
-        samples = Simulation(cluster(course), options).run()[0]["samples"]
-        for name in BANDS:
-            if name in samples:
-                found.setdefault(name, []).append(samples[name]["percentiles"]["p99"])
-    return {name: (min(values), max(values)) for name, values in found.items()}
+    """(lowest, highest) 99th percentile in seconds of so many courses of a run, by sample: they
+    differ in when requests reach the engine, and so in how many prompts a step has."""
+    runs = [Simulation(cluster(one + 1), options).run()[0]["samples"] for one in range(courses)]
+    tails = {
+        name: [one[name]["percentiles"]["p99"] for one in runs if name in one] for name in BANDS
+    }
+    return {name: (min(values), max(values)) for name, values in tails.items() if values}
 
 
 class WordIds(dict[str, int]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,11 +96,7 @@ def throughput_command(
         }
     )
 
-    def ask(
-        bench: OfflineBench, keep: Callable[[RequestRecord], None]
-    ) -> tuple[dict[str, Any], Run]:
-        return bench.throughput(keep)
-
+    ask = OfflineBench.throughput
     _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
 
 
@@ -131,11 +128,7 @@ def latency_command(
         }
     )
 
-    def ask(
-        bench: OfflineBench, keep: Callable[[RequestRecord], None]
-    ) -> tuple[dict[str, Any], Run]:
-        return bench.latency(batch, keep)
-
+    ask = partial(OfflineBench.latency, batch=batch)
     _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
 
 

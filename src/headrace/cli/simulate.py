@@ -77,14 +77,6 @@ def simulate(
     answer_ms: Annotated[
         float | None, typer.Option(min=0, help="From a step's end to the client.")
     ] = None,
-    courses: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Further runs with other chances, whose span of p99 is told; none: "
-            f"{COURSES} of up to {FEW} requests.",
-        ),
-    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -130,7 +122,7 @@ def simulate(
         return Cluster(spec, replicas, routing, prefill=prefill, course=course)
 
     result, _ = Simulation(cluster(0), options).run()
-    further = courses if courses is not None else COURSES if requests <= FEW else 0
+    further = COURSES if requests <= FEW else 0
     found = result["simulation"]["p99_bands"] = bands(cluster, options, further)
     spent = time.perf_counter() - begin
     result["server"]["model"] = model

@@ -69,7 +69,7 @@ class OperatorTimes:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._decodes = False
-        self._marked: list[tuple[str, tuple[int, int] | None, bool, Any, Any]] = []
+        self._marked: list[tuple[Timed, Any, Any]] = []
 
     def begin(self, *, decodes: bool) -> None:
         """A step begins."""
@@ -79,13 +79,11 @@ class OperatorTimes:
         """What the operator gives."""
         first = self._clock.mark()
         found = operator()
-        self._marked.append((name, shape, self._decodes, first, self._clock.mark()))
+        one = Timed(name, shape, self._decodes, 0.0)
+        self._marked.append((one, first, self._clock.mark()))
         return found
 
     def timed(self) -> list[Timed]:
         """All operators so far, in their order. Waits for the device."""
         seconds = self._clock.seconds
-        return [
-            Timed(name, shape, decodes, seconds(first, last))
-            for name, shape, decodes, first, last in self._marked
-        ]
+        return [one._replace(seconds=seconds(first, last)) for one, first, last in self._marked]
