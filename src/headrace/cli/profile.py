@@ -48,6 +48,7 @@ from ..roofline.composition import compose_plan
 from ..roofline.hardware import Hardware
 from ..roofline.machine import this_hardware
 from ..roofline.step import StepModel
+from ..worker import Worker
 
 EAGER = (
     "operators are of a second run of as many such requests, one after the other: on a GPU without "
@@ -98,11 +99,11 @@ def profile(
         with timed() as records:
             found, wall = _run(built.core, inner, _prompts(0, *shape), output)
         own = found
-        if not records and isinstance(inner, InlineExecutor):
-            take = inner.time_operators()
-            if take is not None:
+        if not records and isinstance(inner, InlineExecutor) and isinstance(inner.worker, Worker):
+            times = inner.worker.time_operators()
+            if times is not None:
                 own, _ = _run(built.core, inner, _prompts(1, *shape), output)
-                records = take()
+                records = times.timed()
     finally:
         built.close()
     step_model = StepModel(case, hardware)

@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 from ..base.facts import WorkerFacts
 from ..base.step import PoolShape, StepPlan, StepResult
 from ..dist.wake import Bell, Wake
-from ..kernels.timing import Timed
 
 
 class StepFuture(Protocol):
@@ -83,16 +82,6 @@ class LaunchingWorker(Protocol):
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]: ...
 
 
-@runtime_checkable
-class TimingWorker(Protocol):
-    """A worker that can take the time of each operator."""
-
-    def time_operators(self) -> Callable[[], list[Timed]] | None:
-        """Run further steps operator by operator, without graphs, each timed: → what ran since.
-        None: its steps are programs of a library that takes the times itself
-        (`kernels.cpu.timing`)."""
-
-
 T = TypeVar("T")
 LoadWorker = Callable[[], tuple[LoadedWorker, WorkerFacts]]
 
@@ -115,30 +104,24 @@ class InlineExecutor:
         return self._call(work)
 
     def allocate(self, pool: PoolShape) -> None:
-        self._call(lambda: self._loaded.allocate(pool))
+        self._call(lambda: self.worker.allocate(pool))
 
     def warm_up(self) -> None:
-        self._call(lambda: self._loaded.warm_up())
+        self._call(lambda: self.worker.warm_up())
 
     def submit(self, plan: StepPlan) -> StepFuture:
         if self._thread is not None:
-            return _Launched(plan, self._thread.submit(launch, self._loaded, plan))
-        return _Done(execute(self._loaded, plan))
+            return _Launched(plan, self._thread.submit(launch, self.worker, plan))
+        return _Done(execute(self.worker, plan))
 
     def prepare_grammar(self, source: str, owner: str = "") -> bool:
-        return self._loaded.prepare_grammar(source, owner, self._wake.ring)
+        return self.worker.prepare_grammar(source, owner, self._wake.ring)
 
     def load_adapter(self, name: str, path: str) -> None:
-        self._call(lambda: self._loaded.load_adapter(name, path))
+        self._call(lambda: self.worker.load_adapter(name, path))
 
     def unload_adapter(self, name: str) -> None:
-        self._call(lambda: self._loaded.unload_adapter(name))
-
-    def time_operators(self) -> Callable[[], list[Timed]] | None:
-        """See `TimingWorker`."""
-        worker = self._loaded
-        assert isinstance(worker, TimingWorker)
-        return self._call(worker.time_operators)
+        self._call(lambda: self.worker.unload_adapter(name))
 
     def close(self) -> None:
         if self._thread is not None:
@@ -153,7 +136,7 @@ class InlineExecutor:
         return self._wake
 
     @property
-    def _loaded(self) -> LoadedWorker:
+    def worker(self) -> LoadedWorker:
         assert self._worker is not None, "load comes first"
         return self._worker
 

@@ -87,3 +87,8 @@ class OperatorTimes:
         """All operators so far, in their order. Waits for the device."""
         seconds = self._clock.seconds
         return [one._replace(seconds=seconds(first, last)) for one, first, last in self._marked]
+
+
+def operator_times(device: str) -> OperatorTimes:
+    """By the clock of "cpu" or "cuda"."""
+    return OperatorTimes(DeviceClock() if device == "cuda" else HostClock())

@@ -24,7 +24,7 @@ from ..kernels.backend import Question, Shelf
 from ..kernels.operators import StepBatch, StepLimits
 from ..kernels.program import BEST, EVERY, CallByCall, Program, Provider
 from ..kernels.select import choose
-from ..kernels.timing import DeviceClock, HostClock, OperatorTimes, Timed
+from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
 from ..loader.panels import PanelShelf
 from ..loader.prepare import prepare
@@ -229,7 +229,7 @@ class Worker:
             limits = StepLimits(
                 options.step_tokens, options.rows, options.max_context, options.drafts
             )
-            plain = CallByCall(
+            plain = self._plain = CallByCall(
                 self._model,
                 self._operators,
                 self._cache,
@@ -309,22 +309,13 @@ class Worker:
         head = program.head if self._model.labels else None
         return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
 
-    def time_operators(self) -> Callable[[], list[Timed]] | None:
-        """See `engine.executor.TimingWorker`."""
+    def time_operators(self) -> OperatorTimes | None:
+        """Run further steps operator by operator, each timed; None: its library times them."""
         if self._program.host:
             return None
-        adapters = self._adapters
-        plain = CallByCall(
-            self._model,
-            self._operators,
-            self._cache,
-            self._operators.drawing,
-            None if adapters is None else adapters.additions,
-        )
-        on_device = self._resolved.device == "cuda"
-        times = plain.times = OperatorTimes(DeviceClock() if on_device else HostClock())
-        self._program = self._steps.program = plain
-        return times.timed
+        times = self._plain.times = operator_times(self._resolved.device)
+        self._program = self._steps.program = self._plain
+        return times
 
     def warm_up(self) -> None:
         """Touch every path once: a decode step and a short prefill, on the null block."""
