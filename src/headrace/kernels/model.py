@@ -62,8 +62,7 @@ class Model:
         is wanted, else [R, D] of `StepBatch.sample_rows`; fp32 logits [R, V] of the sampled, or
         [0, 0] of a model without a head over a vocabulary.
 
-        `adding` is called behind each product, and may add to it. `times` takes each operator's
-        time.
+        `adding` is called behind each product, and may add to it; `times` around each node.
         """
         if not self.generates:
             (hidden,) = self._run("every", ops, batch, cache, adding, times)

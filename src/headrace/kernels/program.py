@@ -129,7 +129,6 @@ class CallByCall:
         self.model, self.operators, self.cache, self.drawing = model, operators, cache, drawing
         self.additions: Mapping[tuple[str, ...], LoraWeight] = additions or {}
         self.times: OperatorTimes | None = None
-        """Takes the time of each operator, where somebody wants it."""
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
         adding: Adding | None = None
@@ -146,8 +145,7 @@ class CallByCall:
         if want.tokens == "none":
             return Outputs(None, logits, hidden)
         make = partial(self._choose, logits, batch, best=want.tokens == "best")
-        tokens = make() if times is None else times.run("sample", None, make)
-        return Outputs(tokens, logits, hidden)
+        return Outputs(make() if times is None else times.run("sample", None, make), logits, hidden)
 
     def _choose(self, logits: Array, batch: StepBatch, *, best: bool) -> Array:
         return self.drawing.argmax(logits) if best else choose(self.drawing, logits, batch)
