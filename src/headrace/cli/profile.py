@@ -101,9 +101,8 @@ def profile(
         own = found
         if not records and isinstance(inner, InlineExecutor) and isinstance(inner.worker, Worker):
             times = inner.worker.time_operators()
-            if times is not None:
-                own, _ = _run(built.core, inner, _prompts(1, *shape), output)
-                records = times.timed()
+            own, _ = _run(built.core, inner, _prompts(1, *shape), output)
+            records = times.timed()
     finally:
         built.close()
     step_model = StepModel(case, hardware)

@@ -309,10 +309,9 @@ class Worker:
         head = program.head if self._model.labels else None
         return [*listed, Pooler(self._pooling, head), PromptScores(self._rows, program.head)]
 
-    def time_operators(self) -> OperatorTimes | None:
-        """Run further steps operator by operator, each timed; None: its library times them."""
-        if self._program.host:
-            return None
+    def time_operators(self) -> OperatorTimes:
+        """Run further steps operator by operator, each timed."""
+        assert not self._program.host, "the library times its own records"
         times = self._plain.times = operator_times(self._resolved.device)
         self._program = self._steps.program = self._plain
         return times
