@@ -104,6 +104,7 @@ def tokens_of(worker: Worker, names: list[str], graphs: bool) -> tuple[dict, Gra
     driver = Driver(worker, blocks=120, step_tokens=120, rows=12)
     steps, program = worker._steps, None
     steps.host = None
+    # As the worker has it on a device.
     steps.batch = partial(
         make_batch, rows=worker._rows, tables=worker._tables, pool=worker._pool, draws=True
     )

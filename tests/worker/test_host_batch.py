@@ -44,7 +44,8 @@ class Bench:
         self.tables.write([BlockWrite(row, group, first, blocks) for group in range(2)])
 
     def check(self, plan: StepPlan) -> StepBatch:
-        ours, new = self.batches.make(plan), make_batch(plan, self.rows, self.tables, POOL)
+        ours = self.batches.make(plan)
+        new = make_batch(plan, rows=self.rows, tables=self.tables, pool=POOL)
         for name in ("tokens", "positions", "query_starts", "lengths", "sample_rows"):
             mine, other = host(getattr(ours, name)), getattr(new, name)
             assert mine.flags.c_contiguous, name

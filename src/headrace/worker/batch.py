@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def make_batch(
     plan: StepPlan,
+    drafted: list[int] | None = None,
+    *,
     rows: Rows,
     tables: BlockTables,
     pool: PoolShape,
-    drafted: list[int] | None = None,
-    *,
     token_types: bool = False,
     draws: bool = False,
 ) -> StepBatch:
