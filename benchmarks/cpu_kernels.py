@@ -160,7 +160,7 @@ def whole_steps(team_threads: int, rounds: int) -> list[Result]:
     ):
         with torch.inference_mode():
             plan = _plan(worker, entries)
-            batch = make_batch(plan, rows=worker._rows, tables=worker._tables, pool=worker._pool)
+            batch = make_batch(plan, None, worker._rows, worker._tables, worker._pool)
             tokens = sum(count for _, count in entries)
             operations = 2.0 * (tokens * parameters + len(entries) * head)
             results.append(

@@ -62,7 +62,7 @@ def all_logits(worker: Worker, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         admit(worker, tokens)
         plan = StepPlan(1, rows=[0], starts=[0], counts=[len(tokens)], samples=[True])
-        batch = make_batch(plan, rows=worker._rows, tables=worker._tables, pool=worker._pool)
+        batch = make_batch(plan, None, worker._rows, worker._tables, worker._pool)
         hidden = worker._program.step(batch, want(hidden="every")).hidden
         logits = tensor(worker._program.head(hidden)).clone()
         worker._rows.release([0])

@@ -145,9 +145,7 @@ def run_step(
         )
     plan = StepPlan(0, [0, 1, 2], starts, counts, samples, admitted)
     cache = allocate_kv(pool, "cpu")
-    batch = make_batch(
-        plan, rows=rows, tables=tables, pool=pool, token_types=arch.encoder is not None
-    )
+    batch = make_batch(plan, None, rows, tables, pool, token_types=arch.encoder is not None)
     with torch.inference_mode():
         hidden, _ = model.forward(operators, batch, cache)
         if arch.encoder is not None and arch.encoder.labels:

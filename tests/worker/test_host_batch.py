@@ -45,7 +45,7 @@ class Bench:
 
     def check(self, plan: StepPlan) -> StepBatch:
         ours = self.batches.make(plan)
-        new = make_batch(plan, rows=self.rows, tables=self.tables, pool=POOL)
+        new = make_batch(plan, None, self.rows, self.tables, POOL)
         for name in ("tokens", "positions", "query_starts", "lengths", "sample_rows"):
             mine, other = host(getattr(ours, name)), getattr(new, name)
             assert mine.flags.c_contiguous, name

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 def make_batch(
     plan: StepPlan,
-    drafted: list[int] | None = None,
-    *,
+    drafted: list[int] | None,
     rows: Rows,
     tables: BlockTables,
     pool: PoolShape,
+    *,
     token_types: bool = False,
     draws: bool = False,
 ) -> StepBatch:

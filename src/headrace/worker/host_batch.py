@@ -98,12 +98,7 @@ class HostBatches:
         total = sum(plan.counts)
         if total > self._limits.tokens or count > self._limits.entries:
             return make_batch(
-                plan,
-                drafted,
-                rows=self._rows,
-                tables=self._tables,
-                pool=self._pool,
-                token_types=self._typed,
+                plan, drafted, self._rows, self._tables, self._pool, token_types=self._typed
             )
         if total == count and not self._typed and all(plan.samples):
             columns = self._rows.columns[plan.rows]
