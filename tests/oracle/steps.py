@@ -18,9 +18,10 @@ class Forwards:
         self._forward = forward
 
     def forward(
-        self, ops: Any, batch: StepBatch, cache: KvCache, adding: Any, *, every: bool
+        self, ops: Any, batch: StepBatch, cache: KvCache, adding: Any, *, every: bool, times: Any
     ) -> tuple[Any, Any]:
         assert adding is None
+        assert times is None
         return self._forward(ops, batch, cache)
 
 
