@@ -29,7 +29,7 @@ class SuffixAutomaton:
     """Texts, one after the other, and how often each token followed each context.
 
     A state's first edge lies in arrays, further ones in a dictionary of their own, which only
-    branching states have: some 0.3 KB a token of text.
+    branching states have. What a token takes is told in docs/speculation.md.
     """
 
     def __init__(self, depth: int = DEPTH, window: int = WINDOW) -> None:

@@ -22,7 +22,7 @@ class NGramDrafter:
     largest of its lengths that has one.
 
     Behind the end of the known text a proposal repeats itself, as a copy does that reads what it
-    writes (Ziv and Lempel 1977): after `a b a b` come `a b a b …`. It holds some 0.4 KB a token.
+    writes (Ziv and Lempel 1977): after `a b a b` come `a b a b …`.
     """
 
     name = "ngram"

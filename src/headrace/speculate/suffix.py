@@ -17,7 +17,7 @@ from .automaton import DEPTH, NONE, ROOT, Context, SuffixAutomaton
 from .drafter import NOTHING, Proposal
 
 BYTES = 8 << 20
-"""Memory of a tenant's past answers: some 30,000 tokens."""
+"""Memory of a tenant's past answers."""
 LEAST = 0.1
 """Frequency below which a path is not followed (the paper's threshold)."""
 SHORTEST = 2

@@ -123,9 +123,6 @@ class Verification:
                 proposed[entry] = bytes([round(255 * one) for one in alive])
         result.proposed = proposed
 
-    def __contains__(self, row: int) -> bool:
-        return row in self._rows
-
 
 def sampled_tokens(
     bounds: npt.NDArray[np.signedinteger[Any]],
