@@ -3,6 +3,7 @@ property tests run the same examples every time."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -41,6 +43,13 @@ def same_numbers() -> None:
         np.random.seed(0)
         if torch := sys.modules.get("torch"):
             torch.manual_seed(0)
+
+
+# httpx waits five seconds for each part of an answer where nothing else is said: less than a busy
+# machine may stand still. What a test bounds, it bounds itself.
+PATIENCE = inspect.signature(httpx.get).parameters["timeout"].default
+for part in ("connect", "read", "write", "pool"):
+    setattr(PATIENCE, part, 120.0)
 
 
 HERE = Path(__file__).parent

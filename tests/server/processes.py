@@ -24,7 +24,7 @@ from headrace.base.errors import HeadraceError
 from headrace.server.run import ServerProcess
 
 async def start():
-    return FakeEngine(delay={delay})
+    return FakeEngine({engine})
 
 options = ServerOptions({options})
 try:
@@ -40,22 +40,33 @@ class Running:
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
     url: str = ""
+    reader: Thread | None = None
 
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 30) -> int:
-        return self.process.wait(seconds)
+    def wait(self, seconds: float = 120) -> int:
+        """The exit status; `lines` has its last words by then."""
+        status = self.process.wait(seconds)
+        self._hear_out()
+        return status
+
+    def _hear_out(self) -> None:
+        """Until its output ends, or for a while where a child that stays holds it open."""
+        if self.reader is not None:
+            self.reader.join(5)
 
     def await_line(self, pattern: str, seconds: float = 120) -> re.Match[str]:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
+            ended = self.process.poll() is not None
+            if ended:
+                self._hear_out()
             for line in list(self.lines):
                 found = re.search(pattern, line)
                 if found:
                     return found
-            if self.process.poll() is not None:
-                time.sleep(0.2)
+            if ended:
                 raise AssertionError("the server ended:\n" + "\n".join(self.lines))
             time.sleep(0.02)
         raise AssertionError(f"no line {pattern!r} in\n" + "\n".join(self.lines))
@@ -72,8 +83,8 @@ def running(
     server = Running(process)
     assert process.stdout is not None
     stream = process.stdout
-    reader = Thread(target=_read, args=(stream, server.lines), daemon=True)
-    reader.start()
+    server.reader = Thread(target=_read, args=(stream, server.lines), daemon=True)
+    server.reader.start()
     try:
         if ready:
             server.url = server.await_line(r"ready: .* on (https?://\S+)").group(1)
@@ -97,8 +108,12 @@ def _read(stream: object, lines: list[str]) -> None:
         pass  # closed by the test
 
 
-def fake_server(*, delay: float = 0.0, options: str = "port=0") -> list[str]:
-    code = FAKE.format(here=str(HERE), delay=delay, options=options)
+def fake_server(
+    *, delay: float = 0.0, options: str = "port=0", gate: Path | None = None
+) -> list[str]:
+    """`gate`: the file that every answer waits for, once it has begun (`FakeEngine`)."""
+    engine = f"delay={delay}" if gate is None else f"delay={delay}, gate={str(gate)!r}"
+    code = FAKE.format(here=str(HERE), engine=engine, options=options)
     return [sys.executable, "-c", code]
 
 

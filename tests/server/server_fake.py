@@ -29,6 +29,7 @@ from headrace.obs.life import RequestLife
 from headrace.text import ChatTemplate
 
 VOCABULARY = 1000
+HELD_AFTER = 5
 ARCH = ModelArch(
     family="fake",
     vocab_size=VOCABULARY,
@@ -109,10 +110,19 @@ class FakeOperations:
 
 
 class FakeEngine:
-    """Streams `answer` one token per `delay` seconds, again and again up to max_tokens."""
+    """Streams `answer` one token per `delay` seconds, again and again up to max_tokens.
+
+    With a `gate` every answer waits after `HELD_AFTER` tokens until that file is there: a test that
+    looks at an answer in work, or ends it, finds it so however slow the test and however fast this.
+    """
 
     def __init__(
-        self, *, delay: float = 0.0, answer: str = "Hello, world. ", template: str = ""
+        self,
+        *,
+        delay: float = 0.0,
+        answer: str = "Hello, world. ",
+        template: str = "",
+        gate: str | Path | None = None,
     ) -> None:
         self.options = EngineOptions()
         self.files = ModelFiles(
@@ -137,6 +147,7 @@ class FakeEngine:
         self.operations = FakeOperations(self)
         self.delay = delay
         self.answer = answer
+        self.gate = gate
         self.once = False
         """Ends with the answer's end."""
         self.state = Health(ready=True, alive=True)
@@ -188,6 +199,8 @@ class FakeEngine:
         while place < sampling.max_tokens - 1:
             place += 1
             await asyncio.sleep(self.delay)
+            while self.gate is not None and place >= HELD_AFTER and not Path(self.gate).exists():
+                await asyncio.sleep(0.01)
             if place == self.dies_after:
                 self.dies_after = None
                 if not stream.repeatable:

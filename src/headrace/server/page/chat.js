@@ -75,7 +75,7 @@ class Answer {
     this.shown = null;
     this.foot = make("div", { class: "foot" });
     this.turn.append(this.foot);
-    this.drawing = false;
+    this.frame = 0; // The drawing that is asked for.
   }
 
   take(chunk) {
@@ -102,14 +102,11 @@ class Answer {
       }
       this.finish = choice.finish_reason ?? this.finish;
     }
-    if (!this.drawing) {
-      // At most one drawing per frame, however fast the tokens come.
-      this.drawing = true;
-      requestAnimationFrame(() => {
-        this.drawing = false;
-        this.draw();
-      });
-    }
+    // At most one drawing per frame, however fast the tokens come.
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
   }
 
   draw() {
@@ -176,7 +173,7 @@ class Answer {
       nodes.push(make("span", { class: valid ? "badge" : "badge no" }, valid ? "valid JSON" : "not complete JSON"));
     }
     if (this.finish === "length") nodes.push(make("span", {}, "cut at the token limit"));
-    // A frame that was asked for earlier draws the foot once more: the problem is kept for it.
+    // The next question and its answer draw this foot once more: the problem is kept for them.
     this.problem = problem ?? this.problem;
     if (this.problem) nodes.push(make("span", { class: this.problem === "stopped" ? "" : "failed" }, this.problem));
     // The row is there while another answer comes, unseen: nothing above that one may move.
@@ -219,6 +216,8 @@ class Answer {
     if (this.text || this.calls.length) history.push({ message: made, turn: this.turn, answer: this });
     if (this.view && !this.structured && !this.calls.length) this.shown = "tokens";
     kept();
+    // A drawing later than this one would take from the form of a call what was typed into it.
+    cancelAnimationFrame(this.frame);
     this.draw();
     this.drawFoot(problem);
     const spoken = problem ?? "Answer complete";
