@@ -202,7 +202,7 @@ HR_INLINE void pass_rows(const HrQuantised& activations, const HrPart& part, int
       return group_rows<Q, M, FIRST>(data, panels, blocks, x, ahead, sums, stride);     \
     return group_rows<Q, M < 6 ? 6 : M, kNext>(data, panels, blocks, x, ahead, sums, stride);
   switch (m) {
-    HR_CASE(1, kHardware) HR_CASE(2, kHardware) HR_CASE(3, f.low_bytes ? kOwn : kHardware)
+    HR_CASE(1, kHardware) HR_CASE(2, kHardware) HR_CASE(3, kOwn)
     HR_CASE(4, kOwn) HR_CASE(5, kOwn) HR_CASE(6, kOwn)
 #if HR_LEVEL >= 3
     HR_CASE(7, kOwn) HR_CASE(8, kOwn) HR_CASE(9, kOwn)
