@@ -23,6 +23,7 @@ from headrace.text.grammar import after_reasoning, from_schema
 from headrace.text.reasoning import THINK as MARKS
 from headrace.text.router import StreamRouter
 from headrace.worker.reasoning import ReasoningBudgets
+from headrace.worker.rows import Rows
 
 NEVER_ITSELF = {UNTHINK: -100.0, tiny_model.END: -100.0}
 """The model never closes its reasoning and never ends."""
@@ -184,7 +185,7 @@ def test_what_was_generated_before_a_preemption_counts() -> None:
     rule = ReasoningBudget(3, THINK, UNTHINK, inside=False)
 
     def spent(*generated: int) -> bool:
-        budgets = ReasoningBudgets()
+        budgets = ReasoningBudgets(Rows(5, 16, "cpu"))
         tokens = [1, 2, THINK, *generated]
         spec = RequestSpec(SamplingParams(), 0, reasoning=rule)
         budgets.admit(Admission(4, 0, tokens, 3, 0, spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.base.groups import layer_groups
 from headrace.base.request import Request, SequenceDelta
@@ -73,9 +73,11 @@ class Driver:
         sampling: SamplingParams | None = None,
         stop_ids: tuple[int, ...] = (),
         salt: str = "",
+        **wishes: Any,
     ) -> None:
+        """`wishes`: further fields of the spec. Its grammar must be compiled."""
         sampling = sampling or SamplingParams(temperature=0, max_tokens=64)
-        spec = RequestSpec(sampling, (sampling.seed or 0) % SEEDS, stop_ids)
+        spec = RequestSpec(sampling, (sampling.seed or 0) % SEEDS, stop_ids, **wishes)
         self.scheduler.add(Request(name, list(prompt), spec, cache_salt=salt))
 
     def step(self, change: Callable[[StepResult], StepResult] = lambda result: result) -> bool:

@@ -63,7 +63,7 @@ def masks(forbidden: dict[int, np.ndarray], on_host: bool) -> GrammarMasks:
         form = made._forms[row] = Form()
         bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
         bits[:VOCAB] = ~flags
-        made._note(form, np.packbits(bits, bitorder="little").view(np.int32))
+        form.masks = [made._made(np.packbits(bits, bitorder="little").view(np.int32))]
         form.coming = made._threads.submit(lambda: None)
     made._threads.shutdown()
     return made
@@ -80,7 +80,7 @@ def sampled(
     rows = Rows(ROWS, CONTEXT, "cpu", ("grammar",))
     listed: list[RowFeature] = [
         Logprobs(),
-        ReasoningBudgets(),
+        ReasoningBudgets(rows),
         MinTokens(),
         LogitBias(),
         Penalties(rows),

@@ -9,6 +9,9 @@ the engine books the result, plans and runs the forward pass (`GrammarMasks`).
 A form is for life: when its grammar is complete only the ids that end a sequence are left. After
 a preemption the matcher is made anew and led over what was generated. What goes wrong in a
 matcher ends its own sequence (`StepResult.failures`).
+
+Drafts have a mask for each position: the matcher walks over them and comes back. They are cut
+where the grammar would not follow, since no such token can be drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +48,7 @@ LIMITS: Mapping[str, int] = {"max_lexer_states": 50_000}
 two kilobytes, so a row stays below 100 MB."""
 
 
+DEAD_END = "no token of the model can continue"
 SHARED_FROM = 12
 """Rows from which the matchers of a step are shared among llguidance's threads. One takes about
 0.1 ms, so few of them are done before the threads are awake, above all on busy cores."""
@@ -153,21 +157,42 @@ class GrammarCompiler:
         return matcher
 
 
+class Mask(NamedTuple):
+    """Which token may stand at one position."""
+
+    allowed: npt.NDArray[np.int32]
+    """Bit i of the whole says whether token i may."""
+    bias: npt.NDArray[np.float32] | None
+    """[V]: 0 where allowed, else -inf; made where logits lie on the host."""
+
+
 class Form:
     """What one row is held to."""
 
-    __slots__ = ("allowed", "bias", "coming", "fault", "matcher")
+    __slots__ = ("coming", "fault", "masks", "matcher")
 
     def __init__(self) -> None:
         self.matcher: Any = None
-        self.allowed: npt.NDArray[np.int32] | None = None
-        """Bit i of the whole says whether token i may come next."""
-        self.bias: npt.NDArray[np.float32] | None = None
-        """[V]: 0 where allowed, else -inf; made where logits lie on the host."""
+        self.masks: list[Mask] = []
+        """Of the next token, then of the tokens behind each draft that was announced, as far as
+        the grammar goes on there."""
         self.fault: str | None = None
         """Why the sequence has to end; the row is not masked any more."""
         self.coming: Future[None] | None = None
-        """The job that computes the mask."""
+        """The job that computes the masks."""
+
+    def wait(self) -> None:
+        """Wait until its matcher and its masks are at rest."""
+        assert self.coming is not None
+        self.coming.result()
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that must come next, as `speculate.Forcing` has it."""
+        self.wait()
+        if self.fault is not None or self.matcher.is_stopped():
+            return ()
+        tokens: list[int] = self.matcher.compute_ff_tokens()
+        return tokens
 
 
 class GrammarMasks(RowFeature):
@@ -198,27 +223,52 @@ class GrammarMasks(RowFeature):
         for row in rows:
             self._forms.pop(row, None)
 
+    def form(self, row: int) -> Form | None:
+        """What a row is held to, if it is."""
+        return self._forms.get(row)
+
+    def announce(self, row: int, drafts: Sequence[int]) -> int:
+        """Begin to compute the masks behind drafts of a row whose tokens were all taken. → how many
+        of them the grammar lets stand; one behind those can never be drawn."""
+        form = self._forms[row]
+        form.wait()
+        if form.fault is not None or not drafts or form.matcher.is_stopped():
+            return 0
+        count = 0
+
+        def work() -> None:
+            nonlocal count
+            count = form.matcher.validate_tokens(list(drafts))
+
+        _guarded([form], work)
+        if count:
+            form.coming = self._threads.submit(self._walk, form, list(drafts[:count]))
+        return count
+
     def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
-        """Set what may not come next to -inf."""
-        indices, forms = [], []
+        """Set what may not come next to -inf. A row that drafts stands here once for each of its
+        positions, in their order."""
+        indices: list[int] = []
+        masks: list[Mask] = []
+        last, depth = -1, 0
         for place, row in enumerate(rows.tolist()):
+            last, depth = row, depth + 1 if row == last else 0
             form = self._forms.get(row)
             if form is not None:
-                assert form.coming is not None
-                form.coming.result()
-                if form.fault is None:
+                form.wait()
+                if form.fault is None and depth < len(form.masks):
                     indices.append(place)
-                    forms.append(form)
+                    masks.append(form.masks[depth])
         if self._on_host:
             # In numpy also where they are a tensor: torch would share each row among threads, which
             # the kernels' team keeps busy. A sum: setting by a mask mispredicts its branches (30
             # against 1,600 µs).
             host = np.asarray(logits)
-            for place, form in zip(indices, forms, strict=True):
-                assert form.bias is not None
-                host[place] += form.bias
-        elif forms:
-            words = like(np.stack([_words(form) for form in forms]), logits)
+            for place, mask in zip(indices, masks, strict=True):
+                assert mask.bias is not None
+                host[place] += mask.bias
+        elif masks:
+            words = like(np.stack([mask.allowed for mask in masks]), logits)
             index = like(np.array(indices), logits)
             banned = expand(words)[:, : logits.shape[1]]
             logits[index] = logits[index].masked_fill_(banned, float("-inf"))
@@ -227,18 +277,21 @@ class GrammarMasks(RowFeature):
         """Begin to compute what may come next. Tokens are waited for: the next step's masks follow
         from them."""
         faults: dict[int, str] = {}
-        moving: list[tuple[Form, int]] = []
+        moving: dict[int, tuple[Form, list[int]]] = {}
         for place, (row, token) in enumerate(zip(rows.tolist(), arrived(), strict=True)):
             form = self._forms.get(row)
             if form is None:
                 continue
+            _, tokens = moving.get(row, (form, []))
+            if len(tokens) >= len(form.masks):
+                form.fault = form.fault or DEAD_END
             if form.fault is not None:
                 faults[place] = f"the grammar cannot be kept: {form.fault}"
             else:
-                moving.append((form, token))
+                moving[row] = form, [*tokens, token]
         if moving:
-            coming = self._threads.submit(self._move, moving)
-            for form, _ in moving:
+            coming = self._threads.submit(self._move, list(moving.values()))
+            for form, _ in moving.values():
                 form.coming = coming
         return faults
 
@@ -256,19 +309,40 @@ class GrammarMasks(RowFeature):
 
         _guarded([form], work)
 
-    def _move(self, moving: list[tuple[Form, int]]) -> None:
+    def _move(self, moving: list[tuple[Form, list[int]]]) -> None:
         forms = [form for form, _ in moving]
 
         def work() -> None:
             if len(moving) < SHARED_FROM:
-                for form, token in moving:
-                    form.matcher.consume_token(token)
+                for form, tokens in moving:
+                    form.matcher.consume_tokens(tokens)
             else:
-                pairs = [(form.matcher, token) for form, token in moving]
+                for form, tokens in moving:
+                    if len(tokens) > 1:
+                        form.matcher.consume_tokens(tokens[:-1])
+                pairs = [(form.matcher, tokens[-1]) for form, tokens in moving]
                 self._parallel().consume_token_par(pairs)
             self._mask(forms)
 
         _guarded(forms, work)
+
+    def _walk(self, form: Form, drafts: list[int]) -> None:
+        words = np.empty((len(drafts), self._compiler.words), np.int32)
+        address, width = words.ctypes.data, words.shape[1] * words.itemsize
+
+        def work() -> None:
+            matcher = form.matcher
+            for place, token in enumerate(drafts):
+                matcher.consume_token(token)
+                matcher.unsafe_compute_mask_ptr(address + place * width, width)
+            matcher.rollback(len(drafts))
+            check(matcher)
+            for allowed in words:
+                if not allowed.any():
+                    return  # Nobody may ever draw the draft before it.
+                form.masks.append(self._made(allowed))
+
+        _guarded([form], work)
 
     def _mask(self, forms: list[Form]) -> None:
         words = np.empty((len(forms), self._compiler.words), np.int32)
@@ -282,18 +356,18 @@ class GrammarMasks(RowFeature):
         for form, allowed in zip(forms, words, strict=True):
             try:
                 check(form.matcher)
-                self._note(form, allowed)
+                form.masks = [self._made(allowed)]
             except GrammarFault as fault:
                 form.fault = str(fault)
 
-    def _note(self, form: Form, allowed: npt.NDArray[np.int32]) -> None:
+    def _made(self, allowed: npt.NDArray[np.int32]) -> Mask:
         flags = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: self._vocabulary]
         if not flags.any():
-            raise GrammarFault("no token of the model can continue")
-        form.allowed = allowed
-        if self._on_host:
-            # 1 → 0 → the bits of 0.0; 0 → -1, all bits → those of -inf.
-            form.bias = ((flags.astype(np.int32) - 1) & _MINUS_INFINITY).view(np.float32)
+            raise GrammarFault(DEAD_END)
+        if not self._on_host:
+            return Mask(allowed, None)
+        # 1 → 0 → the bits of 0.0; 0 → -1, all bits → those of -inf.
+        return Mask(allowed, ((flags.astype(np.int32) - 1) & _MINUS_INFINITY).view(np.float32))
 
     def _parallel(self) -> Any:
         if self._executor is None:
@@ -330,8 +404,3 @@ def expand(words: torch.Tensor) -> torch.Tensor:
 
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words.unsqueeze(-1) >> shifts) & 1).eq(0).flatten(1)
-
-
-def _words(form: Form) -> npt.NDArray[np.int32]:
-    assert form.allowed is not None
-    return form.allowed

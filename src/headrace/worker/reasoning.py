@@ -3,14 +3,15 @@
 A row's reasoning begins with its prompt, where that ends inside it, or with the first opening mark
 that it generates; it ends with the closing mark, once and for all. When the budget is spent the
 next token is the closing mark, whatever the model would say: all others are masked, after a
-grammar (which allows the mark, see `text.grammar.after_reasoning`) and for greedy and drawn rows
-alike. Log-probabilities are of the raw distribution, so they show what the model thought of it.
+grammar (which allows the mark wherever no character is half written, see
+`text.grammar.after_reasoning`) and for greedy and drawn rows alike. Log-probabilities are of the
+raw distribution, so they show what the model thought of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ..kernels.arrays import Array
 from ..kernels.program import LOGITS, Want
 from .arrays import like
 from .features import NOTHING, Arrived, Indices, RowWish
+from .rows import Rows
 
 
 @dataclass(slots=True)
@@ -47,6 +49,10 @@ class _Row:
 class ReasoningBudgets(RowWish[_Row]):
     """The rows that have a budget, until they are done with reasoning."""
 
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self._table = rows
+
     def wish(self, admission: Admission) -> _Row | None:
         """The row's budget; after a preemption too, where what was generated before counts."""
         rule = admission.spec.reasoning
@@ -60,16 +66,25 @@ class ReasoningBudgets(RowWish[_Row]):
         return NOTHING if self._rows.keys().isdisjoint(plan.rows) else LOGITS
 
     def mask(self, logits: Array, rows: Indices, places: Indices) -> None:
-        """Leave nothing but the closing mark to rows whose budget is spent."""
-        spent = [
-            (place, found.rule.close)
-            for place, row in enumerate(rows.tolist())
-            if (found := self._rows.get(row)) is not None and found.spent
-        ]
+        """Leave nothing but the closing mark, where it may come, to rows whose budget is spent. A
+        row that drafts stands here once for each position; its drafts count as said."""
+        spent: list[tuple[int, int]] = []
+        last, found = -1, None
+        for index, (row, place) in enumerate(zip(rows.tolist(), places.tolist(), strict=True)):
+            if row != last:
+                last, found = row, self._rows.get(row)
+            elif found is not None:
+                found = replace(found)
+                if not found.take(int(self._table.host_tokens[row, place - 1])):
+                    found = None
+            if found is not None and found.spent:
+                spent.append((index, found.rule.close))
         if spent:
-            index = like(np.array(spent), logits)
-            logits[index[:, 0]] = float("-inf")
-            logits[index[:, 0], index[:, 1]] = 0.0
+            only = like(np.array(spent), logits)
+            # Amid a character a grammar does not allow the mark: it waits for the character's end.
+            only = only[logits[only[:, 0], only[:, 1]] > float("-inf")]
+            logits[only[:, 0]] = float("-inf")
+            logits[only[:, 0], only[:, 1]] = 0.0
 
     def advance(self, rows: Indices, arrived: Arrived) -> Mapping[int, str]:
         if self._rows:

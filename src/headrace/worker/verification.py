@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ..base.step import Admission, StepPlan, StepResult
 from ..speculate import NOTHING, Drafts, Proposal, Speculation
+from .grammar import GrammarMasks
 from .rows import Rows
 
 
@@ -31,6 +32,8 @@ class _Row:
     """Ids that end the sequence: no draft goes on behind one."""
     known: int
     """Tokens of the sequence that are known."""
+    held: bool
+    """To a grammar, which has masks for no drafts but those that were announced to it."""
     ready: Proposal = NOTHING
     """For the next step."""
 
@@ -38,22 +41,26 @@ class _Row:
 class Verification:
     """The rows that draft. Tokens lie in the host's memory. Calls come from the worker's thread."""
 
-    def __init__(self, rows: Rows, speculation: Speculation, most: int) -> None:
-        """`most`: drafts of one row and step."""
+    def __init__(
+        self, rows: Rows, speculation: Speculation, most: int, masks: GrammarMasks | None
+    ) -> None:
+        """`most`: drafts of one row and step. `masks`: of rows with a grammar, which were admitted
+        there before."""
         self._table, self._speculation, self._most = rows, speculation, most
+        self._masks = masks
         self._rows: dict[int, _Row] = {}
 
     def admit(self, admission: Admission) -> None:
-        """Begin to draft for a row, unless what it asks changes from token to token in a way that
-        only tokens which are there can tell: a grammar, a reasoning budget."""
-        spec = admission.spec
-        if not spec.generates or spec.grammar is not None or spec.reasoning is not None:
+        """Begin to draft for a row that is to get tokens."""
+        spec, row = admission.spec, admission.row
+        if not spec.generates:
             return
         known = len(admission.tokens)
+        form = None if self._masks is None else self._masks.form(row)
         # What was said before a preemption was remembered then.
-        drafts = self._speculation.begin(admission.tenant, prompt=known)
+        drafts = self._speculation.begin(admission.tenant, prompt=known, grammar=form)
         drafts.extend(admission.tokens)
-        self._rows[admission.row] = _Row(drafts, frozenset(spec.stop_ids), known)
+        self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, form is not None)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -110,12 +117,20 @@ class Verification:
         proposed: list[bytes] | None = None
         for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
             found = self._rows.get(row)
-            if found is None or not new:
+            if found is None:
+                continue
+            if entry in result.failures:
+                # It has ended, but a step may have been planned for it before that was known.
+                found.known, found.ready = int(self._table.computed[row]) + 1, NOTHING
+            if not new:
                 continue
             found.known += len(new)
             drafts = found.drafts
             drafts.extend(new)
             found.ready = _before_end(drafts.propose(self._most), found.ends)
+            if found.held:
+                assert self._masks is not None
+                found.ready = _cut(found.ready, self._masks.announce(row, found.ready.tokens))
             if proposed is None:
                 proposed = [b""] * len(plan.rows)
             if found.ready:
@@ -144,5 +159,12 @@ def _before_end(proposal: Proposal, ends: frozenset[int]) -> Proposal:
     """The proposal up to the first id that ends its sequence."""
     for place, token in enumerate(proposal.tokens):
         if token in ends:
-            return replace(proposal, tokens=proposal.tokens[:place])
+            return _cut(proposal, place)
     return proposal
+
+
+def _cut(proposal: Proposal, length: int) -> Proposal:
+    """Its first `length` tokens."""
+    if length == len(proposal):
+        return proposal
+    return replace(proposal, tokens=proposal.tokens[:length])

@@ -264,13 +264,14 @@ class Worker:
             if program.lowered:
                 # What torch still does in a step is small, and to wake its threads costs more.
                 _set_torch_threads(1)
+            features = Features(self._listed(program), options.rows)
             self._steps = Steps(
                 program=program,
                 drawing=self._operators.drawing,
                 rows=self._rows,
                 tables=self._tables,
                 cache=self._cache,
-                features=Features(self._listed(program), options.rows),
+                features=features,
                 batch=self._batch,
                 stopwatch=Stopwatch() if device == "cuda" else None,
                 check=check_plans(),
@@ -283,7 +284,7 @@ class Worker:
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:
             return None
-        return Verification(self._rows, self._speculation, self.options.drafts)
+        return Verification(self._rows, self._speculation, self.options.drafts, self._masks)
 
     def _listed(self, program: Program) -> list[RowFeature]:
         """What rows may ask for, in the order of `features`, for a table without a held row."""
@@ -295,7 +296,7 @@ class Worker:
             self._masks = GrammarMasks(self._grammars, self.arch.vocab_size, on_host=on_host)
             listed.append(self._masks)
         listed += [
-            ReasoningBudgets(),
+            ReasoningBudgets(self._rows),
             AllowedTokens(),
             BadWords(self._rows),
             MinTokens(),

@@ -1,0 +1,187 @@
+"""Drafts change no bit of an answer that is held to a grammar, a reasoning budget or both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import tiny_model
+from tiny_model import THINK, UNTHINK
+
+from headrace.base.sampling import SamplingParams
+from headrace.base.spec import ReasoningBudget
+from headrace.engine.grammar import tokenizer_for_grammars
+from headrace.loader.open import open_model
+from headrace.speculate import DEFAULT, Drafter, Proposal, Speculation
+from headrace.text.grammar import after_reasoning, from_regex, from_schema
+from headrace.text.reasoning import THINK as MARKS
+from headrace.worker import Worker, WorkerOptions
+from oracle.driving import Answer, Driver
+
+DRAFTS = 4
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "river": {"enum": ["Rhine", "Rhone"]},
+        "depth": {"type": "integer", "minimum": 0, "maximum": 99},
+        "note": {"type": "string", "maxLength": 9},
+    },
+    "required": ["river", "depth", "note"],
+    "additionalProperties": False,
+}
+JSON = from_schema(SCHEMA, "schema")
+LINES = from_regex("([a-f]{2,5}[0-9];){2,4}", "regex")
+THOUGHTS = after_reasoning(
+    JSON, MARKS, opened=True, special={"<think>": THINK, "</think>": UNTHINK}
+)
+OPEN = ReasoningBudget(6, THINK, UNTHINK, inside=True)
+LATER = ReasoningBudget(2, THINK, UNTHINK, inside=False)
+WISHES: dict[str, dict[str, Any]] = {
+    "json": {"grammar": JSON},
+    "lines": {"grammar": LINES},
+    "thoughts": {"grammar": THOUGHTS, "reasoning": OPEN},
+    "budget": {"reasoning": OPEN},
+    "later": {"reasoning": LATER},
+    "free": {},
+}
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=60),
+    "hot": SamplingParams(temperature=1.2, seed=3, max_tokens=60, n=2, logprobs=2),
+    "scored": SamplingParams(
+        temperature=0.8, seed=5, max_tokens=60, frequency_penalty=0.4, logit_bias={THINK: 6.0}
+    ),
+}
+
+
+def prompt_of(place: int) -> list[int]:
+    return [97 + (place * i * i + i) % 26 for i in range(5 + 3 * place)]
+
+
+class Told:
+    """Knows how the texts go on; every third time the second token of what it says is wrong."""
+
+    name = "told"
+    texts: list[list[int]]
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._asked = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+
+    def propose(self, most: int) -> Proposal:
+        known = len(self._tokens)
+        self._asked += 1
+        text = next((one for one in self.texts if one[:known] == self._tokens), [])
+        coming = text[known : known + most]
+        if self._asked % 3 == 0 and len(coming) > 1:
+            coming[1] = (coming[1] + 1) % tiny_model.VOCAB
+        return Proposal(coming, 9, self.name)
+
+
+@pytest.fixture(scope="module", params=["ref", "cpu"])
+def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Makes workers of one model: with drafters by their names or made by the test, or without."""
+    folder: Path = tiny_model.write(tmp_path_factory.mktemp("models") / "held")
+    files = open_model(str(folder))
+    tokenizer = tokenizer_for_grammars(files)
+
+    def make(names: Sequence[str] = (), *, makers: list[Callable[[], Drafter]] | None = None):
+        options = WorkerOptions(
+            kernels=request.param,
+            dtype="float32",
+            threads=1,
+            rows=6,
+            step_tokens=40,
+            max_context=192,
+            drafts=DRAFTS if names or makers else 0,
+        )
+        speculation = Speculation(makers, names=names)
+        worker = Worker(files, options, grammar_tokenizer=tokenizer, speculation=speculation)
+        for grammar in (JSON, LINES, THOUGHTS):
+            while not worker.prepare_grammar(grammar):
+                time.sleep(0.01)
+        return worker
+
+    return make
+
+
+def answers(
+    worker: Worker, *, blocks: int = 80, depth: Literal[1, 2] = 1
+) -> tuple[dict[tuple[str, int], Answer], Driver]:
+    driver = Driver(
+        worker, blocks=blocks, step_tokens=40, drafts=worker.options.drafts, depth=depth
+    )
+    for place, (name, wish) in enumerate(WISHES.items()):
+        for kind, sampling in SAMPLINGS.items():
+            driver.add(f"{name} {kind}", prompt_of(place), sampling, (tiny_model.END,), **wish)
+            driver.step()
+    return driver.run(), driver
+
+
+@pytest.fixture(scope="module")
+def plain(workers) -> dict[tuple[str, int], Answer]:
+    return answers(workers())[0]
+
+
+def same(found: dict[tuple[str, int], Answer], wanted: dict[tuple[str, int], Answer]) -> None:
+    assert found.keys() == wanted.keys()
+    for key, answer in wanted.items():
+        assert replace(found[key], preemptions=0, cached=0) == replace(
+            answer, preemptions=0, cached=0
+        ), (key, found[key].error)
+
+
+def test_no_budget_cuts_a_character(plain) -> None:
+    """A grammar lets no mark stand amid a character, so the budget waits for its last byte."""
+    assert not any(answer.error for answer in plain.values())
+    for (name, _), answer in plain.items():
+        if name.startswith("thoughts") and answer.finish == "stop":
+            thoughts = answer.tokens[: answer.tokens.index(UNTHINK)]
+            assert OPEN.tokens <= len(thoughts) <= OPEN.tokens + 3
+            bytes(token for token in thoughts if token < 256).decode()
+
+
+def told(plain: dict[tuple[str, int], Answer]) -> type[Told]:
+    texts = [
+        prompt_of(list(WISHES).index(name.split()[0])) + answer.tokens
+        for (name, _), answer in plain.items()
+    ]
+    return type("ToldAll", (Told,), {"texts": texts})
+
+
+@pytest.mark.parametrize(("blocks", "depth"), [(80, 1), (26, 2)])
+def test_one_who_knows_changes_no_answer(workers, plain, blocks: int, depth: Literal[1, 2]) -> None:
+    found, driver = answers(workers(makers=[told(plain)]), blocks=blocks, depth=depth)
+    same(found, plain)
+    assert sum(max(plan.counts, default=0) > 1 for plan in driver.plans) > len(WISHES)
+    if blocks == 26:
+        assert any(answer.preemptions for answer in found.values())
+
+
+@pytest.mark.parametrize("names", [DEFAULT, ("forced",), ("ngram",)], ids=" ".join)
+def test_the_houses_own_change_no_answer(workers, plain, names: Sequence[str]) -> None:
+    same(answers(workers(names))[0], plain)
+
+
+def test_forced_tokens_are_never_refused(workers) -> None:
+    """Keys and frames of JSON come several a step."""
+    driver = Driver(workers(("forced",)), drafts=DRAFTS)
+    driver.add("a", prompt_of(1), SAMPLINGS["greedy"], (tiny_model.END,), grammar=JSON)
+    results: list[list[int]] = []
+
+    def keep(result: Any) -> Any:
+        results.append(result.tokens[0])
+        return result
+
+    while driver.scheduler.has_work:
+        assert driver.step(keep)
+    tried = [plan.counts[0] for plan in driver.plans[1:]]
+    assert max(tried) == 1 + DRAFTS
+    assert [len(tokens) for tokens in results[1:]] == tried
+    assert not driver.answers["a", 0].error
