@@ -185,3 +185,14 @@ def test_forced_tokens_are_never_refused(workers) -> None:
     assert max(tried) == 1 + DRAFTS
     assert [len(tokens) for tokens in results[1:]] == tried
     assert not driver.answers["a", 0].error
+
+
+def test_an_expected_answer_comes_in_fewer_steps(workers) -> None:
+    """Right up to its middle, then with a token too many."""
+    sampling = SamplingParams(temperature=0.9, seed=2, max_tokens=50, ignore_eos=True)
+    plain = Driver(workers()).ask(prompt_of(3), sampling)
+    expected = (*plain.tokens[:25], 7, *plain.tokens[25:])
+    driver = Driver(workers(("prediction",)), drafts=DRAFTS)
+    driver.add("a", prompt_of(3), sampling, expected=expected)
+    assert driver.run()["a", 0].tokens == plain.tokens
+    assert len(driver.plans) < 25

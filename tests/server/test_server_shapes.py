@@ -47,6 +47,52 @@ async def test_chat(client: httpx.AsyncClient) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("content", "accepted", "rejected"),
+    [
+        ("Hell", 4, 0),
+        ("Help!", 3, 1),  # Of five tokens the limit of four lets four be expected.
+        ([{"type": "text", "text": "He"}, {"type": "text", "text": "ll"}], 4, 0),
+        ("12345", 0, 4),
+    ],
+    ids=str,
+)
+async def test_chat_counts_what_was_expected(
+    client: httpx.AsyncClient, content: Any, accepted: int, rejected: int
+) -> None:
+    """Of a prediction is told what the answer kept, whether anybody drafted from it or not."""
+    body = HELLO | {"n": 2, "prediction": {"type": "content", "content": content}}
+    wanted = {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 2 * accepted,
+        "rejected_prediction_tokens": 2 * rejected,
+    }
+    reply = (await client.post(CHAT, json=body)).json()
+    assert reply["usage"]["completion_tokens_details"] == wanted
+    assert {choice["message"]["content"] for choice in reply["choices"]} == {"Hell"}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    usage = events(await client.post(CHAT, json=body | options))[-1]["usage"]
+    assert usage["completion_tokens_details"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("prediction", "where"),
+    [
+        ("Hell", "prediction"),
+        ({"type": "text", "content": "Hell"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": 4}, "prediction.content"),
+    ],
+    ids=str,
+)
+async def test_a_prediction_that_is_none(
+    client: httpx.AsyncClient, prediction: Any, where: str
+) -> None:
+    reply = await client.post(CHAT, json=HELLO | {"prediction": prediction})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith(where)
+
+
 async def test_chat_logprobs_have_bytes(client: httpx.AsyncClient) -> None:
     body = HELLO | {"logprobs": True, "top_logprobs": 2, "max_tokens": 1}
     content = (await client.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]

@@ -63,6 +63,8 @@ class RequestSpec:
     """`sampling.thinking_token_budget` with the marks of this model."""
     second_at: int = 0
     """Where the second text of a pair begins in the prompt (token type 1); 0: there is none."""
+    expected: tuple[int, ...] = ()
+    """An answer that the client expects: a hint for drafts, which changes no answer."""
     inputs: tuple[InputSpan, ...] = ()
     """What of the prompt stands for something else than text, in the order of their places."""
 

@@ -6,7 +6,7 @@ more than this protocol. Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
@@ -38,6 +38,7 @@ class RequestOptions(TypedDict, total=False):
     adapter: str | None
     grammar: str | None
     keep_ids: Collection[int]
+    expected: Sequence[int]
     task: Task
     second_at: int
 

@@ -66,10 +66,12 @@ class InputProcessor:
         task: Task = "tokens",
         second_at: int = 0,
         keep_ids: Collection[int] = (),
+        expected: Sequence[int] = (),
     ) -> Request:
         """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
         match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
-        in the text though special tokens are skipped. `task` other than "tokens": nothing is
+        in the text though special tokens are skipped. `expected`: the answer that the client
+        expects, a hint for drafts. `task` other than "tokens": nothing is
         sampled; with `second_at` the prompt is a pair of texts, of which the second begins there.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
@@ -142,6 +144,7 @@ class InputProcessor:
                 grammar=grammar,
                 bad_words=self._bad_words(sampling.bad_words),
                 reasoning=self._reasoning(sampling, ids),
+                expected=tuple(expected),
             ),
             priority=_integer("priority", priority),
             cache_salt=cache_salt,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import Overloaded
 from ..base.request import OutputDelta
+from ..speculate import PredictedDrafter
 
 if TYPE_CHECKING:
     from ..engine.face import OutputStream
@@ -22,15 +23,27 @@ class Aborted(Overloaded):
 class Usage:
     """Tokens of one HTTP request, over all its prompts and choices."""
 
-    __slots__ = ("_prompts", "completion", "reasoning")
+    __slots__ = ("_expected", "_followed", "_prompts", "completion", "reasoning")
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self.completion = 0
         self.reasoning = 0
+        self._expected: list[int] = []
+        self._followed: dict[int, PredictedDrafter] = {}
+        """By choice, what it kept of an expected answer."""
+
+    def expect(self, answer: list[int]) -> None:
+        """Count from now on what each choice keeps of an answer that the client expects. What was
+        drafted has no part in the count: it is the same with speculation and without."""
+        self._expected = answer
 
     def count(self, prompt: int, delta: OutputDelta) -> None:
         self.completion += len(delta.token_ids) - (delta.void or 0)
+        if self._expected:
+            if delta.void is not None or delta.index not in self._followed:
+                self._followed[delta.index] = PredictedDrafter(self._expected)
+            self._followed[delta.index].extend(delta.token_ids)
         if delta.prompt_tokens:
             self._prompts[prompt] = (delta.prompt_tokens, delta.cached_tokens)
 
@@ -48,12 +61,18 @@ class Usage:
 
     def as_openai(self) -> dict[str, Any]:
         prompt, completion = self.prompt, self.completion
+        details = {"reasoning_tokens": self.reasoning}
+        if self._expected:
+            most = len(self._expected)
+            kept = [min(one.kept, most) for one in self._followed.values()]
+            details["accepted_prediction_tokens"] = sum(kept)
+            details["rejected_prediction_tokens"] = most * len(kept) - sum(kept)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+            "completion_tokens_details": details,
         }
 
 

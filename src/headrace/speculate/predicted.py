@@ -34,6 +34,8 @@ class PredictedDrafter:
         for end in range(RUN, len(expected) + 1):
             run = tuple(self._expected[end - RUN : end])
             self._runs.setdefault(run, []).append(end)
+        self.kept = 0
+        """Tokens of the answer that the text has where the answer was, or behind an equal run."""
         self._last: tuple[int, ...] = ()
         self._at = 0
         """The place in the expected text behind what was said."""
@@ -56,14 +58,17 @@ class PredictedDrafter:
         self._last = (*self._last, token)[-RUN:]
         if not self._lost and at < len(expected) and expected[at] == token:
             self._at, self._matched = at + 1, min(self._matched + 1, REACH)
+            self.kept += 1
             return
         places = self._runs.get(self._last)
         if places:
             # The nearest ahead; behind the last one of them, the nearest there is.
             self._at = next((place for place in places if place >= at), places[-1])
             self._matched, self._lost = RUN, False
+            self.kept += 1
         elif token in expected[at : at + NEAR]:
             self._at = expected.index(token, at) + 1
             self._matched, self._lost = 1, False
+            self.kept += 1
         else:
             self._matched, self._lost = 0, True

@@ -58,7 +58,9 @@ class Verification:
         known = len(admission.tokens)
         form = None if self._masks is None else self._masks.form(row)
         # What was said before a preemption was remembered then.
-        drafts = self._speculation.begin(admission.tenant, prompt=known, grammar=form)
+        drafts = self._speculation.begin(
+            admission.tenant, prompt=known, expected=spec.expected, grammar=form
+        )
         drafts.extend(admission.tokens)
         self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, form is not None)
 

@@ -111,6 +111,19 @@ class AllowedChoice(Loose):
     allowed_tools: AllowedTools
 
 
+class Prediction(Loose):
+    """What the client expects to read: a file as it was before an edit."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text or "" for part in self.content)
+
+
 class ChatBody(FormFields):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: Integer | None = Field(
@@ -155,7 +168,9 @@ class ChatBody(FormFields):
     separate_reasoning: Any = unsupported(True)
     audio: Any = unsupported()
     modalities: Any = unsupported(["text"])
-    prediction: Any = inert("a hint for speed: the answer is the same")
+    prediction: Prediction | None = Field(
+        None, description="An answer that is expected; where it comes, it comes sooner."
+    )
     web_search_options: Any = unsupported()
     functions: list[FunctionSpec] | None = Field(
         None, max_length=MAX_TOOLS, description="Older form of tools; answered in the older form."

@@ -44,6 +44,8 @@ class PromptTokensDetails(TypedDict):
 
 class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 class UsageReply(TypedDict):
