@@ -56,7 +56,7 @@ LINES = {
     "server": 14_100,
     "speculate": 900,
     "text": 5_100,
-    "worker": 3_500,
+    "worker": 3_560,
 }
 """Lines of Python in each package."""
 TOTAL = 75_400

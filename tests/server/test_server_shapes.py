@@ -60,7 +60,7 @@ async def test_chat(client: httpx.AsyncClient) -> None:
 async def test_chat_counts_what_was_expected(
     client: httpx.AsyncClient, content: Any, accepted: int, rejected: int
 ) -> None:
-    """Of a prediction is told what the answer kept, whether anybody drafted from it or not."""
+    """Usage says what the answer kept of a prediction, whether anybody drafted from it or not."""
     body = HELLO | {"n": 2, "prediction": {"type": "content", "content": content}}
     wanted = {
         "reasoning_tokens": 0,

@@ -23,26 +23,22 @@ class Aborted(Overloaded):
 class Usage:
     """Tokens of one HTTP request, over all its prompts and choices."""
 
-    __slots__ = ("_expected", "_followed", "_prompts", "completion", "reasoning")
+    __slots__ = ("_followed", "_prompts", "completion", "expected", "reasoning")
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self.completion = 0
         self.reasoning = 0
-        self._expected: list[int] = []
+        self.expected: list[int] = []
+        """An answer that the client expects; what each choice keeps of it is counted on the answer
+        itself, so speculation has no part in the number."""
         self._followed: dict[int, PredictedDrafter] = {}
-        """By choice, what it kept of an expected answer."""
-
-    def expect(self, answer: list[int]) -> None:
-        """Count from now on what each choice keeps of an answer that the client expects. What was
-        drafted has no part in the count: it is the same with speculation and without."""
-        self._expected = answer
 
     def count(self, prompt: int, delta: OutputDelta) -> None:
         self.completion += len(delta.token_ids) - (delta.void or 0)
-        if self._expected:
+        if self.expected:
             if delta.void is not None or delta.index not in self._followed:
-                self._followed[delta.index] = PredictedDrafter(self._expected)
+                self._followed[delta.index] = PredictedDrafter(self.expected)
             self._followed[delta.index].extend(delta.token_ids)
         if delta.prompt_tokens:
             self._prompts[prompt] = (delta.prompt_tokens, delta.cached_tokens)
@@ -62,11 +58,11 @@ class Usage:
     def as_openai(self) -> dict[str, Any]:
         prompt, completion = self.prompt, self.completion
         details = {"reasoning_tokens": self.reasoning}
-        if self._expected:
-            most = len(self._expected)
-            kept = [min(one.kept, most) for one in self._followed.values()]
-            details["accepted_prediction_tokens"] = sum(kept)
-            details["rejected_prediction_tokens"] = most * len(kept) - sum(kept)
+        if self.expected:
+            most, choices = len(self.expected), self._followed.values()
+            kept = sum(min(one.kept, most) for one in choices)
+            details["accepted_prediction_tokens"] = kept
+            details["rejected_prediction_tokens"] = most * len(choices) - kept
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

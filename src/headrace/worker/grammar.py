@@ -174,8 +174,8 @@ class Form:
     def __init__(self) -> None:
         self.matcher: Any = None
         self.masks: list[Mask] = []
-        """Of the next token, then of the tokens behind each draft that was announced, as far as
-        the grammar goes on there."""
+        """The next token's, then those behind each draft that was announced, as far as the grammar
+        goes on there."""
         self.fault: str | None = None
         """Why the sequence has to end; the row is not masked any more."""
         self.coming: Future[None] | None = None

@@ -1,4 +1,4 @@
-"""What a chat request demands of its answer's form: tools and formats, as one grammar."""
+"""What a chat request says of its answer: tools and formats, as one grammar, and a prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ....text.tools import Tool, ToolChoice, read_choice, read_tools
 from .schema import AllowedChoice, ChatBody, NamedTool
 
 if TYPE_CHECKING:
+    from ...service import Service
     from ...speech import Speech
+
+CHARACTERS = 16
+"""Characters a token that are read of an expected answer: few texts have longer tokens."""
 
 
 def tools_of(body: ChatBody) -> tuple[list[Tool], ToolChoice]:
@@ -46,3 +50,14 @@ def grammar_of(
     if source is not None and speech.marks is not None:
         source = after_reasoning(source, speech.marks, opened=opened, special=speech.special)
     return source
+
+
+async def expected_of(service: Service, body: ChatBody, prompt: int) -> list[int]:
+    """Ids of the answer that the client expects, as many as an answer behind so many tokens of
+    prompt may have."""
+    if body.prediction is None:
+        return []
+    most = body.limit or service.engine.max_context - prompt
+    text = body.prediction.text[: CHARACTERS * most]
+    ids = await service.encode(text, raw=False, must_fit=False)
+    return ids[:most]

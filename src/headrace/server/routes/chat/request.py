@@ -14,7 +14,7 @@ from ....text.template import SMALL_CHARACTERS
 from ...caller import CALLER, engine_id
 from ...errors import coded
 from ...generation import Usage
-from .demand import grammar_of, tools_of
+from .demand import expected_of, grammar_of, tools_of
 from .legacy import is_legacy, modern, tool_calls
 from .parts import Parts
 from .reasoning import is_thought, thoughts, with_wishes
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 SHORT = 256
 """Messages and parts of messages up to which a conversation is gone through in the event loop."""
-CHARACTERS = 16
-"""Of an expected answer so many a token are read: few texts have longer tokens on average."""
 
 
 class Chat:
@@ -53,8 +51,6 @@ class Chat:
         self.tools, self.choice = tools_of(self.body)
         self.hidden = service.speech.hidden(tools=bool(self.tools))
         self.grammar: str | None = None
-        self.expected: list[int] = []
-        """The answer that the client expects."""
         self.usage = Usage()
 
     def sampling(self) -> SamplingParams:
@@ -146,17 +142,6 @@ class Chat:
         )
         self.service.check_grammar(self.grammar)
 
-    async def expect(self) -> None:
-        """Set `expected`, as far as an answer may go."""
-        prediction = self.body.prediction
-        if prediction is None:
-            return
-        most = self.body.limit or self.service.engine.max_context - len(self.prompt)
-        text = prediction.text[: CHARACTERS * most]
-        ids = await self.service.encode(text, raw=False, must_fit=False)
-        self.expected = ids[:most]
-        self.usage.expect(self.expected)
-
     def _offered(self) -> list[dict[str, Any]] | None:
         if not self.tools:
             return None
@@ -200,7 +185,7 @@ class Chat:
             grammar=self.grammar,
             # Marks that are special tokens must reach the router, which keeps them from the user.
             keep_ids=self.service.speech.ids(self.hidden),
-            expected=self.expected,
+            expected=self.usage.expected,
         )
         self.usage.known_prompt(0, len(self.prompt))
         return stream
@@ -215,13 +200,7 @@ class Chat:
         }
 
 
-_RESERVED = {
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
-}
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 
 
 def _is_short(messages: list[Message]) -> bool:
@@ -284,7 +263,7 @@ async def begin(
     try:
         await chat.tokenise()
         await chat.demand()
-        await chat.expect()
+        chat.usage.expected = await expected_of(service, chat.body, len(chat.prompt))
         return chat, chat.submit(sampling, whole=whole)
     except ContextOverflow as error:
         if error.param == "prompt":
