@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 3_500,
     "bench": 9_720,
-    "cli": 4_700,
+    "cli": 4_850,
     "dist": 510,
     "engine": 6_850,
-    "factory": 745,
+    "factory": 2_125,
     "kernels": 12_050,
     "kv": 650,
     "layers": 250,
@@ -53,13 +53,13 @@ LINES = {
     "quant": 780,
     "roofline": 4_900,
     "sched": 1_440,
-    "server": 14_100,
+    "server": 14_120,
     "speculate": 900,
     "text": 5_100,
     "worker": 3_560,
 }
 """Lines of Python in each package."""
-TOTAL = 75_400
+TOTAL = 77_050
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
@@ -79,7 +79,18 @@ EVERYWHERE = {*LINES, "__init__", "__main__"}
 KEPT = {
     "slot": {"base", "engine", "kernels", "loader", "roofline", "server", "worker"},
     "whole": {"bench", "engine", "server"},
-    "gate": {"base", "bench", "cli", "kernels", "layers", "loader", "models", "quant", "roofline"},
+    "gate": {
+        "base",
+        "bench",
+        "cli",
+        "factory",
+        "kernels",
+        "layers",
+        "loader",
+        "models",
+        "quant",
+        "roofline",
+    },
     "recorder": {"engine", "obs"},
 }
 """Words of the glossary that names may only have in these packages, where they mean what it says:

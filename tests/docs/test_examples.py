@@ -35,6 +35,7 @@ PARSED = {
     "bench": "needs a server; run against the mock by tests/bench",
     "chat": "needs a terminal; tests/cli",
     "explain": "needs the default model; tests/cli on a tiny one",
+    "factory": "builds the default model; tests/factory on a tiny one",
     "generate": "needs the default model; tests/cli on a tiny one",
     "keys": "writes a file of keys; tests/cli",
     "models": "asks for what is on the disk; tests/cli",

@@ -1,4 +1,4 @@
-"""PyTorch, which an installation may lack: it is an extra of the package (ADR 0074).
+"""Packages that an installation may lack, extras of this one: PyTorch (ADR 0074), the factory's.
 
 Whoever computes on tensors imports it where it does so; a border above says who wanted it.
 """
@@ -15,7 +15,12 @@ from .hardware import torch_build
 
 
 def install_torch() -> str:
-    """The command that installs it: from the checkout, where the package is one."""
+    """The command that installs it."""
+    return install_extra("torch")
+
+
+def install_extra(extra: str) -> str:
+    """The command that installs an extra: from the checkout, where the package is one."""
     # Local: with it come the mail and archive modules, 2 MB in every start.
     from importlib.metadata import PackageNotFoundError, distribution
 
@@ -24,7 +29,7 @@ def install_torch() -> str:
         source = json.loads(distribution("headrace").read_text("direct_url.json") or "{}")
         if source.get("dir_info", {}).get("editable") and source["url"].startswith("file://"):
             package, mode = unquote(source["url"].removeprefix("file://")), "--editable "
-    return f"pip install {mode}'{package}[torch]'"
+    return f"pip install {mode}'{package}[{extra}]'"
 
 
 @contextmanager
@@ -39,6 +44,17 @@ def needing_torch(who: Callable[[], str]) -> Iterator[None]:
         if absent.name != "torch":
             raise
         raise _torch_absent(who()) from absent
+
+
+@contextmanager
+def needing_factory() -> Iterator[None]:
+    """Raise `PackageAbsent` where a package of the extra `factory` is not there to import."""
+    try:
+        yield
+    except ModuleNotFoundError as absent:
+        raise PackageAbsent(
+            f"the factory needs {absent.name}, which is not installed: {install_extra('factory')}"
+        ) from absent
 
 
 def require_torch(who: str) -> None:

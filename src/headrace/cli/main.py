@@ -50,6 +50,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.replay:command",
         "Prove recorded answers again, bit for bit.",
     ),
+    "factory": (
+        "headrace.cli.factory:command",
+        "From a model to a signed profile of what was tested, and back to its evidence.",
+    ),
     "profile": (
         "headrace.cli.profile:command",
         "Where the time of a model's steps goes, next to its prediction.",

@@ -10,7 +10,7 @@ import typer
 from ..base.config import EngineOptions, ServerOptions
 from ..obs.logs import configure_logs
 from ..server.kept import Life, keep
-from ..server.run import ServerProcess, import_routes, take_ports
+from ..server.run import ServerProcess, StartEngine, import_routes, take_ports
 from .brief import BriefHelp
 from .configured import configured
 from .start import started
@@ -23,22 +23,39 @@ command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def serve(
     engine: EngineOptions,
     server: ServerOptions,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Signed profile (headrace factory build): file, or name or digest of the store. "
+            "It sets the options; what does not match is refused."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be served, and stop.")
     ] = False,
 ) -> None:
     """Serve a model over HTTP, OpenAI-compatible. MODEL is downloaded where it is not on disk."""
+    admitted = None
+    if profile is not None:
+        from ..factory.admit import admit, certified  # Local: other runs do without its imports.
+
+        admitted = admit(profile, engine)
+        engine = admitted.options
     if dry_run:
         from .explain import show  # Local: the other run does without its imports.
 
         show(engine, server)
         return
     configure_logs(server.log_level, server.log_format)
-    start = partial(started, engine)
+    start: StartEngine = partial(started, engine)
+    if admitted is not None:
+        start = partial(certified, start, admitted)
+        server.served_name = server.served_name or admitted.profile.body.model.name
     sockets = take_ports(server)  # What is wrong with a port is told before there is a child.
 
     def run(life: Life) -> int:
-        return ServerProcess(start, server, announce, sockets, life=life).run()
+        served = None if admitted is None else admitted.served
+        return ServerProcess(start, server, announce, sockets, life=life, served=served).run()
 
     raise typer.Exit(keep(run, import_routes))
 

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import OptionError, Untrusted
+from ..loader.partial import file_sha256
 from .key import canonical, digest_of, is_digest
 
 LAYOUT = canonical({"imageLayoutVersion": "1.0.0"})
@@ -207,18 +208,19 @@ class Store:
         return None
 
     def checkout(self, files: Mapping[str, Descriptor]) -> Path:
-        """A folder with these blobs under these names, as links; the same one every time."""
+        """A folder with these blobs under these names, as links; the same one every time.
+
+        All of them are hashed. Raises `Untrusted` with the name of one that is not in the store.
+        """
         wanted = canonical({name: one.digest for name, one in files.items()})
         folder = self.root / "models" / digest_of(wanted).removeprefix("sha256:")[:16]
         with self.lock("models"):
-            whole = folder.is_dir() and all(
-                (folder / name).is_file() and (folder / name).stat().st_size == one.size
-                for name, one in files.items()
-            )
-            if not whole:
+            if not all(_holds(folder / name, one) for name, one in files.items()):
                 shutil.rmtree(folder, ignore_errors=True)
                 fresh = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
                 for name, one in files.items():
+                    if not _holds(self.blob(one.digest), one):
+                        raise Untrusted(f"{name}: its blob is absent or has other bytes")
                     (fresh / name).parent.mkdir(parents=True, exist_ok=True)
                     _same(self.blob(one.digest), fresh / name)
                 fresh.replace(folder)
@@ -269,6 +271,12 @@ class Store:
         os.replace(name, target)
 
 
+def _holds(path: Path, one: Descriptor) -> bool:
+    if not path.is_file() or path.stat().st_size != one.size:
+        return False
+    return f"sha256:{file_sha256(path)}" == one.digest
+
+
 def _same(source: Path, target: Path) -> None:
     """The same bytes under another name: a link, a copy where there are no links."""
     try:
@@ -280,7 +288,7 @@ def _same(source: Path, target: Path) -> None:
 def _object(data: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Untrusted(f"{what} is not JSON") from None
     if not isinstance(found, dict):
         raise Untrusted(f"{what} is not a JSON object")

@@ -15,6 +15,7 @@ from ..base.ignored import all_ignored
 
 if TYPE_CHECKING:
     from .accounts import Account
+    from .served_profile import ServedProfile
 
 SECONDS = (
     0.001,
@@ -168,6 +169,22 @@ class HttpMeter:
         self.draining = Gauge(
             "headrace_draining", "1 while the server finishes its work.", registry=self.registry
         )
+
+    def certified(self, served: ServedProfile) -> None:
+        """The signed profile that is served, and its share of the certified speed."""
+        labels = {"profile": served.name, "digest": served.digest}
+        Gauge(
+            "headrace_profile_info",
+            "1, with name and digest of the signed profile that is served.",
+            list(labels),
+            registry=self.registry,
+        ).labels(**labels).set(1)
+        if served.share is not None:
+            Gauge(
+                "headrace_certified_share",
+                "Certified seconds a token divided by those measured at the start.",
+                registry=self.registry,
+            ).set(served.share)
 
     def exchange(self, route: str, method: str, status: int, seconds: float) -> None:
         known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .accounts import Accounts
     from .app import Application
     from .kept import Life
+    from .served_profile import ServedProfile
     from .service import Service
 
 log = logging.getLogger("headrace.server")
@@ -134,11 +135,14 @@ class ServerProcess:
         sockets: list[socket.socket] | None = None,
         *,
         life: Life | None = None,
+        served: ServedProfile | None = None,
     ) -> None:
         """`sockets`: as `take_ports` gives them; None: they are taken by `run`. `life`: where
-        there is a parent that begins it again."""
+        there is a parent that begins it again. `served`: the signed profile that
+        `start_engine` holds the engine to."""
         options.verify()
         self._life = life
+        self._served = served
         self._sockets = sockets
         self._start_engine = start_engine
         self._options = options
@@ -213,6 +217,9 @@ class ServerProcess:
             engine = await self._engine(starting, http)
             if engine is not None:
                 service.attach(engine)
+                if self._served is not None:
+                    service.served_profile = self._served
+                    app.state.meter.certified(self._served)
                 if app.state.batches is not None:
                     app.state.batches.start()
                 # What a start makes stays: to walk over it takes 50 ms, each time.
@@ -315,6 +322,8 @@ class ServerProcess:
             self._announce(f"operator: {address}")
         self._announce(f"ready: {name} on {addresses[0]} after {seconds:.2f} s ({phases})")
         self._announce(f"try: {_example(addresses[0], engine)}")
+        if self._served is not None:
+            self._announce(f"profile: {self._served}")
         if self._life is not None:
             self._life.serves()
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from ..engine.face import ServingEngine
+    from .served_profile import ServedProfile
 
 INLINE_CHARACTERS = 8192
 """Longer texts are tokenised in a thread, so that they do not hold up the streams."""
@@ -61,6 +62,8 @@ class Service:
         self._idle.set()
         self.spans = Spans(options.otlp_endpoint) if options.otlp_endpoint else None
         """Writes traces; None: they are off and cost nothing."""
+        self.served_profile: ServedProfile | None = None
+        """The signed profile that the server was started with."""
         self._engine: ServingEngine | None = None
         self._defaults = SamplingParams()
         self._speech = Speech()

@@ -28,14 +28,16 @@ async def metadata(request: Request) -> Response:
     """The model, its licence, and how it runs."""
     service = of(request)
     engine = service.engine
+    served = service.served_profile
     return json_response(
         {
             "version": VERSION,
             "modelInfo": [{"shortName": service.name, "modelUrl": engine.files.name}],
             "assetInfo": [path.name for path in engine.files.weights],
             "licenseInfo": {"name": engine.files.licence or "unknown"},
-            "selectedModelProfileId": service.fingerprint,
+            "selectedModelProfileId": served.digest if served else service.fingerprint,
             "profile": profile(service),
+            "certified": served and served.document(),
         }
     )
 

@@ -1,0 +1,175 @@
+"""`headrace factory`: build a model's signed profile, explain, verify, list."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..base.config import EngineOptions
+from ..base.errors import NotFound, Untrusted
+from ..factory.audit import problems
+from ..factory.build import Build, BuildOptions, store_folder
+from ..factory.graph import Step
+from ..factory.key import hardware_class
+from ..factory.profile import (
+    Compatibility,
+    compatibility,
+    envelopes,
+    find_profile,
+    profile_problems,
+    read_profile,
+)
+from ..factory.sign import trusted_keys
+from ..factory.stage import Outcome
+from ..factory.store import Store
+from .brief import BriefHelp
+from .configured import configured
+from .progress import DownloadBars
+
+command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+FAILED = 1
+"""Exit status where a gate failed; `Untrusted` has one of its own."""
+COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_EVALUATED: "yellow"}
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+At = Annotated[
+    str | None, typer.Option("--store", help="Folder of results; none: in the cache folder.")
+]
+Trusted = Annotated[
+    Path | None,
+    typer.Option("--key", help="Public key (PEM) to believe; none: all in factory/trusted."),
+]
+
+
+@command.command(cls=BriefHelp)
+@configured
+def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) -> None:
+    """Fetch MODEL, hold it to its gates, sign a profile of it. What is unchanged does not run."""
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+        planned = Build(engine, wanted, bars)
+        built = planned.run(lambda what, step: _tell(console, what, step))
+    if as_json:
+        told = {
+            "cell": planned.cell,
+            "profile": built.profile and built.profile.digest,
+            "evidence": str(built.page),
+            "ran": built.ran,
+            "stages": {step.stage.name: _plain(step) for step in built.steps},
+        }
+        print(json.dumps(told))
+    ran = f"{len(built.ran)} of {len(built.steps)} stages ran"
+    console.print(f"{ran if built.ran else 'nothing was to run'}; evidence: {built.page}")
+    if built.failed:
+        console.print(f"failed: {', '.join(built.failed)}; no profile was signed", style="bold red")
+        raise typer.Exit(FAILED)
+
+
+@command.command(cls=BriefHelp)
+@configured
+def explain(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) -> None:
+    """Show what `build` with the same options would run, and why; no stage runs."""
+    with DownloadBars(sys.stderr, enabled=not as_json) as bars:
+        steps = Build(engine, wanted, bars).plan()
+    rows = []
+    for step in steps:
+        kept, why = ("runs", step.why)
+        if step.result is not None:
+            kept, why = str(step.result.outcome), step.result.reason
+        rows.append({"stage": step.stage.name, "kept": kept, "why": why})
+    _table(rows, as_json)
+
+
+@command.command()
+def verify(
+    profile: Annotated[
+        str | None,
+        typer.Argument(help="File, name or digest of a profile; none: the whole store."),
+    ] = None,
+    store: At = None,
+    key: Trusted = None,
+) -> None:
+    """Check every digest and signature of the store, or one profile; name what does not match."""
+    keys = trusted_keys(key)
+    place = _existing(store)
+    if profile is not None:
+        found = find_profile(profile, place, keys)
+        print(f"{found.body.name} {found.digest}: the signature holds")
+        for name, gate in found.body.gates.items():
+            print(f"{name}: {gate.outcome}" + (f": {gate.reason}" if gate.reason else ""))
+        return
+    wrong = [*problems(place), *profile_problems(place, keys)]
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise Untrusted(f"{len(wrong)} things in {place.root} are not what they should be")
+    blobs = sum(1 for _ in (place.root / "blobs" / "sha256").iterdir())
+    print(f"{blobs} blobs, {len(envelopes(place))} profiles: all are what they should be")
+
+
+@command.command()
+def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> None:
+    """List the profiles of the store: which of them this machine can serve, and why."""
+    keys, place, here = trusted_keys(key), _existing(store), hardware_class()
+    rows = []
+    for name, digest in envelopes(place).items():
+        try:
+            fits, why = compatibility(read_profile(place.read(digest), keys).body, here)
+        except Untrusted as error:
+            fits, why = Compatibility.INCOMPATIBLE, error.message
+        shown = digest if as_json else digest[:19]
+        rows.append({"profile": name, "digest": shown, "fit": str(fits), "why": why})
+    _table(rows, as_json)
+
+
+def _existing(named: str | None) -> Store:
+    """The store that is meant; one that is not there is not made. Raises `NotFound`."""
+    folder = store_folder(named)
+    if not (folder / "oci-layout").is_file():
+        raise NotFound(f"there is no store at {folder}: factory build makes it", param="store")
+    return Store(folder)
+
+
+def _table(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in rows[0] if rows else ("there is none",):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(highlight=False).print(table)
+
+
+def _tell(console: Console, what: str, step: Step) -> None:
+    name = f"{step.stage.name:12}"
+    if what in ("starts", "waits"):
+        text = "runs" if what == "starts" else "waits for another process"
+        console.print(f"{name} {text}" + (f": {step.why}" if step.why else ""), style="dim")
+    elif what == "blocked":
+        console.print(f"{name} left out: {step.why}", style="yellow")
+    elif step.result is not None:
+        kept = " (kept)" if what == "kept" else ""
+        reason = f": {step.result.reason}" if step.result.reason else ""
+        colour = COLOURS[step.result.outcome]
+        console.print(f"{name} [{colour}]{step.result.outcome}[/{colour}]{kept}", end="")
+        console.print(reason, markup=False)
+
+
+def _plain(step: Step) -> dict[str, object]:
+    result = step.result
+    return {
+        "outcome": None if result is None else str(result.outcome),
+        "reason": step.why if result is None else result.reason,
+        "ran": step.ran,
+        "why": step.why,
+        "manifest": step.manifest and step.manifest.digest,
+    }

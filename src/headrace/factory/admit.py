@@ -1,0 +1,95 @@
+"""A server that keeps to a profile: all is checked before it is ready, then its speed is told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+
+from ..base.config import DEFAULT_MODEL, EngineOptions
+from ..base.errors import OptionError
+from ..engine.face import ServingEngine
+from ..server.served_profile import ServedProfile
+from .build import store_folder
+from .key import hardware_class
+from .measure import seconds_per_token
+from .profile import (
+    Compatibility,
+    SignedProfile,
+    check_files,
+    check_identity,
+    compatibility,
+    find_profile,
+    with_profile,
+)
+from .sign import key_folder, trusted_keys
+from .source import model_folder, model_path
+from .store import Descriptor, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A profile that this machine, these files and these options match."""
+
+    profile: SignedProfile
+    options: EngineOptions
+    served: ServedProfile
+
+
+def admit(wanted: str, options: EngineOptions) -> Admitted:
+    """Check a profile (a file, or a name or digest of the store) before anything is loaded.
+
+    The model is that of the store, or by its name; one that the user names must have the same
+    bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each with the name of what does not match.
+    """
+    cache = options.cache_dir
+    keys = trusted_keys(None, cache)
+    if not keys:
+        raise OptionError(
+            f"no key is trusted here; put a public key (PEM) into {key_folder(cache) / 'trusted'}",
+            param="profile",
+        )
+    folder = store_folder(None, cache)
+    store = Store(folder) if folder.is_dir() else None
+    profile = find_profile(wanted, store, keys)
+    body = profile.body
+    fits, why = compatibility(body, hardware_class())
+    if fits is Compatibility.INCOMPATIBLE:
+        raise OptionError(f"the profile {body.name} cannot serve here: {why}", param="profile")
+    place = _place(profile, options, store)
+    bound = with_profile(options, body, model_path(place, [one.path for one in body.model.files]))
+    outcomes = {name: gate.outcome for name, gate in body.gates.items()}
+    served = ServedProfile(
+        body.name, profile.digest, str(fits), why, outcomes, profile.seconds_per_token
+    )
+    return Admitted(profile, bound, served)
+
+
+async def certified(
+    start: Callable[[], Awaitable[ServingEngine]], admitted: Admitted
+) -> ServingEngine:
+    """Start the engine, hold it to the profile, measure its share of the certified speed."""
+    engine = await start()
+    try:
+        check_identity(admitted.profile.body, engine.identity)
+        promised = admitted.served.seconds_per_token
+        if promised is not None and (here := await seconds_per_token(engine)):
+            admitted.served.share = promised / here
+    except BaseException:
+        await engine.close(0.0)
+        raise
+    return engine
+
+
+def _place(profile: SignedProfile, options: EngineOptions, store: Store | None) -> Path:
+    """The folder of the model's files, every one of them hashed."""
+    model = profile.body.model
+    if options.model == DEFAULT_MODEL:
+        files = {one.path: Descriptor(digest=one.digest, size=one.size) for one in model.files}
+        if store is not None and all(map(store.has, files.values())):
+            return store.checkout(files)
+        options = changed(options, model=model.name)
+    folder = model_folder(options)
+    check_files(profile.body, folder)
+    return folder

@@ -1,0 +1,188 @@
+"""One cell: a model with options on this machine, from its files to a signed profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.config import EngineOptions, option, verify_options
+from ..base.environment import cache_root
+from ..base.errors import InvalidRequest
+from ..bench.accuracy import stdlib_corpus
+from ..bench.reference import load_reference
+from ..loader import Progress
+from .bind import BINDING
+from .checks import CHECKS, Place
+from .evidence import page
+from .graph import Graph, Step, Watch
+from .key import canonical, digest_of, hardware_class
+from .measure import MEASUREMENTS
+from .profile import bound_options
+from .sbom import LOCK, MATERIALS
+from .sign import signer
+from .source import Source, find_source
+from .stage import Outcome, Stage
+from .store import Descriptor, Store
+
+RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **BINDING}
+GATES = ("verify", "format", "licence", "accuracy", "performance", "sbom")
+OPTIONAL = ("accuracy", "performance", "sbom")
+"""Gates that a build may leave out; its profile then lacks them."""
+
+
+@dataclass(slots=True)
+class BuildOptions:
+    """What a user asks of a build beside the engine's options."""
+
+    store: str | None = option(None, "Folder of results; none: in the cache folder.")
+    key: str | None = option(None, "Ed25519 key (PEM); none: an own one, made at its first use.")
+    without: str | None = option(None, f"Gates to leave out, as in {','.join(OPTIONAL)}.")
+    accept_licences: str | None = option(None, "Licences that you have read, as in a,b.")
+    reference: str | None = option(
+        None, "What `bench accuracy --save` wrote, for the perplexity to be held against."
+    )
+    least_share: float = option(0.99, "Share of the reference's accuracy.", low=0, high=1)
+    windows: int = option(8, "Windows of text for the perplexity.", low=1)
+    at_least: float | None = option(None, "Tokens a second of eight requests at once.", low=0)
+    lock: str | None = option(None, "Lock with hashes, for the bill; none: the checkout's.")
+    fresh: str | None = option(None, "Stages to run though they are kept, as in limits,sbom.")
+
+    def verify(self) -> None:
+        """Raise `OptionError` naming the first field outside its rules."""
+        verify_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What a build ended with."""
+
+    steps: list[Step]
+    profile: Descriptor | None
+    """The signed envelope; None where a gate failed."""
+    page: Path
+
+    @property
+    def ran(self) -> list[str]:
+        return [step.stage.name for step in self.steps if step.ran]
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the gates that failed."""
+        ended = [(step.stage.name, step.result) for step in self.steps]
+        return [name for name, one in ended if one and one.outcome is Outcome.FAILED]
+
+
+class Build:
+    """A planned build; `run` does what is missing."""
+
+    def __init__(
+        self, engine: EngineOptions, options: BuildOptions, progress: Progress | None = None
+    ) -> None:
+        """Find the model and make the graph. Raises what a wrong model, option, reference or key
+        raises."""
+        self.store = Store(store_folder(options.store, engine.cache_dir))
+        without = _listed(options.without, OPTIONAL, "without")
+        source = find_source(engine, progress)
+        reference = options.reference and load_reference(Path(options.reference))
+        lock = Path(options.lock) if options.lock else LOCK if LOCK.is_file() else None
+        try:
+            text = None if lock is None else lock.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{lock}: {error}", param="lock") from None
+        key = signer(Path(options.key) if options.key else None, engine.cache_dir)
+        place = Place(source, engine, key, reference or None, text, progress)
+        self.cell = cell_name(source, engine)
+        self._place = place
+        self._graph = Graph(_stages(self.cell, options, without, place), RECIPES)
+        self._fresh = _listed(options.fresh, [one.name for one in self._graph.stages], "fresh")
+        self._before = self.store.remembered(self.cell)
+
+    def plan(self) -> list[Step]:
+        """What `run` would find and do."""
+        return self._graph.plan(self.store, before=self._before, fresh=self._fresh)
+
+    def run(self, watch: Watch = lambda _what, _step: None) -> CellResult:
+        """Do what is missing, give the profile its name in the store, write the evidence."""
+        steps = self._graph.run(
+            self.store, place=self._place, before=self._before, fresh=self._fresh, watch=watch
+        )
+        done = {step.stage.name: step for step in steps}
+        self.store.remember(
+            self.cell, {name: one.manifest.digest for name, one in done.items() if one.manifest}
+        )
+        signed, profile = done["sign"], None
+        if signed.result is not None and signed.manifest is not None:
+            profile = signed.result.outputs["profile.dsse.json"]
+            self.store.tag(self.cell, signed.manifest)
+            self.store.export(f"profiles/{self.cell}.json", self.store.read(profile.digest))
+        html = page(self.cell, steps, profile, hardware_class())
+        self.store.put(html, "text/html")
+        return CellResult(steps, profile, self.store.export(f"evidence/{self.cell}.html", html))
+
+
+def store_folder(named: str | None, cache_dir: str | None = None) -> Path:
+    """The store that is meant: in the cache folder where none is named."""
+    if named:
+        return Path(named).expanduser()
+    return (Path(cache_dir) if cache_dir else cache_root()) / "factory" / "store"
+
+
+def cell_name(source: Source, engine: EngineOptions) -> str:
+    """A name that can be read: model, processor, and a digest of the options that are set."""
+    here, options = hardware_class(), bound_options(engine)
+    model = re.sub(r"[^a-z0-9.]+", "-", source.name.lower()).strip("-.") or "model"
+    parts = [model, f"{here['machine']}-{here['level']}".replace("_", "-")]
+    if options:
+        parts.append(digest_of(canonical(options)).removeprefix("sha256:")[:8])
+    return ".".join(parts)
+
+
+def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Place) -> list[Stage]:
+    source, reference = place.source, place.reference
+    files, options = source.parameters(), bound_options(place.engine)
+    model = {"model": source.name, "licence": source.licence}
+    told = None if reference is None else reference.perplexity
+    accepted = sorted(one.strip() for one in (wanted.accept_licences or "").split(",") if one)
+    accuracy: dict[str, Any] = {
+        "options": options,
+        "windows": wanted.windows if told is None else told.windows,
+        "least_share": wanted.least_share,
+        "reference": wanted.reference and digest_of(Path(wanted.reference).read_bytes()),
+        "corpus": digest_of("\n".join(stdlib_corpus()).encode()),
+    }
+    lock = place.lock and digest_of(place.lock.encode())
+    gates = [one for one in GATES if one not in without]
+    found = [
+        Stage("fetch", "fetch", (), files),
+        Stage("verify", "verify", ("fetch",), files),
+        Stage("format", "format", ("fetch",)),
+        Stage("licence", "licence", (), {"licence": source.licence, "accepted": accepted}),
+        Stage("limits", "limits", ("fetch", "verify", "format"), {"options": options}),
+        Stage("accuracy", "accuracy", ("fetch", "limits"), accuracy),
+        Stage(
+            "performance",
+            "performance",
+            ("fetch", "limits"),
+            {"options": options, "at_least": wanted.at_least},
+        ),
+        Stage("sbom", "sbom", ("fetch",), {**model, "lock": lock}),
+        Stage(
+            "profile",
+            "profile",
+            ("fetch", "limits", *gates),
+            {**model, "name": cell, "options": options},
+        ),
+    ]
+    assert place.key is not None
+    found.append(Stage("sign", "sign", ("profile",), {"key": place.key.public_key.keyid}))
+    return [one for one in found if one.name not in without]
+
+
+def _listed(text: str | None, known: Collection[str], param: str) -> tuple[str, ...]:
+    found = tuple(one.strip() for one in (text or "").split(",") if one.strip())
+    if unknown := [one for one in found if one not in known]:
+        raise InvalidRequest(f"{unknown[0]!r} is none of {', '.join(known)}", param=param)
+    return found

@@ -1,0 +1,169 @@
+"""What a model does on this machine: its limits, its accuracy, its speed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict
+from statistics import median
+from typing import Any, TypeVar
+
+from ..base.config import EngineOptions
+from ..base.sampling import SamplingParams
+from ..bench.accuracy import Perplexity, stdlib_corpus, windows
+from ..bench.gate import hold, not_held
+from ..engine.async_engine import AsyncEngine
+from ..engine.face import ServingEngine
+from ..engine.llm import LLM
+from .checks import Place, need, undecided
+from .source import model_path
+from .stage import Outcome, Recipe, Result, Work
+
+Answer = TypeVar("Answer")
+CHARACTERS = 1500
+"""Length of a window of text, at most; of a model with a short context half as many as its
+tokens."""
+PROMPT, TOKENS, ROUNDS, TOGETHER = 16, 24, 3, 8
+"""Ids of a prompt, tokens of an answer, how often it is measured, answers at once."""
+
+
+async def seconds_per_token(engine: ServingEngine) -> float | None:
+    """Time of a single short answer by its tokens, the median; None where the model makes vectors.
+
+    It is what a build certifies and a server repeats.
+    """
+    if engine.files.arch.task != "tokens":
+        return None
+    # The first is not counted: it may be the first of its kind.
+    taken = [await _seconds(engine, [number]) for number in range(ROUNDS + 1)]
+    return median(taken[1:])
+
+
+async def tokens_per_second(engine: ServingEngine) -> float:
+    """Tokens of several answers at once, from the requests to the last token; the median."""
+    firsts = [ROUNDS + 1 + turn * TOGETHER for turn in range(ROUNDS)]
+    taken = [await _seconds(engine, range(first, first + TOGETHER)) for first in firsts]
+    return 1 / median(taken)
+
+
+async def _seconds(engine: ServingEngine, numbers: Iterable[int]) -> float:
+    """Time of these answers at once, by their tokens; no two prompts have the same beginning."""
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+
+    async def answer(number: int) -> int:
+        ids = [number + place % 5 + 3 for place in range(PROMPT)]
+        return sum([len(delta.token_ids) async for delta in engine.stream(ids, params)])
+
+    begin = time.perf_counter()
+    tokens = await asyncio.gather(*map(answer, numbers))
+    return (time.perf_counter() - begin) / sum(tokens)
+
+
+def measure_limits(work: Work) -> Result:
+    """Start as a server does: what the options become, and what answers depend on."""
+
+    async def ask(engine: AsyncEngine) -> Result:
+        identity = engine.identity
+        assert identity is not None
+        figures = {
+            "max_context": engine.max_context,
+            "max_sequences": engine.options.max_sequences,
+            "task": engine.files.arch.task,
+            "format": engine.files.format,
+            "identity": asdict(identity),
+        }
+        return Result(figures=figures)
+
+    return _on_engine(work, ask)
+
+
+def measure_accuracy(work: Work) -> Result:
+    """Perplexity, as a share of the reference's where there is one."""
+    place: Place = work.place
+    limits = need(work, "limits").figures
+    if limits["task"] != "tokens":
+        return undecided("the model makes vectors; this gate reads text")
+    parameters = work.stage.parameters
+    text, name = stdlib_corpus()
+    characters = min(CHARACTERS, int(limits["max_context"]) // 2)
+    pieces = windows(text, characters, parameters["windows"])
+    total, tokens = 0.0, 0
+    with LLM(**asdict(_options(work))) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+        for answer in llm.generate(pieces, params):
+            known = [one.logprob for one in answer.prompt_logprobs or [] if one is not None]
+            total, tokens = total + sum(known), tokens + len(known)
+    found = Perplexity(round(math.exp(-total / tokens), 6), tokens, len(pieces), name)
+    figures: dict[str, Any] = {"perplexity": asdict(found)}
+    reference = place.reference
+    if reference is None:
+        reason = f"perplexity {found.value:.4f}; nothing to hold it against (--reference)"
+        return undecided(reason, **figures)
+    held = hold(reference, agreed=None, perplexity=found, scores=[])
+    if lacking := not_held(reference, held, ["perplexity"], perplexity=found, scores=[]):
+        return undecided("; ".join(lacking), **figures)
+    share, least = held[0].share, parameters["least_share"]
+    return Result(
+        outcome=Outcome.PASSED if held[0].passes(least) else Outcome.FAILED,
+        reason=f"{share:.2%} of the reference's, at least {least:.1%} is asked",
+        figures={**figures, "share": round(share, 6)},
+    )
+
+
+def measure_performance(work: Work) -> Result:
+    """Seconds a token of a single answer, and tokens a second of several at once."""
+    if need(work, "limits").figures["task"] != "tokens":
+        return undecided("the model makes vectors; this gate generates")
+
+    async def ask(engine: AsyncEngine) -> tuple[float | None, float]:
+        return await seconds_per_token(engine), await tokens_per_second(engine)
+
+    alone, together = _on_engine(work, ask)
+    figures = {
+        "seconds_per_token": None if alone is None else round(alone, 9),
+        "tokens_per_second": round(together, 3),
+        "answers": f"one alone, {TOGETHER} at once; {PROMPT} ids in, {TOKENS} tokens out",
+    }
+    least = work.stage.parameters["at_least"]
+    if least is None:
+        reason = f"{together:.1f} tokens/s; nothing to hold them against (--at-least)"
+        return undecided(reason, **figures)
+    return Result(
+        outcome=Outcome.PASSED if together >= least else Outcome.FAILED,
+        reason=f"{together:.1f} tokens/s, at least {least:g} are asked",
+        figures=figures,
+    )
+
+
+def _options(work: Work) -> EngineOptions:
+    """The build's options, on the files of the store, without the network."""
+    place: Place = work.place
+    files = need(work, "fetch").outputs
+    path = model_path(work.store.checkout(files), list(files))
+    return EngineOptions(**asdict(place.engine) | {"model": str(path), "offline": True})
+
+
+def _on_engine(work: Work, ask: Callable[[AsyncEngine], Awaitable[Answer]]) -> Answer:
+    async def run() -> Answer:
+        engine = await AsyncEngine.start(_options(work))
+        try:
+            return await ask(engine)
+        finally:
+            await engine.close(0.0)
+
+    return asyncio.run(run())
+
+
+def _measured(run: Callable[[Work], Result]) -> Recipe:
+    """A recipe that runs the engine: all of the code and the machine are in its key."""
+    libraries = ("numpy", "tokenizers", "safetensors", "torch", "llguidance")
+    return Recipe(run, code=(".",), tools=libraries, measured=True)
+
+
+MEASUREMENTS = {
+    "limits": _measured(measure_limits),
+    "accuracy": _measured(measure_accuracy),
+    "performance": _measured(measure_performance),
+}

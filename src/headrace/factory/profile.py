@@ -1,0 +1,246 @@
+"""The signed profile: what belongs together, read and compared with what is here."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..base.config import EngineOptions
+from ..base.errors import NotFound, OptionError, Untrusted
+from ..base.identity import Identity
+from ..kernels.cpu.library import LEVELS_OF
+from ..loader.partial import file_sha256
+from .audit import named
+from .key import digest_of, is_digest
+from .sign import MOST_BYTES, opened
+from .stage import Result
+from .store import Descriptor, Store
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import SSlibKey
+
+SCHEMA = "headrace.profile/1"
+PREDICATE = "urn:headrace:profile:v1"
+ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
+UNBOUND = ("model", "cache_dir", "offline", "keep_packed")
+"""Options that say where things are on one machine, and change no answer."""
+
+
+class ProfileFile(msgspec.Struct):
+    path: str
+    digest: str
+    size: int
+
+
+class ProfileModel(msgspec.Struct):
+    name: str
+    licence: str | None
+    files: list[ProfileFile]
+    format: str
+    task: str
+
+
+class GateRecord(msgspec.Struct):
+    """How a gate ended."""
+
+    outcome: str
+    reason: str
+    figures: dict[str, Any]
+    outputs: dict[str, str]
+
+
+class ProfileBody(msgspec.Struct):
+    """What is signed."""
+
+    schema: str
+    name: str
+    headrace: str
+    model: ProfileModel
+    options: dict[str, Any]
+    limits: dict[str, int]
+    identity: dict[str, Any]
+    hardware: dict[str, Any]
+    gates: dict[str, GateRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedProfile:
+    """A body whose signature was checked."""
+
+    body: ProfileBody
+    digest: str
+    """Digest of the envelope's file."""
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """The certified ones, where the gate of performance measured them."""
+        gate = self.body.gates.get("performance")
+        found = None if gate is None else gate.figures.get("seconds_per_token")
+        return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+def subjects(files: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """What an in-toto statement says that it is about: (path, digest) of each file."""
+    return [
+        {"name": path, "digest": {"sha256": digest.removeprefix("sha256:")}}
+        for path, digest in files
+    ]
+
+
+def read_profile(data: bytes, keys: Iterable[SSlibKey]) -> SignedProfile:
+    """Check signature, type and shape of an envelope. Raises `Untrusted`."""
+    statement = opened(data, keys)
+    if statement.get("predicateType") != PREDICATE:
+        raise Untrusted(f"what is signed is {statement.get('predicateType')!r:.80}, no profile")
+    try:
+        body = msgspec.convert(statement.get("predicate"), ProfileBody)
+    except msgspec.ValidationError as error:
+        raise Untrusted(f"the profile is not in shape: {error}") from None
+    if body.schema != SCHEMA:
+        raise Untrusted(f"the profile's schema is {body.schema!r:.80}, not {SCHEMA}")
+    files = body.model.files
+    for one in files:
+        path = PurePosixPath(one.path)
+        if not is_digest(one.digest) or path.is_absolute() or ".." in path.parts:
+            raise Untrusted(f"the profile names the file {one.path!r:.80}, which cannot be one")
+    if statement.get("subject") != subjects((one.path, one.digest) for one in files):
+        raise Untrusted("the statement's subjects are not the files of its profile")
+    return SignedProfile(body, digest_of(data))
+
+
+def find_profile(wanted: str, store: Store | None, keys: Iterable[SSlibKey]) -> SignedProfile:
+    """The profile in a file, or under a name or digest in the store. Raises `NotFound`."""
+    path = Path(wanted)
+    if path.is_file():
+        if path.stat().st_size > MOST_BYTES:
+            raise Untrusted(f"{wanted}: larger than {MOST_BYTES:,} bytes")
+        return read_profile(path.read_bytes(), keys)
+    digest = f"sha256:{wanted.removeprefix('sha256:')}"
+    for name, found in envelopes(store).items() if store is not None else ():
+        if store is not None and (wanted == name or digest == found):
+            return read_profile(store.read(found), keys)
+    raise NotFound(
+        f"no profile {wanted!r:.100}: neither a file nor a name or digest of the store",
+        param="profile",
+    )
+
+
+def envelopes(store: Store) -> dict[str, str]:
+    """Digests of the signed profiles of the store by their names. Raises `Untrusted`."""
+    found = {}
+    for name, one in named(store).items():
+        for output in Result.read(store.document(one.digest)).outputs.values():
+            if output.media_type == ENVELOPE_TYPE:
+                found[name] = output.digest
+    return found
+
+
+def profile_problems(store: Store, keys: Iterable[SSlibKey]) -> Iterator[str]:
+    """One line for each profile of the store that is not believed, or lacks what it binds."""
+    known = list(keys)
+    try:
+        found = envelopes(store)
+    except Untrusted as error:
+        yield f"profiles: {error.message}"
+        return
+    for name in named(store).keys() - found:
+        yield f"index.json: {name} names something else than a profile"
+    for name, digest in found.items():
+        try:
+            body = read_profile(store.read(digest), known).body
+        except Untrusted as error:
+            yield f"profile {name} {digest}: {error.message}"
+            continue
+        if body.name != name:
+            yield f"index.json: {name} names the profile {body.name}"
+        for one in body.model.files:
+            if not store.has(Descriptor(digest=one.digest, size=one.size)):
+                yield f"profile {name}: {one.path} is not in the store"
+        for gate, record in body.gates.items():
+            for title, output in record.outputs.items():
+                if not is_digest(output) or not store.blob(output).is_file():
+                    yield f"profile {name}: {title} of the gate {gate} is not in the store"
+
+
+class Compatibility(StrEnum):
+    """How a profile suits a machine."""
+
+    COMPATIBLE = "compatible"
+    WITH_LOSS = "runnable with loss"
+    INCOMPATIBLE = "not compatible"
+
+
+def compatibility(profile: ProfileBody, here: Mapping[str, Any]) -> tuple[Compatibility, str]:
+    """(how this machine suits, why)."""
+    there = profile.hardware
+    if there.get("machine") != here["machine"]:
+        why = f"it is of {there.get('machine')}, this is {here['machine']}"
+        return Compatibility.INCOMPATIBLE, why
+    if lacking := [one for one in there.get("gpus") or [] if one not in here["gpus"]]:
+        return Compatibility.INCOMPATIBLE, f"it was measured on {lacking[0]}, which is not here"
+    order = ("none", *LEVELS_OF.get(platform.machine(), ()))
+    levels = [
+        order.index(one) if one in order else 0 for one in (there.get("level"), here["level"])
+    ]
+    if levels[1] < levels[0]:
+        why = f"the CPU has {here['level']}, it was measured with {there['level']}"
+    elif here["cores"] < int(there.get("cores") or 0):
+        why = f"{here['cores']} cores, it was measured on {there['cores']}"
+    elif here["cpu"] != there.get("cpu"):
+        why = f"its speed was measured on {there.get('cpu')}, this is {here['cpu']}"
+    else:
+        why = "the hardware is of the class that it was measured on"
+        return Compatibility.COMPATIBLE, why
+    return Compatibility.WITH_LOSS, why
+
+
+def bound_options(options: EngineOptions) -> dict[str, Any]:
+    """The options that a profile binds: those that were set, without places."""
+    return {
+        spec.name: getattr(options, spec.name)
+        for spec in fields(options)
+        if spec.name not in UNBOUND and getattr(options, spec.name) != spec.default
+    }
+
+
+def with_profile(options: EngineOptions, profile: ProfileBody, path: Path) -> EngineOptions:
+    """The options that the profile binds, for the model at `path`. Raises `OptionError` where one
+    was set to something else."""
+    for name, value in bound_options(options).items():
+        if profile.options.get(name) != value:
+            bound = profile.options.get(name, "the default")
+            raise OptionError(f"{name} is {value!r}, the profile binds {bound!r}", param="profile")
+    known = {spec.name for spec in fields(EngineOptions)} - set(UNBOUND)
+    if strange := sorted(set(profile.options) - known):
+        raise Untrusted(f"the profile binds {strange[0]}, which is no option here")
+    made = EngineOptions(**(asdict(options) | profile.options | {"model": str(path)}))
+    made.verify()
+    return made
+
+
+def check_files(profile: ProfileBody, folder: Path) -> None:
+    """Hash the model's files. Raises `Untrusted` with the name of one that does not match."""
+    for one in profile.model.files:
+        path = folder / one.path
+        if not path.is_file():
+            raise Untrusted(f"{path} is absent, the profile binds it")
+        if path.stat().st_size != one.size or f"sha256:{file_sha256(path)}" != one.digest:
+            raise Untrusted(f"{path} has other bytes than the profile binds")
+
+
+def check_identity(profile: ProfileBody, found: Identity | None) -> None:
+    """Raise `Untrusted` where answers here depend on something else than those of the gates."""
+    if found is None:
+        raise Untrusted("the engine does not say what its answers depend on")
+    try:
+        differences = Identity(**profile.identity).differences(found)
+    except (TypeError, AttributeError):
+        raise Untrusted("the profile's identity is not in shape") from None
+    if differences:
+        raise Untrusted(f"this engine is not that of the profile: {differences[0]}")

@@ -1,0 +1,122 @@
+"""A bill of materials in CycloneDX: the model with its files, and what the lock installs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+from ..base.extras import needing_factory
+from ..base.version import VERSION
+from .checks import need, undecided
+from .key import digest_of
+from .stage import Recipe, Result, Work
+
+with needing_factory():
+    from cyclonedx.model import HashAlgorithm, HashType, Property
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.license import DisjunctiveLicense
+    from cyclonedx.output.json import JsonV1Dot6
+    from packageurl import PackageURL
+
+SBOM_TYPE = "application/vnd.cyclonedx+json"
+LOCK = Path(__file__).parents[3] / "deploy" / "requirements.lock"
+"""The lock of the checkout that this runs from, where it is one."""
+_PIN = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;\\]+)", re.MULTILINE)
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+def locked(text: str) -> list[tuple[str, str, list[str]]]:
+    """(package, version, SHA-256 of its files) of each pin of a lock with hashes."""
+    pins = list(_PIN.finditer(text))
+    ends = [pin.start() for pin in pins[1:]] + [len(text)]
+    return [
+        (pin[1], pin[2], sorted(_HASH.findall(text, pin.end(), end)))
+        for pin, end in zip(pins, ends, strict=True)
+    ]
+
+
+def bill(model: dict[str, Any], lock: str) -> bytes:
+    """CycloneDX 1.6 in JSON; the same bytes for the same model and lock.
+
+    `model`: name, licence and files as in a profile.
+    """
+
+    def sha256(hexadecimal: str) -> HashType:
+        return HashType(alg=HashAlgorithm.SHA_256, content=hexadecimal)
+
+    files = [
+        Component(
+            name=one["path"],
+            type=ComponentType.FILE,
+            bom_ref=f"file:{one['path']}",
+            hashes=[sha256(one["digest"].removeprefix("sha256:"))],
+        )
+        for one in model["files"]
+    ]
+    packages = [
+        Component(
+            name=name,
+            version=version,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"pypi:{name}@{version}",
+            purl=PackageURL("pypi", name=name.lower(), version=version),
+            properties=[Property(name="headrace:wheel:sha256", value=one) for one in hashes],
+        )
+        for name, version, hashes in locked(lock)
+    ]
+    known = model.get("licence")
+    described = Component(
+        name=model["name"],
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        bom_ref="model",
+        licenses=[DisjunctiveLicense(name=known)] if known else [],
+        components=files,
+    )
+    engine = Component(
+        name="headrace", version=VERSION, type=ComponentType.APPLICATION, bom_ref="headrace"
+    )
+    text = "".join([lock, model["name"], *(one["digest"] for one in model["files"])])
+    bom = Bom(
+        serial_number=uuid5(NAMESPACE_URL, digest_of(text.encode())),
+        components=[described, *packages],
+        metadata=BomMetaData(component=engine),
+    )
+    bom.metadata.timestamp = None
+    bom.register_dependency(engine, [described, *packages])
+    text_of: str = JsonV1Dot6(bom).output_as_string(indent=1)
+    return text_of.encode()
+
+
+def model_document(work: Work) -> dict[str, Any]:
+    """Name, licence and files of a model, as bill and profile have them."""
+    parameters = work.stage.parameters
+    files = need(work, "fetch").outputs
+    return {
+        "name": parameters["model"],
+        "licence": parameters["licence"],
+        "files": [
+            {"path": path, "digest": one.digest, "size": one.size}
+            for path, one in sorted(files.items())
+        ],
+    }
+
+
+def list_materials(work: Work) -> Result:
+    """The bill of materials; without a lock it is not evaluated."""
+    lock = work.place.lock
+    if lock is None:
+        return undecided("there is no lock to read (--lock FILE)")
+    one = work.store.put(bill(model_document(work), lock), SBOM_TYPE)
+    return Result({"sbom.cdx.json": one}, reason=f"{len(locked(lock))} packages pinned")
+
+
+MATERIALS = {
+    "sbom": Recipe(
+        list_materials,
+        code=("factory/sbom.py", "factory/checks.py"),
+        tools=("cyclonedx-python-lib", "packageurl-python"),
+    )
+}

@@ -1,0 +1,139 @@
+"""Signatures: in-toto statements in DSSE envelopes, made and checked by securesystemslib.
+
+An envelope is believed in one spelling alone, so that no byte of its file can change unseen.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..base.environment import cache_root
+from ..base.errors import OptionError, Untrusted
+from ..base.extras import needing_factory
+from .key import canonical
+
+with needing_factory():
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+        load_pem_public_key,
+    )
+    from securesystemslib.dsse import Envelope
+    from securesystemslib.exceptions import Error
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+MOST_BYTES = 4 << 20
+"""Size of an envelope's file."""
+_UNREADABLE = OSError, ValueError, TypeError, UnsupportedAlgorithm, Error
+"""What reading a file that holds no key may raise."""
+
+
+def key_folder(cache_dir: str | None = None) -> Path:
+    """Where the own key is, and in `trusted` the public keys that are believed."""
+    return (Path(cache_dir) if cache_dir else cache_root()) / "factory"
+
+
+def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
+    """The Ed25519 key in a file (PEM, PKCS 8); None: the own one, made at its first use.
+
+    Its public half is believed on this machine from now on. Raises `OptionError`.
+    """
+    place = path or key_folder(cache_dir) / "key.pem"
+    if path is None and not place.exists():
+        _appear(place, CryptoSigner.generate_ed25519().private_bytes, 0o600)
+    try:
+        private = load_pem_private_key(place.read_bytes(), None)
+        found = CryptoSigner(private)
+    except _UNREADABLE as error:
+        raise OptionError(f"{place} holds no private key: {error}", param="key") from None
+    if found.public_key.keytype != "ed25519":
+        raise OptionError(f"{place} holds no Ed25519 key", param="key")
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    trusted = key_folder(cache_dir) / "trusted" / f"{found.public_key.keyid[:16]}.pem"
+    if not trusted.exists():
+        _appear(trusted, public, 0o644)
+    return found
+
+
+def trusted_keys(path: Path | None, cache_dir: str | None = None) -> list[SSlibKey]:
+    """The public key in a file (PEM, of either half); None: all in the folder `trusted`."""
+    places = [path] if path else sorted((key_folder(cache_dir) / "trusted").glob("*.pem"))
+    found = []
+    for place in places:
+        try:
+            data = place.read_bytes()
+            public = (
+                load_pem_private_key(data, None).public_key()
+                if b"PRIVATE" in data
+                else load_pem_public_key(data)
+            )
+            found.append(SSlibKey.from_crypto(public))
+        except _UNREADABLE as error:
+            raise OptionError(f"{place} holds no key: {error}", param="key") from None
+    return found
+
+
+def sign(statement: Mapping[str, Any], key: CryptoSigner) -> bytes:
+    """The envelope around a statement."""
+    envelope = Envelope(canonical(dict(statement)), PAYLOAD_TYPE, {})
+    envelope.sign(key)
+    return canonical(envelope.to_dict())
+
+
+def opened(data: bytes, keys: Iterable[SSlibKey]) -> dict[str, Any]:
+    """The statement in an envelope that one of these keys signed. Raises `Untrusted`."""
+    known = list(keys)
+    if len(data) > MOST_BYTES:
+        raise Untrusted(f"the envelope is larger than {MOST_BYTES:,} bytes")
+    try:
+        document = json.loads(data)
+        if data != canonical(document):
+            raise ValueError
+        payload = base64.b64decode(document["payload"], validate=True)
+        envelope = Envelope.from_dict(document)
+        if data != canonical(envelope.to_dict()):
+            raise ValueError
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, Error):
+        raise Untrusted("the envelope is not as it was written") from None
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise Untrusted(f"the envelope holds {envelope.payload_type!r:.80}, not {PAYLOAD_TYPE}")
+    if not {key.keyid for key in known} & set(envelope.signatures):
+        named = ", ".join(one[:16] for one in envelope.signatures) or "nobody"
+        raise Untrusted(
+            f"the signature is by {named}, whose key is not trusted here; its public half belongs "
+            "into the folder factory/trusted of the cache"
+        )
+    try:
+        envelope.verify(known, 1)
+        statement = json.loads(payload)
+    except (Error, ValueError):
+        raise Untrusted("the signature does not match what is signed") from None
+    if not isinstance(statement, dict) or statement.get("_type") != STATEMENT:
+        raise Untrusted("what is signed is no in-toto statement")
+    return statement
+
+
+def _appear(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that is there whole or not at all; one that another process wrote stays."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink()

@@ -1,0 +1,95 @@
+"""Where a model comes from, before anything is fetched: its files with their digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..base.config import EngineOptions
+from ..base.errors import ModelFileError
+from ..loader import CATALOG, Progress, open_model
+from ..loader.partial import file_sha256
+
+MOST_FILES = 2000
+"""Files of a model's folder; one that has more is no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file as it is to be."""
+
+    path: str
+    """Inside the model's folder."""
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model that a user named."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+    pinned: bool
+    """Does the catalog say what the bytes must be?"""
+    licence: str | None
+
+    def parameters(self) -> dict[str, Any]:
+        """What the key of the fetching stage holds: not where the files are."""
+        return {
+            "name": self.name,
+            "files": [[one.path, f"sha256:{one.sha256}", one.size] for one in self.files],
+            "pinned": self.pinned,
+        }
+
+
+def model_folder(engine: EngineOptions, progress: Progress | None = None) -> Path:
+    """The folder of the model's files, fetched where they are not on the disk.
+
+    Raises what `loader.open_model` does.
+    """
+    found = open_model(
+        engine.model, cache_dir=engine.cache_dir, offline=engine.offline, progress=progress
+    ).path
+    return found if found.is_dir() else found.parent
+
+
+def find_source(engine: EngineOptions, progress: Progress | None = None) -> Source:
+    """What the options name: of the catalog as pinned, of a folder or a hub as its bytes are now.
+
+    Raises what `loader.open_model` does; `ModelFileError` for a folder that is no model's.
+    """
+    model = engine.model
+    if model in CATALOG and not Path(model).exists():
+        known = CATALOG[model]
+        pinned = tuple(SourceFile(one.path, one.sha256, one.size) for one in known.files)
+        return Source(model, pinned, pinned=True, licence=known.licence)
+    opened = open_model(
+        model, cache_dir=engine.cache_dir, offline=engine.offline, progress=progress
+    )
+    folder = opened.path if opened.path.is_dir() else opened.path.parent
+    files = tuple(
+        SourceFile(path.relative_to(folder).as_posix(), file_sha256(path), path.stat().st_size)
+        for path in ([opened.path] if opened.path.is_file() else _files(folder))
+    )
+    name = Path(model).name if Path(model).exists() else model
+    return Source(name, files, pinned=False, licence=opened.licence)
+
+
+def model_path(folder: Path, names: list[str]) -> Path:
+    """What the loader is to open in a folder with these files."""
+    return folder / names[0] if len(names) == 1 and names[0].endswith(".gguf") else folder
+
+
+def _files(folder: Path) -> list[Path]:
+    found = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.name != "record.json"
+    )
+    if len(found) > MOST_FILES:
+        raise ModelFileError(f"{folder}: {len(found):,} files; a model has {MOST_FILES:,} at most")
+    return found

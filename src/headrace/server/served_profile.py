@@ -1,0 +1,39 @@
+"""What a server says of the signed profile that it was started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class ServedProfile:
+    """Made before the engine starts; `share` is filled when its speed was measured."""
+
+    name: str
+    digest: str
+    """Digest of the signed file."""
+    fit: str
+    why: str
+    """How this machine suits the profile."""
+    outcomes: dict[str, str]
+    """How each gate ended."""
+    seconds_per_token: float | None
+    """The certified ones of a single answer."""
+    share: float | None = None
+    """Certified seconds a token, divided by those measured here; 1: the certified speed."""
+
+    def __str__(self) -> str:
+        text = f"{self.name}, {self.fit}"
+        return text if self.share is None else f"{text}, {self.share:.2f} of its certified speed"
+
+    def document(self) -> dict[str, Any]:
+        """For `/v1/metadata`."""
+        return {
+            "profile": self.name,
+            "digest": self.digest,
+            "fit": self.fit,
+            "why": self.why,
+            "gates": self.outcomes,
+            "share": None if self.share is None else round(self.share, 3),
+        }
