@@ -53,7 +53,7 @@ LINES = {
     "quant": 780,
     "roofline": 4_900,
     "sched": 1_440,
-    "server": 14_120,
+    "server": 14_160,
     "speculate": 900,
     "text": 5_100,
     "worker": 3_560,
