@@ -28,13 +28,14 @@ def options(url: str, **changes: object) -> RunOptions:
 
 def test_embeddings_are_counted_by_their_inputs() -> None:
     with MockServer(Behaviour(ttft=0.05)) as server:
-        result = run_bench(options(server.url, slo="e2e:p99<2s")).result
+        result = run_bench(options(server.url, slo="e2e:p99<600s")).result
         body = server.seen.bodies[-1]
     assert sorted(body) == ["input", "model"]
     assert len(body["input"].split()) == 20
     assert result["succeeded"] == 12
     samples, figures = result["samples"], result["figures"]
-    assert samples["e2e"]["percentiles"]["p50"] == pytest.approx(0.05, abs=0.04)
+    # A server that sleeps is never early, but for what two clocks differ.
+    assert 0.049 <= samples["e2e"]["percentiles"]["p50"] <= result["seconds"]
     assert samples["input_tokens"]["mean"] == 20
     assert figures["total_throughput"]["value"] == pytest.approx(12 * 20 / result["seconds"])
     # Nothing was generated, so nothing is said of it.

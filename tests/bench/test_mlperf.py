@@ -63,7 +63,7 @@ def test_scenarios(tmp_path: Path, scenario: str, line: str) -> None:
     assert found.summary["Result is"] == ("VALID" if found.valid else "INVALID")
     if scenario == "SingleStream":
         # 20 ms to the first token and 11 pauses of 2 ms.
-        assert 42 <= float(found.summary["Min latency (ns)"]) / 1e6 < 80
+        assert float(found.summary["Min latency (ns)"]) / 1e6 >= 42
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_client_that_is_late_is_told_beside_loadgens_verdict(
 
 @pytest.mark.slow
 def test_offline_lasts_without_being_told_a_rate(tmp_path: Path) -> None:
-    with MockServer(Behaviour(ttft=0.01, itl=0.001, at_once=4)) as server:
+    with MockServer(Behaviour(ttft=0.1, itl=0.001, at_once=4)) as server:
         options = MlperfOptions(
             Target(server.url, "mock"),
             "Offline",
@@ -108,7 +108,7 @@ def test_offline_lasts_without_being_told_a_rate(tmp_path: Path) -> None:
             16,
             Lengths("fixed", 8),
             Lengths("fixed", 4),
-            min_seconds=1.0,
+            min_seconds=6.0,  # The pass takes 0.4 s where nothing else runs.
         )
         found = run_mlperf(options, Material(), tmp_path)
     assert found.requests > 16, "more than the one pass that told the rate"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -113,7 +114,7 @@ def test_a_run_without_answers_has_no_empty_table() -> None:
 
 def test_a_run_without_a_terminal_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 11.0, 12.0, 22.0])
-    monkeypatch.setattr(live.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     written = io.StringIO()
     progress = Progress(8, phase="running", started=0.0)
     view = live.LiveView(Console(file=written, force_terminal=False))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import tiny_model
-from engine_fakes import OPTIONS
+from engine_fakes import NOTES, OPTIONS
 
 from headrace.engine.supervisor import Supervision
 
@@ -21,6 +21,16 @@ def options(tiny: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a test and the fake in the engine process tell each other things."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    monkeypatch.setenv(NOTES, str(folder))
+    return folder
+
+
+@pytest.fixture
 def supervision(tmp_path: Path) -> Supervision:
-    """Little patience, so that tests are quick."""
-    return Supervision(hang=2.0, start=60.0, back_off=0.1, dumps=tmp_path / "flight")
+    """Quick to start again, and with the patience that a busy machine asks for: who wants a hang
+    to be seen makes the silence old by `engine_fakes.age`."""
+    return Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1, dumps=tmp_path / "flight")

@@ -6,15 +6,22 @@ import os
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from headrace.base.facts import WorkerFacts
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.step import Admission, PoolShape, StepPlan, StepResult, TokenLogprobs
 
-HANG, CRASH, RAISE, SLOW, LOCK = 290, 291, 292, 293, 294
-"""Prompt tokens that make a step hang, kill the process, raise, take 20 ms, or hang with the
-interpreter locked."""
+HANG, CRASH, RAISE, SLOW, LOCK, CRAWL = 290, 291, 292, 293, 294, 295
+"""Prompt tokens that make a step hang, kill the process, raise, take 20 ms, hang with the
+interpreter locked, or take a quarter of a second until the test lets go: an answer that is not
+done while anybody looks at it."""
+NOTES = "HEADRACE_TEST_NOTES"
+"""Variable with the folder in which a test and its fake tell each other how far they are."""
+LET_GO, HUNG, HOLD_START = "let-go", "hung-", "hold-start"
+"""Files there: crawling is over; the process with this id hangs from now on; a start waits while
+this is there."""
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
@@ -40,6 +47,22 @@ def continuation(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def note(name: str) -> Path | None:
+    """The file `name` of the notes between test and fake; None: the test keeps none."""
+    folder = os.environ.get(NOTES)
+    return None if folder is None else Path(folder) / name
+
+
+def noted(name: str) -> bool:
+    path = note(name)
+    return path is not None and path.exists()
+
+
+def tell(name: str) -> None:
+    if path := note(name):
+        path.touch()
+
+
 class FakeWorker:
     def __init__(self, step_seconds: float = 0.0) -> None:
         self.rows: dict[int, list[int]] = {}
@@ -62,8 +85,10 @@ class FakeWorker:
             self.admissions[admission.row] = admission
         prompts = [self.rows[row][: self.admissions[row].prompt_length] for row in plan.rows]
         if any(HANG in prompt for prompt in prompts):
+            tell(f"{HUNG}{os.getpid()}")
             time.sleep(3600)
         if any(LOCK in prompt for prompt in prompts):
+            tell(f"{HUNG}{os.getpid()}")
             # Takes longer than the universe is old, and never lets another thread run.
             re.match(r"(a+)+$", "a" * 200 + "b")
         if any(CRASH in prompt for prompt in prompts):
@@ -72,6 +97,8 @@ class FakeWorker:
             raise RuntimeError("the fake raises")
         if any(SLOW in prompt for prompt in prompts):
             time.sleep(0.02)
+        if any(CRAWL in prompt for prompt in prompts) and not noted(LET_GO):
+            time.sleep(0.25)
         time.sleep(self.step_seconds)
         tokens: list[list[int]] = [[] for _ in plan.rows]
         logprobs: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
@@ -100,6 +127,8 @@ class FakeWorker:
 
 
 def load(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+    while noted(HOLD_START):
+        time.sleep(0.01)
     return FakeWorker(), WorkerFacts(
         weight_bytes=1000, device_memory=10**9, phases={"weights": 0.0}
     )

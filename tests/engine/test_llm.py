@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,17 +233,23 @@ def test_closing_ends_a_call_of_another_thread(options: dict[str, Any]) -> None:
     llm = LLM(**options)
     working, ended = threading.Event(), []
 
+    def hold(_: Any) -> None:
+        """The call is in the midst of its work when the other thread has begun to close."""
+        working.set()
+        while not llm._closing:
+            time.sleep(0.005)
+
     def work() -> None:
         try:
-            llm.generate(["long"] * 8, greedy(400), on_delta=lambda _: working.set())
+            llm.generate(["long"] * 8, greedy(400), on_delta=hold)
         except EngineDead as error:
             ended.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    assert working.wait(30)
+    assert working.wait(300)
     llm.close()
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive()
     assert ended
     with pytest.raises(InvalidRequest, match="closed"):
@@ -296,7 +303,7 @@ def test_a_forked_child_is_told(options: dict[str, Any], threads: int) -> None:
         [sys.executable, "-W", "ignore", "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert (done.returncode, done.stdout.split()) == (0, ["7"]), done.stderr

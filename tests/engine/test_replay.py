@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -13,7 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine_fakes import FAKE, OPTIONS, SLOW
+from engine_fakes import CRAWL, FAKE, OPTIONS
+from engine_waits import until
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
@@ -162,9 +162,9 @@ async def test_a_death_leaves_what_was_in_work_and_the_dump_says_where(
     monkeypatch.setenv("HEADRACE_RECORD", str(tmp_path / "records"))
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
         await engine.generate([70], SamplingParams(temperature=0.0, max_tokens=3))
-        stream = engine.submit([65, SLOW], SamplingParams(temperature=0.0, max_tokens=300))
+        stream = engine.submit([65, CRAWL], SamplingParams(temperature=0.0, max_tokens=300))
         first = await anext(stream)
-        left = engine.submit([66, SLOW], SamplingParams(temperature=0.0, max_tokens=300))
+        left = engine.submit([66, CRAWL], SamplingParams(temperature=0.0, max_tokens=300))
         await anext(left)
         left.cancel()
         assert engine.engine_pid is not None
@@ -173,16 +173,14 @@ async def test_a_death_leaves_what_was_in_work_and_the_dump_says_where(
             async for _ in stream:
                 pass
         assert supervision.dumps is not None
-        for _ in range(200):
-            dumps = list(supervision.dumps.glob("flight-*.json"))
-            if dumps:
-                break
-            await asyncio.sleep(0.02)
+        folder = supervision.dumps
+        await until(lambda: list(folder.glob("flight-*.json")), "the dump is there")
+        dumps = list(folder.glob("flight-*.json"))
     named = records_of_dump(dumps[0])
     assert named is not None
     whole, cut = read_records(named)
     assert (whole.prompt, whole.cut, whole.choices[0].finish) == ([70], None, "length")
-    assert (cut.prompt, cut.cut, cut.choices[0].finish) == ([65, SLOW], "death", None)
+    assert (cut.prompt, cut.cut, cut.choices[0].finish) == ([65, CRAWL], "death", None)
     assert cut.choices[0].tokens[: len(first.token_ids)] == first.token_ids
 
 

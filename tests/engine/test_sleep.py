@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fakes import FAKE, SLOW, continuation
+from engine_fakes import CRAWL, FAKE, continuation
+from engine_waits import stopped, until
 
 from headrace.base.errors import EngineDead, Overloaded
 from headrace.base.sampling import SamplingParams
@@ -18,19 +19,12 @@ from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.operations import Asleep
 from headrace.engine.supervisor import Supervision
 
-PATIENT = Supervision(hang=60.0, start=60.0, back_off=0.1)
+PATIENT = Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 def started(options: dict[str, Any], worker: str = FAKE) -> Any:
     return AsyncEngine.start(worker=worker, supervision=PATIENT, **options)
-
-
-def stop(engine: AsyncEngine) -> int:
-    """From now on it answers nothing."""
-    assert engine.engine_pid is not None
-    os.kill(engine.engine_pid, signal.SIGSTOP)
-    return engine.engine_pid
 
 
 def up(engine: AsyncEngine) -> float | None:
@@ -54,7 +48,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 async def test_who_waits_for_the_process_does_not_wait_for_ever(options: dict[str, Any]) -> None:
     async with await started(options) as engine:
         assert up(engine) == 1
-        stop(engine)
+        await stopped(engine)
         engine.adapters.add(LoadedAdapter("one", "/nowhere", "one@1"))
         waiting = [
             asyncio.create_task(engine.inspect()),
@@ -65,7 +59,7 @@ async def test_who_waits_for_the_process_does_not_wait_for_ever(options: dict[st
         await engine.operations.sleep(2)
         for one in waiting:
             with pytest.raises(EngineDead, match="put to sleep"):
-                await asyncio.wait_for(one, 10)
+                await asyncio.wait_for(one, 120)
         assert up(engine) == 0
         await engine.operations.wake()
         assert up(engine) == 1
@@ -74,7 +68,7 @@ async def test_who_waits_for_the_process_does_not_wait_for_ever(options: dict[st
 
 async def test_a_light_sleep_that_was_cancelled_can_be_undone(options: dict[str, Any]) -> None:
     async with await started(options) as engine:
-        pid = stop(engine)
+        pid = await stopped(engine)
         await cancelled(asyncio.create_task(engine.operations.sleep(1)))
         os.kill(pid, signal.SIGCONT)
         assert engine.operations.asleep == 1, "the engine takes the message still"
@@ -88,17 +82,13 @@ async def test_a_light_sleep_that_was_cancelled_can_be_undone(options: dict[str,
 
 async def test_a_deep_sleep_that_was_cancelled_goes_on(options: dict[str, Any]) -> None:
     async with await started(options) as engine:
-        pid = stop(engine)
+        pid = await stopped(engine)
         await cancelled(asyncio.create_task(engine.operations.sleep(2)))
         assert engine.operations.asleep == 2
         assert engine.health().reason == "asleep (level 2)"
         assert await engine.operations.sleep(2) == {}, "it was waited for"
         assert engine.engine_pid is None
-        for _ in range(500):
-            if not Path(f"/proc/{pid}").exists():
-                break
-            await asyncio.sleep(0.02)
-        assert not Path(f"/proc/{pid}").exists()
+        await until(lambda: not Path(f"/proc/{pid}").exists(), "the process is gone")
         await engine.operations.wake()
         assert engine.operations.asleep == 0
         await served(engine)
@@ -106,7 +96,7 @@ async def test_a_deep_sleep_that_was_cancelled_goes_on(options: dict[str, Any]) 
 
 async def test_a_sleep_that_waits_for_requests_leaves_nothing(options: dict[str, Any]) -> None:
     async with await started(options) as engine:
-        stream = engine.submit([65, SLOW], SamplingParams(max_tokens=400))
+        stream = engine.submit([65, CRAWL], SamplingParams(max_tokens=400))
         await cancelled(asyncio.create_task(engine.operations.sleep(1, "wait")))
         assert engine.operations.asleep == 0, "the engine was not asked"
         assert (await anext(stream)).token_ids
@@ -128,11 +118,11 @@ async def test_the_process_refuses_while_its_pool_is_away(options: dict[str, Any
 
 async def test_a_close_in_the_midst_of_a_sleep(options: dict[str, Any]) -> None:
     engine = await started(options)
-    stop(engine)
+    await stopped(engine)
     sleeping = asyncio.create_task(engine.operations.sleep(2))
     await asyncio.sleep(0.1)
     await engine.close()
-    assert await asyncio.wait_for(sleeping, 10) == {}
+    assert await asyncio.wait_for(sleeping, 120) == {}
     assert engine.engine_pid is None
 
 
@@ -142,10 +132,7 @@ async def test_a_worker_that_dies_on_waking_is_replaced(options: dict[str, Any])
         await engine.operations.sleep(1)
         with pytest.raises(EngineDead, match="worker process exited with code 9"):
             await engine.operations.wake()
-        for _ in range(1000):
-            if engine.health().ready:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: engine.health().ready, "replaced")
         assert engine.health().restarts == 1
         assert engine.operations.asleep == 0
         await served(engine)
@@ -155,7 +142,7 @@ async def test_a_process_that_must_be_killed_is_gone_when_sleep_returns(
     options: dict[str, Any],
 ) -> None:
     async with await started(options) as engine:
-        pid = stop(engine)
+        pid = await stopped(engine)
         await engine.operations.sleep(2)
         assert not Path(f"/proc/{pid}").exists()
 
@@ -180,10 +167,7 @@ async def test_waking_up_is_no_restart(options: dict[str, Any]) -> None:
         assert counted("headrace:engine_restarts_total") == 0
         assert engine.engine_pid is not None
         os.kill(engine.engine_pid, signal.SIGKILL)
-        for _ in range(1000):
-            if engine.health().restarts and engine.health().ready:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: engine.health().restarts and engine.health().ready, "replaced")
         await served(engine)
         assert counted("headrace:engine_restarts_total") == 1
         await slept()

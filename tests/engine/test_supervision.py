@@ -6,16 +6,30 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fakes import CRASH, FAKE, HANG, LOCK, RAISE, SLOW, continuation
+from crawling_worker import CRAWLING
+from engine_fakes import (
+    CRASH,
+    CRAWL,
+    FAKE,
+    HANG,
+    HUNG,
+    LET_GO,
+    LOCK,
+    RAISE,
+    continuation,
+)
+from engine_waits import age, stopped, until
 
 from headrace.base.errors import EngineDead, EngineFault, Overloaded
 from headrace.base.sampling import SamplingParams
@@ -29,12 +43,7 @@ def greedy(tokens: int) -> SamplingParams:
 
 
 async def ready_again(engine: AsyncEngine, restarts: int = 1) -> None:
-    for _ in range(1000):
-        health = engine.health()
-        if health.ready and health.restarts >= restarts:
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail(f"not ready again: {engine.health()}")
+    await until(lambda: engine.health().ready and engine.health().restarts >= restarts, "ready")
 
 
 def metric(engine: AsyncEngine, name: str, **labels: str) -> float | None:
@@ -52,7 +61,7 @@ async def served(engine: AsyncEngine) -> None:
 
 async def test_kill_under_64_streams(options: dict[str, Any], supervision: Supervision) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        streams = [engine.submit([65, SLOW, i], greedy(300)) for i in range(64)]
+        streams = [engine.submit([65, CRAWL, i], greedy(300)) for i in range(64)]
         firsts = await asyncio.gather(*(anext(stream) for stream in streams))
         assert all(first.token_ids for first in firsts)
         first_pid = engine.engine_pid
@@ -105,19 +114,23 @@ async def test_a_crash_inside_a_step_is_seen_in_the_dump(
 
 @pytest.mark.parametrize("token", [HANG, LOCK])
 async def test_a_hung_step_is_ended_and_shows_its_stack(
-    options: dict[str, Any], supervision: Supervision, token: int
+    options: dict[str, Any], supervision: Supervision, token: int, notes: Path
 ) -> None:
-    async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        waiting = engine.submit([66, SLOW], greedy(400))
+    patience = replace(supervision, stacks=120.0)
+    async with await AsyncEngine.start(worker=FAKE, supervision=patience, **options) as engine:
+        waiting = engine.submit([66, CRAWL], greedy(400))
         await anext(waiting)
-        began = time.monotonic()
         culprit = asyncio.create_task(engine.generate([65, token], greedy(5)))
+        await until((notes / f"{HUNG}{engine.engine_pid}").exists, "the step hangs")
+        age(engine)
         with pytest.raises(EngineDead):
             async for _ in waiting:
                 pass
-        assert time.monotonic() - began > 1.5
+        # It is given to the second engine too, and to no third.
+        await until(lambda: len(list(notes.glob(f"{HUNG}*"))) == 2, "the second hangs")
+        age(engine)
         with pytest.raises(EngineDead, match="silent"):
-            await culprit  # It was given to the second engine too, and to no third.
+            await culprit
         assert engine.last_dump is not None
         record = json.loads(engine.last_dump.read_text())
         assert record["kind"] == "hang"
@@ -133,8 +146,8 @@ async def test_a_stopped_process_is_a_hung_one(
 ) -> None:
     """SIGSTOP: no thread of the engine process could have noticed."""
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGSTOP)
+        await stopped(engine)
+        age(engine)
         await ready_again(engine)
         await served(engine)
 
@@ -143,9 +156,14 @@ async def test_our_own_pause_is_not_taken_for_a_hang(
     options: dict[str, Any], supervision: Supervision
 ) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        pid = engine.engine_pid
-        time.sleep(2.5)  # The event loop stands still for longer than the limit.
-        await asyncio.sleep(0.7)
+        pid, channel = engine.engine_pid, engine._supervisor._channel
+        assert channel is not None
+        assert channel._socket is not None
+        age(engine)  # The event loop stands still for longer than the limit,
+        assert select.select([channel._socket], [], [], 120)[0]  # and meanwhile it beats.
+        aged = channel.received_at
+        await asyncio.sleep(1.5)
+        assert channel.received_at > aged + 1e5
         assert engine.engine_pid == pid
         assert engine.health().restarts == 0
         await served(engine)
@@ -180,17 +198,14 @@ async def test_a_restart_that_fails_is_tried_again_and_liveness_ends(
     from tiny_model import write
 
     own = {**options, "model": str(write(tmp_path / "own"))}
-    patience = Supervision(hang=2.0, back_off=0.02, back_off_most=0.05, give_up=3)
+    patience = Supervision(hang=300.0, back_off=0.02, back_off_most=0.05, give_up=3)
     engine = await AsyncEngine.start(
         worker="engine_fakes:load_after_failures", supervision=patience, **own
     )
     try:
         assert engine.engine_pid is not None
         os.kill(engine.engine_pid, signal.SIGKILL)
-        for _ in range(1000):
-            if not engine.health().alive:
-                break
-            await asyncio.sleep(0.02)
+        await until(lambda: not engine.health().alive, "given up")
         health = engine.health()
         assert not health.alive
         assert not health.ready
@@ -224,7 +239,7 @@ asyncio.run(main())
 """
 
 
-def gone(pid: int, within: float = 5.0) -> bool:
+def gone(pid: int, within: float = 120.0) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
@@ -240,7 +255,9 @@ def gone(pid: int, within: float = 5.0) -> bool:
 
 @pytest.mark.parametrize("token", [0, LOCK])
 @pytest.mark.parametrize("executor", ["inline", "multiproc"])
-def test_no_process_outlives_its_parent(options: dict[str, Any], executor: str, token: int) -> None:
+def test_no_process_outlives_its_parent(
+    options: dict[str, Any], executor: str, token: int, notes: Path
+) -> None:
     code = PARENT.format(options={**options, "executor": executor}, token=token)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
@@ -252,7 +269,8 @@ def test_no_process_outlives_its_parent(options: dict[str, Any], executor: str, 
             int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         ]
         assert len(children) == (1 if executor == "multiproc" else 0)
-        time.sleep(0.3)
+        while token and not list(notes.glob(f"{HUNG}*")):
+            time.sleep(0.02)
         parent.send_signal(signal.SIGKILL)
         assert all(gone(child) for child in (pid, *children))
 
@@ -276,7 +294,7 @@ def test_ctrl_c_reaches_the_parent_only(options: dict[str, Any]) -> None:
         time.sleep(0.3)
         os.kill(pid, 0)
         os.killpg(parent.pid, signal.SIGINT)
-        parent.wait(10)
+        parent.wait(120)
         assert gone(pid)
 
 
@@ -284,10 +302,9 @@ async def test_unread_requests_go_to_the_next_engine(
     options: dict[str, Any], supervision: Supervision
 ) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGSTOP)  # Nothing can have been read.
+        pid = await stopped(engine)  # Nothing can have been read.
         streams = [engine.submit([65, place], greedy(20)) for place in range(24)]
-        os.kill(engine.engine_pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
 
         async def read(stream: Any) -> list[int]:
             return [token async for delta in stream for token in delta.token_ids]
@@ -300,22 +317,24 @@ async def test_unread_requests_go_to_the_next_engine(
 
 
 async def test_whole_answers_survive_a_death_in_their_middle(
-    options: dict[str, Any], supervision: Supervision
+    options: dict[str, Any], supervision: Supervision, notes: Path
 ) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        answer = asyncio.create_task(engine.generate([65, SLOW], greedy(60)))
-        while not any(life.generated for _, life in engine.in_work()):
-            await asyncio.sleep(0.01)
+        answer = asyncio.create_task(engine.generate([65, CRAWL], greedy(400)))
+        await until(lambda: any(life.generated for _, life in engine.in_work()), "begun")
         assert engine.engine_pid is not None
         os.kill(engine.engine_pid, signal.SIGKILL)
-        assert (await answer).outputs[0].token_ids == continuation([65, SLOW], 60)
+        (notes / LET_GO).touch()
+        assert (await answer).outputs[0].token_ids == continuation([65, CRAWL], 400)
         assert metric(engine, "headrace:requests_retried_total") == 1
 
 
-async def test_a_sampled_answer_comes_anew_as_it_was(supervision: Supervision, tiny: Path) -> None:
+async def test_a_sampled_answer_comes_anew_as_it_was(
+    supervision: Supervision, tiny: Path, notes: Path
+) -> None:
     """Its seed is drawn once, where the request is resolved."""
     async with await AsyncEngine.start(
-        model=str(tiny), threads=1, kernels="ref", supervision=supervision
+        model=str(tiny), threads=1, kernels="ref", supervision=supervision, worker=CRAWLING
     ) as engine:
         sampling = SamplingParams(temperature=1.0, max_tokens=400, ignore_eos=True, n=2)
         stream = engine.submit([65, 66, 67], sampling, whole=True)
@@ -325,6 +344,7 @@ async def test_a_sampled_answer_comes_anew_as_it_was(supervision: Supervision, t
             before[delta.index] += delta.token_ids
         assert engine.engine_pid is not None
         os.kill(engine.engine_pid, signal.SIGKILL)
+        (notes / LET_GO).touch()
         answer: list[list[int]] = [list(tokens) for tokens in before]
         voids: list[tuple[int, int]] = []
         async for delta in stream:
@@ -345,12 +365,10 @@ async def test_who_leaves_while_the_next_engine_starts_is_forgotten(
     options: dict[str, Any], supervision: Supervision
 ) -> None:
     async with await AsyncEngine.start(worker=FAKE, supervision=supervision, **options) as engine:
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGSTOP)
+        pid = await stopped(engine)
         left, aborted = (engine.submit([65, place], greedy(20)) for place in range(2))
-        os.kill(engine.engine_pid, signal.SIGKILL)
-        while engine.health().ready:
-            await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not engine.health().ready, "its death is seen")
         left.cancel()
         assert engine.abort(aborted.request_id)
         with pytest.raises(EngineDead):
@@ -362,18 +380,18 @@ async def test_who_leaves_while_the_next_engine_starts_is_forgotten(
 
 
 async def test_a_silent_engine_is_not_ready(options: dict[str, Any], tmp_path: Path) -> None:
-    patience = Supervision(late=0.7, hang=60.0, dumps=tmp_path)
+    patience = Supervision(late=1e3, hang=1e9, dumps=tmp_path)
     async with await AsyncEngine.start(worker=FAKE, supervision=patience, **options) as engine:
-        assert engine.engine_pid is not None
-        await asyncio.sleep(1.0)
-        assert engine.health().ready  # It beats twice a second.
-        os.kill(engine.engine_pid, signal.SIGSTOP)
-        while engine.health().ready:
-            await asyncio.sleep(0.01)
+        assert engine.health().ready
+        pid = await stopped(engine)
+        age(engine, 500.0)
+        assert engine.health().ready
+        age(engine)
         health = engine.health()
+        assert not health.ready
         assert health.alive
         assert "silent" in health.reason
-        os.kill(engine.engine_pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         await ready_again(engine, restarts=0)
         assert engine.health().restarts == 0
 
@@ -381,14 +399,16 @@ async def test_a_silent_engine_is_not_ready(options: dict[str, Any], tmp_path: P
 async def test_a_step_that_was_announced_may_be_silent(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    patience = Supervision(late=0.5, hang=60.0, dumps=tmp_path)
+    patience = Supervision(late=1e3, hang=1e9, dumps=tmp_path)
     async with await AsyncEngine.start(worker=FAKE, supervision=patience, **options) as engine:
-        engine._supervisor._receive(Busy(2.0))
-        assert engine.engine_pid is not None
-        os.kill(engine.engine_pid, signal.SIGSTOP)
-        await asyncio.sleep(1.0)
+        pid = await stopped(engine)
+        age(engine, 0.0)  # What it said before is heard: it would end the announcement.
+        engine._supervisor._receive(Busy(1e4))
+        age(engine, 5e3)
         assert engine.health().ready
-        os.kill(engine.engine_pid, signal.SIGCONT)
+        age(engine, 1e4)
+        assert not engine.health().ready
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("what", ["process", "thread", "socket", "folder"])
@@ -416,8 +436,8 @@ async def test_a_start_that_cannot_even_begin_is_tried_again(
                 patch.setattr(names[what], refuses)
             assert engine.engine_pid is not None
             os.kill(engine.engine_pid, signal.SIGKILL)
-            while what != "folder" and tries < (1 if what == "thread" else 2):
-                await asyncio.sleep(0.02)
+            wanted = {"folder": 0, "thread": 1}.get(what, 2)
+            await until(lambda: tries >= wanted, "it was tried")
             assert engine.health().alive
         await ready_again(engine)
         await served(engine)
@@ -439,7 +459,7 @@ async def test_a_full_process_table(options: dict[str, Any], supervision: Superv
             [sys.executable, "-c", code, str(group)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=400,
             env=environment,
             check=False,
         )
@@ -464,17 +484,19 @@ group = Path(sys.argv[1])
 
 async def main():
     engine = await AsyncEngine.start(
-        worker="engine_fakes:load", supervision=Supervision(back_off=0.1), **{options!r})
+        worker="engine_fakes:load",
+        supervision=Supervision(back_off=0.1, give_up=50),
+        **{options!r},
+    )
     (group / "cgroup.procs").write_text(str(os.getpid()))
     (group / "pids.max").write_text((group / "pids.current").read_text())
     os.kill(engine.engine_pid, signal.SIGKILL)
-    await asyncio.sleep(2.0)
+    while engine.health().restarts < 4:
+        await asyncio.sleep(0.02)
     print("alive" if engine.health().alive and not engine.health().ready else "wrong")
     (group / "pids.max").write_text("max")
-    for _ in range(1500):
+    while not engine.health().ready:
         await asyncio.sleep(0.02)
-        if engine.health().ready:
-            break
     answer = await engine.generate([65], SamplingParams(temperature=0.0, max_tokens=3))
     print("served" if len(answer.outputs[0].token_ids) == 3 else "wrong")
     await engine.close()
@@ -496,8 +518,7 @@ async def test_a_supervisor_that_ends_is_seen(
         with monkeypatch.context() as patch:
             patch.setattr(engine._supervisor, "_dump", broken)
             os.kill(first, signal.SIGKILL)
-            while not engine.tasks.down:
-                await asyncio.sleep(0.01)
+            await until(lambda: engine.tasks.down, "the supervisor ended")
             assert engine.tasks.down == {"supervisor": "ValueError: a bug"}
             assert not engine.health().ready
         await ready_again(engine)

@@ -17,7 +17,7 @@ from typing import Any
 
 from fault_client import all_of, http
 
-LIMIT = 120.0
+LIMIT = 600.0
 """Seconds after which an attack is given up."""
 
 

@@ -94,16 +94,18 @@ class Place:
         raise TimeoutError("no tokens came")
 
     async def until_in_work(self, count: int) -> None:
-        """So many requests have reached the API process's engine face."""
-        end = time.monotonic() + 20
+        """So many requests have reached the API process's engine face, or all that did are done."""
+        end, before = time.monotonic() + 3 * LIMIT, 0.0
         async with http() as client:
             while time.monotonic() < end:
                 text = (await client.get(self.server.url + "/metrics")).text
                 line = next(
                     x for x in text.splitlines() if x.startswith("headrace_http_requests_in_work")
                 )
-                if float(line.split()[-1]) >= count:
+                now = float(line.split()[-1])
+                if now >= count or (before > 0 and now == 0):
                     return
+                before = now
                 await asyncio.sleep(0.05)
 
     async def serves(self, row: Row) -> Row:
@@ -263,7 +265,7 @@ async def no_processes(place: Place) -> Row | None:
         (group / "pids.max").write_text((group / "pids.current").read_text())
         os.kill(place.engine, signal.SIGKILL)
         await asyncio.sleep(5)
-        row.count(await all_of(place.url, [place.ask(4)] * 4, limit=10))
+        row.count(await all_of(place.url, [place.ask(4)] * 4))
         (group / "pids.max").write_text("max")
         await place.serves(row)
     finally:

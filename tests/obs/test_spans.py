@@ -124,7 +124,7 @@ async def test_a_request_becomes_a_tree_under_the_callers_span(
     assert reply.status_code == 200
     await client.get("/health")
     await client.post("/no/such/path")
-    spans.close()
+    spans.close(120.0)
     assert set(sink.paths) == {"/v1/traces"}
     exchange = sink.one("POST /v1/chat/completions")
     request = sink.one("chat fake")
@@ -152,7 +152,7 @@ async def test_a_request_becomes_a_tree_under_the_callers_span(
         assert (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 == pytest.approx(
             0.1, abs=0.01
         )
-    assert abs(request.end_time_unix_nano / 1e9 - time.time()) < 30
+    assert abs(request.end_time_unix_nano / 1e9 - time.time()) < 600
     assert not any(b"secret" in span.SerializeToString() for span in sink.spans)
 
 
@@ -161,7 +161,7 @@ async def test_a_refused_request_has_its_status_and_no_request_span(
 ) -> None:
     client, spans = traced
     assert (await client.post("/v1/chat/completions", json={"messages": []})).status_code == 400
-    spans.close()
+    spans.close(120.0)
     exchange = sink.one("POST /v1/chat/completions")
     assert _values(exchange)["http.response.status_code"] == 400
     assert not exchange.parent_span_id, "without traceparent it is a root"
@@ -179,6 +179,10 @@ def test_a_real_server_sends_the_true_times(sink: Sink, tmp_path: Path) -> None:
         reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         took = time.time() - begin
         assert reply.status_code == 200
+        # The end of a server waits two seconds for a collector, and no longer.
+        end = time.monotonic() + 120
+        while len(sink.spans) < 5 and time.monotonic() < end:
+            time.sleep(0.05)
         server.signal()
         assert server.wait() == 0
     request = sink.one("text_completion tiny")

@@ -105,7 +105,7 @@ class MockServer:
 
     def __enter__(self) -> MockServer:
         self._thread.start()
-        if not self._ready.wait(10):
+        if not self._ready.wait(60):
             raise RuntimeError("the mock server did not start")
         return self
 
@@ -225,6 +225,7 @@ class MockServer:
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
+        out = _Held() if behaviour.buffered else writer
         drop = tokens // 2 if self._rng.random() < behaviour.drop_rate else -1
         shift = 0.0
         for number in range(0, tokens, behaviour.chunk):
@@ -243,7 +244,7 @@ class MockServer:
                 part = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
             for _ in range(behaviour.repeat):
                 self._event(
-                    writer,
+                    out,
                     {**head, "choices": [{"index": 0, "finish_reason": None, **part, **ids}]},
                 )
             if not behaviour.buffered:
@@ -253,16 +254,18 @@ class MockServer:
         if behaviour.buffered:
             await _until(first + behaviour.itl * (tokens - 1))
         end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
-        self._event(writer, {**head, "choices": [{"index": 0, "finish_reason": "length", **end}]})
+        self._event(out, {**head, "choices": [{"index": 0, "finish_reason": "length", **end}]})
         if not behaviour.no_usage:
-            self._event(writer, {**head, "choices": [], "usage": usage})
+            self._event(out, {**head, "choices": [], "usage": usage})
         if behaviour.done:
-            self._event(writer, "[DONE]")
-        writer.write(b"0\r\n\r\n")
+            self._event(out, "[DONE]")
+        out.write(b"0\r\n\r\n")
+        if isinstance(out, _Held):
+            writer.write(out.all)
         await writer.drain()
         return True
 
-    def _event(self, writer: asyncio.StreamWriter, value: dict[str, Any] | str) -> None:
+    def _event(self, writer: asyncio.StreamWriter | _Held, value: dict[str, Any] | str) -> None:
         text = value if isinstance(value, str) else json.dumps(value)
         data = f"data: {text}{self.behaviour.line_end * 2}".encode()
         writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
@@ -294,6 +297,16 @@ class MockServer:
                     cached = end
                 self._cached.add(key)
         return len(units), cached
+
+
+class _Held:
+    """An answer that leaves in one piece, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.all = b""
+
+    def write(self, data: bytes) -> None:
+        self.all += data
 
 
 async def _until(when: float) -> None:

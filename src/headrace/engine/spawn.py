@@ -81,7 +81,8 @@ class Child:
         return None
 
     def ask_for_stacks(self) -> None:
-        """Make it write the stacks of all its threads; works also while it hangs in C code."""
+        """Make it write the stacks of all its threads and then end; works also while it hangs in
+        C code."""
         with contextlib.suppress(OSError):
             self._process.send_signal(DUMP_SIGNAL)
 
@@ -120,7 +121,8 @@ def become_child(folder: Path, *, bound: bool) -> IO[str]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)
-    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True)
+    # After the last line the signal does what it did before: its end says that they are all there.
+    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)
     threading.Thread(target=_follow_parent, name="headrace-lifeline", daemon=True).start()
     return stacks
 

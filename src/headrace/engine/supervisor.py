@@ -37,6 +37,8 @@ class Supervision:
     engine does not count as ready."""
     hang: float = 120.0
     """Silence of the step loop after which it is taken to hang: longer than any step takes."""
+    stacks: float = 2.0
+    """Time that a process which hangs has to write its stacks; one that is stopped never does."""
     start: float = 900.0
     """Silence between two phases of the start."""
     back_off: float = 0.5
@@ -330,7 +332,7 @@ class Supervisor:
             silence = time.monotonic() - self._channel.received_at
             if silence > limit:
                 self._child.ask_for_stacks()
-                await asyncio.sleep(0.3)
+                await _gone(self._child, self._rules.stacks)
                 self._child.kill()
                 await self._reap()
                 return "hang", f"was silent for {silence:.1f} seconds and was ended"
