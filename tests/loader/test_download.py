@@ -80,11 +80,11 @@ def hub() -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def no_hub() -> Hub:
-    """An address at which nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return Hub(f"http://127.0.0.1:{free.getsockname()[1]}")
+def no_hub() -> Iterator[Hub]:
+    """An address at which nothing listens, and nobody else can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield Hub(f"http://127.0.0.1:{held.getsockname()[1]}")
 
 
 class Watcher:
@@ -415,7 +415,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path, hub: F
         target=_fetch_on_a_tiny_disk, args=(hub.url, tmp_path)
     )
     child.start()
-    child.join(60)
+    child.join(300)
     assert child.exitcode == 3
     assert leftovers(tmp_path) == [".lock"]
 
@@ -459,7 +459,7 @@ def test_processes_at_once_download_once(tmp_path: Path, hub: FakeHub) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(300)
     assert [child.exitcode for child in children] == [0] * 4
     assert len(hub.requests) == 1
     assert (tmp_path / "models/test/test.gguf").read_bytes() == CONTENT
