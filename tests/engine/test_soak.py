@@ -73,7 +73,7 @@ async def test_soak(options: dict[str, Any], supervision: Supervision) -> None:
                     await asyncio.sleep(0.05)  # A restart, after three failures in a row.
 
         def memory() -> list[float]:
-            """Of this process and, while there is one, of the engine's."""
+            """MiB that this process holds and, while there is one, the engine's."""
             gc.collect()
             held = [psutil.Process().memory_info().rss / 2**20]
             with contextlib.suppress(psutil.NoSuchProcess):  # It may have died this very moment.

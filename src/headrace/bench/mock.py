@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import random
 import threading
@@ -225,7 +226,8 @@ class MockServer:
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
-        out = _Held() if behaviour.buffered else writer
+        held = io.BytesIO()  # One piece, on any machine.
+        out = held if behaviour.buffered else writer
         drop = tokens // 2 if self._rng.random() < behaviour.drop_rate else -1
         shift = 0.0
         for number in range(0, tokens, behaviour.chunk):
@@ -234,8 +236,7 @@ class MockServer:
                 return False
             if behaviour.stall_after and number == behaviour.stall_after:
                 shift = behaviour.stall_seconds
-            if not behaviour.buffered:
-                await _until(first + shift + behaviour.itl * number)
+            await _until(first + shift + behaviour.itl * number)
             text = " tok" * min(behaviour.chunk, tokens - number)
             part = {"delta": {"content": text}} if chat else {"text": text}
             count = min(behaviour.chunk, tokens - number)
@@ -247,12 +248,9 @@ class MockServer:
                     out,
                     {**head, "choices": [{"index": 0, "finish_reason": None, **part, **ids}]},
                 )
-            if not behaviour.buffered:
-                await writer.drain()
+            await writer.drain()
             if writer.transport.is_closing():
                 raise ConnectionResetError
-        if behaviour.buffered:
-            await _until(first + behaviour.itl * (tokens - 1))
         end: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
         self._event(out, {**head, "choices": [{"index": 0, "finish_reason": "length", **end}]})
         if not behaviour.no_usage:
@@ -260,15 +258,14 @@ class MockServer:
         if behaviour.done:
             self._event(out, "[DONE]")
         out.write(b"0\r\n\r\n")
-        if isinstance(out, _Held):
-            writer.write(out.all)
+        writer.write(held.getvalue())
         await writer.drain()
         return True
 
-    def _event(self, writer: asyncio.StreamWriter | _Held, value: dict[str, Any] | str) -> None:
+    def _event(self, out: asyncio.StreamWriter | io.BytesIO, value: dict[str, Any] | str) -> None:
         text = value if isinstance(value, str) else json.dumps(value)
         data = f"data: {text}{self.behaviour.line_end * 2}".encode()
-        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        out.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
     async def _vector(
         self, request: dict[str, Any], writer: asyncio.StreamWriter, begin: float
@@ -297,16 +294,6 @@ class MockServer:
                     cached = end
                 self._cached.add(key)
         return len(units), cached
-
-
-class _Held:
-    """An answer that leaves in one piece, however busy the machine is."""
-
-    def __init__(self) -> None:
-        self.all = b""
-
-    def write(self, data: bytes) -> None:
-        self.all += data
 
 
 async def _until(when: float) -> None:
