@@ -81,8 +81,7 @@ class Child:
         return None
 
     def ask_for_stacks(self) -> None:
-        """Make it write the stacks of all its threads and then end; works also while it hangs in
-        C code."""
+        """Make it write its threads' stacks and then end; works also while it hangs in C code."""
         with contextlib.suppress(OSError):
             self._process.send_signal(DUMP_SIGNAL)
 
@@ -121,8 +120,7 @@ def become_child(folder: Path, *, bound: bool) -> IO[str]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stacks = (folder / STACKS).open("w")
     faulthandler.enable(stacks)
-    # After the last line the signal does what it did before: its end says that they are all there.
-    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)
+    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True, chain=True)  # Then it ends by it.
     threading.Thread(target=_follow_parent, name="headrace-lifeline", daemon=True).start()
     return stacks
 
