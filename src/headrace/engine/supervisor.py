@@ -33,8 +33,7 @@ class Supervision:
     """Limits of patience, in seconds."""
 
     late: float = 2.5
-    """Silence of the step loop, beyond the bound of the step that it is in, after which the
-    engine does not count as ready."""
+    """Silence of the step loop, beyond its step's bound, after which it does not count as ready."""
     hang: float = 120.0
     """Silence of the step loop after which it is taken to hang: longer than any step takes."""
     stacks: float = 2.0
@@ -202,8 +201,7 @@ class Supervisor:
         self._bury()
         self._channel = self._child = None
         if child is not None:
-            # Who is told that the engine sleeps may count on its memory. A killed process takes
-            # a moment; one that the system does not let go of is not waited for.
+            # Who is told that it sleeps may count on its memory: a killed process takes a moment.
             await _gone(child, 10.0)
 
     # The life of one process after the other
