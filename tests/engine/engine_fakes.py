@@ -174,6 +174,17 @@ def load_dying(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker,
     return DyingWorker(), WorkerFacts(weight_bytes=1000, device_memory=10**9)
 
 
+def load_at_leisure(files: ModelFiles, settings: dict[str, Any]) -> tuple[FakeWorker, WorkerFacts]:
+    """The first process takes 0.2 s a step; the next does not start before the file `go`."""
+    marker = files.path / "started-once"
+    if not marker.exists():
+        marker.touch()
+        return FakeWorker(step_seconds=0.2), load(files, settings)[1]
+    while not (files.path / "go").exists():
+        time.sleep(0.02)
+    return load(files, settings)
+
+
 def load_after_failures(
     files: ModelFiles, settings: dict[str, Any]
 ) -> tuple[FakeWorker, WorkerFacts]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,13 @@ from headrace.server.app import Application, create_app
 @pytest.fixture
 def engine() -> FakeEngine:
     return FakeEngine()
+
+
+@pytest.fixture
+def gate(engine: FakeEngine, tmp_path: Path) -> Path:
+    """The file without which no answer of this engine gives a token."""
+    engine.gate, engine.held_after = tmp_path / "gate", 0
+    return tmp_path / "gate"
 
 
 @pytest.fixture

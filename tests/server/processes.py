@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import IO
+
+import psutil
 
 HERE = Path(__file__).parent
 FAKE = """
@@ -125,6 +128,21 @@ def api_pid(server: Running) -> int:
     """The process that answers: the only child of the one that was started (`headrace serve`)."""
     pid = server.process.pid
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def ended(pid: int) -> bool:
+    """Is this process gone? One that nobody has waited for yet is."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def kill(pid: int) -> None:
+    """End it at once: what connects from now on meets it no more."""
+    os.kill(pid, signal.SIGKILL)
+    while not ended(pid):
+        time.sleep(0.005)
 
 
 def memory(server: Running) -> int:

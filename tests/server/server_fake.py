@@ -29,7 +29,6 @@ from headrace.obs.life import RequestLife
 from headrace.text import ChatTemplate
 
 VOCABULARY = 1000
-HELD_AFTER = 5
 ARCH = ModelArch(
     family="fake",
     vocab_size=VOCABULARY,
@@ -112,9 +111,11 @@ class FakeOperations:
 class FakeEngine:
     """Streams `answer` one token per `delay` seconds, again and again up to max_tokens.
 
-    With a `gate` every answer waits after `HELD_AFTER` tokens until that file is there: a test that
+    With a `gate` every answer waits after `held_after` tokens until that file is there: a test that
     looks at an answer in work, or ends it, finds it so however slow the test and however fast this.
     """
+
+    held_after = 5
 
     def __init__(
         self,
@@ -148,6 +149,8 @@ class FakeEngine:
         self.delay = delay
         self.answer = answer
         self.gate = gate
+        self.held: set[str] = set()
+        """What waits at the gate."""
         self.once = False
         """Ends with the answer's end."""
         self.state = Health(ready=True, alive=True)
@@ -199,8 +202,7 @@ class FakeEngine:
         while place < sampling.max_tokens - 1:
             place += 1
             await asyncio.sleep(self.delay)
-            while self.gate is not None and place >= HELD_AFTER and not Path(self.gate).exists():
-                await asyncio.sleep(0.01)
+            await self._held(stream.request_id, place)
             if place == self.dies_after:
                 self.dies_after = None
                 if not stream.repeatable:
@@ -238,6 +240,16 @@ class FakeEngine:
             if ends:
                 break
         self.running.pop(stream.request_id, None)
+
+    async def _held(self, request_id: str, place: int) -> None:
+        if self.gate is None or place < self.held_after:
+            return
+        self.held.add(request_id)
+        try:
+            while not Path(self.gate).exists():
+                await asyncio.sleep(0.01)
+        finally:
+            self.held.discard(request_id)
 
     def _cancel(self, request_id: str) -> None:
         task = self.running.pop(request_id, None)

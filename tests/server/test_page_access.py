@@ -47,7 +47,7 @@ def visit(server: Running, work: Any, **context: Any) -> Any:
         with playwright.sync_playwright() as run:
             browser = run.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             tab = browser.new_context(**context).new_page()
-            tab.set_default_timeout(60_000)
+            tab.set_default_timeout(120_000)
             tab.goto(server.url)
             tab.wait_for_selector("#dot.ready")
             try:
@@ -56,7 +56,7 @@ def visit(server: Running, work: Any, **context: Any) -> Any:
                 browser.close()
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(inside).result(180)
+        return pool.submit(inside).result(500)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

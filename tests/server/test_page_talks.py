@@ -25,8 +25,14 @@ USER = {"role": "user", "content": "x"}
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with running(fake_server(delay=0.02)) as server:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file without which no answer has more than five tokens."""
+    return tmp_path_factory.mktemp("page") / "gate"
+
+
+@pytest.fixture(scope="module")
+def url(gate: Path) -> Iterator[str]:
+    with running(fake_server(gate=gate)) as server:
         yield server.url
 
 
@@ -40,14 +46,14 @@ def visit(url: str) -> Iterator[Callable[..., Any]]:
             with playwright.sync_playwright() as run:
                 browser = run.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
                 tab = browser.new_context(**context).new_page()
-                tab.set_default_timeout(60_000)
+                tab.set_default_timeout(120_000)
                 tab.on("pageerror", lambda error: errors.append(str(error)))
                 _ready(tab, url)
                 work(tab)
                 browser.close()
 
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(inside).result(180)
+            return pool.submit(inside).result(500)
 
     yield call
     assert not errors
@@ -195,7 +201,7 @@ def test_on_a_phone_a_wrong_setting_is_shown(visit: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_nothing_above_an_answer_moves(visit: Callable[..., Any], width: int) -> None:
+def test_nothing_above_an_answer_moves(visit: Callable[..., Any], gate: Path, width: int) -> None:
     heights = "[...document.querySelectorAll('.turn')].slice(0, 4).map((turn) => turn.offsetHeight)"
 
     def work(tab: Any) -> None:
@@ -204,13 +210,16 @@ def test_nothing_above_an_answer_moves(visit: Callable[..., Any], width: int) ->
         tab.fill("[name=max_completion_tokens]", "30")
         if width < 800:
             tab.click("#close-settings")
+        gate.touch()
         _ask(tab, "One")
         _ask(tab, "Two")
+        gate.unlink()
         before = tab.evaluate(heights)
         tab.fill("#message", "Three")
         tab.keyboard.press("Enter")
         tab.wait_for_selector(".turn.busy .foot span")
         assert tab.evaluate(heights) == before
+        gate.touch()
         tab.wait_for_selector(".turn:nth-child(6):not(.busy) .acts:not(.waits)")
         assert tab.evaluate(heights) == before
 

@@ -145,35 +145,35 @@ def test_a_real_engine_gives_its_memory_back(tmp_path: Path, executor: str) -> N
         ask(server, prompt=prompts, max_tokens=240, ignore_eos=True).raise_for_status()
         awake, children = resident(server)
 
-        reply = httpx.post(boss + "/sleep?level=1", timeout=60).json()
+        reply = httpx.post(boss + "/sleep?level=1").json()
         assert reply["kv_bytes"] > 200 * 2**20
         asleep, _ = resident(server)
         assert awake - asleep > 120, f"{awake:.0f} MiB awake, {asleep:.0f} asleep"
         assert ask(server).status_code == 503
         assert httpx.post(boss + "/reset_prefix_cache").status_code == 503
-        httpx.post(boss + "/wake_up", timeout=60).raise_for_status()
+        httpx.post(boss + "/wake_up").raise_for_status()
         again = ask(server).json()
         assert again["choices"] == before["choices"]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
-        httpx.post(boss + "/sleep?level=2", timeout=60).raise_for_status()
+        httpx.post(boss + "/sleep?level=2").raise_for_status()
         _, left = resident(server)
         assert left < children
         assert ask(server).headers["retry-after"] == "5"
-        httpx.post(boss + "/wake_up", timeout=120).raise_for_status()
+        httpx.post(boss + "/wake_up").raise_for_status()
         assert ask(server).json()["choices"] == before["choices"]
         restarts = re.findall(
             r"^headrace:engine_restarts_total\S* (\S+)", httpx.get(boss + "/metrics").text, re.M
         )
         assert not any(map(float, restarts)), "waking up is no restart"
-        httpx.post(boss + "/sleep?level=2", timeout=60).raise_for_status()
+        httpx.post(boss + "/sleep?level=2").raise_for_status()
         server.signal()
         assert server.wait() == 0, "a sleeping server ends as any other"
 
 
 @pytest.mark.slow
 def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_tiny_model(tmp_path / "tiny")
+    model = make_tiny_model(tmp_path / "tiny", hidden=512)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     command = headrace(
         "serve",
@@ -188,7 +188,8 @@ def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.Mo
         "4",
         "--kv-memory",
         "8MiB",
-        # An answer that is still coming when the engine is put to sleep wants slow kernels.
+        # An answer of a wide model on slow kernels lasts: it still comes when the engine is put
+        # to sleep.
         "--kernels",
         "ref",
     )
@@ -200,7 +201,7 @@ def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.Mo
         else:
             assert httpx.post(boss + "/start_profile").status_code == 400
             ask(server)
-            made = httpx.post(boss + "/stop_profile", timeout=60).json()
+            made = httpx.post(boss + "/stop_profile").json()
             assert made["steps"] >= 8
             assert made["left_out"] == 0
             events = json.loads(Path(made["path"]).read_text())["traceEvents"]
@@ -209,12 +210,11 @@ def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.Mo
         with httpx.stream(
             "POST",
             server.url + "/v1/completions",
-            timeout=60,
             json={"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True},
         ) as reply:
             lines = reply.iter_lines()
             next(lines)
-            httpx.post(boss + "/sleep", timeout=60).raise_for_status()
+            httpx.post(boss + "/sleep").raise_for_status()
             assert any('"aborted"' in line for line in lines)
-        httpx.post(boss + "/wake_up", timeout=60).raise_for_status()
+        httpx.post(boss + "/wake_up").raise_for_status()
         assert ask(server).status_code == 200

@@ -50,6 +50,7 @@ class Guarded:
                 Key("limited", hash_of(self.limited), **limits),
             ],
         )
+        self.gate = folder / "gate"
         self.engine = FakeEngine()
         options = ServerOptions(keys=str(self.file), store=str(folder / "store.db"))
         self.app = create_app(self.engine, options)  # type: ignore[arg-type]
@@ -58,6 +59,10 @@ class Guarded:
 
     def _client(self, app: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+
+    def hold(self) -> None:
+        """No answer gives a token before the gate is there."""
+        self.engine.gate, self.engine.held_after = self.gate, 0
 
     async def ask(self, key: str, **more: Any) -> httpx.Response:
         return await self.http.post(CHAT, json=BODY | more, headers=bearer(key))
@@ -147,8 +152,12 @@ async def test_a_limit_on_tokens(tmp_path: Path) -> None:
 
 async def test_a_limit_on_concurrency_frees_what_ends(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, concurrent=2)
-    guarded.engine.delay = 0.02
-    replies = await asyncio.gather(*(guarded.ask(guarded.limited, stream=True) for _ in range(5)))
+    guarded.hold()
+    asked = [asyncio.create_task(guarded.ask(guarded.limited, stream=True)) for _ in range(5)]
+    while sum(task.done() for task in asked) < 3:
+        await asyncio.sleep(0.01)
+    guarded.gate.touch()
+    replies = await asyncio.gather(*asked)
     assert sorted(reply.status_code for reply in replies) == [200, 200, 429, 429, 429]
     assert (await guarded.ask(guarded.limited)).status_code == 200
     assert (await guarded.ask(guarded.limited, max_tokens=0)).status_code == 400
@@ -157,12 +166,13 @@ async def test_a_limit_on_concurrency_frees_what_ends(tmp_path: Path) -> None:
 
 async def test_background_work_is_charged_at_its_end(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, concurrent=1)
-    guarded.engine.delay = 0.01
+    guarded.hold()
     body = {"input": "hi", "max_output_tokens": 8, "background": True}
     headers = bearer(guarded.limited)
     made = await guarded.http.post("/v1/responses", json=body, headers=headers)
     assert made.json()["status"] == "queued"
     assert (await guarded.ask(guarded.limited)).status_code == 429
+    guarded.gate.touch()
     while guarded.app.state.service.in_work:
         await asyncio.sleep(0.01)
     account = guarded.app.state.accounts.find(guarded.limited)
@@ -203,9 +213,10 @@ async def test_the_ledger_counts_and_survives(tmp_path: Path) -> None:
 
 async def test_the_operator_aborts_and_drains(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path)
-    guarded.engine.delay = 0.05
+    guarded.hold()
     asked = asyncio.create_task(guarded.ask(guarded.user, max_tokens=400, request_id="mine"))
-    await asyncio.sleep(0.2)
+    while not guarded.engine.held:
+        await asyncio.sleep(0.01)
     headers = bearer(guarded.operator)
     post = guarded.operating.post
     missing = await post("/operate/abort", json={"request_id": "x"}, headers=headers)

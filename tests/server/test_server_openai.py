@@ -202,7 +202,7 @@ async def test_thirty_two_streams_with_disconnects_free_every_block(
 
     counts = await asyncio.gather(*(stream(number) for number in range(32)))
     assert counts[::2] == [60] * 16
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     wanted = {
         "vllm:num_requests_running": 0.0,
         "vllm:num_requests_waiting": 0.0,

@@ -82,7 +82,7 @@ def test_a_parent_that_cannot_prepare_goes_on() -> None:
 
 
 def test_an_exit_is_passed_on() -> None:
-    done = subprocess.run(parent(serve="return 7"), capture_output=True, timeout=60)
+    done = subprocess.run(parent(serve="return 7"), capture_output=True, timeout=300)
     assert done.returncode == 7
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -233,12 +234,23 @@ async def test_a_bug_shows_nothing_of_its_inside(
     assert (await client.get("/health")).status_code == 200
 
 
-async def test_silence_is_filled_with_comments(
-    client: httpx.AsyncClient, engine: FakeEngine, app: Any
-) -> None:
-    app.state.service.keep_alive = 0.05
-    engine.delay = 0.17
-    reply = await client.post(CHAT, json=HELLO | {"stream": True, "max_tokens": 2})
+async def test_silence_is_filled_with_comments(app: Any, gate: Path) -> None:
+    app.state.service.keep_alive = 0.01
+    comments = 0
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        async def watched(message: Any) -> None:
+            nonlocal comments
+            comments += b": keep-alive" in message.get("body", b"")
+            if comments == 4:
+                gate.touch()
+            await send(message)
+
+        await app(scope, receive, watched)
+
+    transport = httpx.ASGITransport(app=counted)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        reply = await client.post(CHAT, json=HELLO | {"stream": True, "max_tokens": 2})
     assert reply.text.startswith(": keep-alive\n\n")
     assert reply.text.count(": keep-alive\n\n") >= 4
     assert reply.text.endswith("data: [DONE]\n\n")

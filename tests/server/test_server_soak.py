@@ -30,7 +30,7 @@ def test_random_traffic_leaves_nothing_behind(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(record.read_text())["counts"]

@@ -96,11 +96,11 @@ async def test_an_engine_that_starts_again_counts_from_zero() -> None:
 
 async def test_the_board_leaves_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "SECONDS", 0.01)
-    monkeypatch.setattr(board_module, "IDLE_SECONDS", 0.05)
     engine = SteppingEngine()
     board = Board(engine)  # type: ignore[arg-type]
     await board.next()
     assert engine.callbacks
+    monkeypatch.setattr(board_module, "IDLE_SECONDS", 0.05)
     while not board.closed:
         await asyncio.sleep(0.01)
     assert not engine.callbacks
@@ -156,8 +156,8 @@ async def test_the_snapshot_and_the_stream(
     assert first["server"]["model"] == "fake"
     assert first["server"]["ready"]
     assert first["server"]["decisions"][0]["name"] == "kernels"
-    await asyncio.sleep(0.1)
-    assert (await client.get("/v1/stats")).json()["points"]
+    while not (await client.get("/v1/stats")).json()["points"]:
+        await asyncio.sleep(0.01)
 
     watchers = serve_module.watchers(app)
     frames = watchers.events()

@@ -63,11 +63,11 @@ async def look(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, An
 async def until(
     client: httpx.AsyncClient, batch: dict[str, Any], *statuses: str, done: int = 0
 ) -> dict[str, Any]:
-    for _ in range(1500):
+    for _ in range(12000):
         found = await look(client, batch)
         if found["status"] in (statuses or DONE) and found["request_counts"]["completed"] >= done:
             return found
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.01)
     raise AssertionError(f"the batch did not end: {found}")
 
 

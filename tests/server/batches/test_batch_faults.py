@@ -227,10 +227,9 @@ def test_rows_of_a_request(body: dict[str, Any], rows: int) -> None:
 
 @pytest.mark.parametrize(("n", "most"), [(2, 6), (4, 4), (20, 20)])
 async def test_the_room_is_counted_in_rows(
-    client: httpx.AsyncClient, engine: FakeEngine, n: int, most: int
+    client: httpx.AsyncClient, engine: FakeEngine, gate: Path, n: int, most: int
 ) -> None:
     engine.options = EngineOptions(max_sequences=8)  # A batch may have six.
-    engine.delay = 0.005
     submit, rows, seen = engine.submit, {}, 0
 
     def watched(prompt: Any, sampling: Any, *, request_id: str = "", **more: Any) -> Any:
@@ -242,7 +241,12 @@ async def test_the_room_is_counted_in_rows(
 
     engine.submit = watched  # type: ignore[method-assign]
     lines = [request_line(f"{i}", n=n) for i in range(12)]
-    end = await until(client, await begin(client, jsonl(*lines)))
+    batch = await begin(client, jsonl(*lines))
+    async with asyncio.timeout(120):
+        while seen < most:
+            await asyncio.sleep(0.01)
+    gate.touch()
+    end = await until(client, batch)
     assert end["request_counts"]["completed"] == 12
     assert seen == most
 
@@ -297,20 +301,23 @@ async def test_no_batch_is_begun_over_the_quota(tmp_path: Path) -> None:
 
 async def test_what_a_batch_writes_counts_before_it_is_a_file(tmp_path: Path) -> None:
     """An upload is refused meanwhile; over twice the quota the batch ends with what is done."""
-    quota, engine = 6000, FakeEngine(delay=0.005)
+    quota, engine, gate = 6000, FakeEngine(delay=0.005), tmp_path / "gate"
+    engine.gate, engine.held_after = gate, 0
+    gate.touch()
     engine.options = EngineOptions(max_sequences=8)  # A batch may have six.
     app = serving(tmp_path / "files", engine, file_quota=quota)
     async with client_of(app) as client:
         batch = await begin(client, jsonl(*(request_line(f"{i}") for i in range(40))))
         uploaded = (await client.get(f"/v1/files/{batch['input_file_id']}")).json()["bytes"]
-        for _ in range(1500):
-            if app.state.files.growing[""] + uploaded > quota:
-                break
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(120):
+            while app.state.files.growing[""] + uploaded <= quota:
+                await asyncio.sleep(0.005)
+        gate.unlink()  # It writes no more until the upload has its answer.
         files = {"file": ("in.jsonl", b"{}")}
         over = await client.post("/v1/files", files=files, data={"purpose": "batch"})
         assert over.status_code == 413
         assert over.json()["error"]["code"] == "quota_exceeded"
+        gate.touch()
         assert (await client.get("/v1/files")).json()["data"][0]["purpose"] == "batch"
         end = await until(client, batch)
         assert end["status"] == "failed"
@@ -329,16 +336,15 @@ async def test_what_a_batch_writes_counts_before_it_is_a_file(tmp_path: Path) ->
 async def test_tokens_of_what_is_ended_are_charged(tmp_path: Path, how: str) -> None:
     keys = tmp_path / "keys.toml"
     write_keys(keys, [Key("a", hash_of("secret-a"))])
-    engine = FakeEngine(delay=0.01)
+    engine = FakeEngine(gate=tmp_path / "gate")  # Never there: no answer is done.
     app = serving(tmp_path / "files", engine, keys=str(keys))
     totals = app.state.accounts.named("a").totals
     async with client_of(app, "secret-a") as client:
         lines = [request_line(f"{i}", max_tokens=490) for i in range(3)]
         batch = await begin(client, jsonl(*lines))
         await until(client, batch, "in_progress")
-        while len(engine.running) < 3:
+        while len(engine.held) < 3:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
         runner = app.state.batches
         if how == "shutdown":
             # It will be done again, and is charged then (ADR 0132).
@@ -374,7 +380,7 @@ async def test_a_batch_of_a_removed_key_ends(tmp_path: Path) -> None:
     # Nobody asks anything over HTTP: only the batch itself can find out.
     write_keys(keys, both[1:])
     accounts._looked -= 60.0
-    for _ in range(1500):
+    for _ in range(6000):
         if batch["id"] not in runner._tasks:
             break
         await asyncio.sleep(0.02)
