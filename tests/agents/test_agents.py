@@ -51,7 +51,7 @@ def test_the_loop_ends_with_the_tools_result(server: Running, loop: tuple[str, .
         [str(python), str(script), server.url, "qwen2.5-coder-0.5b", *more],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
         env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""},
     )

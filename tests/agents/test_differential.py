@@ -75,7 +75,7 @@ def theirs() -> Iterator[str]:
         yield address
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(120)
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_what_they_accept_we_accept(theirs: str) -> None:
     asked = _asked()
     with (
         running(headrace("serve", "--port", "0", "--max-sequences", "8")) as server,
-        httpx.Client(timeout=120) as client,
+        httpx.Client(timeout=500) as client,
         ThreadPoolExecutor(4) as together,
     ):
 

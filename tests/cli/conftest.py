@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Run:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             env=environment,
             check=False,
         )

@@ -58,7 +58,7 @@ def test_a_reader_that_leaves_is_met_with_silence(
         ["bash", "-c", f"set -o pipefail; echo hello | {command} | {reader}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.stderr == ""

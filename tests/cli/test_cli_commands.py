@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 SMALL = ("--threads", "1", "--max-sequences", "4", "--kv-memory", "8MiB")
@@ -261,6 +262,28 @@ def test_chat_answers_piped_lines(run: Any, model: Path, tmp_path: Path) -> None
     assert roles == ["system", "user", "assistant", "user", "assistant"]
 
 
+HELD = """
+import asyncio, os
+from headrace.cli import main, voice
+
+pieces = voice.LocalVoice._pieces
+waited = False
+
+async def held(self, prompt, options):
+    global waited
+    async for piece in pieces(self, prompt, options):
+        yield piece
+        if not waited:
+            waited = True
+            os.write(2, b"HELD")
+            await asyncio.sleep(3600)
+
+voice.LocalVoice._pieces = held
+main.main()
+"""
+"""The command whose first answer stops after its first piece."""
+
+
 def terminal(command: list[str], cache: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The command on a pseudo-terminal."""
     ours, theirs = pty.openpty()
@@ -284,7 +307,7 @@ def _own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def read_until(ours: int, words: bytes, seconds: float = 90) -> bytes:
+def read_until(ours: int, words: bytes, seconds: float = 240) -> bytes:
     seen = b""
     end = time.monotonic() + seconds
     while words not in seen:
@@ -300,28 +323,30 @@ def read_until(ours: int, words: bytes, seconds: float = 90) -> bytes:
     return seen
 
 
-def drain(ours: int) -> None:
+def drain(ours: int) -> bytes:
     """Read until the other side closes: a full pseudo-terminal would hold its writer."""
-    end = time.monotonic() + 30
+    seen = b""
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
             if select.select([ours], [], [], 0.2)[0]:
                 part = os.read(ours, 65536)
                 if b"\x1b[6n" in part:
                     os.write(ours, b"\x1b[1;1R")
+                seen += part
         except OSError:
-            return
+            break
+    return seen
 
 
 @pytest.mark.slow
 def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "headrace", "chat", str(model), *SMALL]
+    command = [sys.executable, "-c", HELD, "chat", str(model), *SMALL]
     process, ours = terminal(command, tmp_path)
     try:
         read_until(ours, "›".encode())
         os.write(ours, b"one\x1b\rtwo\r")  # Alt-Enter breaks the line
-        # The tiny model goes on to the end of its context: Ctrl-C stops it.
-        time.sleep(1.0)
+        read_until(ours, b"HELD")
         os.write(ours, b"\x03")
         read_until(ours, "›".encode())
         os.write(ours, f"/save {tmp_path}/t.json\r".encode())
@@ -330,7 +355,7 @@ def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
             read_until(ours, "›".encode())
         os.write(ours, b"\x04")
         drain(ours)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         os.close(ours)
@@ -343,25 +368,13 @@ def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_exits_130_while_an_answer_comes(model: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "headrace",
-        "generate",
-        str(model),
-        "water",
-        "--max-tokens",
-        "480",
-        *SMALL,
-    ]
+    command = [sys.executable, "-c", HELD, "generate", str(model), "water", *SMALL]
     process, ours = terminal(command, tmp_path)
     try:
-        end = time.monotonic() + 60
-        while not select.select([ours], [], [], 0.2)[0]:
-            assert time.monotonic() < end
+        read_until(ours, b"HELD")
         os.write(ours, b"\x03")
-        assert process.wait(20) == 130
-        seen = os.read(ours, 65536)
+        seen = drain(ours)
+        assert process.wait(120) == 130
         assert b"Traceback" not in seen
     finally:
         process.kill()
@@ -376,8 +389,12 @@ def test_ctrl_c_while_the_model_loads(run: Any, model: Path, tmp_path: Path) -> 
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(1.2)
+    # It is past its own imports when it forks the process that loads.
+    end = time.monotonic() + 120
+    while not psutil.Process(process.pid).children():
+        assert time.monotonic() < end
+        time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in errors

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -143,6 +144,14 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     while not ended(pid):
         time.sleep(0.005)
+
+
+def own_port() -> int:
+    """A free port below those that the system hands out: nobody takes it between two servers."""
+    for port in range(21_000, 24_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 def memory(server: Running) -> int:

@@ -6,19 +6,17 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from processes import Running, api_pid, ended, fake_server, headrace, kill, running
+from processes import Running, api_pid, ended, fake_server, headrace, kill, own_port, running
 from served_model import make_tiny_model
 
 ENGINE_TESTS = Path(__file__).parent.parent / "engine"
@@ -220,14 +218,6 @@ async def test_ctrl_c_twice_under_load(tmp_path: Path) -> None:
         for _, text in found:
             assert last_error(text)["code"] == "aborted"
         until(lambda: ended(engine))
-
-
-def own_port() -> int:
-    """A free port below those that the system hands out: nobody takes it between two servers."""
-    for port in range(21_000, 24_000):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
 
 
 def test_kill_of_the_api_process_takes_the_engine_with_it(tmp_path: Path) -> None:
