@@ -67,6 +67,10 @@ def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) 
         print(json.dumps(told))
     ran = f"{len(built.ran)} of {len(built.steps)} stages ran"
     console.print(f"{ran if built.ran else 'nothing was to run'}; evidence: {built.page}")
+    if built.profile is not None:
+        place = "" if wanted.store is None else f"{planned.store.root}/profiles/"
+        name = f"{place}{planned.cell}.json" if place else planned.cell
+        console.print(f"serve it: headrace serve --profile {name}")
     if built.failed:
         console.print(f"failed: {', '.join(built.failed)}; no profile was signed", style="bold red")
         raise typer.Exit(FAILED)
