@@ -30,7 +30,8 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def supervision(tmp_path: Path) -> Supervision:
+def supervision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervision:
     """Quick to start again, and with the patience that a busy machine asks for: who wants a hang
-    to be seen makes the silence old by `engine_fakes.age`."""
+    to be seen makes the silence old by `engine_waits.age`."""
+    monkeypatch.setattr("headrace.engine.async_engine.WAIT_FOR_NEXT", 300.0)
     return Supervision(late=300.0, hang=300.0, start=300.0, back_off=0.1, dumps=tmp_path / "flight")

@@ -107,9 +107,9 @@ def test_the_first_start_measures_and_the_second_does_not(
     found = this_hardware("cpu")
     assert found is not None
     assert found == load_hardware(calibration_path())
-    assert 1e8 < found.bandwidth < 2e12
+    assert 0 < found.bandwidth < 2e12  # How slow it may seem is a matter of the machine's load.
     assert found.cache_bandwidth >= found.bandwidth
-    assert 1e8 < found.rates["float32"] < 1e14
+    assert 0 < found.rates["float32"] < 1e14
     assert "first start" in found.source
 
 

@@ -37,7 +37,7 @@ def driver_of(compiler: str, built: Path, folder: Path) -> Path:
 
 
 def said_by(command: list[str]) -> str:
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=1500)
     assert ran.returncode == 0, (ran.stdout[-500:], ran.stderr[-2000:])
     return ran.stdout
 
@@ -111,6 +111,7 @@ def test_a_level_of_aarch64(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # it may be the first that asks for the build
 def test_a_level_that_the_cpu_lacks_is_refused(arm: list[str]) -> None:
     ran = subprocess.run([arm[0], "-cpu", "cortex-a53", *arm[1:], "dotprod"], capture_output=True)
     assert (ran.returncode, ran.stdout) == (3, b"no level dotprod\n")
