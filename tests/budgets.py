@@ -56,7 +56,7 @@ LINES = {
     "server": 14_160,
     "speculate": 900,
     "text": 5_100,
-    "worker": 3_560,
+    "worker": 3_620,
 }
 """Lines of Python in each package."""
 TOTAL = 77_050

@@ -38,6 +38,7 @@ class _Few(NamedTuple):
     tokens: memoryview
     positions: memoryview
     lengths: memoryview
+    bounds: memoryview
     slots: list[memoryview]
 
 
@@ -61,6 +62,7 @@ class HostBatches:
         self._typed = token_types
         self._tokens = np.zeros(limits.tokens, np.int64)
         self._positions = np.zeros(limits.tokens, np.int64)
+        # Its first number stays nought.
         self._bounds = np.zeros(limits.entries + 1, np.int32)
         self._lengths = np.zeros(limits.entries, np.int32)
         self._sampled = np.zeros(limits.samples, np.int64)
@@ -78,6 +80,7 @@ class HostBatches:
             self._tokens.data,
             self._positions.data,
             self._lengths.data,
+            self._bounds.data,
             [slots.data for slots in self._slots],
         )
         self._decoding: StepBatch | None = None
@@ -106,9 +109,10 @@ class HostBatches:
                 return self._decode(plan, count)
         return self._mixed(plan, count, total, drafted)
 
-    def decode(self, plan: StepPlan) -> StepBatch | None:
+    def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
         """Like `make` for steps in which every entry computes one token and gets one, of rows that
-        neither pool nor have an adapter; None for any other."""
+        neither pool nor have an adapter; None for any other, as one with drafts (`DraftBatches`).
+        """
         count = len(plan.rows)
         if self._typed or sum(plan.counts) != count or count > self._limits.entries:
             return None
@@ -158,7 +162,7 @@ class HostBatches:
 
     def _decode_few(self, plan: StepPlan) -> None:
         """Like `_decode`, for so few rows that one numpy call costs more than a loop."""
-        known, computed, tables, tokens, positions, lengths, all_slots = self._few
+        known, computed, tables, tokens, positions, lengths, _, all_slots = self._few
         size = self._pool.block_size
         for place, (row, start) in enumerate(zip(plan.rows, plan.starts, strict=True)):
             positions[place] = start
@@ -187,13 +191,7 @@ class HostBatches:
         self._sampled[: len(sampled)] = sampled
         max_length = int(lengths.max())
         width = self._pick(rows, max_length)
-        batch = self._views(
-            total,
-            count,
-            width,
-            self._bounds,
-            self._sampled[: len(sampled)],
-        )
+        batch = self._views(total, count, width, self._bounds, self._sampled[: len(sampled)])
         batch.max_count, batch.max_length = int(counts.max()), max_length
         batch.rules = self._rows.rules(rows[sampling])
         batch.adapters = self._rows.adapters(rows, counts)

@@ -53,7 +53,7 @@ class Steps:
     """Where rows draft."""
     _tokens: Array | None = None
     _values: memoryview | None = None
-    """The memory of `_tokens`, which is the same array step after step."""
+    """The memory of `_tokens`, which are the same numbers of the same array step after step."""
 
     def launch(self, plan: StepPlan, begin: float) -> StepResult | Callable[[], StepResult]:
         """Do or start a step that began at `begin`: its result, or a function that waits for it."""
@@ -73,15 +73,13 @@ class Steps:
             return None
         if not self.features.rows.isdisjoint(plan.rows):
             return None
-        verification = self.verification
+        verification, drafted = self.verification, None
         if verification is not None:
             plan, drafted = verification.begin(plan)
-            if drafted is not None:
-                return None
         if self.check:
             self.rows.check_starts(plan)
         self.tables.write(plan.blocks)
-        batch = host.decode(plan)
+        batch = host.decode(plan, drafted)
         if batch is None:
             return None
         outputs = self.program.step(batch, BEST if batch.rules is None else RULES)
@@ -89,9 +87,12 @@ class Steps:
         if batch.rules is not None and min(values) < 0:
             with self.inference():
                 values = choose(self.drawing, outputs.logits, batch).tolist()
-        host.keep(values)
-        result = StepResult(plan.number, [[token] for token in values])
+        if drafted is None:
+            host.keep(values)
+            result = StepResult(plan.number, [[token] for token in values])
         if verification is not None:
+            if drafted is not None:
+                result = StepResult(plan.number, verification.take(plan, drafted, values))
             verification.propose(plan, result)
         result.seconds = time.perf_counter() - begin
         return result

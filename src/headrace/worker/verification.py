@@ -104,15 +104,33 @@ class Verification:
             row, tried = plan.rows[entry], drafted[entry]
             kept.append(at)
             if tried:
-                found = self._rows[row]
-                right, ready = 0, found.ready
-                while right < tried and chosen[at + right] == ready.tokens[right]:
-                    right += 1
-                    kept.append(at + right)
-                found.drafts.settle(replace(ready, tokens=ready.tokens[:tried]), right)
+                right = self._settle(row, chosen[at : at + tried])
                 self._table.computed[row] = plan.starts[entry] + 1 + right
+                kept += range(at + 1, at + 1 + right)
             at += 1 + tried
         return kept
+
+    def take(self, plan: StepPlan, drafted: list[int], chosen: list[int]) -> list[list[int]]:
+        """Like `accept` where every entry decodes and samples: the tokens that each gets, the last
+        of which is written behind the others."""
+        tokens, at = [], 0
+        for row, start, tried in zip(plan.rows, plan.starts, drafted, strict=True):
+            right = self._settle(row, chosen[at : at + tried]) if tried else 0
+            self._table.computed[row] = start + 1 + right
+            new = chosen[at : at + right + 1]
+            self._table.host_tokens[row, start + right + 1] = new[-1]
+            tokens.append(new)
+            at += 1 + tried
+        return tokens
+
+    def _settle(self, row: int, chosen: Sequence[int]) -> int:
+        """How many of a row's drafts are right; `chosen` are the target's own tokens there."""
+        found = self._rows[row]
+        right, ready = 0, found.ready
+        while right < len(chosen) and chosen[right] == ready.tokens[right]:
+            right += 1
+        found.drafts.settle(_cut(ready, len(chosen)), right)
+        return right
 
     def propose(self, plan: StepPlan, result: StepResult) -> None:
         """Take what became part of each sequence, and say in the result what is ready next."""

@@ -34,6 +34,7 @@ from ..models.registry import describe
 from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
+from .draft_batch import DraftBatches
 from .features import Features, RowFeature
 from .filters import Filters
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
@@ -241,7 +242,7 @@ class Worker:
             typed = "types" in self._model.indices
             host = None
             if device == "cpu":
-                host = HostBatches(
+                host = (DraftBatches if options.drafts else HostBatches)(
                     self._rows,
                     self._tables,
                     pool,
