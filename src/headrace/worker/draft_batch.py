@@ -24,8 +24,8 @@ class DraftBatches(HostBatches):
         """By tokens, entries and the width of their tables."""
 
     def decode(self, plan: StepPlan, drafted: list[int] | None = None) -> StepBatch | None:
-        """Also for steps in which entries compute drafts behind their token. How much of those was
-        computed for good is noted by whoever compares them."""
+        """Take steps in which entries compute drafts behind a token, too. What of them was
+        computed for good is noted by whoever compares the drafts."""
         if drafted is None:
             return super().decode(plan)
         count, total = len(plan.rows), sum(plan.counts)
