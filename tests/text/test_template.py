@@ -414,7 +414,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.text.renderer.HARD_SECONDS", 0.3)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("expression", BIG)
 def test_what_c_does_is_killed_in_time(hurried: None, expression: str) -> None:
     """Whatever it costs, it is over soon, and nothing of it is done in this process."""
@@ -424,14 +423,16 @@ def test_what_c_does_is_killed_in_time(hurried: None, expression: str) -> None:
         assert template.render(HI).endswith("Hi")
 
 
-def test_after_a_kill_the_next_conversation_is_served(hurried: None) -> None:
+def test_after_a_kill_the_next_conversation_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     template = ChatTemplate(
         "{% if messages[0].content == 'bad' %}{{ 15|round(-10**8, 'floor') }}{% endif %}"
         "{{ messages[0].content|wordcount }}"
     )
     for _ in range(2):
+        monkeypatch.setattr("headrace.text.renderer.HARD_SECONDS", 0.3)
         with pytest.raises(TooLarge, match="longer than"):
             template.render([{"role": "user", "content": "bad"}])
+        monkeypatch.setattr("headrace.text.renderer.HARD_SECONDS", 120.0)
         assert template.render([{"role": "user", "content": "a b"}]) == "2"
 
 
