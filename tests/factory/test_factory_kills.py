@@ -1,18 +1,42 @@
-"""`kill -9` at the start of each stage of a build; the same command then ends in the same."""
+"""`kill -9` in each stage of a build; the same build then ends in the same, byte for byte."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from factory_cell import headrace, make_tiny_model
+from factory_cell import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
 STAGES = "fetch", "licence", "verify", "format", "sbom", "limits", "accuracy", "profile", "sign"
+BUILD = """
+import os, signal, sys
+from headrace.base.config import EngineOptions
+from headrace.factory.build import Build, BuildOptions
+from headrace.factory.store import Store
+
+model, cache, store, moment, stage = sys.argv[1:]
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+running = None
+def watch(what, step):
+    global running
+    running = step.stage.name
+    if (what, running) == (moment, stage):
+        end()
+def keep(self, key, manifest, kept=Store.keep):
+    if (moment, stage) == ("written", running):
+        end()
+    kept(self, key, manifest)
+Store.keep = keep
+engine = EngineOptions(model=model, cache_dir=cache, threads=1)
+Build(engine, BuildOptions(store=store, without="performance", windows=2)).run(watch)
+"""
+"""A build that kills itself: when a stage starts, or between its result and the pointer to it."""
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -24,36 +48,26 @@ def contents(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_killed_in_every_stage_the_same_command_ends_in_the_same(tmp_path: Path) -> None:
+def build(root: Path, store: str, moment: str = "", stage: str = "") -> int:
+    words = (str(root / "tiny"), str(root / "cache"), str(root / store), moment, stage)
+    return subprocess.run([sys.executable, "-c", BUILD, *words], check=False).returncode
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a cache with a key, and the store of a build that nothing disturbed."""
+    root = tmp_path_factory.mktemp("kills")
+    make_tiny_model(root / "tiny")
+    assert build(root, "whole") == 0
+    return root
+
+
+@pytest.mark.parametrize("moment", ["starts", "written"])
+def test_killed_in_every_stage_the_same_build_ends_in_the_same(root: Path, moment: str) -> None:
     """One after the other in one store; then it is left to end."""
-    model = make_tiny_model(tmp_path / "tiny")
-    environment = {
-        **os.environ,
-        "HEADRACE_CACHE": str(tmp_path / "cache"),
-        "PYTHONUNBUFFERED": "1",
-    }
-    same = ("build", str(model), "--threads", "1", "--without", "performance", "--windows", "2")
-
-    def start(store: str) -> subprocess.Popen[str]:
-        command = headrace("factory", *same, "--store", str(tmp_path / store))
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-    whole = start("whole")
-    said, _ = whole.communicate()
-    assert whole.returncode == 0
-    assert "9 of 9 stages ran" in said
     for stage in STAGES:
-        process = start("killed")
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(f"{stage} ") and "runs" in line:
-                process.send_signal(signal.SIGKILL)
-                break
-        assert process.wait() == -signal.SIGKILL, stage
-        process.stdout.close()
-    last = start("killed")
-    last.communicate()
-    assert last.returncode == 0
-    found, wanted = contents(tmp_path / "killed"), contents(tmp_path / "whole")
+        assert build(root, moment, moment, stage) == -signal.SIGKILL, stage
+    assert build(root, moment) == 0
+    found, wanted = contents(root / moment), contents(root / "whole")
     assert found.keys() == wanted.keys()
     assert [name for name, data in found.items() if data != wanted[name]] == []

@@ -26,6 +26,12 @@ SHOWN = frozenset(
         "temperature",
         "top_p",
         "seed",
+        "accept_licences",
+        "at_least",
+        "fresh",
+        "key",
+        "reference",
+        "without",
     }
 )
 """The options of those panels that `--help` shows."""

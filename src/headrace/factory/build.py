@@ -91,7 +91,8 @@ class Build:
         try:
             text = None if lock is None else lock.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"{lock}: {error}", param="lock") from None
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
         key = signer(Path(options.key) if options.key else None, engine.cache_dir)
         place = Place(source, engine, key, reference or None, text, progress)
         self.cell = cell_name(source, engine)

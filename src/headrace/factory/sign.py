@@ -55,7 +55,7 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
         private = load_pem_private_key(place.read_bytes(), None)
         found = CryptoSigner(private)
     except _UNREADABLE as error:
-        raise OptionError(f"{place} holds no private key: {error}", param="key") from None
+        raise OptionError(f"{place} holds no private key: {_why(error)}", param="key") from None
     if found.public_key.keytype != "ed25519":
         raise OptionError(f"{place} holds no Ed25519 key", param="key")
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -79,7 +79,7 @@ def trusted_keys(path: Path | None, cache_dir: str | None = None) -> list[SSlibK
             )
             found.append(SSlibKey.from_crypto(public))
         except _UNREADABLE as error:
-            raise OptionError(f"{place} holds no key: {error}", param="key") from None
+            raise OptionError(f"{place} holds no key: {_why(error)}", param="key") from None
     return found
 
 
@@ -137,3 +137,7 @@ def _appear(path: Path, data: bytes, mode: int) -> None:
             os.link(fresh, path)
     finally:
         fresh.unlink()
+
+
+def _why(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error

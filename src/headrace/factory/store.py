@@ -98,13 +98,6 @@ class Store:
         except OSError:
             return False
 
-    def descriptor(self, digest: str) -> Descriptor | None:
-        """The descriptor of a blob that is there."""
-        try:
-            return Descriptor(digest=digest, size=self.blob(digest).stat().st_size)
-        except OSError:
-            return None
-
     def put(self, data: bytes, media_type: str) -> Descriptor:
         """Keep these bytes."""
         one = Descriptor(digest=digest_of(data), size=len(data), media_type=media_type)
@@ -112,9 +105,7 @@ class Store:
             self._appear(self.blob(one.digest), data)
         return one
 
-    def put_file(
-        self, path: Path, media_type: str, on_bytes: Callable[[int], None] = lambda _count: None
-    ) -> Descriptor:
+    def put_file(self, path: Path, media_type: str) -> Descriptor:
         """Keep a copy of a file, hashed as it is read."""
         found, size = hashlib.sha256(), 0
         handle, name = tempfile.mkstemp(dir=self.root / "tmp")
@@ -124,7 +115,6 @@ class Store:
                     found.update(chunk)
                     target.write(chunk)
                     size += len(chunk)
-                    on_bytes(len(chunk))
                 target.flush()
                 if size >= DURABLE:
                     os.fsync(target.fileno())
@@ -199,13 +189,6 @@ class Store:
             before = self.index()
             if entry not in before:
                 self._write_index([one for one in before if name_of(one) != name] + [entry])
-
-    def tagged(self, name: str) -> Descriptor | None:
-        """The manifest of this name or digest, among those that have a name."""
-        for one in self.index():
-            if name in (name_of(one), one.get("digest")):
-                return Descriptor.read(one)
-        return None
 
     def checkout(self, files: Mapping[str, Descriptor]) -> Path:
         """A folder with these blobs under these names, as links; the same one every time.
