@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 3_500,
     "bench": 9_720,
-    "cli": 4_850,
+    "cli": 4_870,
     "dist": 510,
     "engine": 6_850,
-    "factory": 2_125,
+    "factory": 2_120,
     "kernels": 12_050,
     "kv": 650,
     "layers": 250,
