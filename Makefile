@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 # The default model needs torch on a GPU only.
 EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 
-.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu gpu-dry gpu-bench clean
+.PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speculation gpu-dry gpu-bench clean
 
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
@@ -28,6 +28,7 @@ help:
 	@echo "make try-wheels what a machine without a compiler gets from dist/: one answer of each wheel"
 	@echo "make sanitize   the CPU kernels and their thread team under the sanitizers: minutes"
 	@echo "make bench-cpu  the default model beside its peers (benchmarks/cpu_peers.py)"
+	@echo "make bench-speculation  the default model with drafts and without, in turns"
 	@echo "make gpu-dry    GPU kernels interpreted and compiled; make gpu-bench where a GPU is"
 	@echo "make clean      remove the environment and what was built"
 
@@ -101,6 +102,10 @@ gpu-bench:
 # The peers in benchmarks/cpu_peers.py's variables; one that is not there is named as absent.
 bench-cpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/cpu_peers.py --json benchmarks/results/cpu_peers.json
+
+bench-speculation: $(VENV)/.installed
+	$(BIN)/python benchmarks/speculation.py --threads 2 --json benchmarks/results/speculation.json
+	$(BIN)/python benchmarks/speculation_speed.py --json benchmarks/results/speculation_speed.json
 
 # Address, undefined and thread over each level, and the kernel tests on such a library: minutes.
 sanitize: $(VENV)/.tested

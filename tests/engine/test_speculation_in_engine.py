@@ -14,6 +14,7 @@ from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
 from headrace.engine import start
 from headrace.engine.start import DRAFTS, drafts_of, resolve
 from headrace.loader import open_model
+from headrace.speculate import DEFAULT
 from oracle import tiny_encoder
 
 PROMPTS = [
@@ -50,8 +51,10 @@ GPU = GpuFacts(0, "a GPU", (9, 0), 80 * 2**30, 79 * 2**30)
 def test_off_unless_asked_for(tiny: Path) -> None:
     files = open_model(str(tiny))
     assert drafts_of(resolve(EngineOptions(), files, Hardware(CPU, ())).options) == 0
-    options = EngineOptions(speculate="auto")
-    assert drafts_of(resolve(options, files, Hardware(CPU, ())).options) == DRAFTS
+    resolved = resolve(EngineOptions(speculate="auto"), files, Hardware(CPU, ()))
+    assert drafts_of(resolved.options) == DRAFTS
+    (decision,) = [one for one in resolved.decisions if one.name == "speculate"]
+    assert all(name in decision.reason for name in DEFAULT)
 
 
 def test_refused_with_the_reason(

@@ -12,6 +12,7 @@ from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
 from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
+from ..speculate import DEFAULT
 from .real import kernel_decisions
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -74,6 +75,12 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         )
     if options.speculate != "off":
         _verify_drafting(device, files)
+        asked = DEFAULT if options.speculate == "auto" else (options.speculate,)
+        decide(
+            "speculate",
+            options.speculate,
+            f"{', '.join(asked)} draft; a step verifies as many as pay, at most {DRAFTS} of each",
+        )
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
     kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")

@@ -1,0 +1,141 @@
+"""Whether speculation is ever slower: answers of the default model with drafts and without.
+
+Run: `python benchmarks/speculation_speed.py [--rounds 5] [--at-once 1 8 16 32] [--tokens 128]
+[--classes NAME …] [--threads N] [--json FILE]`, or `make bench-speculation`.
+
+Two engines in one process, one with `--speculate auto`, one without, answer the same prompts in
+turns, whoever begins changing with the round. Each round has prompts of its own (`bench/natural.py`
+with another seed), so that no engine has seen them and nothing is learnt from an earlier time that
+they were asked. At once: so many first turns of one class, and `mixed`, of all of them. Answers
+must be equal, token by token. Given are the ratio of seconds, without over with, of each round: its
+median and the least, and the tokens per second of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from headrace import LLM, SamplingParams
+from headrace.base.config import DEFAULT_MODEL
+from headrace.bench.lengths import parse_lengths
+from headrace.bench.material import Material
+from headrace.bench.natural import CLASSES
+from headrace.bench.workload import Wish, make_workload
+
+Messages = list[dict[str, Any]]
+MIXED = "mixed"
+
+
+def prompts(name: str, count: int, seed: int, tokens: int) -> list[Messages]:
+    """`count` first turns of a class, or of all of them by turns."""
+    if name == MIXED:
+        each = [prompts(one, -(-count // len(CLASSES)), seed, tokens) for one in CLASSES]
+        by_turns = chain.from_iterable(zip_longest(*each))
+        return [one for one in by_turns if one is not None][:count]
+    lengths = parse_lengths(str(tokens))
+    wish = Wish(count, seed, lengths, lengths, Material(), False)
+    return [
+        [
+            *([{"role": "system", "content": session.system}] if session.system else []),
+            {"role": "user", "content": session.turns[0].text},
+        ]
+        for session in make_workload(name, wish)
+    ]
+
+
+def timed(llm: LLM, asked: list[Messages], tokens: int) -> tuple[float, list[list[int]]]:
+    """Seconds, and the ids of each greedy answer."""
+    greedy = SamplingParams(temperature=0, max_tokens=tokens)
+    begin = time.perf_counter()
+    answers = llm.chat(asked, greedy, use_tqdm=False)
+    seconds = time.perf_counter() - begin
+    return seconds, [answer.outputs[0].token_ids for answer in answers]
+
+
+def measure(
+    classes: Sequence[str],
+    at_once: Sequence[int],
+    rounds: int,
+    tokens: int,
+    options: dict[str, Any],
+) -> list[dict[str, Any]]:
+    cells: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
+    with (
+        LLM(DEFAULT_MODEL, **options) as plain,
+        LLM(DEFAULT_MODEL, speculate="auto", **options) as drafting,
+    ):
+        engines = (plain, drafting)
+        for llm in engines:
+            timed(llm, prompts("prose", 1, 10**6, tokens), tokens)  # Warm.
+        for number in range(rounds):
+            for count in at_once:
+                for name in classes:
+                    # Alone a single short answer is over in a second: three, one after the other.
+                    waves = 3 if count == 1 else 1
+                    asked = prompts(name, count * waves, 1000 * number + count, tokens)
+                    order = engines if number % 2 else engines[::-1]
+                    seconds = {id(llm): 0.0 for llm in engines}
+                    said: dict[int, list[list[int]]] = {id(llm): [] for llm in engines}
+                    for wave in range(waves):
+                        for llm in order:
+                            took, ids = timed(llm, asked[wave * count :][:count], tokens)
+                            seconds[id(llm)] += took
+                            said[id(llm)] += ids
+                    assert said[id(plain)] == said[id(drafting)], f"{name}: another answer"
+                    total = sum(map(len, said[id(plain)]))
+                    pair = seconds[id(plain)], seconds[id(drafting)], total
+                    cells.setdefault((name, count), []).append(pair)
+                    print(
+                        f"round {number} {name} x{count}: {pair[0]:.2f} s, {pair[1]:.2f} s, "
+                        f"x{pair[0] / pair[1]:.2f}",
+                        flush=True,
+                    )
+    return [summary(*cell, found) for cell, found in cells.items()]
+
+
+def summary(name: str, count: int, found: list[tuple[float, float, int]]) -> dict[str, Any]:
+    ratios = [without / drafted for without, drafted, _ in found]
+    return {
+        "class": name,
+        "at_once": count,
+        "ratio_median": statistics.median(ratios),
+        "ratio_least": min(ratios),
+        "without_tokens_per_second": statistics.median(n / a for a, _, n in found),
+        "with_tokens_per_second": statistics.median(n / b for _, b, n in found),
+        "rounds": [{"without_s": a, "with_s": b, "tokens": n} for a, b, n in found],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--classes", nargs="+", default=[*CLASSES, MIXED])
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    options = {"max_sequences": max(args.at_once), "max_context": 4096}
+    if args.threads:
+        options["threads"] = args.threads
+    found = measure(args.classes, args.at_once, args.rounds, args.tokens, options)
+    print("class         at once  tok/s without  tok/s with  median ratio  least")
+    for one in found:
+        print(
+            "{class:12s}  {at_once:7d}  {without_tokens_per_second:13.1f}  "
+            "{with_tokens_per_second:10.1f}  {ratio_median:12.2f}  {ratio_least:5.2f}".format(**one)
+        )
+    if args.json:
+        shown = {key: value for key, value in vars(args).items() if key != "json"}
+        args.json.write_text(json.dumps({"options": shown, "cells": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
