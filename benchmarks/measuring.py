@@ -2,12 +2,15 @@
 
     python benchmarks/measuring.py counts             # the roofline's counts against hand counts
     python benchmarks/measuring.py published          # published rows; three of them simulated too
+    python benchmarks/measuring.py steps MODEL        # predicted against measured steps; calibrates
     python benchmarks/measuring.py server MODEL       # the simulator against this machine's server
     python benchmarks/measuring.py all MODEL          # one after the other, in this process
 
 with `--json FILE` (of `all`: a folder) to keep what was found elsewhere than `results/`. `counts`
-takes a second, `published` minutes of one core (`roofline/published.py`), `server` two minutes of
-the whole machine (`roofline/against_server.py`, which `--hardware` is handed on to).
+takes a second, `published` minutes of one core (`roofline/published.py`), `steps` and `server`
+one and two minutes of the whole machine (`roofline/cpu_truth.py`, `roofline/against_server.py`,
+which `--hardware` is handed on to). What a machine does in one minute it may not do in the next:
+let `server` follow `steps` at once.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from headrace.roofline.hardware import DEVICES
 from headrace.roofline.known import KNOWN, PUBLISHED
 from headrace.roofline.step import step_time
 from headrace.roofline.weights import WeightBytes
-from roofline import against_server, published
+from roofline import against_server, cpu_truth, published
 
 CONTEXT = 2048
 LIMITS = ("H100", "H200", "B200")
@@ -140,6 +143,7 @@ def counts() -> list[dict[str, Any]]:
 FILES = {
     "counts": "measuring_counts.json",
     "published": "published.json",
+    "steps": "cpu_truth.json",
     "server": "against_server.json",
 }
 
@@ -149,6 +153,9 @@ def run(what: str, model: str | None, out: Path, hardware: Path | None) -> None:
     print(f"## {what}", flush=True)
     if what == "published":
         published.main([str(out), *SIMULATED])
+    elif what == "steps":
+        assert model is not None
+        cpu_truth.main([model, str(out)])
     elif what == "server":
         assert model is not None
         flags = [] if hardware is None else ["--hardware", str(hardware)]
@@ -178,7 +185,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--hardware", type=Path)
     given = parser.parse_args()
-    if given.what in ("server", "all") and given.model is None:
+    if given.what in ("steps", "server", "all") and given.model is None:
         parser.error("name the model to serve")
     results = Path(__file__).parent / "results"
     for what in FILES if given.what == "all" else (given.what,):

@@ -1,12 +1,14 @@
 """The simulator next to our own server under the same load, on this machine, at ordinary priority.
 
-`python benchmarks/roofline/against_server.py MODEL OUT.json [--loads …] [--seeds N …]` after
-`headrace roofline MODEL --calibrate --measure`. A fresh server first has the two short loops of
+`python benchmarks/roofline/against_server.py MODEL OUT.json [--loads …] [--seeds N …]` right after
+`headrace roofline MODEL --calibrate --measure`. A fresh server first has the short loops of
 `bench.loop`, which tell what is around its steps; `--loop SECONDS…` states that instead. Nothing
 else is fitted: the loads that follow are predictions. For each seed and load: a run of the bench
-against the server, one of the simulator with the same options, and their figures. Rows are added to
-OUT.json, so that the loads can be run in several short sittings; `others` is the share of the
-machine that neither the server nor this client used meanwhile.
+against the server, one of the simulator with the same options, and their figures. Each load has
+seeds of its own: of one seed, prompts of one length begin those of another, and the server would
+know some of them, which the simulator begins without. Rows are added to OUT.json, so that the loads
+can be run in several short sittings; `others` is the share of the machine that neither the server
+nor this client used meanwhile.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from headrace.bench.run import run_bench
 from headrace.bench.virtual import COURSES, bands
 from headrace.engine.described import make_case
 from headrace.engine.sim import Cluster, ReplicaSpec
+from headrace.roofline.efficiency import CPU_EFFICIENCY
 from headrace.roofline.hardware import Loop, load_hardware
 from headrace.roofline.machine import this_hardware
 
@@ -190,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         show(found)
         return
     hardware = load_hardware(given.hardware) if given.hardware else this_hardware("cpu")
-    if hardware is None:
+    if hardware is None or hardware.efficiency.source == CPU_EFFICIENCY.source:
         raise SystemExit("run `headrace roofline MODEL --calibrate --measure` first")
     case = make_case(given.model, hardware)
     depth = EngineOptions().depth
@@ -213,11 +216,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(", ".join(f"{name} {value * 1e3:.3f} ms" for name, value in asdict(loop).items()))
         for seed in given.seeds:
             for load in given.loads:
-                options = RunOptions(url=url, tokenizer=given.model, seed=seed, **LOADS[load])
+                own = 100 * seed + list(LOADS).index(load)
+                options = RunOptions(url=url, tokenizer=given.model, seed=own, **LOADS[load])
                 before, begin = used(server.pid), time.monotonic()
                 kept = given.records and given.records / f"{load.replace(':', '-')}-{seed}"
                 outcome = run_bench(options, kept).result
                 after, seconds = used(server.pid), time.monotonic() - begin
+                findings = [one["code"] for one in outcome["findings"]]
+                if "stale_hits" in findings:
+                    raise SystemExit(f"the server knew prompts of {load}: take another seed")
                 virtual = simulate(spec, options, loop)
                 span = spans(spec, options, loop)
                 rest = after[0] - before[0] - (after[1] - before[1])
@@ -226,6 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
                     "seed": seed,
                     "requests": options.requests,
                     "valid": outcome["valid"],
+                    "findings": findings,
                     "others": round(max(0.0, rest) / seconds / (os.cpu_count() or 1), 3),
                     "server": figures(outcome),
                     "simulated": figures(virtual),

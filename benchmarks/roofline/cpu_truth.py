@@ -34,12 +34,12 @@ def as_records(rows: list[dict[str, Any]]) -> list[StepRecord]:
     return [StepRecord(r["starts"], r["counts"], r["samples"], r["seconds"]) for r in rows]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
     parser.add_argument("--again", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     files = open_model(given.model)
     dtype, kv_dtype = serving_types(files)
     case = case_of(files, dtype=dtype, kv_dtype=kv_dtype)

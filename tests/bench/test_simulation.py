@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from typer.testing import CliRunner
 
 from headrace.base.errors import DoesNotFit, HeadraceError, OptionError
 from headrace.bench.limit import add_limit, limit_of
-from headrace.bench.loop import NONE, USERS, loop_of, seen
+from headrace.bench.loop import LOADS, NONE, loop_of, seen
 from headrace.bench.loop import simulate as run
 from headrace.bench.options import RunOptions
 from headrace.bench.report import html_report, result_charts
+from headrace.bench.statistics import describe
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
@@ -29,13 +31,14 @@ from headrace.engine.sim import (
 )
 from headrace.roofline.composition import decode_step, prefill_step
 from headrace.roofline.counts import Case, Layout
-from headrace.roofline.hardware import DEVICES, Loop, load_hardware, save_hardware
+from headrace.roofline.hardware import DEVICES, Hardware, Loop, load_hardware, save_hardware
 from headrace.roofline.known import KNOWN
 from headrace.roofline.step import StepModel
 from headrace.roofline.weights import WeightBytes
 
 LLAMA = KNOWN["llama-3.1-8b"]
 CASE = Case(LLAMA, WeightBytes("fp8"))
+HOME = Hardware("CPU", {"float32": 1e12, "int8": 8e12}, 4e10, 2**36, kind="cpu")
 SPEC = ReplicaSpec(CASE, DEVICES["H200"], rows=64, max_context=8192)
 
 
@@ -80,31 +83,65 @@ def test_what_is_around_a_step_is_counted() -> None:
     assert hidden.times[-1] == pytest.approx(bare.times[-1] + 0.1 + 0.003)
 
 
+def found_loop(real: ReplicaSpec, told: ReplicaSpec, loop: Loop) -> Loop:
+    """What is measured of a server with such steps and loop, where others are told."""
+    options = {name: RunOptions(seed=5, **load) for name, load in LOADS.items()}
+    both = (
+        {name: seen(run(spec, one, around)) for name, one in options.items()}
+        for spec, around in ((real, loop), (told, NONE))
+    )
+    return loop_of(*both)
+
+
 def test_the_loop_is_found_again() -> None:
     """Medians of runs with a known loop give that loop back."""
     true = Loop(0.004, 0.003, 0.0005, 0.004)
-    options = {
-        users: RunOptions(concurrency=users, requests=24, input="uniform:64:192", output="32")
-        for users in (1, USERS)
-    }
-    real, bare = (
-        {users: seen(run(SPEC, options[users], loop)) for users in options} for loop in (true, NONE)
-    )
-    found = loop_of(real, bare)
+    found = found_loop(SPEC, SPEC, true)
     assert found.step_seconds == pytest.approx(true.step_seconds, rel=0.1)
     assert found.row_seconds == pytest.approx(true.row_seconds, rel=0.1)
     assert found.gateway_seconds + found.answer_seconds == pytest.approx(0.008, rel=0.1)
     assert found.hitch_seconds == 0
 
 
+def test_a_step_that_is_told_wrong_is_no_gateway() -> None:
+    """Prompts that compute a quarter slower than told do not become time at the gateway."""
+    cpu = replace(SPEC, case=Case(LLAMA, WeightBytes("int8"), "float32"), hardware=HOME)
+    slow = replace(HOME, rates={name: rate / 1.25 for name, rate in HOME.rates.items()})
+    found = found_loop(replace(cpu, hardware=slow), cpu, Loop(0.004, 0.003, 0.0005, 0.004))
+    (long,) = Cluster(replace(cpu, hardware=replace(HOME, loop=NONE)), 1).run(
+        [(0.0, SimRequest("a", list(range(2, 130)), 1))]
+    )
+    assert long.end / 4 > 0.05, "what a mean prompt takes longer"
+    assert found.gateway_seconds + found.answer_seconds < 0.25 * long.end / 4
+
+
+def document_of(pauses: list[float]) -> dict[str, Any]:
+    samples = {"itl": describe(pauses), "ttft": describe([0.1])}
+    return {"samples": {name: asdict(one) for name, one in samples.items() if one is not None}}
+
+
+def paused(rate: float, length: float, extra: list[float]) -> Loop:
+    """The loop of 430 steps of 13 ms with such interruptions."""
+    share, shares = rate * 0.013, [(number + 0.5) / 430 for number in range(430)]
+    pauses = [0.013 + length * math.log(max(1, share / one)) for one in shares]
+    real, bare = seen(document_of(pauses + extra)), seen(document_of([0.013] * 430))
+    return loop_of(*(dict.fromkeys(LOADS, one) for one in (real, bare)))
+
+
 def test_interruptions_are_found_again() -> None:
-    true = Loop(0.004, 0.01, 0.0, 0.004, 3.0, 0.02)
-    options = RunOptions(concurrency=1, requests=60, input="64", output="40")
-    real, bare = (seen(run(SPEC, options, loop)) for loop in (true, NONE))
-    found = loop_of({1: real, USERS: real}, {1: bare, USERS: bare})
-    assert found.hitch_seconds == pytest.approx(0.02, rel=0.1)
-    assert found.hitch_rate == pytest.approx(3.0, rel=0.35)
-    assert real.pause == pytest.approx(bare.pause + 0.01, rel=0.01), "the median has none"
+    found = paused(13.0, 0.007, [])
+    assert found.hitch_seconds == pytest.approx(0.007, rel=0.2)
+    assert found.hitch_rate == pytest.approx(13.0, rel=0.2)
+    assert found.step_seconds == pytest.approx(0, abs=1e-4), "the median has none"
+
+
+def test_one_stall_is_no_interruption() -> None:
+    """A machine that stood still once while the loop was measured does not so in every run."""
+    without, stalled = paused(13.0, 0.007, []), paused(13.0, 0.007, [2.0])
+    assert stalled.hitch_seconds == pytest.approx(without.hitch_seconds, rel=0.25)
+    lost = [one.hitch_rate * one.hitch_seconds for one in (without, stalled)]
+    assert lost[1] == pytest.approx(lost[0], rel=0.1)
+    assert paused(0.0, 0.007, [2.0]).hitch_rate == 0
 
 
 def test_a_gateway_does_one_request_after_another() -> None:

@@ -76,7 +76,8 @@ def test_what_was_measured_beside_others_is_measured_again(
     assert not needs_calibration("cpu"), "not at every start of a busy machine"
     os.utime(calibration_path(), (0, 0))
     assert needs_calibration("cpu")
-    save_hardware(kept.fitted(replace(kept.efficiency, overlap=0.5)), calibration_path())
+    fitted = replace(kept.efficiency, overlap=0.5, source="fitted")
+    save_hardware(kept.fitted(fitted), calibration_path())
     os.utime(calibration_path(), (0, 0))
     assert not needs_calibration("cpu"), "what was fitted stays"
     save_hardware(kept, calibration_path())
@@ -147,3 +148,11 @@ def test_an_engine_predicts_from_its_first_start_on(
     found = this_hardware("cpu")
     assert found is not None
     assert found.name.endswith(f", {cpu().cores} threads"), "of the machine, not of one start"
+
+
+def test_assumed_shares_are_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of an earlier version has what that assumed of its own kernels."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    kept = machine(1e11, 4e11, 1.2e10)
+    save_hardware(kept.fitted(replace(CPU_EFFICIENCY, product_memory=0.37)), calibration_path())
+    assert this_hardware("cpu") == kept

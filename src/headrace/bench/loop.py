@@ -1,12 +1,17 @@
 """What a server costs around its steps: what a run takes longer than its steps alone.
 
-Two short closed loops against a server of this machine. With one user at a time the pause between
-two tokens is a step and what is done beside it, and the first token has waited for the gateway and
-the answer as well; what each further user adds to the pause is the cost of a row.
+Three short closed loops against a server of this machine. With one user at a time the pause between
+two tokens is a step and what is done beside it; what each further user adds to the pause is the
+cost of a row. The first token of a prompt so short that its step is hardly longer than a decode has
+waited for the gateway and the answer as well: of a long one, a tenth by which its step is told
+wrong would be taken for them.
+
+Every figure is a quantile, which one stall of the machine does not move.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,13 +22,20 @@ from .options import RunOptions
 from .run import run_bench
 from .virtual import Simulation
 
+MANY, ONE, SHORT = "many", "one", "short"
 USERS = 8
-REQUESTS = {USERS: 24, 1: 12}
-"""Requests by users; the several first, so that nothing is cold when one user alone is timed."""
-INPUT, OUTPUT = "uniform:64:192", "uniform:24:48"
+USUAL = {"input": "uniform:64:192", "output": "uniform:24:48"}
+LOADS: dict[str, dict[str, Any]] = {
+    MANY: {"concurrency": USERS, "requests": 24, **USUAL},
+    ONE: {"concurrency": 1, "requests": 12, **USUAL},
+    SHORT: {"concurrency": 1, "requests": 12, "input": "8", "output": "2"},
+}
+"""The several first, so that nothing is cold when one user alone is timed."""
 NONE = Loop(0.0)
 LEAST_HITCH = 1e-3
 """Shorter ones are a step's own spread."""
+MOST_HITCHES = 0.5
+"""Of the steps: the median has none."""
 
 
 def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> Loop:
@@ -31,23 +43,16 @@ def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> L
 
     `model`: whose tokenizer makes the prompts. Raises `HeadraceError` for a run that is not valid.
     """
-    real: dict[int, Seen] = {}
-    bare: dict[int, Seen] = {}
-    for users, requests in REQUESTS.items():
-        options = RunOptions(
-            url=url,
-            tokenizer=model,
-            concurrency=users,
-            requests=requests,
-            input=INPUT,
-            output=OUTPUT,
-            seed=seed + users,
-        )
+    real: dict[str, Seen] = {}
+    bare: dict[str, Seen] = {}
+    for number, (name, load) in enumerate(LOADS.items()):
+        options = RunOptions(url=url, tokenizer=model, seed=seed + number, **load)
         result = run_bench(options).result
-        if result["succeeded"] < requests:
-            raise HeadraceError(f"{requests - result['succeeded']} requests to {url} failed")
-        real[users] = seen(result)
-        bare[users] = seen(simulate(spec, options, NONE))
+        if result["succeeded"] < options.requests:
+            failed = options.requests - result["succeeded"]
+            raise HeadraceError(f"{failed} requests to {url} failed")
+        real[name] = seen(result)
+        bare[name] = seen(simulate(spec, options, NONE))
     return loop_of(real, bare)
 
 
@@ -65,34 +70,33 @@ class Seen(NamedTuple):
     """Median time to the first token."""
     pause: float
     """Median between two tokens."""
-    skew: float
-    """Excess of the mean pause."""
+    slow: float
+    """Excess of the pauses' 90th percentile over their median."""
     tail: float
-    """Excess of the 99th percentile."""
+    """Excess of the 99th."""
 
 
 def seen(result: dict[str, Any]) -> Seen:
-    pauses = result["samples"]["itl"]
-    median = pauses["percentiles"]["p50"]
-    return Seen(
-        result["samples"]["ttft"]["percentiles"]["p50"],
-        median,
-        pauses["mean"] - median,
-        pauses["percentiles"]["p99"] - median,
-    )
+    """The quantiles of a run's document."""
+    pauses = result["samples"]["itl"]["percentiles"]
+    median = pauses["p50"]
+    ttft = result["samples"]["ttft"]["percentiles"]["p50"]
+    return Seen(ttft, median, pauses["p90"] - median, pauses["p99"] - median)
 
 
-def loop_of(real: dict[int, Seen], bare: dict[int, Seen]) -> Loop:
-    """From runs of one user and of several, as they were and as the steps alone would be.
+def loop_of(real: dict[str, Seen], bare: dict[str, Seen]) -> Loop:
+    """From the three runs as they were and as the steps alone would be.
 
-    Of one user every pause is one step: those far above the median are interruptions, about as
-    long as the 99th percentile's and so many that they make up the mean.
+    Interruptions of exponential lengths of mean m in a share s of one user's steps make
+    s · exp(-x / m) of the pauses longer by x: the 90th and the 99th percentile tell both.
     """
-    one, many = (real[users].pause - bare[users].pause for users in (1, USERS))
+    one, many = (real[name].pause - bare[name].pause for name in (ONE, MANY))
     row = max(0.0, (many - one) / (USERS - 1))
     step = max(0.0, one - row)
-    rest = max(0.0, real[1].ttft - bare[1].ttft - step - row)
-    hitch = max(0.0, real[1].tail - bare[1].tail)
-    lost = max(0.0, real[1].skew - bare[1].skew)
-    rate = lost / (hitch * real[1].pause) if hitch > LEAST_HITCH else 0.0
-    return Loop(rest / 2, step, row, rest / 2, rate, hitch if rate else 0.0)
+    rest = max(0.0, real[SHORT].ttft - bare[SHORT].ttft - step - row)
+    slow, tail = real[ONE].slow - bare[ONE].slow, real[ONE].tail - bare[ONE].tail
+    hitch = (tail - slow) / math.log(10)
+    if hitch < LEAST_HITCH:
+        return Loop(rest / 2, step, row, rest / 2)
+    share = min(MOST_HITCHES, 0.1 * math.exp(slow / hitch))
+    return Loop(rest / 2, step, row, rest / 2, share / real[ONE].pause, hitch)

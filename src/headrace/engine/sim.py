@@ -206,12 +206,12 @@ class Replica:
         seconds = between + self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
         return seconds + self._hitches(seconds * loop.hitch_rate) * loop.hitch_seconds
 
-    def _hitches(self, expected: float) -> int:
-        """How many interruptions a step has: they come at any time, independently."""
-        number = 0
+    def _hitches(self, expected: float) -> float:
+        """Interruptions of a step, in mean lengths: they come at any time, are of any length."""
+        total = 0.0
         while expected > 0 and (expected := expected - self._random.expovariate(1.0)) > 0:
-            number += 1
-        return number
+            total += self._random.expovariate(1.0)
+        return total
 
     def _without_received(self, plan: StepPlan) -> tuple[list[int], list[int]]:
         """The plan's columns without the tokens whose KV is there already."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.errors import NotFound, OptionError
 from .curves import CURVES
-from .efficiency import Curve, Efficiency
+from .efficiency import CPU_EFFICIENCY, Curve, Efficiency
 
 LEAST_RATE, LEAST_BANDWIDTH, MOST_INT8 = 1e9, 1e9, 30
 """Bounds of a CPU that runs models at all: FLOP/s, B/s, int8 rate over fp32 rate."""
@@ -31,7 +31,7 @@ class Loop:
     hitch_rate: float = 0.0
     """Interruptions per second of a step, where client and server share the cores that compute."""
     hitch_seconds: float = 0.0
-    """What one costs."""
+    """What one costs in the mean; their lengths are exponential."""
 
     def around(self, rows: int) -> float:
         """Seconds beside a step of so many sequences."""
@@ -479,4 +479,6 @@ def load_hardware(path: Path) -> Hardware:
         made.rate("bfloat16")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise wrong(error) from None
+    if made.efficiency.source == CPU_EFFICIENCY.source:
+        return made.fitted(CPU_EFFICIENCY)  # Today's, not those of the version that wrote the file.
     return made
