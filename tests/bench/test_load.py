@@ -15,7 +15,7 @@ from headrace.bench.audit import few_for, saturated, unsteady
 from headrace.bench.lengths import parse_lengths
 from headrace.bench.material import Material
 from headrace.bench.mock import Behaviour, MockServer
-from headrace.bench.options import RunOptions
+from headrace.bench.options import PRESETS, RunOptions
 from headrace.bench.record import RequestRecord
 from headrace.bench.run import Outcome, make_sessions, run_bench, stale_hits
 from headrace.bench.slo import parse_slo
@@ -23,7 +23,7 @@ from headrace.bench.sweep import Point, options_at, read_points, sweep_charts, s
 from headrace.bench.traces import load_trace
 from headrace.bench.workload import shareable_tokens
 from headrace.cli.bench import command
-from headrace.cli.bench_flags import PRESETS, UNSAID, make_options
+from headrace.cli.bench_flags import UNSAID, make_options
 
 MS = 1_000_000
 

@@ -35,7 +35,7 @@ NONE = Loop(0.0)
 LEAST_HITCH = 1e-3
 """Shorter ones are a step's own spread."""
 MOST_HITCHES = 0.5
-"""Of the steps: the median has none."""
+"""Largest share of the steps that has one: the median has none."""
 
 
 def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> Loop:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.config import option
 from ..base.errors import HeadraceError, InvalidRequest, OptionError
 from ..obs.tasks import TaskWatch
 from .audit import Finding, examine
@@ -44,6 +45,7 @@ from .mlperf_compliance import (
 )
 from .mlperf_samples import LibrarySample, made
 from .mlperf_submission import SEEDS
+from .options import verify_bounds
 from .record import ClientAudit, RequestRecord
 from .sse import Lines
 from .store import write_text
@@ -65,39 +67,56 @@ class MlperfOptions:
 
     target: Target
     scenario: str = "Offline"
-    mode: str = "performance"
-    """performance or accuracy."""
-    samples: int = LIBRARY
-    """Size of the query sample library."""
+    mode: str = option("performance", "performance or accuracy.")
+    samples: int | None = option(
+        None, f"Samples; none: all of a data set or trace, else {LIBRARY}.", above=0
+    )
     input: Lengths = field(default_factory=lambda: Lengths("fixed", 128))
     output: Lengths = field(default_factory=lambda: Lengths("fixed", 128))
-    min_seconds: float = SUBMISSION_SECONDS
-    """Shorter runs are for trying: LoadGen judges by what it is told here."""
-    min_queries: int = 1
-    qps: float | None = None
-    """Target of Server and Interactive (none: 1), expectation of Offline (none: measured before:
-    LoadGen makes as many samples as that rate takes in the shortest run)."""
-    ttft_ms: float = 2000.0
-    tpot_ms: float = 100.0
-    system: str = "this"
+    min_seconds: float = option(
+        SUBMISSION_SECONDS,
+        f"Shortest run; a submission needs {SUBMISSION_SECONDS:g}.",
+        above=0,
+        flag=("--seconds",),
+    )
+    min_queries: int = option(1, "Fewest queries.", above=0, flag=("--queries",))
+    qps: float | None = option(
+        None,
+        "Rate of Server and Interactive (none: 1); of Offline the rate that is expected (none: "
+        "measured with one pass through the library).",
+        above=0,
+    )
+    ttft_ms: float = option(
+        2000.0, "Limit of Server and Interactive, ms.", above=0, flag=("--ttft",)
+    )
+    tpot_ms: float = option(
+        100.0, "Limit of Server and Interactive, ms.", above=0, flag=("--tpot",)
+    )
+    system: str = option("this", "Name of the system in the folders.")
     seed: int = 0
     library: list[LibrarySample] | None = None
     """Samples that are there already; none: made from the seed."""
-    test: str | None = None
-    """A compliance test in place of a plain performance run."""
-    user_conf: Path | None = None
-    """LoadGen's own configuration: it and LoadGen's mlperf.conf win over all of the above."""
-    benchmark: str | None = None
-    """Name of the model in mlperf.conf; none: the server's."""
-    token_ids: bool = False
-    """Ask for ids of tokens (`return_token_ids`) and log them in place of text."""
-    end_id: int | None = None
-    threshold: float | None = None
-    """Threshold of TEST07, in per cent; see `score`."""
-    score: str = "rougeL"
-    """What TEST07 and accuracy runs go by: rougeL or exact_match."""
-    reference_tokens: float | None = None
-    """Mean length of the reference's answers, for TEST09."""
+    test: str | None = option(None, f"Compliance test: {', '.join(TESTS)}.")
+    user_conf: Path | None = field(
+        default=None,
+        metadata={"help": "LoadGen's user.conf; it and LoadGen's mlperf.conf win over flags."},
+    )
+    benchmark: str | None = option(
+        None, "Model's name in mlperf.conf, as in llama3_1-8b; none: the server's."
+    )
+    token_ids: bool = option(
+        False,
+        "Log ids of tokens (return_token_ids), not text.",
+        flag=("--token-ids",),
+    )
+    end_id: int | None = option(None, "End of text, for TEST06.", flag=("--eos-id",))
+    threshold: float | None = option(
+        None, "Score in per cent that TEST07 asks for.", flag=("--accuracy-threshold",)
+    )
+    score: str = option("rougeL", f"{' or '.join(SCORES)}: what TEST07 and accuracy runs go by.")
+    reference_tokens: float | None = option(
+        None, "Mean tokens of the reference's answers, for TEST09."
+    )
 
     def verify(self) -> None:
         if self.scenario not in SCENARIOS:
@@ -115,10 +134,7 @@ class MlperfOptions:
             raise InvalidRequest(f"score must be one of {', '.join(SCORES)}", param="score")
         if self.user_conf is not None and not self.user_conf.is_file():
             raise InvalidRequest(f"no such file: {self.user_conf}", param="user_conf")
-        for name in ("samples", "min_seconds", "min_queries", "qps", "ttft_ms", "tpot_ms"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidRequest(f"{name} must be above 0", param=name)
+        verify_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +170,7 @@ class SystemUnderTest:
             self.target.extra = {**self.target.extra, "return_token_ids": True}
         exact = material if options.target.endpoint == "completions" else Material()
         self.samples = options.library or made(
-            options.samples, options.input, options.output, exact, options.seed
+            options.samples or LIBRARY, options.input, options.output, exact, options.seed
         )
         self.answers: dict[int, str] = {}
         """LibrarySample → the text that came last."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..base.config import option
 from ..base.errors import InvalidRequest
 from .arrivals import parse_arrivals
 from .http import parse_url
@@ -27,92 +28,110 @@ NEEDS = {
 }
 
 
+PRESETS = {
+    "1k1k": ("uniform:819:1024", "uniform:819:1024"),
+    "1k8k": ("uniform:819:1024", "uniform:6554:8192"),
+    "8k1k": ("uniform:6554:8192", "uniform:819:1024"),
+}
+"""Name → (input, output)."""
+
+
 @dataclass(slots=True)
 class RunOptions:
-    """All that decides what is measured; written into the result."""
+    """All that decides what is measured; written into the result.
 
-    url: str = "http://127.0.0.1:8000"
-    model: str | None = None
-    """Name in the requests; none: the first of /v1/models."""
-    endpoint: str | None = None
-    """completions, chat or embeddings; none: what the workload needs."""
-    preset: str | None = None
-    """Lengths that leaderboards use; ten requests for each user, after two that do not count."""
-    workload: str = "fixed"
-    trace: str | None = None
-    """FORMAT:PATH in place of a workload."""
-    trace_speed: float = 1.0
-    input: str = "128"
-    output: str = "128"
-    requests: int | None = None
-    """Sessions of the workload; none: as many as the duration takes, all of a trace, else
-    `REQUESTS`."""
-    duration: float | None = None
-    arrivals: str | None = None
-    """Open loop; none: closed loop of `concurrency`."""
-    concurrency: int = 8
-    seed: int = 0
-    tokenizer: str | None = None
-    """Model whose tokenizer makes exact prompts and recounts answers."""
-    prefix_tokens: int = 1024
-    groups: int = 8
-    zipf: float = 1.0
-    turns: int = 4
-    think_seconds: float = 2.0
-    warmup: int | None = None
-    """Requests before the run, as many at a time as the run has; none: one for each user."""
-    max_concurrency: int | None = None
-    """Open loop: requests in flight at most; what is due later waits, and is due when it may go."""
-    ramp: float = 0.0
-    """Closed loop: seconds over which the users come."""
-    grace: float | None = None
-    """Seconds after the duration for what is in flight; then it is hung up. None: all the time."""
-    max_errors: int | None = None
-    """Failures above which nothing new is sent, and the run is invalid."""
-    stop_saturated: bool = False
-    """Send nothing new once more has come than the server can do."""
-    processes: int = 1
-    ignore_eos: bool = True
-    stream: bool = True
-    temperature: float = 0.0
-    slo: str | None = None
-    timeout: float = 600.0
-    stall: float = 60.0
+    `headrace bench` makes its flags of the fields (`cli.bench_flags`), under the names in `flag`
+    where that is not the field's own.
+    """
+
+    url: str = option("http://127.0.0.1:8000", "Address of the server.")
+    model: str | None = option(None, "Model name; none: the server's first.")
+    endpoint: str | None = option(None, "completions, chat or embeddings; none: as needed.")
+    preset: str | None = option(
+        None,
+        f"Lengths as leaderboards have them: {', '.join(PRESETS)} (each 80 to 100 % of its "
+        "length), 10 requests for each user after 2 that are not counted.",
+    )
+    workload: str = option("fixed", f"{', '.join(WORKLOADS)}.")
+    trace: str | None = option(
+        None, f"FORMAT:FILE in place of a workload; a format of {', '.join(TRACES)}."
+    )
+    trace_speed: float = option(1.0, "How much faster than recorded.", above=0)
+    input: str = option("128", "Prompt tokens: N, uniform:LOW:HIGH, normal:MEAN:SD, lognormal:…")
+    output: str = option("128", "Output tokens, likewise.")
+    requests: int | None = option(
+        None,
+        "Requests (sessions, where a workload has turns); none: what --duration takes, all of a "
+        f"trace, else {REQUESTS}.",
+        low=1,
+    )
+    duration: float | None = option(None, "Seconds after which nothing new starts.", above=0)
+    arrivals: str | None = option(
+        None,
+        "Open loop: constant:R, poisson:R, gamma:R:B, ramp:FROM:TO:S, trace. Else closed.",
+    )
+    concurrency: int = option(8, "Users of the closed loop.", low=1, flag=("--concurrency", "-c"))
+    seed: int = option(0, "Of prompts, lengths and arrivals; none: a new one, kept in the result.")
+    tokenizer: str | None = option(
+        None, "Model whose tokenizer makes prompts of exact token counts, and recounts answers."
+    )
+    prefix_tokens: int = option(1024, "Tokens of a shared prefix or system prompt.", low=1)
+    groups: int = option(8, "Different shared prefixes.", low=1)
+    zipf: float = option(1.0, "How unevenly prefixes are drawn; 0: evenly.")
+    turns: int = option(4, "Turns of a session.", low=1)
+    think_seconds: float = option(2.0, "Mean seconds between turns.", flag=("--think",))
+    warmup: int | None = option(
+        None, "Requests before the run, not counted; none: one for each user.", low=0
+    )
+    max_concurrency: int | None = option(
+        None,
+        "Open loop: requests in flight at most; what is due later waits, and is due when it may "
+        "go.",
+        low=1,
+    )
+    ramp: float = option(0.0, "Closed loop: seconds in which users come.", low=0)
+    grace: float | None = option(
+        None, "Seconds after --duration until what is in flight is hung up.", low=0
+    )
+    max_errors: int | None = option(None, "Failures above which the run ends, invalid.", low=0)
+    stop_saturated: bool = option(
+        False, "End an open loop that the server cannot keep up.", flag=("--stop-saturated",)
+    )
+    processes: int = option(1, "Client processes.", low=1)
+    ignore_eos: bool = option(
+        True, "Ask for exactly the output tokens.", flag=("--ignore-eos/--eos",)
+    )
+    stream: bool = option(True, "Stream the answers.")
+    temperature: float = option(0.0, "Of the sampling; 0: greedy.")
+    slo: str | None = option(None, "Limits, as in ttft:p99<500ms,tpot:p95<50ms.")
+    timeout: float = option(600.0, "Seconds for a whole request.", above=0)
+    stall: float = option(60.0, "Seconds without a byte that count as stalled.", above=0)
     wait: float = 120.0
     """Seconds for a server that answers 503 to become ready."""
-    metrics_interval: float = 1.0
-    """Seconds between two looks at the server's metrics and its machine; 0: none."""
-    metrics_urls: list[str] = field(default_factory=list)
-    """Further Prometheus exporters (DCGM, node)."""
-    devices: int = 1
-    price_per_hour: float | None = None
-    api_key: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    metrics_interval: float = option(
+        1.0,
+        "Seconds between looks at the server's /metrics, its processes and GPUs; 0: none.",
+        low=0,
+    )
+    metrics_urls: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Another Prometheus exporter (DCGM, node); repeat it.",
+            "flag": ("--metrics-url",),
+        },
+    )
+    devices: int = option(1, "Devices of the server, for figures per device.", low=1)
+    price_per_hour: float | None = option(
+        None, "Price of one device per hour.", above=0, flag=("--price",)
+    )
+    api_key: str | None = option(None, "Sent as bearer token.")
+    extra: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "JSON object: further fields of every request."}
+    )
 
     def verify(self) -> None:
         """Raise `InvalidRequest` for the first field that is out of its bounds."""
-        for name, low in (
-            ("requests", 1),
-            ("concurrency", 1),
-            ("groups", 1),
-            ("turns", 1),
-            ("warmup", 0),
-            ("processes", 1),
-            ("prefix_tokens", 1),
-            ("devices", 1),
-            ("ramp", 0),
-            ("grace", 0),
-            ("metrics_interval", 0),
-            ("max_concurrency", 1),
-            ("max_errors", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise InvalidRequest(f"{name} must be at least {low}, not {value}", param=name)
-        for name in ("duration", "timeout", "stall", "trace_speed", "price_per_hour"):
-            given = getattr(self, name)
-            if given is not None and not (math.isfinite(given) and given > 0):
-                raise InvalidRequest(f"{name} must be above 0, not {given}", param=name)
+        verify_bounds(self)
         if self.endpoint not in (None, "completions", "chat", EMBEDDING):
             raise InvalidRequest(
                 f"endpoint must be completions, chat or embeddings, not {self.endpoint!r}",
@@ -214,3 +233,16 @@ class RunOptions:
         if self.tokenizer is not None:
             values["tokenizer"] = Path(self.tokenizer).name
         return values
+
+
+def verify_bounds(options: Any) -> None:
+    """Raise `InvalidRequest` for the first field of a record that is out of its own `option`'s
+    bounds."""
+    for spec in fields(options):
+        name, value, rules = spec.name, getattr(options, spec.name), spec.metadata
+        if value is None:
+            continue
+        if "low" in rules and value < rules["low"]:
+            raise InvalidRequest(f"{name} must be at least {rules['low']}, not {value}", param=name)
+        if "above" in rules and not (math.isfinite(value) and value > rules["above"]):
+            raise InvalidRequest(f"{name} must be above {rules['above']}, not {value}", param=name)

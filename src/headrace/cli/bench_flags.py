@@ -6,7 +6,8 @@ import inspect
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -14,106 +15,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ..base.errors import InvalidRequest
-from ..bench.options import RunOptions
+from ..bench.options import PRESETS, RunOptions
 
-PRESETS = {
-    "1k1k": ("uniform:819:1024", "uniform:819:1024"),
-    "1k8k": ("uniform:819:1024", "uniform:6554:8192"),
-    "8k1k": ("uniform:6554:8192", "uniform:819:1024"),
-}
-Url = Annotated[str, typer.Option(help="Address of the server.")]
-Model = Annotated[str | None, typer.Option(help="Model name; none: the server's first.")]
-Endpoint = Annotated[
-    str | None, typer.Option(help="completions, chat or embeddings; none: as needed.")
-]
-Workload = Annotated[
-    str,
-    typer.Option(help="fixed, shared-prefix, chat, agentic, long-context, structured, embeddings."),
-]
-Trace = Annotated[
-    str | None,
-    typer.Option(help="FORMAT:FILE; format prompts, sharegpt, mooncake, azure or burstgpt."),
-]
-TraceSpeed = Annotated[float, typer.Option(help="How much faster than recorded.")]
-Input = Annotated[
-    str, typer.Option(help="Prompt tokens: N, uniform:LOW:HIGH, normal:MEAN:SD, lognormal:…")
-]
-Output = Annotated[str, typer.Option(help="Output tokens, likewise.")]
-Requests = Annotated[
-    int | None,
-    typer.Option(
-        help="Requests (sessions, where a workload has turns); none: what --duration takes, all "
-        "of a trace, else 64."
-    ),
-]
-Duration = Annotated[float | None, typer.Option(help="Seconds after which nothing new starts.")]
-Arrive = Annotated[
-    str | None,
-    typer.Option(
-        "--arrivals",
-        help="Open loop: constant:R, poisson:R, gamma:R:B, ramp:FROM:TO:S, trace. Else closed.",
-    ),
-]
-Users = Annotated[int, typer.Option("--concurrency", "-c", help="Users of the closed loop.")]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Of prompts, lengths and arrivals; none: a new one, kept in the result."),
-]
-TokenizerOf = Annotated[
-    str | None,
-    typer.Option("--tokenizer", help="Model whose tokenizer makes prompts of exact token counts."),
-]
-PrefixTokens = Annotated[int, typer.Option(help="Tokens of a shared prefix or system prompt.")]
-Groups = Annotated[int, typer.Option(help="Different shared prefixes.")]
-Zipf = Annotated[float, typer.Option(help="How unevenly prefixes are drawn; 0: evenly.")]
-Turns = Annotated[int, typer.Option(help="Turns of a session.")]
-Think = Annotated[float, typer.Option("--think", help="Mean seconds between turns.")]
-Warmup = Annotated[
-    int | None, typer.Option(help="Requests before the run, not counted; none: one for each user.")
-]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        help="Lengths as leaderboards have them: " + ", ".join(PRESETS) + " (each 80 to 100 % of "
-        "its length), 10 requests for each user after 2 that are not counted."
-    ),
-]
-Cap = Annotated[
-    int | None, typer.Option("--max-concurrency", help="Open loop: requests in flight at most.")
-]
-RampUp = Annotated[float, typer.Option("--ramp", help="Closed loop: seconds in which users come.")]
-Grace = Annotated[
-    float | None, typer.Option(help="Seconds after --duration until what is in flight is hung up.")
-]
-MaxErrors = Annotated[
-    int | None, typer.Option("--max-errors", help="Failures above which the run ends, invalid.")
-]
-StopSaturated = Annotated[
-    bool, typer.Option("--stop-saturated", help="End an open loop that the server cannot keep up.")
-]
-Temperature = Annotated[float, typer.Option(help="Of the sampling; 0: greedy.")]
-Processes = Annotated[int, typer.Option(help="Client processes.")]
-Eos = Annotated[bool, typer.Option("--ignore-eos/--eos", help="Ask for exactly the output tokens.")]
-Stream = Annotated[bool, typer.Option(help="Stream the answers.")]
-SloText = Annotated[
-    str | None, typer.Option("--slo", help="Limits, as in ttft:p99<500ms,tpot:p95<50ms.")
-]
-Interval = Annotated[
-    float,
-    typer.Option(
-        help="Seconds between looks at the server's /metrics, its processes and GPUs; 0: none."
-    ),
-]
-Exporters = Annotated[
-    list[str] | None,
-    typer.Option("--metrics-url", help="Another Prometheus exporter (DCGM, node); repeat it."),
-]
-Price = Annotated[float | None, typer.Option("--price", help="Price of one device per hour.")]
-Devices = Annotated[int, typer.Option(help="Devices of the server, for figures per device.")]
-Key = Annotated[str | None, typer.Option("--api-key", help="Sent as bearer token.")]
-Extra = Annotated[str | None, typer.Option(help="JSON object: further fields of every request.")]
-Stall = Annotated[float, typer.Option(help="Seconds without a byte that count as stalled.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for a whole request.")]
 Roofline = Annotated[
     str | None, typer.Option(help="Model whose roofline is put beside what is measured.")
 ]
@@ -139,77 +42,61 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Keep = Annotated[bool, typer.Option("--history/--no-history", help="Add to the history.")]
 
 
-_RUN: dict[str, tuple[Any, Any]] = {
-    "url": (Url, "http://127.0.0.1:8000"),
-    "model": (Model, None),
-    "endpoint": (Endpoint, None),
-    "preset": (Preset, None),
-    "workload": (Workload, "fixed"),
-    "trace": (Trace, None),
-    "trace_speed": (TraceSpeed, 1.0),
-    "input": (Input, "128"),
-    "output": (Output, "128"),
-    "requests": (Requests, None),
-    "duration": (Duration, None),
-    "arrivals": (Arrive, None),
-    "concurrency": (Users, 8),
-    "max_concurrency": (Cap, None),
-    "ramp": (RampUp, 0.0),
-    "grace": (Grace, None),
-    "max_errors": (MaxErrors, None),
-    "stop_saturated": (StopSaturated, False),
-    "seed": (Seed, None),
-    "tokenizer": (TokenizerOf, None),
-    "prefix_tokens": (PrefixTokens, 1024),
-    "groups": (Groups, 8),
-    "zipf": (Zipf, 1.0),
-    "turns": (Turns, 4),
-    "think_seconds": (Think, 2.0),
-    "warmup": (Warmup, None),
-    "processes": (Processes, 1),
-    "ignore_eos": (Eos, True),
-    "stream": (Stream, True),
-    "temperature": (Temperature, 0.0),
-    "slo": (SloText, None),
-    "timeout": (Timeout, 600.0),
-    "stall": (Stall, 60.0),
-    "metrics_interval": (Interval, 1.0),
-    "metrics_urls": (Exporters, None),
-    "devices": (Devices, 1),
-    "price_per_hour": (Price, None),
-    "api_key": (Key, None),
-    "extra": (Extra, None),
-}
-"""Field of `RunOptions` → its flag and default; `preset` stands for several fields."""
+_SAID: dict[str, Any] = {"seed": int | None, "metrics_urls": list[str] | None, "extra": str | None}
+"""Type of a flag that is not its field's: None for what `make_options` fills in."""
 
 
-def with_run_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command every flag of a run but those that it sets itself.
+def with_run_flags(
+    *without: str, only: Sequence[str] | None = None, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of a run, but for those `without` which or all but `only` some.
 
-    The command gets them as its first argument, a `RunOptions` (with `UNSAID` for a seed).
+    The command gets them as `options`, a `RunOptions` (with `UNSAID` for a seed). `defaults` are of
+    fields that mostly have another value with this command.
     """
+    every = [spec.name for spec in fields(RunOptions)] if only is None else only
+    kept = [name for name in every if name not in without]
+    return with_flags(RunOptions, "options", make_options, kept, **defaults)
+
+
+def with_flags(
+    record: Any,
+    name: str,
+    make: Callable[[dict[str, Any]], Any],
+    only: Sequence[str] | None = None,
+    **defaults: Any,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each field of a record that has a help text (of `only` some), and
+    what `make` makes of their values as its argument `name`."""
+    specs = [
+        spec
+        for spec in fields(record)
+        if "help" in spec.metadata and (only is None or spec.name in only)
+    ]
+    types = get_type_hints(record) | _SAID
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        flags = {name: flag for name, flag in _RUN.items() if name not in without}
         hints = get_type_hints(command, include_extras=True)
-        own = {
-            name: p
-            for name, p in inspect.signature(command).parameters.items()
-            if name != "options"
-        }
+        every = [
+            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in inspect.signature(command).parameters.values()
+            if p.name != name
+        ]
+        for spec in specs:
+            flag = typer.Option(*spec.metadata.get("flag", ()), help=spec.metadata["help"])
+            every.append(
+                inspect.Parameter(
+                    spec.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=defaults.get(spec.name, None if spec.name in _SAID else spec.default),
+                    annotation=Annotated[types[spec.name], flag],
+                )
+            )
 
         def run(**values: Any) -> None:
-            given = {name: values.pop(name) for name in flags}
-            command(make_options(given), **values)
+            given = {spec.name: values.pop(spec.name) for spec in specs}
+            command(**values, **{name: make(given)})
 
-        arguments = [p.replace(annotation=hints[name]) for name, p in own.items()]
-        shared = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-            )
-            for name, (annotation, default) in flags.items()
-        ]
-        every = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in arguments] + shared
         run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in every}
         run.__doc__, run.__name__ = command.__doc__, command.__name__

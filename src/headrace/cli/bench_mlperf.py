@@ -15,7 +15,6 @@ from ..bench.gate import GATES
 from ..bench.job import Target
 from ..bench.lengths import parse_lengths
 from ..bench.mlperf import (
-    LIBRARY,
     SCENARIOS,
     SUBMISSION_SECONDS,
     SUMMARY,
@@ -25,38 +24,22 @@ from ..bench.mlperf import (
     run_mlperf,
 )
 from ..bench.mlperf_accuracy import compare_logs, read_log, truncate_logs
-from ..bench.mlperf_compliance import TESTS
 from ..bench.mlperf_samples import from_dataset, from_trace
 from ..bench.mlperf_submission import UNVERIFIED, check_submission, describe_system, write_beside
 from ..bench.options import RunOptions
 from ..bench.run import ask_server, make_material
-from .bench_flags import INVALID_RUN, Endpoint, Input, Key, Model, Out, Output, TokenizerOf, Url
+from .bench_flags import INVALID_RUN, Out, with_flags, with_run_flags
 
 
+@with_run_flags(
+    only=("url", "model", "endpoint", "input", "output", "tokenizer", "api_key"),
+    endpoint="completions",
+)
+@with_flags(MlperfOptions, "mlperf", lambda given: MlperfOptions(Target("", ""), **given))
 def mlperf_command(
+    options: RunOptions,
+    mlperf: MlperfOptions,
     scenario: Annotated[str, typer.Argument(help=", ".join(SCENARIOS))],
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    endpoint: Endpoint = "completions",
-    mode: Annotated[str, typer.Option(help="performance or accuracy.")] = "performance",
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Samples; none: all of a data set or trace, else 64.")
-    ] = None,
-    input: Input = "128",
-    output: Output = "128",
-    seconds: Annotated[float, typer.Option(help="Shortest run; a submission needs 600.")] = 600.0,
-    queries: Annotated[int, typer.Option(help="Fewest queries.")] = 1,
-    qps: Annotated[
-        float | None,
-        typer.Option(
-            help="Rate of Server and Interactive (none: 1); of Offline the rate that is expected "
-            "(none: measured with one pass through the library)."
-        ),
-    ] = None,
-    ttft: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 2000.0,
-    tpot: Annotated[float, typer.Option(help="Limit of Server and Interactive, ms.")] = 100.0,
-    tokenizer: TokenizerOf = None,
-    system: Annotated[str, typer.Option(help="Name of the system in the folders.")] = "this",
     dataset: Annotated[
         Path | None,
         typer.Option(help="Samples of your own: JSON, JSON lines or parquet, as MLPerf has them."),
@@ -64,25 +47,6 @@ def mlperf_command(
     trace: Annotated[
         str | None,
         typer.Option(help="FORMAT:FILE: each turn of recorded sessions, with its history."),
-    ] = None,
-    test: Annotated[str | None, typer.Option(help=f"Compliance test: {', '.join(TESTS)}.")] = None,
-    user_conf: Annotated[
-        Path | None,
-        typer.Option(help="LoadGen's user.conf; it and LoadGen's mlperf.conf win over flags."),
-    ] = None,
-    benchmark: Annotated[
-        str | None, typer.Option(help="Model's name in mlperf.conf, as in llama3_1-8b.")
-    ] = None,
-    token_ids: Annotated[
-        bool, typer.Option("--token-ids", help="Log ids of tokens (return_token_ids), not text.")
-    ] = False,
-    eos_id: Annotated[int | None, typer.Option(help="End of text, for TEST06.")] = None,
-    score: Annotated[str, typer.Option(help="rougeL or exact_match.")] = "rougeL",
-    accuracy_threshold: Annotated[
-        float | None, typer.Option(help="Score in per cent that TEST07 asks for.")
-    ] = None,
-    reference_tokens: Annotated[
-        float | None, typer.Option(help="Mean tokens of the reference's answers, for TEST09.")
     ] = None,
     division: Annotated[str, typer.Option(help="open, closed or network.")] = "open",
     submitter: Annotated[str, typer.Option(help="Of the system's description.")] = "unnamed",
@@ -92,57 +56,42 @@ def mlperf_command(
     at_least: Annotated[
         float, typer.Option(min=0, max=1, help="ROUGE-L to it below which exit is 3.")
     ] = 0.99,
-    api_key: Key = None,
     out: Out = None,
 ) -> None:
     """An MLPerf scenario through the real LoadGen, with its logs and its verdict."""
     if reference is not None:
-        if mode != "accuracy":
+        if mlperf.mode != "accuracy":
             raise InvalidRequest("a reference needs --mode accuracy", param="reference")
         read_log(reference)
-    target = Target(url, model or "", endpoint or "completions", api_key)
-    options = MlperfOptions(
-        target,
-        scenario,
-        mode,
-        samples or LIBRARY,
-        parse_lengths(input, "input"),
-        parse_lengths(output, "output"),
-        seconds,
-        queries,
-        qps,
-        ttft,
-        tpot,
-        system,
-        test=test,
-        user_conf=user_conf,
-        benchmark=benchmark,
-        token_ids=token_ids,
-        end_id=eos_id,
-        threshold=accuracy_threshold,
-        score=score,
-        reference_tokens=reference_tokens,
-    )
-    options.verify()
+    mlperf.scenario = scenario
+    mlperf.input = parse_lengths(options.input, "input")
+    mlperf.output = parse_lengths(options.output, "output")
+    mlperf.verify()
     if dataset is not None and trace is not None:
         raise InvalidRequest("samples come from a --dataset or a --trace, not both", param="trace")
-    material = make_material(tokenizer)
+    material = make_material(options.tokenizer)
     if dataset is not None:
-        options.library = from_dataset(dataset, options.output, samples)
+        mlperf.library = from_dataset(dataset, mlperf.output, mlperf.samples)
     elif trace is not None:
-        options.library = from_trace(trace, material, samples)
-    server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
-    target.model = model or server["model"]
+        mlperf.library = from_trace(trace, material, mlperf.samples)
+    server = ask_server(options)
+    model = options.model or server["model"]
     # A data set's answers end where they end: TEST09 asks how long they are.
-    target.ignore_eos = options.library is None
-    if options.library and any(len(sample.history) > 1 for sample in options.library):
-        target.endpoint = "chat"
+    mlperf.target = Target(
+        options.url,
+        model,
+        options.endpoint or "completions",
+        options.api_key,
+        ignore_eos=mlperf.library is None,
+    )
+    if mlperf.library and any(len(sample.history) > 1 for sample in mlperf.library):
+        mlperf.target.endpoint = "chat"
     root = out or Path(".")
-    found = run_mlperf(options, material, root)
-    place = root / "results" / system / target.model.replace("/", "_") / scenario
-    about = describe_system(system, division, submitter)
-    write_beside(root, place, about, configuration(options), target.model)
-    _report(found, options, reference, at_least)
+    found = run_mlperf(mlperf, material, root)
+    place = root / "results" / mlperf.system / model.replace("/", "_") / scenario
+    about = describe_system(mlperf.system, division, submitter)
+    write_beside(root, place, about, configuration(mlperf), model)
+    _report(found, mlperf, reference, at_least)
 
 
 def _report(

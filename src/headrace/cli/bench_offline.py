@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,106 +29,66 @@ from ..roofline.machine import calibration_path
 from .bench_flags import (
     INVALID_RUN,
     AsJson,
-    Devices,
-    Groups,
-    Input,
-    Interval,
     Keep,
     Out,
-    Output,
-    PrefixTokens,
-    Price,
-    Requests,
-    Seed,
-    SloText,
-    Temperature,
-    Trace,
-    Workload,
-    Zipf,
     default_folder,
     fresh_seed,
-    make_options,
+    with_run_flags,
 )
 from .configured import configured
 
-BESIDE = "Put the roofline of model and machine beside it."
+Beside = Annotated[
+    bool, typer.Option("--roofline", help="Put the roofline of model and machine beside it.")
+]
 Asked = Callable[[OfflineBench, Callable[[RequestRecord], None]], tuple[dict[str, Any], Run]]
 
 
+BOTH = ("input", "output", "seed", "slo", "metrics_interval")
+
+
 @configured
+@with_run_flags(
+    only=(
+        "workload",
+        "trace",
+        "requests",
+        "prefix_tokens",
+        "groups",
+        "zipf",
+        "temperature",
+        "devices",
+        "price_per_hour",
+        *BOTH,
+    ),
+    input="1024",
+)
 def throughput_command(
+    options: RunOptions,
     engine: EngineOptions,
-    workload: Workload = "fixed",
-    trace: Trace = None,
-    input: Input = "1024",
-    output: Output = "128",
-    requests: Requests = None,
-    prefix_tokens: PrefixTokens = 1024,
-    groups: Groups = 8,
-    zipf: Zipf = 1.0,
-    temperature: Temperature = 0.0,
-    seed: Seed = None,
-    slo: SloText = None,
-    devices: Devices = 1,
-    price: Price = None,
-    metrics_interval: Interval = 1.0,
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
-    roofline: Annotated[bool, typer.Option("--roofline", help=BESIDE)] = False,
+    roofline: Beside = False,
 ) -> None:
     """Tokens a second of an engine in this process, with all requests there at once."""
-    options = make_options(
-        {
-            "workload": workload,
-            "trace": trace,
-            "input": input,
-            "output": output,
-            "requests": requests,
-            "prefix_tokens": prefix_tokens,
-            "groups": groups,
-            "zipf": zipf,
-            "temperature": temperature,
-            "seed": seed,
-            "slo": slo,
-            "devices": devices,
-            "price_per_hour": price,
-            "metrics_interval": metrics_interval,
-        }
-    )
-
     ask = OfflineBench.throughput
     _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
 
 
 @configured
+@with_run_flags(only=BOTH, input="32")
 def latency_command(
+    options: RunOptions,
     engine: EngineOptions,
     batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 8,
     iterations: Annotated[int, typer.Option(min=1, help="Batches, one after the other.")] = 10,
-    input: Input = "32",
-    output: Output = "128",
-    seed: Seed = None,
-    slo: SloText = None,
-    metrics_interval: Interval = 1.0,
     out: Out = None,
     as_json: AsJson = False,
     history: Keep = True,
-    roofline: Annotated[bool, typer.Option("--roofline", help=BESIDE)] = False,
+    roofline: Beside = False,
 ) -> None:
     """How long a batch takes in an engine of this process, again and again."""
-    options = make_options(
-        {
-            "input": input,
-            "output": output,
-            "requests": batch * iterations,
-            "concurrency": batch,
-            "seed": seed,
-            "slo": slo,
-            "metrics_interval": metrics_interval,
-        }
-    )
-
+    options = replace(options, requests=batch * iterations, concurrency=batch)
     ask = partial(OfflineBench.latency, batch=batch)
     _measure(engine, options, ask, out, as_json=as_json, history=history, roofline=roofline)
 

@@ -29,20 +29,12 @@ from ..bench.reference import (
 )
 from ..bench.run import ask_server
 from ..bench.tasks import load_task, score_task
-from .bench_flags import (
-    EVERY_GATE,
-    AsJson,
-    AtLeast,
-    GateKinds,
-    Key,
-    Model,
-    Url,
-)
+from .bench_flags import EVERY_GATE, AsJson, AtLeast, GateKinds, with_run_flags
 
 
+@with_run_flags(only=("url", "model", "api_key", "concurrency"), concurrency=4)
 def accuracy_command(
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
+    options: RunOptions,
     corpus: Annotated[
         Path | None, typer.Option(help="Text for the perplexity; none: Python's documentation.")
     ] = None,
@@ -65,8 +57,6 @@ def accuracy_command(
     ] = 20,
     at_least: AtLeast = 0.99,
     gate: GateKinds = EVERY_GATE,
-    users: Annotated[int, typer.Option("--concurrency", "-c", min=1)] = 4,
-    api_key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Perplexity, task sets, and agreement (tokens, logits) with a reference run; a gate."""
@@ -75,8 +65,9 @@ def accuracy_command(
     sets = {name: load_task(name, items) for name in names}
     expected = None if reference is None else load_reference(reference)
     text, name = _corpus(corpus) if limit else ("", "")
-    server = ask_server(RunOptions(url=url, model=model, api_key=api_key))
-    target = Target(url, model or server["model"], api_key=api_key)
+    options.verify()
+    users, server = options.concurrency, ask_server(options)
+    target = Target(options.url, options.model or server["model"], api_key=options.api_key)
     console = Console(stderr=as_json)
 
     found = (

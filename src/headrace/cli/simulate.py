@@ -21,12 +21,39 @@ from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
 from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
+from .bench_flags import with_run_flags
 
 FEW = 200
 """The 99th percentiles of so few requests are those of two or three steps."""
 
 
+@with_run_flags(
+    only=(
+        "workload",
+        "trace",
+        "trace_speed",
+        "input",
+        "output",
+        "requests",
+        "arrivals",
+        "concurrency",
+        "prefix_tokens",
+        "groups",
+        "zipf",
+        "turns",
+        "think_seconds",
+        "seed",
+        "slo",
+        "price_per_hour",
+    ),
+    input="1024",
+    output="256",
+    requests=1000,
+    concurrency=64,
+    seed=0,
+)
 def simulate(
+    options: RunOptions,
     model: Annotated[str, typer.Argument(help="Model, or the name of a known architecture.")],
     hardware: Annotated[str, typer.Option(help="this, A100, H100, H200, B200 …")] = "H200",
     replicas: Annotated[int, typer.Option(min=1, help="Engines behind the router.")] = 1,
@@ -47,22 +74,6 @@ def simulate(
     max_context: Annotated[int | None, typer.Option(help="Longest sequence.")] = None,
     depth: Annotated[int, typer.Option(min=1, max=2, help="Steps in flight.")] = 2,
     prefix_cache: Annotated[bool, typer.Option(help="Share prefixes.")] = True,
-    workload: Annotated[str, typer.Option(help="As of `headrace bench run`.")] = "fixed",
-    trace: Annotated[str | None, typer.Option(help="FORMAT:FILE.")] = None,
-    trace_speed: Annotated[float, typer.Option(help="How much faster than recorded.")] = 1.0,
-    input: Annotated[str, typer.Option(help="Prompt tokens.")] = "1024",
-    output: Annotated[str, typer.Option(help="Output tokens.")] = "256",
-    requests: Annotated[int, typer.Option(min=1, help="Sessions.")] = 1000,
-    arrivals: Annotated[str | None, typer.Option(help="As of `headrace bench run`.")] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Users.")] = 64,
-    prefix_tokens: Annotated[int, typer.Option(help="Of a shared prefix.")] = 1024,
-    groups: Annotated[int, typer.Option(help="Different prefixes.")] = 8,
-    zipf: Annotated[float, typer.Option(help="How unevenly they are drawn.")] = 1.0,
-    turns: Annotated[int, typer.Option(help="Of a session.")] = 4,
-    think: Annotated[float, typer.Option(help="Mean seconds between turns.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    slo: Annotated[str | None, typer.Option(help="As of `headrace bench run`.")] = None,
-    price: Annotated[float | None, typer.Option(help="Of one device per hour.")] = None,
     gateway_ms: Annotated[
         float | None,
         typer.Option(min=0, help="Before the engine; none: as calibrated (--measure-loop), or 1."),
@@ -95,34 +106,14 @@ def simulate(
         depth=depth,
         prefix_cache=prefix_cache,
     )
-    options = RunOptions(
-        url="simulated",
-        model=model,
-        workload=workload,
-        trace=trace,
-        trace_speed=trace_speed,
-        input=input,
-        output=output,
-        requests=requests,
-        arrivals=arrivals,
-        concurrency=concurrency,
-        prefix_tokens=prefix_tokens,
-        groups=groups,
-        zipf=zipf,
-        turns=turns,
-        think_seconds=think,
-        seed=seed,
-        slo=slo,
-        devices=replicas * case.layout.devices,
-        price_per_hour=price,
-    )
+    options = replace(options, url="simulated", model=model, devices=replicas * case.layout.devices)
     begin = time.perf_counter()
 
     def cluster(course: int) -> Cluster:
         return Cluster(spec, replicas, routing, prefill=prefill, course=course)
 
     result, _ = Simulation(cluster(0), options).run()
-    further = COURSES if requests <= FEW else 0
+    further = COURSES if options.sessions <= FEW else 0
     found = result["simulation"]["p99_bands"] = bands(cluster, options, further)
     spent = time.perf_counter() - begin
     result["server"]["model"] = model
