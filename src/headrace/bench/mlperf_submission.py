@@ -31,46 +31,22 @@ SEEDS = {
 """Seeds that MLPerf Inference v6.1 prescribes."""
 MIN_MS = 600_000
 """Shortest performance run that the rules accept."""
-TOLD = (
-    "division",
-    "submitter",
-    "status",
-    "system_name",
-    "system_type",
-    "number_of_nodes",
-    "host_processor_model_name",
-    "host_processors_per_node",
-    "host_processor_core_count",
-    "host_memory_capacity",
-    "host_storage_capacity",
-    "host_storage_type",
-    "accelerators_per_node",
-    "accelerator_model_name",
-    "accelerator_memory_capacity",
-    "framework",
-    "operating_system",
-)
+_TOLD = """
+division submitter status system_name system_type number_of_nodes host_processor_model_name
+host_processors_per_node host_processor_core_count host_memory_capacity host_storage_capacity
+host_storage_type accelerators_per_node accelerator_model_name accelerator_memory_capacity
+framework operating_system
+"""
+TOLD = tuple(_TOLD.split())
 """Fields of a system's description that must say something."""
-PRESENT = (
-    "other_software_stack",
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_memory_configuration",
-    "host_processor_interconnect",
-    "host_networking",
-    "host_networking_topology",
-    "host_network_card_count",
-    "accelerator_frequency",
-    "accelerator_host_interconnect",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-    "accelerator_memory_configuration",
-    "accelerator_on-chip_memories",
-    "cooling",
-    "hw_notes",
-    "sw_notes",
-    "system_type_detail",
-)
+_PRESENT = """
+other_software_stack host_processor_frequency host_processor_caches host_memory_configuration
+host_processor_interconnect host_networking host_networking_topology host_network_card_count
+accelerator_frequency accelerator_host_interconnect accelerator_interconnect
+accelerator_interconnect_topology accelerator_memory_configuration
+accelerator_on-chip_memories cooling hw_notes sw_notes system_type_detail
+"""
+PRESENT = tuple(_PRESENT.split())
 """Fields that must be there, and may be empty."""
 IMPLEMENTATION = (
     "input_data_types",
@@ -184,21 +160,25 @@ def _check_scenario(path: Path, place: str) -> list[SubmissionCheck]:
     found.append(
         SubmissionCheck(place, "measurements.json says what it must", not empty, ", ".join(empty))
     )
-    found += _check_performance(path / "performance" / "run_1", f"{place}/performance", path.name)
-    found += _check_accuracy(path / "accuracy", f"{place}/accuracy")
+    for name, folder, check in (
+        ("performance", path / "performance" / "run_1", _check_performance),
+        ("accuracy", path / "accuracy", _check_accuracy),
+    ):
+        where = f"{place}/{name}"
+        try:
+            found += check(folder, where, read_detail(folder))
+        except InvalidRequest as error:
+            found.append(SubmissionCheck(where, "LoadGen's log", False, error.message))
     for test in TESTS:
         if (path / test).is_dir():
             found += _check_test(path / test, f"{place}/{test}", test)
     return found
 
 
-def _check_performance(path: Path, place: str, scenario: str) -> list[SubmissionCheck]:
-    try:
-        detail = read_detail(path)
-    except InvalidRequest as error:
-        return [SubmissionCheck(place, "LoadGen's log", False, error.message)]
+def _check_performance(path: Path, place: str, detail: dict[str, Any]) -> list[SubmissionCheck]:
     duration = detail.get("effective_min_duration_ms", 0)
     wrong = [name for name, seed in SEEDS.items() if detail.get(f"effective_{name}") != seed]
+    scenario = path.parent.parent.name
     asked = "Server" if scenario == "Interactive" else scenario
     errors = detail.get("num_errors", 0)
     return [
@@ -216,11 +196,7 @@ def _check_performance(path: Path, place: str, scenario: str) -> list[Submission
     ]
 
 
-def _check_accuracy(path: Path, place: str) -> list[SubmissionCheck]:
-    try:
-        detail = read_detail(path)
-    except InvalidRequest as error:
-        return [SubmissionCheck(place, "LoadGen's log", False, error.message)]
+def _check_accuracy(path: Path, place: str, detail: dict[str, Any]) -> list[SubmissionCheck]:
     whole = detail.get("qsl_reported_total_count")
     log, told = path / LOG, path / "accuracy.txt"
     size = log.stat().st_size if log.is_file() else 0

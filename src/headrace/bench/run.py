@@ -25,7 +25,7 @@ from .identity import identify
 from .job import Target
 from .lengths import parse_lengths
 from .material import Material
-from .metrics import PossibleHitRate, PrefixHitRate, Run
+from .metrics import Run, possible_hit_rate, prefix_hit_rate
 from .options import RunOptions
 from .record import ClientAudit, RequestRecord
 from .result import document
@@ -244,7 +244,7 @@ def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
 
     With a `template` (chat) what it puts around every prompt is shared by all requests.
     """
-    possible, hit = PossibleHitRate.value(run), PrefixHitRate.value(run)
+    possible, hit = possible_hit_rate(run), prefix_hit_rate(run)
     told = [r for r in run.good if r.prompt_tokens and r.known_prompt_tokens] if template else []
     total = sum(r.prompt_tokens or 0 for r in told)
     if total:

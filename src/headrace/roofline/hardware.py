@@ -102,6 +102,12 @@ class Hardware:
         return replace(self, efficiency=efficiency)
 
 
+def _rates(float32: float, half: float, **others: float) -> dict[str, float]:
+    """Rates of a device from TFLOP/s; `half` is that of bfloat16 and float16."""
+    told = {"float32": float32, "bfloat16": half, "float16": half, **others}
+    return {name: rate * 1e12 for name, rate in told.items()}
+
+
 MIB = 2**20
 # Memory is what the driver reports (`nvidia-smi`, "143771MiB" on an H200): the "80 GB" of a data
 # sheet are GiB. The fabric is that of the makers' DGX systems: one 200 Gb/s (A100) or 400 Gb/s
@@ -110,7 +116,7 @@ _DATASHEETS = {
     # NVIDIA A100 Tensor Core GPU datasheet (SXM 80 GB); L2 from the Ampere whitepaper.
     "A100": Hardware(
         "A100",
-        {"float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
+        _rates(19.5, 312, int8=624),
         2.039e12,
         81_920 * MIB,
         40 * 2**20,
@@ -124,7 +130,7 @@ _DATASHEETS = {
     # in both directions together.
     "H100": Hardware(
         "H100",
-        {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12, "int8": 1979e12},
+        _rates(67, 989, fp8=1979, int8=1979),
         3.35e12,
         81_559 * MIB,
         50 * 2**20,
@@ -137,7 +143,7 @@ _DATASHEETS = {
     # NVIDIA H200 datasheet: the compute of H100 with HBM3e.
     "H200": Hardware(
         "H200",
-        {"float32": 67e12, "bfloat16": 989e12, "float16": 989e12, "fp8": 1979e12, "int8": 1979e12},
+        _rates(67, 989, fp8=1979, int8=1979),
         4.8e12,
         143_771 * MIB,
         50 * 2**20,
@@ -151,14 +157,7 @@ _DATASHEETS = {
     # 1,440 GB, NVLink 14.4 TB/s.
     "B200": Hardware(
         "B200",
-        {
-            "float32": 75e12,
-            "bfloat16": 2250e12,
-            "float16": 2250e12,
-            "fp8": 4500e12,
-            "int8": 4500e12,
-            "fp4": 9000e12,
-        },
+        _rates(75, 2250, fp8=4500, int8=4500, fp4=9000),
         8.0e12,
         183_359 * MIB,
         126 * 2**20,
@@ -172,14 +171,7 @@ _DATASHEETS = {
     # quote it: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8. HGX B300 states 108 PFLOPS FP4 for eight.
     "B300": Hardware(
         "B300",
-        {
-            "float32": 75e12,
-            "bfloat16": 2250e12,
-            "float16": 2250e12,
-            "fp8": 4500e12,
-            "int8": 150e12,
-            "fp4": 14_000e12,
-        },
+        _rates(75, 2250, fp8=4500, int8=150, fp4=14_000),
         8.0e12,
         275_040 * MIB,
         126 * 2**20,
@@ -193,14 +185,7 @@ _DATASHEETS = {
     # 2.5 BF16; 130 TB/s of NVLink and 576 TB/s of memory in a rack of 72.
     "GB200": Hardware(
         "GB200",
-        {
-            "float32": 80e12,
-            "bfloat16": 2500e12,
-            "float16": 2500e12,
-            "fp8": 5000e12,
-            "int8": 5000e12,
-            "fp4": 10_000e12,
-        },
+        _rates(80, 2500, fp8=5000, int8=5000, fp4=10_000),
         8.0e12,
         189_471 * MIB,
         126 * 2**20,
@@ -215,14 +200,7 @@ _DATASHEETS = {
     # 576 TB/s; per device 0.165 POPS int8.
     "GB300": Hardware(
         "GB300",
-        {
-            "float32": 80e12,
-            "bfloat16": 2500e12,
-            "float16": 2500e12,
-            "fp8": 5000e12,
-            "int8": 165e12,
-            "fp4": 15_000e12,
-        },
+        _rates(80, 2500, fp8=5000, int8=165, fp4=15_000),
         8.0e12,
         284_208 * MIB,
         126 * 2**20,
@@ -237,7 +215,7 @@ _DATASHEETS = {
     # ones that all resellers print: 148 TFLOPS BF16, 296 FP8 and int8, 4 TB/s.
     "H20": Hardware(
         "H20",
-        {"float32": 44e12, "bfloat16": 148e12, "float16": 148e12, "fp8": 296e12, "int8": 296e12},
+        _rates(44, 148, fp8=296, int8=296),
         4.0e12,
         97_871 * MIB,
         60 * 2**20,
@@ -251,13 +229,7 @@ _DATASHEETS = {
     # 17 TB/s from AMD's slides (servethehome.com); seven links of 64 GB/s in one direction.
     "MI300X": Hardware(
         "MI300X",
-        {
-            "float32": 163.4e12,
-            "bfloat16": 1307.4e12,
-            "float16": 1307.4e12,
-            "fp8": 2614.9e12,
-            "int8": 2614.9e12,
-        },
+        _rates(163.4, 1307.4, fp8=2614.9, int8=2614.9),
         5.3e12,
         192 * 1024 * MIB,
         256 * 2**20,
@@ -272,14 +244,7 @@ _DATASHEETS = {
     # devices; seven links of 76.8 GB/s in one direction.
     "MI355X": Hardware(
         "MI355X",
-        {
-            "float32": 157.3e12,
-            "bfloat16": 2516.6e12,
-            "float16": 2516.6e12,
-            "fp8": 5033.2e12,
-            "int8": 5033.2e12,
-            "fp4": 10_066.3e12,
-        },
+        _rates(157.3, 2516.6, fp8=5033.2, int8=5033.2, fp4=10_066.3),
         8.0e12,
         288 * 1024 * MIB,
         256 * 2**20,
@@ -293,13 +258,7 @@ _DATASHEETS = {
     # NVIDIA L4: 485 TFLOPS FP8 and TOPS int8 with sparsity, halved; 300 GB/s; PCIe 4.0 x16.
     "L4": Hardware(
         "L4",
-        {
-            "float32": 30.3e12,
-            "bfloat16": 121e12,
-            "float16": 121e12,
-            "fp8": 242.5e12,
-            "int8": 242.5e12,
-        },
+        _rates(30.3, 121, fp8=242.5, int8=242.5),
         0.3e12,
         23_034 * MIB,
         48 * 2**20,
@@ -312,7 +271,7 @@ _DATASHEETS = {
     # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.
     "L40S": Hardware(
         "L40S",
-        {"float32": 91.6e12, "bfloat16": 362e12, "float16": 362e12, "fp8": 733e12, "int8": 733e12},
+        _rates(91.6, 362, fp8=733, int8=733),
         0.864e12,
         46_068 * MIB,
         96 * 2**20,
@@ -325,13 +284,7 @@ _DATASHEETS = {
     # NVIDIA Ada whitepaper, appendix A: with fp32 accumulation, dense.
     "RTX4090": Hardware(
         "RTX4090",
-        {
-            "float32": 82.6e12,
-            "bfloat16": 165.2e12,
-            "float16": 165.2e12,
-            "fp8": 330.3e12,
-            "int8": 660.6e12,
-        },
+        _rates(82.6, 165.2, fp8=330.3, int8=660.6),
         1.008e12,
         24_564 * MIB,
         72 * 2**20,
@@ -344,14 +297,7 @@ _DATASHEETS = {
     # NVIDIA RTX Blackwell whitepaper, appendix A: with fp32 accumulation, dense.
     "RTX5090": Hardware(
         "RTX5090",
-        {
-            "float32": 104.8e12,
-            "bfloat16": 209.5e12,
-            "float16": 209.5e12,
-            "fp8": 419e12,
-            "int8": 838e12,
-            "fp4": 1676e12,
-        },
+        _rates(104.8, 209.5, fp8=419, int8=838, fp4=1676),
         1.792e12,
         32_607 * MIB,
         96 * 2**20,
@@ -365,14 +311,7 @@ _DATASHEETS = {
     # the dense rates of the wider types halve from there.
     "THOR": Hardware(
         "THOR",
-        {
-            "float32": 8.1e12,
-            "bfloat16": 259e12,
-            "float16": 259e12,
-            "fp8": 517e12,
-            "int8": 517e12,
-            "fp4": 1035e12,
-        },
+        _rates(8.1, 259, fp8=517, int8=517, fp4=1035),
         0.273e12,
         128 * 10**9,
         32 * 2**20,
@@ -384,7 +323,7 @@ _DATASHEETS = {
     # 5.3 TFLOPS fp32, 4 MB of L2; half-precision products are half of dense int8.
     "ORIN": Hardware(
         "ORIN",
-        {"float32": 5.3e12, "bfloat16": 42.5e12, "float16": 42.5e12, "int8": 85e12},
+        _rates(5.3, 42.5, int8=85),
         0.2048e12,
         64 * 10**9,
         4 * 2**20,
