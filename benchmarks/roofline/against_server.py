@@ -225,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
                 findings = [one["code"] for one in outcome["findings"]]
                 if "stale_hits" in findings:
                     raise SystemExit(f"the server knew prompts of {load}: take another seed")
-                virtual = simulate(spec, options, loop)
+                virtual, _ = simulate(spec, options, loop)
                 span = spans(spec, options, loop)
                 rest = after[0] - before[0] - (after[1] - before[1])
                 row = {

@@ -73,8 +73,8 @@ def test_what_embeddings_do_not_have(change: dict[str, str], param: str) -> None
 
 def test_the_queue_is_the_servers_word() -> None:
     record = RequestRecord(0, 0, 0, 0, 0, 0, [], 10**9, asked_tokens=0, output_tokens=0)
-    assert queue_time(Run([record], 0, 10**9)) is None
-    assert queue_time(Run([record], 0, 10**9, queue_seconds=0.25)) == 0.25
+    assert queue_time.value(Run([record], 0, 10**9)) is None
+    assert queue_time.value(Run([record], 0, 10**9, queue_seconds=0.25)) == 0.25
     # An embedding has no pieces, its end can be compared all the same.
     table, findings = cross_check({"e2e": {"mean": 1.0, "count": 1}}, [record])
     assert table["e2e"] == {"server": 1.0, "client": 1.0}

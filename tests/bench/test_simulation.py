@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from headrace.base.errors import DoesNotFit, HeadraceError, OptionError
 from headrace.bench.limit import add_limit, limit_of
 from headrace.bench.loop import LOADS, NONE, loop_of, seen
 from headrace.bench.loop import simulate as run
+from headrace.bench.metrics import Run
 from headrace.bench.options import RunOptions
+from headrace.bench.record import RequestRecord
 from headrace.bench.report import html_report, result_charts
-from headrace.bench.statistics import describe
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
@@ -87,7 +89,7 @@ def found_loop(real: ReplicaSpec, told: ReplicaSpec, loop: Loop) -> Loop:
     """What is measured of a server with such steps and loop, where others are told."""
     options = {name: RunOptions(seed=5, **load) for name, load in LOADS.items()}
     both = (
-        {name: seen(run(spec, one, around)) for name, one in options.items()}
+        {name: seen(run(spec, one, around)[1]) for name, one in options.items()}
         for spec, around in ((real, loop), (told, NONE))
     )
     return loop_of(*both)
@@ -115,17 +117,19 @@ def test_a_step_that_is_told_wrong_is_no_gateway() -> None:
     assert found.gateway_seconds + found.answer_seconds < 0.25 * long.end / 4
 
 
-def document_of(pauses: list[float]) -> dict[str, Any]:
-    samples = {"itl": describe(pauses), "ttft": describe([0.1])}
-    return {"samples": {name: asdict(one) for name, one in samples.items() if one is not None}}
-
-
 def paused(rate: float, length: float, extra: list[float]) -> Loop:
     """The loop of 430 steps of 13 ms with such interruptions."""
     share, shares = rate * 0.013, [(number + 0.5) / 430 for number in range(430)]
     pauses = [0.013 + length * math.log(max(1, share / one)) for one in shares]
-    real, bare = seen(document_of(pauses + extra)), seen(document_of([0.013] * 430))
+    real, bare = seen(run_of(pauses + extra)), seen(run_of([0.013] * 430))
     return loop_of(*(dict.fromkeys(LOADS, one) for one in (real, bare)))
+
+
+def run_of(pauses: list[float]) -> Run:
+    """A run of one request with such pauses after its first token."""
+    times = [round(1e9 * time) for time in itertools.accumulate(pauses, initial=0.1)]
+    record = RequestRecord(0, 0, 0, 0, 0, chunk_ns=times, end_ns=times[-1], status=200)
+    return Run([record], 0, times[-1])
 
 
 def test_interruptions_are_found_again() -> None:

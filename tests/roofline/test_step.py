@@ -133,6 +133,21 @@ def test_efficiencies_are_recovered_from_steps() -> None:
     assert before > 0.2, "the assumed efficiencies were wrong, so the fit did something"
 
 
+def test_a_stalled_step_does_not_bend_the_others() -> None:
+    """The machine stood still during the longest of thirty steps."""
+    truth = Efficiency(0.31, 0.62, 0.2, 0.4, 0.5, 0.75, 0.8, 8e-6, 3e-3)
+    case = Case(QWEN_05B, WeightBytes("Q4_K"), "float32", "float32")
+    steps = recorded(truth, 0.0, 30, 1)
+    longest = max(range(30), key=lambda place: steps[place].seconds)
+    stalled = replace(steps[longest], seconds=2.5 * steps[longest].seconds)
+    fresh = recorded(truth, 0.0, 40, 2)
+    worst = []
+    for given in (steps, [*steps[:longest], stalled, *steps[longest + 1 :]]):
+        fitted = SLOW.fitted(fit_efficiency(case, SLOW, given).efficiency)
+        worst.append(prediction_errors(case, fitted, fresh)[1])
+    assert worst[1] < worst[0] + 0.05
+
+
 def test_records_are_read_and_bad_ones_named(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     line = {"starts": [0], "counts": [5], "samples": 1, "seconds": 0.5}

@@ -6,7 +6,7 @@ cost of a row. The first token of a prompt so short that its step is hardly long
 waited for the gateway and the answer as well: of a long one, a tenth by which its step is told
 wrong would be taken for them.
 
-Every figure is a quantile, which one stall of the machine does not move.
+Every figure is a quantile, or a mean without the longest: one stall of the machine moves none.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..base.errors import HeadraceError
 from ..engine.sim import Cluster, ReplicaSpec
 from ..roofline.hardware import Loop
+from .metrics import Run, itl, sample, ttft
 from .options import RunOptions
 from .run import run_bench
 from .virtual import Simulation
@@ -34,8 +37,6 @@ LOADS: dict[str, dict[str, Any]] = {
 NONE = Loop(0.0)
 LEAST_HITCH = 1e-3
 """Shorter ones are a step's own spread."""
-MOST_HITCHES = 0.5
-"""Largest share of the steps that has one: the median has none."""
 
 
 def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> Loop:
@@ -47,20 +48,19 @@ def measure_loop(url: str, spec: ReplicaSpec, model: str | None, seed: int) -> L
     bare: dict[str, Seen] = {}
     for number, (name, load) in enumerate(LOADS.items()):
         options = RunOptions(url=url, tokenizer=model, seed=seed + number, **load)
-        result = run_bench(options).result
-        if result["succeeded"] < options.requests:
-            failed = options.requests - result["succeeded"]
+        outcome = run_bench(options)
+        if (failed := load["requests"] - outcome.result["succeeded"]) > 0:
             raise HeadraceError(f"{failed} requests to {url} failed")
-        real[name] = seen(result)
-        bare[name] = seen(simulate(spec, options, NONE))
+        real[name] = seen(outcome.run)
+        bare[name] = seen(simulate(spec, options, NONE)[1])
     return loop_of(real, bare)
 
 
-def simulate(spec: ReplicaSpec, options: RunOptions, loop: Loop) -> dict[str, Any]:
-    """The same run on virtual time with so much around the steps."""
+def simulate(spec: ReplicaSpec, options: RunOptions, loop: Loop) -> tuple[dict[str, Any], Run]:
+    """(document, run) of the same load on virtual time with so much around the steps."""
     hardware = replace(spec.hardware, loop=loop)
     options = replace(options, url="simulated", tokenizer=None, warmup=0)
-    return Simulation(Cluster(replace(spec, hardware=hardware), 1), options).run()[0]
+    return Simulation(Cluster(replace(spec, hardware=hardware), 1), options).run()
 
 
 class Seen(NamedTuple):
@@ -70,33 +70,33 @@ class Seen(NamedTuple):
     """Median time to the first token."""
     pause: float
     """Median between two tokens."""
-    slow: float
-    """Excess of the pauses' 90th percentile over their median."""
-    tail: float
-    """Excess of the 99th."""
+    lost: float
+    """Excess of the mean pause, of which none counts as longer than the 99th percentile."""
+    length: float
+    """Mean of an exponential tail that has the pauses' 90th and 99th percentiles."""
 
 
-def seen(result: dict[str, Any]) -> Seen:
-    """The quantiles of a run's document."""
-    pauses = result["samples"]["itl"]["percentiles"]
-    median = pauses["p50"]
-    ttft = result["samples"]["ttft"]["percentiles"]["p50"]
-    return Seen(ttft, median, pauses["p90"] - median, pauses["p99"] - median)
+def seen(run: Run) -> Seen:
+    """The figures of a run that a stall of the machine hardly moves."""
+    pauses = np.array(sample(itl, run.records))
+    median, slow, tail = np.percentile(pauses, (50, 90, 99))
+    lost = np.minimum(pauses, tail).mean() - median
+    first = np.median(sample(ttft, run.records))
+    return Seen(float(first), float(median), float(lost), float(tail - slow) / math.log(10))
 
 
 def loop_of(real: dict[str, Seen], bare: dict[str, Seen]) -> Loop:
     """From the three runs as they were and as the steps alone would be.
 
-    Interruptions of exponential lengths of mean m in a share s of one user's steps make
-    s · exp(-x / m) of the pauses longer by x: the 90th and the 99th percentile tell both.
+    Of one user every pause is one step: what the mean lost to interruptions, and how long they are
+    in the mean, tell how many there were.
     """
     one, many = (real[name].pause - bare[name].pause for name in (ONE, MANY))
     row = max(0.0, (many - one) / (USERS - 1))
     step = max(0.0, one - row)
     rest = max(0.0, real[SHORT].ttft - bare[SHORT].ttft - step - row)
-    slow, tail = real[ONE].slow - bare[ONE].slow, real[ONE].tail - bare[ONE].tail
-    hitch = (tail - slow) / math.log(10)
-    if hitch < LEAST_HITCH:
+    length = real[ONE].length - bare[ONE].length
+    lost = max(0.0, real[ONE].lost - bare[ONE].lost)
+    if length < LEAST_HITCH or not lost:
         return Loop(rest / 2, step, row, rest / 2)
-    share = min(MOST_HITCHES, 0.1 * math.exp(slow / hitch))
-    return Loop(rest / 2, step, row, rest / 2, share / real[ONE].pause, hitch)
+    return Loop(rest / 2, step, row, rest / 2, lost / (length * real[ONE].pause), length)

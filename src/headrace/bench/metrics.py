@@ -69,18 +69,18 @@ SAMPLES: list[Sample] = []
 FIGURES: list[Figure] = []
 
 
-def _sample(unit: str, *, lower: bool) -> Callable[[Values], Values]:
-    def add(values: Values) -> Values:
+def _sample(unit: str, *, lower: bool) -> Callable[[Values], Sample]:
+    def add(values: Values) -> Sample:
         SAMPLES.append(Sample(values.__name__, unit, lower, values))
-        return values
+        return SAMPLES[-1]
 
     return add
 
 
-def _figure(unit: str, *, lower: bool) -> Callable[[Value], Value]:
-    def add(value: Value) -> Value:
+def _figure(unit: str, *, lower: bool) -> Callable[[Value], Figure]:
+    def add(value: Value) -> Figure:
         FIGURES.append(Figure(value.__name__, unit, lower, value))
-        return value
+        return FIGURES[-1]
 
     return add
 

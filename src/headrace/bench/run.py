@@ -244,7 +244,7 @@ def stale_hits(run: Run, *, template: bool = False) -> list[Finding]:
 
     With a `template` (chat) what it puts around every prompt is shared by all requests.
     """
-    possible, hit = possible_hit_rate(run), prefix_hit_rate(run)
+    possible, hit = possible_hit_rate.value(run), prefix_hit_rate.value(run)
     told = [r for r in run.good if r.prompt_tokens and r.known_prompt_tokens] if template else []
     total = sum(r.prompt_tokens or 0 for r in told)
     if total:

@@ -91,4 +91,4 @@ def _cpu_efficiency() -> Efficiency:
 
 CPU_EFFICIENCY = _cpu_efficiency()
 """Until `headrace roofline --measure` has fitted a machine's own: fitted with no share above one on
-the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 4 and 6 %)."""
+the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 5 and 6 %)."""

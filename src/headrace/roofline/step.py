@@ -33,9 +33,9 @@ SHORT_QUERIES = 8
 """Up to so many queries of an entry (a decode, or a verified draft) its attention runs as decode:
 the queries of all heads that share a KV head are one tile."""
 
-FEW_ROWS = 6
-"""A product of at most so many rows mostly waits for its weights: one block of activations of our
-CPU kernels, which lay six rows beside each other."""
+FEW_ROWS = 2
+"""A product of at most so many rows mostly waits for its weights: with our CPU kernels three rows
+take half as long again as two, and from four on each row adds the same."""
 
 
 class Floor(NamedTuple):
