@@ -76,7 +76,8 @@ def fit_efficiency(case: Case, hardware: Hardware, records: Sequence[StepRecord]
 
     Least squares of log(predicted / measured), beyond `USUAL_ERROR` the plain sizes (P. Charbonnier
     et al., 1997): a step during which the machine stood still must not bend the others. By
-    multiplicative coordinate search from the hardware's own values; slight ridge towards those, so that what no step shows stays as it was.
+    multiplicative coordinate search from the hardware's own values; slight ridge towards those, so
+    that what no step shows stays as it was.
     Efficiencies stay within 0.01 … 1.5 (a cache can beat the memory's bandwidth).
     """
     if len(records) < 3:

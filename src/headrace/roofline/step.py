@@ -34,8 +34,8 @@ SHORT_QUERIES = 8
 the queries of all heads that share a KV head are one tile."""
 
 FEW_ROWS = 2
-"""A product of at most so many rows mostly waits for its weights: with our CPU kernels three rows
-take half as long again as two, and from four on each row adds the same."""
+"""A product of at most so many rows mostly waits for its weights; with our CPU kernels each row
+adds the same from four on."""
 
 
 class Floor(NamedTuple):
