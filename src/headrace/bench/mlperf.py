@@ -30,12 +30,11 @@ from .http import ConnectionLost, Pool, parse_url, request_bytes
 from .job import Target
 from .lengths import Lengths
 from .material import Material
-from .mlperf_accuracy import LOG, SCORES, scores_of, write_accuracy
+from .mlperf_accuracy import LOG, SCORES, read_logged, scores_of, write_accuracy
 from .mlperf_compliance import (
     TESTS,
     ComplianceVerdict,
     audit_config,
-    read_logged,
     verify_lengths,
     verify_same,
     verify_score,

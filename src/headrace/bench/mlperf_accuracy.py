@@ -37,20 +37,41 @@ class LogAgreement:
     """Mean F-measure of the longest common subsequence of words, 0 to 1."""
 
 
-def read_log(folder: Path) -> dict[int, str]:
-    """Sample → answer; `InvalidRequest` where the log is missing or half written."""
-    path = folder / LOG if folder.is_dir() else folder
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One answer as LoadGen logged it."""
+
+    index: int
+    data: bytes
+    first: bytes
+    tokens: int
+
+
+def read_logged(path: Path, param: str = "test") -> list[Logged]:
+    """The answers of a log or of its folder; `InvalidRequest` where it is missing, half written or
+    empty."""
+    path = path / LOG if path.is_dir() else path
     try:
-        entries = json.loads(path.read_text())
-        found = {
-            int(entry["qsl_idx"]): bytes.fromhex(entry["data"]).decode(errors="replace")
-            for entry in entries
-        }
+        found = [
+            Logged(
+                int(entry["qsl_idx"]),
+                bytes.fromhex(entry["data"]),
+                bytes.fromhex(entry.get("token_data", "")),
+                int(entry.get("token_count", 0)),
+            )
+            for entry in json.loads(path.read_text())
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{path} is no accuracy log: {error}", param="reference") from None
+        raise InvalidRequest(f"{path} is no accuracy log: {error}", param=param) from None
     if not found:
-        raise InvalidRequest(f"{path} holds no answer", param="reference")
+        raise InvalidRequest(f"{path} holds no answer", param=param)
     return found
+
+
+def read_log(path: Path) -> dict[int, str]:
+    """Sample → answer."""
+    logged = read_logged(path, "reference")
+    return {one.index: one.data.decode(errors="replace") for one in logged}
 
 
 def rouge_l(answer: str, reference: str) -> float:

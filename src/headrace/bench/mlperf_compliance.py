@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import InvalidRequest
-from .mlperf_accuracy import LOG
+from .mlperf_accuracy import Logged, read_logged
 from .store import write_text
 
 TESTS = ("TEST01", "TEST06", "TEST07", "TEST09")
@@ -53,16 +53,6 @@ class ComplianceVerdict:
         return f"{self.what} check pass: {'Skipped' if self.passed is None else self.passed}"
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """One answer as LoadGen logged it."""
-
-    index: int
-    data: bytes
-    first: bytes
-    tokens: int
-
-
 def audit_config(test: str, samples: int) -> str:
     """What LoadGen reads as `audit.config`."""
     lines = ["*.*.mode = 2", f"*.*.accuracy_log_rng_seed = {LOG_SEED}"]
@@ -78,26 +68,6 @@ def audit_config(test: str, samples: int) -> str:
             "*.*.sample_concatenate_permutation = 0",
         ]
     return "\n".join(lines) + "\n"
-
-
-def read_logged(folder: Path) -> list[Logged]:
-    """`InvalidRequest` where there is no log, or nothing in it."""
-    path = folder / LOG
-    try:
-        found = [
-            Logged(
-                int(entry["qsl_idx"]),
-                bytes.fromhex(entry["data"]),
-                bytes.fromhex(entry.get("token_data", "")),
-                int(entry.get("token_count", 0)),
-            )
-            for entry in json.loads(path.read_text())
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{path} is no accuracy log: {error}", param="test") from None
-    if not found:
-        raise InvalidRequest(f"{path} holds no answer", param="test")
-    return found
 
 
 def read_detail(folder: Path) -> dict[str, Any]:

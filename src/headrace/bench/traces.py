@@ -197,67 +197,53 @@ def _recorded(messages: list[dict[str, Any]], material: Material) -> tuple[str, 
     return system, turns
 
 
-def _azure(path: Path, material: Material, rng: random.Random, limit: int | None) -> list[Session]:
-    """Columns TIMESTAMP, ContextTokens, GeneratedTokens."""
-    sessions = []
-    for number, row in _csv(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), limit):
-        try:
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26].strip()).timestamp()
-            length, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-        except ValueError as error:
-            raise _bad(path, number, error) from None
-        if length > 0 and output > 0:
-            turn = _joined([_some(material, length, rng)], length, output)
-            sessions.append(Session([turn], at=at))
-    return sessions
+def _columns(
+    when: str, given: str, made: str, seconds: Callable[[str], float]
+) -> Callable[[Path, Material, random.Random, int | None], list[Session]]:
+    """A reader of CSV files with these columns: the time, as `seconds` reads it, tokens of the
+    prompt and of the answer. Requests without either failed, and are left out."""
+    needed = when, given, made
+
+    def read(
+        path: Path, material: Material, rng: random.Random, limit: int | None
+    ) -> list[Session]:
+        sessions = []
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or []
+            missing = [name for name in needed if name not in columns]
+            if missing:
+                raise InvalidRequest(
+                    f"{path} lacks the column {missing[0]!r}; it has "
+                    f"{', '.join(columns) or 'none'}",
+                    param="trace",
+                )
+            for number, row in enumerate(itertools.islice(reader, limit), 2):
+                if any(row.get(name) is None for name in needed):
+                    raise InvalidRequest(f"{path}, line {number}: too few columns", param="trace")
+                try:
+                    at, length, output = seconds(row[when]), int(row[given]), int(row[made])
+                except ValueError as error:
+                    raise _bad(path, number, error) from None
+                if length > 0 and output > 0:
+                    turn = _joined([_some(material, length, rng)], length, output)
+                    sessions.append(Session([turn], at=at))
+        return sessions
+
+    return read
 
 
-def _burstgpt(
-    path: Path, material: Material, rng: random.Random, limit: int | None
-) -> list[Session]:
-    """Columns Timestamp (seconds), Request tokens, Response tokens; failures (0) left out."""
-    sessions = []
-    for number, row in _csv(path, ("Timestamp", "Request tokens", "Response tokens"), limit):
-        try:
-            at = float(row["Timestamp"])
-            length, output = int(row["Request tokens"]), int(row["Response tokens"])
-        except ValueError as error:
-            raise _bad(path, number, error) from None
-        if length > 0 and output > 0:
-            turn = _joined([_some(material, length, rng)], length, output)
-            sessions.append(Session([turn], at=at))
-    return sessions
+def _instant(text: str) -> float:
+    return datetime.fromisoformat(text[:26].strip()).timestamp()
 
 
 TRACES: dict[str, Callable[[Path, Material, random.Random, int | None], list[Session]]] = {
     "sharegpt": _sharegpt,
     "mooncake": _mooncake,
-    "azure": _azure,
-    "burstgpt": _burstgpt,
+    "azure": _columns("TIMESTAMP", "ContextTokens", "GeneratedTokens", _instant),
+    "burstgpt": _columns("Timestamp", "Request tokens", "Response tokens", float),
     "prompts": _prompts,
 }
-
-
-def _csv(
-    path: Path, needed: tuple[str, ...], limit: int | None
-) -> list[tuple[int, dict[str, str]]]:
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        columns = reader.fieldnames or []
-        missing = [name for name in needed if name not in columns]
-        if missing:
-            raise InvalidRequest(
-                f"{path} lacks the column {missing[0]!r}; it has {', '.join(columns) or 'none'}",
-                param="trace",
-            )
-        rows: list[tuple[int, dict[str, str]]] = []
-        for number, row in enumerate(reader, 2):
-            if limit is not None and len(rows) >= limit:
-                break
-            if any(row.get(name) is None for name in needed):
-                raise InvalidRequest(f"{path}, line {number}: too few columns", param="trace")
-            rows.append((number, row))
-        return rows
 
 
 def _some(material: Material, tokens: int, rng: random.Random) -> list[int] | str:

@@ -15,7 +15,7 @@ from ..loader.names import from_gguf_name, from_hf_name
 from ..loader.shards import read_headers
 from ..roofline.composition import compose, compose_plan
 from ..roofline.counts import Case, Layout
-from ..roofline.formats import WEIGHT_BITS
+from ..roofline.formats import GGML, usual_format
 from ..roofline.machine import this_hardware
 from ..roofline.routing import typical_skew
 from ..roofline.step import Estimate, StepModel
@@ -34,7 +34,6 @@ _SAFETENSORS = {
 USUAL = 512
 """Context of which a draft's row is priced: what it adds to a step hardly changes with it."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
-_GGML = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
@@ -46,7 +45,7 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
             canonical = from_gguf_name(name, files.arch)
             if canonical is not None:
                 sizes[canonical] = info.nbytes
-                formats[_GGML.get(info.type.name, info.type.name)] += info.nbytes
+                formats[GGML.get(info.type.name, info.type.name)] += info.nbytes
     else:
         for name, stored in read_headers(files.weights).items():
             canonical = from_hf_name(name, files.arch)
@@ -54,8 +53,7 @@ def tensor_bytes(files: ModelFiles) -> tuple[dict[str, int], str]:
                 size = math.prod(stored.shape) * _BYTES[stored.dtype]
                 sizes[canonical] = size
                 formats[_SAFETENSORS.get(stored.dtype, "float32")] += size
-    inside = [(count, name) for name, count in formats.items() if name in WEIGHT_BITS]
-    return sizes, max(inside)[1] if inside else "float32"
+    return sizes, usual_format(formats, "float32")
 
 
 def case_of(files: ModelFiles, *, dtype: str, kv_dtype: str, layout: Layout | None = None) -> Case:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..base.arch import ModelArch
 from ..base.errors import OptionError
 from ..base.groups import ARRAY_BYTES, kept_arrays, kept_bytes
@@ -40,7 +42,8 @@ WEIGHT_BITS = {
 """Bits per weight with scales and offsets. int8: one fp32 scale per 128; int4: fp16 scale and
 offset per 64; nvfp4: an fp8 scale per 16, mxfp4 per 32; the ggml types from their block layouts."""
 
-
+GGML = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "MXFP4": "mxfp4"}
+"""Types of GGUF files that have another name here."""
 BOUND_BITS = {WEIGHT_BITS["Q8_0"]: 5.0 + 16 / 32}
 """Bits per weight of a head → those that bound all its logits, which a greedy step reads at least:
 five of eight and the scales. The rest is read of rows that may be the largest, at best of none
@@ -63,6 +66,12 @@ def weight_bits(name: str) -> float:
             f"weight format must be one of {', '.join(WEIGHT_BITS)}, not {name!r}", param="format"
         )
     return WEIGHT_BITS[name]
+
+
+def usual_format(counts: Mapping[str, int], otherwise: str) -> str:
+    """The known format with the most bytes."""
+    known = [(count, name) for name, count in counts.items() if name in WEIGHT_BITS]
+    return max(known)[1] if known else otherwise
 
 
 def kv_token_bytes(arch: ModelArch, kv_dtype: str) -> int:

@@ -15,7 +15,7 @@ from ..base.arch import ModelArch
 from ..base.arch_fields import Fields
 from ..base.errors import ModelFileError, UnsupportedModel
 from .config import architecture
-from .formats import WEIGHT_BITS
+from .formats import GGML, usual_format
 from .weights import WeightBytes, from_tensors
 
 
@@ -79,7 +79,6 @@ _PARTS = (
     (r"attn_output", "self_attn.o_proj"),
     (r"attn_(q|k|v|qkv|q_a|q_b|kv_a_mqa|kv_b|k_b|v_b)", "self_attn.qkv_proj"),
 )
-_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "MXFP4": "mxfp4"}
 
 
 def read_gguf(
@@ -197,7 +196,7 @@ def _bytes(arch: ModelArch, tensors: Mapping[str, Stored]) -> WeightBytes:
     sizes: Counter[str] = Counter()
     formats: Counter[str] = Counter()
     for name, stored in tensors.items():
-        formats[_TYPES.get(stored.type, stored.type)] += stored.nbytes
+        formats[GGML.get(stored.type, stored.type)] += stored.nbytes
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
         if name in _TOP:
             sizes[_TOP[name]] += stored.nbytes
@@ -205,5 +204,4 @@ def _bytes(arch: ModelArch, tensors: Mapping[str, Stored]) -> WeightBytes:
             part = next((to for mark, to in _PARTS if re.fullmatch(mark, block[2])), None)
             if part is not None:
                 sizes[f"model.layers.{int(block[1])}.{part}.weight"] += stored.nbytes
-    inside = [(count, name) for name, count in formats.items() if name in WEIGHT_BITS]
-    return from_tensors(arch, sizes, max(inside)[1] if inside else "bfloat16")
+    return from_tensors(arch, sizes, usual_format(formats, "bfloat16"))
