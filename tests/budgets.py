@@ -40,7 +40,7 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 3_500,
     "bench": 9_620,
-    "cli": 4_660,
+    "cli": 4_680,
     "dist": 510,
     "engine": 6_850,
     "factory": 2_120,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 77_050
+TOTAL = 76_700
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
