@@ -29,7 +29,7 @@ CEILINGS = {
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
-    "fields": 27,  # What a record can be explained as; public options and wire formats: `WIDE`.
+    "fields": 32,  # What a record can be explained as; public options and wire formats: `WIDE`.
     "own imports in functions": 45,  # Each hides an edge of the graph of modules.
     "other imports in functions": 69,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
@@ -38,17 +38,17 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 3_500,
+    "base": 3_800,
     "bench": 9_620,
     "cli": 4_680,
     "dist": 510,
     "engine": 6_850,
     "factory": 2_120,
-    "kernels": 12_050,
+    "kernels": 12_250,
     "kv": 650,
-    "layers": 250,
+    "layers": 300,
     "loader": 4_050,
-    "models": 200,
+    "models": 300,
     "obs": 1_620,
     "quant": 780,
     "roofline": 4_800,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 76_700
+TOTAL = 77_400
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

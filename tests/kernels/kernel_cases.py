@@ -140,6 +140,6 @@ def mixture(
     activation: str,
 ) -> torch.Tensor:
     """`Operators.route`, and the experts that it chose."""
-    chosen, shares = ops.route(router, RouteSpec(active, normalise))
+    chosen, shares = ops.route(router, RouteSpec(active, normalise), None)
     found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, activation)
     return found

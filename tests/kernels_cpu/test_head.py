@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kernel_cases import make_batch
 
 from headrace.base.arch import ModelArch
+from headrace.base.graph import LinearSpec
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu.drawing import drawing
 from headrace.kernels.cpu.operators import CpuOperators
@@ -55,7 +56,9 @@ class Ends(Model):
         )
         to = Description(arch)
         x = to.embed("table", len(table))
-        logits = to.linear(x, "head", outputs=head.shape[0], role="logits", softcap=softcap)
+        logits = to.linear(
+            x, "head", outputs=head.shape[0], role="logits", spec=LinearSpec(softcap)
+        )
         super().__init__(to.graph(hidden=x, logits=logits), Prepared())
         self.table = DenseWeight(table)
         self.weights.by_key = {

@@ -16,6 +16,7 @@ from headrace.base.graph import (
     AttentionSpec,
     EmbedSpec,
     Graph,
+    LinearSpec,
     NormSpec,
     WeightRef,
 )
@@ -112,7 +113,7 @@ def describe_net(gemma: bool) -> Graph:
         stream = to.add(stream, to.linear(inner, "down", outputs=HIDDEN))
         x = to.rms_norm(stream, "norm")
     capped = 20.0 if gemma else None
-    logits = to.linear(x, "head", outputs=VOCABULARY, role="logits", softcap=capped)
+    logits = to.linear(x, "head", outputs=VOCABULARY, role="logits", spec=LinearSpec(capped))
     graph = to.graph(hidden=x, logits=logits)
     graph.verify()
     return graph

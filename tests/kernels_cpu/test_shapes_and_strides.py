@@ -21,6 +21,7 @@ from kernel_cases import make_batch, make_kv, quantised
 from kv_pages import as_pages
 from test_sampling_operators import parameters
 
+from headrace.base.graph import AttentionSpec
 from headrace.kernels.arrays import tensor
 from headrace.kernels.cpu import emit
 from headrace.kernels.cpu.drawing import drawing
@@ -484,6 +485,7 @@ def test_rope_and_attention(
     made = as_pages(quantised(make_kv(blocks, shared, block_size, size), dtype))
     angle = torch.outer(torch.arange(200.0), torch.rand(size // 2))
     rope = RopeTable(angle.cos(), angle.sin())
+    spec = AttentionSpec(0, own, shared, size, 0.2, eps=1e-6)
     norm, qkv = torch.rand(size), values(n, (own + 2 * shared) * size, seed, False)
     results = []
     for each in ((0, 0), gaps):
@@ -498,7 +500,7 @@ def test_rope_and_attention(
         )
         cache = emit.kv(layer, own, shared, 0)
         ops = [
-            emit.rope(cache, matrix(a), norm, norm, 1e-6, 0.0, rope.cos, rope.sin),
+            emit.rope(cache, matrix(a), spec, (norm, norm), rope),
             emit.attention(
                 cache,
                 matrix(a),

@@ -42,7 +42,7 @@ def test_the_same_bits_for_the_rows_that_sample(folder: Path, family: str, kerne
     sampled_rows.check(worker)
     program = worker._program
     assert isinstance(program, CpuProgram) == (kernels == "cpu")
-    assert program.lowered == (kernels == "cpu" and "moe" not in family), "experts are called"
+    assert program.lowered == (kernels == "cpu")
 
 
 def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:

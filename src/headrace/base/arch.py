@@ -18,11 +18,12 @@ class Rope:
 
     `kind` "linear" divides frequencies by `factor`; "llama3" does so only for wavelengths longer
     than `original_context / low_freq_factor`, with a ramp up to `high_freq_factor`
-    (Llama 3.1, section 3.4); "yarn" is Peng et al. 2023.
+    (Llama 3.1, section 3.4); "yarn" is Peng et al. 2023; "long" divides each frequency by its own
+    factor (LongRoPE, Ding et al. 2024): `short` up to the original context, `long` beyond.
     """
 
     theta: float = 10_000.0
-    kind: Literal["plain", "linear", "llama3", "yarn"] = "plain"
+    kind: Literal["plain", "linear", "llama3", "yarn", "long"] = "plain"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -30,6 +31,16 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+    share: float = 1.0
+    """The part of a head, from its first number on, that is rotated."""
+    interleaved: bool = False
+    """Pairs are (2i, 2i + 1), else half of what is rotated apart."""
+
+    def rotated(self, size: int) -> int:
+        """How many of a head's numbers."""
+        return int(size * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +53,18 @@ class Moe:
     normalise: bool = True
     """Weights of the chosen experts are scaled to sum to one."""
     shared_intermediate: int = 0
+    shared_gate: bool = False
+    """What the shared expert gives is multiplied by a sigmoid of the row (Qwen2-MoE)."""
     dense_layers: int = 0
     """The first layers that keep a dense feed-forward."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    """Added to the scores for the choice alone."""
+    scale: float = 1.0
+    """Factor on the shares."""
+    groups: int = 1
+    active_groups: int = 1
+    """So many of the groups, the best, are chosen from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +139,15 @@ class ModelArch:
     """1.0 where the norm multiplies by (1 + weight) (Gemma)."""
     post_norms: bool = False
     """Norms after attention and feed-forward as well as before (Gemma)."""
+    whole_qk_norm: bool = False
+    """The norms of q and k are over all heads together (OLMo 2)."""
+    residual_scale: float = 1.0
+    """Factor on what a block adds to the residual (Granite)."""
+    logits_scale: float = 1.0
+    nope: tuple[bool, ...] = ()
+    """Per layer: its heads are not rotated (SmolLM3)."""
+    fused: tuple[Literal["qkv", "gate_up"], ...] = ()
+    """Products that are one tensor in the files (Phi-3)."""
     moe: Moe | None = None
     mla: Mla | None = None
     encoder: Encoder | None = None

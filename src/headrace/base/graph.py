@@ -11,13 +11,13 @@ these); values and nodes are told by their identity.
 |---|---|---|---|
 | `embed` | an index input of the step → [N, D] | table | `EmbedSpec` |
 | `norm` | [·, D] → [·, D] | gain, and shift where `layer` | `NormSpec` |
-| `add` | residual, x → their sum | | |
+| `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
 | `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms | `AttentionSpec`, `LatentSpec` |
 | `attend` | q → [·, H · E]; bidirectional: qkv | latent: what unpacks it | as `write` |
 | `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
-| `route` | logits [·, experts] → experts [·, k], shares [·, k] | | `RouteSpec` |
+| `route` | logits [·, experts] → experts [·, k], shares [·, k] | perhaps bias of the choice | `RouteSpec` |
 | `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert | `ExpertsSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
@@ -120,10 +120,17 @@ class NormSpec(NamedTuple):
     offset: float = 0.0
 
 
+class AddSpec(NamedTuple):
+    scale: float
+    """Factor on x."""
+
+
 class LinearSpec(NamedTuple):
-    """x · weightᵀ + bias; `softcap` c replaces y by c · tanh(y / c)."""
+    """scale · (x · weightᵀ + bias); `softcap` c replaces y by c · tanh(y / c). Both of a head
+    alone."""
 
     softcap: float | None = None
+    scale: float = 1.0
 
 
 class AttentionSpec(NamedTuple):
@@ -145,6 +152,8 @@ class AttentionSpec(NamedTuple):
     norm_offset: float = 0.0
     bidirectional: bool = False
     """Every token sees its whole entry, nothing is cached: no `write`, and `attend` reads qkv."""
+    whole_norm: bool = False
+    """The norms of q and k are over all of their heads together (OLMo 2)."""
 
     @property
     def kind(self) -> str:
@@ -197,11 +206,20 @@ class ActivationSpec(NamedTuple):
 
 
 class RouteSpec(NamedTuple):
-    """The `active` experts of the highest score per row; scores are a softmax over all."""
+    """The `active` experts of the highest score per row, of equals the first.
+
+    A bias, where `route` has one, is added to the scores for the choice alone (Wang et al. 2024);
+    then, of several groups, those whose two best sum up to the most are chosen from.
+    """
 
     active: int
     normalise: bool = True
     """Shares of the chosen are scaled to sum to one."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    """Factor on the shares."""
+    groups: int = 1
+    active_groups: int = 1
 
 
 class ExpertsSpec(NamedTuple):
@@ -352,7 +370,7 @@ def _check_widths(at: str, node: Node) -> None:
             right = not ins and [refs[0].width] == outs
         case "norm", NormSpec():
             right = ins == outs and vectors == ins * (1 if spec.kind == "rms" else 2)
-        case "add", None:
+        case "add", None | AddSpec():
             right = len(ins) == 2 and set(ins) == set(outs)
         case "linear", LinearSpec():
             matrix, *bias = refs
@@ -360,7 +378,10 @@ def _check_widths(at: str, node: Node) -> None:
             right = right and vectors == [matrix.out] * len(bias)
         case "write", AttentionSpec():
             right = ins == [spec.stacked] and outs == [spec.queries] and not spec.bidirectional
-            right = right and vectors in ([], [spec.size] * 2)
+            norms = [spec.size] * 2
+            if spec.whole_norm:
+                norms = [spec.queries, spec.kv_heads * spec.size]
+            right = right and vectors in ([], norms)
         case "write", LatentSpec():
             right = ins == [spec.queries, spec.rank, spec.rope_size] and outs == [spec.queries]
         case "attend", AttentionSpec():
@@ -376,6 +397,7 @@ def _check_widths(at: str, node: Node) -> None:
         case "route", RouteSpec():
             right = len(ins) == 1 and outs == [spec.active] * 2
             right = right and [v.dtype for v in node.out] == ["i32", "f32"]
+            right = right and vectors in ([], ins) and ins[0] % spec.groups == 0
         case "experts", ExpertsSpec():
             up, down = refs
             right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * down.width)

@@ -93,8 +93,6 @@ def _who_needs_torch(files: ModelFiles, settings: dict[str, Any]) -> str:
         return f"device {device}"
     if kernels not in ("auto", "cpu"):
         return f"--kernels {kernels}"
-    if files.arch.moe is not None:
-        return f"{files.name}, a mixture of experts,"
     if files.format != "gguf" and scheme_of(read_json(files.path / "config.json")) is not None:
         return f"{files.name}, a quantised checkpoint in {files.format},"
     if settings.get("adapters"):

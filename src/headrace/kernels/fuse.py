@@ -167,7 +167,7 @@ class _Fusing:
         """x · w + residual, where nobody reads the residual in between."""
         nodes, made = self._graph.nodes, self._product(index)
         reader = self._only(nodes[index].out[0])
-        if index in self._made or reader < 0 or nodes[reader].kind != "add":
+        if index in self._made or reader < 0 or not _is_sum(nodes[reader]):
             return
         residual, x = nodes[reader].reads
         before = x is nodes[index].out[0] and self._graph.maker(residual) < index
@@ -182,7 +182,7 @@ class _Fusing:
     def _join_sum(self, index: int) -> None:
         """A sum and the norm right behind it."""
         add, norm = self._graph.nodes[index : index + 2]
-        if add.kind != "add" or norm.kind != "norm" or index in self._gone:
+        if not _is_sum(add) or norm.kind != "norm" or index in self._gone:
             return
         assert isinstance(norm.spec, NormSpec)
         if norm.reads[0] is not add.out[0] or norm.spec.kind != "rms":
@@ -240,3 +240,8 @@ class _Fusing:
         self._made[index] = Node(
             "linear_codes", (source, scales), product.out, product.weights, product.spec
         )
+
+
+def _is_sum(node: Node) -> bool:
+    """Is this a sum without a factor?"""
+    return node.kind == "add" and node.spec is None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..base.graph import (
     ActivationSpec,
+    AddSpec,
     AttentionSpec,
     EmbedSpec,
     ExpertsSpec,
@@ -137,7 +138,10 @@ class _Run:
 
     def _add(self, node: Node) -> None:
         residual, x = node.reads
-        self.values[node.out[0]] = self.ops.add(self.values[x], self._spent(residual))
+        added = self.values[x]
+        if isinstance(node.spec, AddSpec):
+            added = added * node.spec.scale
+        self.values[node.out[0]] = self.ops.add(added, self._spent(residual))
 
     def _add_norm(self, node: Node) -> None:
         residual, x = node.reads
@@ -151,8 +155,9 @@ class _Run:
         matrix, *bias = node.weights
         x, weight = self.values[node.reads[0]], self.weights.weight(matrix)
         if matrix.role == "logits":
-            softcap = cast(LinearSpec, node.spec).softcap
-            self.values[node.out[0]] = self.ops.logits(x, weight, softcap)
+            spec = cast(LinearSpec, node.spec)
+            logits = self.ops.logits(x, weight, spec.softcap)
+            self.values[node.out[0]] = logits if spec.scale == 1.0 else logits * spec.scale
             return
         y = self.ops.linear(x, weight, self.weights.vector(bias[0]) if bias else None)
         if self.adding is not None:
@@ -161,12 +166,11 @@ class _Run:
 
     def _write(self, node: Node) -> None:
         spec, qkv = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
-        assert spec.rope is not None
         norms: tuple[Array, Array] | None = None
         if node.weights:
             of_q, of_k = map(self.weights.vector, node.weights)
             norms = of_q, of_k
-        rope = self.weights.ropes[spec.rope, spec.size]
+        rope = self.weights.rope(spec)
         self.values[node.out[0]] = self.ops.write(qkv, spec, norms, rope, *self._kv(spec))
 
     def _attend(self, node: Node) -> None:
@@ -187,7 +191,8 @@ class _Run:
         self.values[node.out[0]] = self.ops.activate(self.values[node.reads[0]], name)
 
     def _route(self, node: Node) -> None:
-        found = self.ops.route(self.values[node.reads[0]], cast(RouteSpec, node.spec))
+        bias = self.weights.vector(node.weights[0]) if node.weights else None
+        found = self.ops.route(self.values[node.reads[0]], cast(RouteSpec, node.spec), bias)
         self.values.update(zip(node.out, found, strict=True))
 
     def _experts(self, node: Node) -> None:

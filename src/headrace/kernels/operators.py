@@ -216,15 +216,16 @@ class Operators(Protocol):
         qkv: Array,
         spec: AttentionSpec,
         norms: tuple[Array, Array] | None,
-        rope: RopeTable,
+        rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> Array:
         """qkv [N, (H + 2G) · E] → q [N, H · E], normed and rotated; K and V are written to `kv`.
 
-        `norms` [E] of q and of k, where given, are RMS norms per head, before the rotation. q may
-        lie where it lay in qkv.
+        `norms` [E] of q and of k, where given, are RMS norms per head, before the rotation; or
+        [H · E] and [G · E] over all heads (`whole_norm`). Without a `rope` nothing is rotated. q
+        may lie where it lay in qkv.
         """
         ...
 
@@ -250,9 +251,9 @@ class Operators(Protocol):
         """x → act(x), by element; activation silu, gelu_tanh, gelu or tanh."""
         ...
 
-    def route(self, logits: Array, spec: RouteSpec) -> tuple[Array, Array]:
-        """Router logits [N, experts] → experts [N, active], of the highest logits; their shares
-        [N, active] fp32, a softmax over all, perhaps scaled to sum to one."""
+    def route(self, logits: Array, spec: RouteSpec, bias: Array | None) -> tuple[Array, Array]:
+        """Router logits [N, experts] → experts [N, active], the highest first, of equals the
+        smallest number; their shares [N, active] fp32. `bias` [experts] is for the choice alone."""
         ...
 
     def experts(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..base.arch import Rope
-from ..base.graph import Role, WeightRef
+from ..base.graph import AttentionSpec, Role, WeightRef
 from .arrays import Array
 from .weights import Weight
 
 
 @dataclass(slots=True)
 class RopeTable:
-    """cos and sin [max_context, E / 2] fp32; pairs are (i, i + E/2) (the "neox" order)."""
+    """cos and sin [max_context, rotated / 2] fp32; of which pairs `Rope` says."""
 
     cos: Array
     sin: Array
@@ -40,6 +40,10 @@ class Prepared:
         found = self.by_key[ref.key]
         assert isinstance(found, list), "a weight of one copy"
         return found
+
+    def rope(self, spec: AttentionSpec) -> RopeTable | None:
+        """The table of a layer; None: its heads are not rotated."""
+        return None if spec.rope is None else self.ropes[spec.rope, spec.size]
 
     def vector(self, ref: WeightRef) -> Array:
         assert ref.role == "vector"

@@ -92,7 +92,7 @@ class ReferenceOperators:
         qkv: torch.Tensor,
         spec: AttentionSpec,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
-        rope: RopeTable,
+        rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
@@ -100,12 +100,19 @@ class ReferenceOperators:
         heads, kv_heads = spec.heads, spec.kv_heads
         q, k, v = torch.split(qkv.view(len(qkv), -1, spec.size), [heads, kv_heads, kv_heads], 1)
         if norms is not None:
-            q = self.rms_norm(q, norms[0], spec.eps, spec.norm_offset)
-            k = self.rms_norm(k, norms[1], spec.eps, spec.norm_offset)
-        cos = rope.cos[batch.positions].unsqueeze(1)
-        sin = rope.sin[batch.positions].unsqueeze(1)
-        reference_attention.store(kv, _rotate(k, cos, sin), v, batch.groups[group].slots)
-        return _rotate(q, cos, sin).flatten(1)
+            shapes = q.shape, k.shape
+            if spec.whole_norm:
+                q, k = q.flatten(1), k.flatten(1)
+            q = self.rms_norm(q, norms[0], spec.eps, spec.norm_offset).view(shapes[0])
+            k = self.rms_norm(k, norms[1], spec.eps, spec.norm_offset).view(shapes[1])
+        if rope is not None:
+            cos = rope.cos[batch.positions].unsqueeze(1)
+            sin = rope.sin[batch.positions].unsqueeze(1)
+            pairs = spec.rope is not None and spec.rope.interleaved
+            rotate = _rotate_pairs if pairs else _rotate
+            q, k = (rotate(each, cos, sin) for each in (q, k))
+        reference_attention.store(kv, k, v, batch.groups[group].slots)
+        return q.flatten(1)
 
     def attend(
         self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
@@ -119,11 +126,27 @@ class ReferenceOperators:
         gate, up = gate_up.chunk(2, -1)
         return _ACTIVATIONS[activation](gate).mul_(up)
 
-    def route(self, logits: torch.Tensor, spec: RouteSpec) -> tuple[torch.Tensor, torch.Tensor]:
-        shares, chosen = torch.softmax(logits.float(), -1).topk(spec.active, -1)
+    def route(
+        self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        wish = logits.float()
+        if spec.scores == "sigmoid":
+            scores = wish = torch.sigmoid(wish)
+        else:
+            scores = torch.softmax(wish, -1)
+        if bias is not None:
+            wish = scores + bias.float()
+        if spec.groups > 1:
+            grouped = wish.view(len(wish), spec.groups, -1)
+            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1)
+            order = best.sort(dim=-1, descending=True, stable=True).indices
+            shut = order[:, spec.active_groups :].unsqueeze(-1).expand(-1, -1, grouped.shape[-1])
+            wish = grouped.scatter(1, shut, -math.inf).flatten(1)
+        chosen = wish.sort(dim=-1, descending=True, stable=True).indices[:, : spec.active]
+        shares = scores.gather(-1, chosen)
         if spec.normalise:
-            shares = shares / shares.sum(-1, keepdim=True)
-        return chosen, shares
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+        return chosen, shares * spec.scale
 
     def experts(
         self,
@@ -200,9 +223,20 @@ def _data(weight: Weight) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [N, heads, E] by the angles of each token: pairs are (i, i + E / 2)."""
-    low, high = x.float().chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
+    """The first numbers of each head of x [N, heads, E], twice as many as there are angles, by
+    those of each token: pairs are (i, i + half)."""
+    half = cos.shape[-1]
+    low, high = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned = [low * cos - high * sin, high * cos + low * sin]
+    return torch.cat([*turned, x[..., 2 * half :].float()], -1).to(x.dtype)
+
+
+def _rotate_pairs(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`_rotate` of pairs (2i, 2i + 1)."""
+    both = 2 * cos.shape[-1]
+    low, high = x[..., :both:2].float(), x[..., 1:both:2].float()
+    turned = torch.stack([low * cos - high * sin, high * cos + low * sin], -1).flatten(-2)
+    return torch.cat([turned, x[..., both:].float()], -1).to(x.dtype)
 
 
 def unpack_rows(weight: PackedWeight) -> torch.Tensor:

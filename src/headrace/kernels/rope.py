@@ -21,11 +21,12 @@ BLOCK = 1024
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
-    """Radians per token of each pair [head_dim / 2], fp32."""
+    """Radians per token of each pair [head_dim / 2], fp32; `head_dim` is how many numbers of a head
+    are rotated. "long" here is yet without its factors."""
     dimensions = np.arange(0, head_dim, 2, dtype=np.float32)
     waves = _power(rope.theta, dimensions / np.float32(head_dim))
     plain = np.float32(1) / waves
-    if rope.kind == "plain":
+    if rope.kind in ("plain", "long"):
         return plain
     if rope.kind == "linear":
         return plain / np.float32(rope.factor)
@@ -35,9 +36,18 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Fp32:
 
 
 def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Fp32, Fp32]:
-    """cos and sin of every position, [positions, head_dim / 2] each, fp32."""
-    frequencies = inverse_frequencies(rope, head_dim)
-    cos, sin = np.empty((2, positions, head_dim // 2), np.float32)
+    """cos and sin of every position, [positions, rotated / 2] each, fp32.
+
+    Of "long" one table of factors is chosen for all positions, by how many there may be: a key that
+    is written stays as it is, and no answer depends on where a prompt was cut.
+    """
+    rotated = rope.rotated(head_dim)
+    frequencies = inverse_frequencies(rope, rotated)
+    if rope.kind == "long":
+        stretch = rope.long if positions > rope.original_context else rope.short
+        waves = np.float32(1) / frequencies
+        frequencies = (np.float32(1) / (np.asarray(stretch, np.float32) * waves)).astype(np.float32)
+    cos, sin = np.empty((2, positions, rotated // 2), np.float32)
     for low in range(0, positions, BLOCK):
         part = np.arange(low, min(low + BLOCK, positions), dtype=np.float32)
         angles = (part[:, None] * frequencies).astype(np.float64)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, tensor
+from .arrays import Array
 
 if TYPE_CHECKING:
     import torch
@@ -179,16 +179,6 @@ class StackedWeight:
 Weight = (
     DenseWeight | BlockWeight | PackedWeight | PanelWeight | TiledWeight | Fp8Weight | StackedWeight
 )
-
-
-def as_tensors(weight: Weight) -> Weight:
-    """The same memory in tensors; of weights that a file may give as arrays of the host."""
-    if isinstance(weight, StackedWeight):
-        parts = tuple(as_tensors(part) for part in weight.parts)
-        return StackedWeight(cast("tuple[DenseWeight | BlockWeight, ...]", parts))
-    if isinstance(weight, DenseWeight | BlockWeight):
-        return replace(weight, data=tensor(weight.data))
-    return weight
 
 
 @dataclass(slots=True)

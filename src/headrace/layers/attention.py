@@ -19,18 +19,24 @@ def attention(to: Description, layer: int, x: Value, at: str) -> Value:
         arch.kv_heads,
         arch.head_dim,
         arch.scale,
-        local or arch.rope,
+        None if arch.nope and arch.nope[layer] else local or arch.rope,
         window,
         arch.attention_softcap,
         arch.norm_eps,
         arch.norm_offset,
+        whole_norm=arch.whole_qk_norm,
     )
     keys = spec.kv_heads * spec.size
-    names = [f"{at}.{part}_proj" for part in ("q", "k", "v")]
-    qkv = to.linear(x, *names, outputs=[spec.queries, keys, keys], bias=arch.qkv_bias)
+    names, outputs = [f"{at}.{part}_proj" for part in ("q", "k", "v")], [spec.queries, keys, keys]
+    if "qkv" in arch.fused:
+        names, outputs = [f"{at}.qkv_proj"], [spec.stacked]
+    qkv = to.linear(x, *names, outputs=outputs, bias=arch.qkv_bias)
     norms: list[WeightRef] = []
     if arch.qk_norm:
-        norms = [vector([f"{at}.{part}_norm.weight"], [spec.size]) for part in ("q", "k")]
+        sizes = (spec.queries, keys) if spec.whole_norm else (spec.size, spec.size)
+        norms = [
+            vector([f"{at}.{part}_norm.weight"], [n]) for part, n in zip("qk", sizes, strict=True)
+        ]
     q = to.node("write", (qkv,), spec.queries, norms, spec)
     mixed = to.node("attend", (q,), spec.queries, spec=spec)
     return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias)

@@ -8,6 +8,7 @@ from ..base.arch import ModelArch
 from ..base.graph import (
     TOKENS,
     ActivationSpec,
+    AddSpec,
     Dtype,
     EmbedSpec,
     Graph,
@@ -64,7 +65,10 @@ class Description:
         return self.node("embed", (), self.arch.hidden, [table], spec)
 
     def add(self, residual: Value, x: Value) -> Value:
-        return self.node("add", (residual, x), residual.width)
+        """residual + x, by `ModelArch.residual_scale`."""
+        scale = self.arch.residual_scale
+        spec = None if scale == 1.0 else AddSpec(scale)
+        return self.node("add", (residual, x), residual.width, spec=spec)
 
     def linear(
         self,
@@ -73,7 +77,7 @@ class Description:
         outputs: int | Sequence[int],
         bias: bool = False,
         role: Role = "linear",
-        softcap: float | None = None,
+        spec: LinearSpec = LinearSpec(),  # noqa: B008 - frozen
     ) -> Value:
         """Multiply by the matrices `names` of so many `outputs`, one below the other."""
         sizes = [outputs] if isinstance(outputs, int) else list(outputs)
@@ -81,7 +85,7 @@ class Description:
         if bias:
             refs.append(vector([f"{name}.bias" for name in names], sizes))
         dtype: Dtype = "f32" if role == "logits" else "act"
-        return self.node("linear", (x,), sum(sizes), refs, LinearSpec(softcap), dtype)
+        return self.node("linear", (x,), sum(sizes), refs, spec, dtype)
 
     def rms_norm(self, x: Value, name: str) -> Value:
         """Zhang and Sennrich 2019."""

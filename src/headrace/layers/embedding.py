@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..base.graph import EmbedSpec, Value
+from ..base.graph import EmbedSpec, LinearSpec, Value
 from .description import Description
 
 TABLE = "model.embed_tokens"
@@ -18,4 +18,5 @@ def head(to: Description, x: Value) -> Value:
     """→ fp32 [N, V]; one matrix with the embedding where they are tied (Press and Wolf 2017)."""
     arch = to.arch
     name = TABLE if arch.tied_embedding else HEAD
-    return to.linear(x, name, outputs=arch.vocab_size, role="logits", softcap=arch.final_softcap)
+    spec = LinearSpec(arch.final_softcap, arch.logits_scale)
+    return to.linear(x, name, outputs=arch.vocab_size, role="logits", spec=spec)

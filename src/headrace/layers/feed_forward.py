@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..base.arch import Moe
 from ..base.graph import TOKENS, ActivationSpec, ExpertsSpec, Node, RouteSpec, Value
-from .description import Description, matrix
+from .description import Description, matrix, vector
 
 
 def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
@@ -16,33 +16,62 @@ def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
 
 
 def gated_linear(to: Description, x: Value, at: str, inner: int) -> Value:
-    """`{at}.{gate,up,down}_proj`."""
-    both = to.linear(x, f"{at}.gate_proj", f"{at}.up_proj", outputs=[inner, inner])
+    """`{at}.{gate,up,down}_proj`, or `gate_up_proj` in one."""
+    if "gate_up" in to.arch.fused:
+        both = to.linear(x, f"{at}.gate_up_proj", outputs=2 * inner)
+    else:
+        both = to.linear(x, f"{at}.gate_proj", f"{at}.up_proj", outputs=[inner, inner])
     gated = to.gated(both, ActivationSpec(to.arch.activation))
     return to.linear(gated, f"{at}.down_proj", outputs=to.arch.hidden)
 
 
 def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     """`{at}.gate` routes each row to `active` of `{at}.experts.N.{gate,up,down}_proj`; shared ones
-    (`{at}.shared_experts`) see every row."""
+    (`{at}.shared_experts`) see every row.
+
+    A shared expert with a gate is a mixture of one, which every row goes to, by the share that
+    `{at}.shared_expert_gate` says.
+    """
     logits = to.linear(x, f"{at}.gate", outputs=moe.experts)
+    route = RouteSpec(
+        moe.active, moe.normalise, moe.scores, moe.scale, moe.groups, moe.active_groups
+    )
+    bias = [f"{at}.gate.e_score_correction_bias"] if moe.bias else []
+    mixed = experts(to, x, logits, f"{at}.experts.*", moe.intermediate, route, bias)
+    if not moe.shared_intermediate:
+        return mixed
+    if moe.shared_gate:
+        logits = to.linear(x, f"{at}.shared_expert_gate", outputs=1)
+        route = RouteSpec(1, normalise=False, scores="sigmoid")
+        shared = experts(to, x, logits, f"{at}.shared_expert", moe.shared_intermediate, route)
+    else:
+        shared = gated_linear(to, x, f"{at}.shared_experts", moe.shared_intermediate)
+    return to.node("add", (mixed, shared), mixed.width)
+
+
+def experts(
+    to: Description,
+    x: Value,
+    logits: Value,
+    at: str,
+    inner: int,
+    route: RouteSpec,
+    bias: list[str] | None = None,
+) -> Value:
+    """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of."""
+    count, hidden = logits.width, to.arch.hidden
     chosen, shares = to.nodes(
         Node(
             "route",
             (logits,),
-            (Value(TOKENS, moe.active, "i32"), Value(TOKENS, moe.active, "f32")),
-            spec=RouteSpec(moe.active, moe.normalise),
+            (Value(TOKENS, route.active, "i32"), Value(TOKENS, route.active, "f32")),
+            (vector(bias, [count]),) if bias else (),
+            route,
         )
     )
-    inner, hidden = moe.intermediate, to.arch.hidden
-    each = [f"{at}.experts.*.{part}_proj" for part in ("gate", "up", "down")]
-    experts = [
-        matrix(each[:2], [inner, inner], hidden, "moe", moe.experts),
-        matrix(each[2:], [hidden], inner, "moe", moe.experts),
+    matrices = [
+        matrix([f"{at}.gate_proj", f"{at}.up_proj"], [inner, inner], hidden, "moe", count),
+        matrix([f"{at}.down_proj"], [hidden], inner, "moe", count),
     ]
     spec = ExpertsSpec(to.arch.activation)
-    mixed = to.node("experts", (x, chosen, shares), hidden, experts, spec)
-    if not moe.shared_intermediate:
-        return mixed
-    shared = gated_linear(to, x, f"{at}.shared_experts", moe.shared_intermediate)
-    return to.add(mixed, shared)
+    return to.node("experts", (x, chosen, shares), hidden, matrices, spec)

@@ -99,7 +99,7 @@ class _Preparing:
     def add(self, ref: WeightRef) -> None:
         if ref.role == "vector":
             self.made.by_key[ref.key] = self._vector(ref)
-        elif ref.copies > 1:
+        elif ref.role == "moe":
             copies = [self._matrix(ref.copy(number)) for number in range(ref.copies)]
             self.made.by_key[ref.key] = copies
         else:

@@ -153,7 +153,9 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
         return "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
     if node.kind == "activate":
         return "pooled" if sampled else "inner"
-    return {"experts": "experts", "attend": "attention"}.get(node.kind)
+    if node.kind == "experts":
+        return "experts" if node.weights[0].copies > 1 else "shared_experts"
+    return "attention" if node.kind == "attend" else None
 
 
 def _label_norm(graph: Graph, node: Node) -> str | None:
@@ -194,6 +196,8 @@ def product_label(node: Node) -> str:
         return "shared_gate_up" if len(ref.names) > 1 else "shared_down"
     if role == "qkv" and len(ref.names) == 1:
         return stem.split("_proj")[0]
+    if stem == "shared_expert_gate":
+        return stem
     return "pooler" if ref.names[0].startswith("pooler.") else role
 
 
@@ -219,7 +223,7 @@ def _ends(case: Case, step: Composition) -> Iterator[Count]:
         yield Count("sample", "greedy", 1, "vector", flops=size, read_bytes=size * 4)
 
 
-REPLICATED = frozenset(("router", "kv_a", "q_a", "pooler"))
+REPLICATED = frozenset(("router", "shared_expert_gate", "kv_a", "q_a", "pooler"))
 """Products of which every rank has the whole."""
 INWARD = frozenset(("output", "down", "shared_down"))
 """Products that are cut along what is summed, so that ranks add up their results."""
@@ -338,8 +342,14 @@ def attend(case: Case, step: Composition, group: Group, rows: int, mark: str) ->
 
 
 def experts(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
-    """See `experts.moe`."""
-    return moe(case, rows, group.calls, group.weight_bytes(case), mark)
+    """See `experts.moe`; one that every row goes to is as good as two products."""
+    ref = group.node.weights[0]
+    if ref.copies > 1:
+        return moe(case, rows, group.calls, group.weight_bytes(case), mark)
+    label, whole = f"{group.label}{mark}", group.weight_bytes(case)
+    return linear(
+        case, label, 3 * ref.out // 2, ref.width, rows, group.calls, whole, case.layout.tp
+    )
 
 
 Price = Callable[[Case, Composition, Group, int, str], Count | None]

@@ -25,7 +25,7 @@ _ROLE_PATTERNS = (
     ("output", r"self_attn\.o_proj\.weight$"),
     ("shared", r"mlp\.shared_experts?\."),
     ("experts", r"mlp\.experts\."),
-    ("router", r"mlp\.gate\.weight$"),
+    ("router", r"mlp\.(gate|shared_expert_gate)\.weight$"),
     ("gate_up", r"mlp\.(gate|up|gate_up)_proj\.weight$"),
     ("down", r"mlp\.down_proj\.weight$"),
 )

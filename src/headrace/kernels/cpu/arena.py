@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import aligned
-from .emit import QuantisedRows
+from .emit import QuantisedRows, needs_codes, needs_floats
+from .mixture import Mixture, Placed
 from .records import ROWS_N
 
 Floats = npt.NDArray[np.float32]
@@ -26,6 +27,16 @@ class Arena:
         )
         for key, buffer in self.all:
             self._free.setdefault(key, []).append(buffer)
+        self._placed: dict[object, Placed] = {} if beside is None else beside._placed
+        """Between the three records of a mixture alone, so all of one shape have one."""
+
+    def placed(self, mixture: Mixture, active: int) -> Placed:
+        shapes = [one.shape for one in (mixture.gate_up[0], mixture.down[0])]
+        kinds = [any(map(needs, part)) for part in mixture for needs in (needs_codes, needs_floats)]
+        key = (*shapes, *kinds, len(mixture.down), active)
+        if key not in self._placed:
+            self._placed[key] = Placed(mixture, max(self._rows.values()), active)
+        return self._placed[key]
 
     def _take(self, kind: str, rows: int, width: int) -> Buffer | None:
         # Sampled rows also have room where there is room for all.

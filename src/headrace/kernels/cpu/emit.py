@@ -14,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...base.graph import AttentionSpec
 from ..arrays import Array, address, aligned, contiguous, dtype_name, stride
 from ..operators import KvLayer
+from ..prepared import RopeTable
 from ..weights import BlockWeight, DenseWeight, LoraWeight, PanelWeight, StackedWeight, Weight
 from . import records
 from .panels import LOW_SHARE, OUTPUTS, PLANES, kind_of
@@ -277,16 +279,28 @@ def activate(
 
 
 def gate_up(x: HrQuantised, weight: Weight, activation: str, q: HrQuantised, rows: int) -> Emitted:
-    gate, up = (
-        HrPart(address(part.data), None, None, 0, KINDS[part.kind], *part.shape, 0)
-        for part in parts_of(weight)
-    )
+    gate, up = map(part_of, gate_and_up(weight))
     return records.GATE_UP, HrGateUp(x, gate, up, q, ACTIVATIONS[activation], rows)
 
 
-def can_gate(weight: Weight) -> bool:
-    """Is this gate above up in two quantised parts of one shape, whole units wide?"""
+def part_of(part: PanelWeight) -> HrPart:
+    """The matrix alone, for records that say elsewhere what becomes of its product."""
+    return HrPart(address(part.data), None, None, 0, KINDS[part.kind], *part.shape, 0)
+
+
+def gate_and_up(weight: Weight) -> list[PanelWeight]:
+    """Its parts; of a single one both halves, where whole panels are."""
     parts = parts_of(weight)
+    if len(parts) > 1 or parts[0].shape[0] % (2 * OUTPUTS):
+        return parts
+    (one,) = parts
+    middle, shape = one.nbytes // 2, (one.shape[0] // 2, one.shape[1])
+    return [PanelWeight(one.kind, half, shape) for half in (one.data[:middle], one.data[middle:])]
+
+
+def can_gate(weight: Weight) -> bool:
+    """Is this gate above up, each quantised, of one shape, and whole units wide?"""
+    parts = gate_and_up(weight)
     return (
         len(parts) == 2
         and parts[0].shape == parts[1].shape
@@ -322,17 +336,30 @@ def kv(layer: KvLayer, heads: int, kv_heads: int, group: int) -> HrKv:
 def rope(
     cache: HrKv,
     qkv: Matrix,
-    q_norm: Array | None,
-    k_norm: Array | None,
-    eps: float,
-    offset: float,
-    cos: Array,
-    sin: Array,
+    spec: AttentionSpec,
+    norms: tuple[Array | None, Array | None],
+    table: RopeTable | None,
 ) -> Emitted:
-    assert contiguous(cos)
-    assert contiguous(sin)
-    norms = (None if w is None else address(w) for w in (q_norm, k_norm))
-    return records.ROPE, HrRope(cache, *qkv, *norms, address(cos), address(sin), eps, offset)
+    """Without a table only the norms are applied, and K and V written."""
+    rotated, pairs = 0, spec.rope is not None and spec.rope.interleaved
+    angles: tuple[int | None, int | None] = (None, None)
+    if table is not None:
+        assert contiguous(table.cos)
+        assert contiguous(table.sin)
+        rotated, angles = 2 * table.cos.shape[1], (address(table.cos), address(table.sin))
+    given = (None if w is None else address(w) for w in norms)
+    return records.ROPE, HrRope(
+        cache,
+        *qkv,
+        *given,
+        *angles,
+        spec.eps,
+        spec.norm_offset,
+        rotated,
+        pairs,
+        spec.whole_norm and norms[0] is not None,
+        0,
+    )
 
 
 def attention(
@@ -360,12 +387,17 @@ def select(x: Matrix, y: Matrix, size: int) -> Emitted:
     return records.SELECT, HrRowsOp(*x, *y, size, records.ROWS_R, 0.0, 0)
 
 
-def add(x: Matrix, y: Matrix, size: int, rows: int) -> Emitted:
-    return records.ADD, HrRowsOp(*x, *y, size, rows, 0.0, 0)
+def add(x: Matrix, y: Matrix, size: int, rows: int, factor: float = 1.0) -> Emitted:
+    """y += factor · x."""
+    return records.ADD, HrRowsOp(*x, *y, size, rows, factor, 0)
 
 
 def softcap(y: Matrix, size: int, cap: float) -> Emitted:
     return records.SOFTCAP, HrRowsOp(None, 0, *y, size, records.ROWS_R, cap, 0)
+
+
+def scale(y: Matrix, size: int, factor: float) -> Emitted:
+    return records.SCALE, HrRowsOp(None, 0, *y, size, records.ROWS_R, factor, 0)
 
 
 def lora(

@@ -24,21 +24,23 @@ import numpy.typing as npt
 from ...base.graph import (
     TOKENS,
     ActivationSpec,
+    AddSpec,
     AttentionSpec,
     EmbedSpec,
+    ExpertsSpec,
     Graph,
     LinearSpec,
     Node,
     NormSpec,
+    RouteSpec,
     Value,
     WeightRef,
 )
 from ..operators import KvCache
 from ..prepared import Prepared
 from ..weights import LoraWeight, Weight
-from . import emit
+from . import emit, mixture
 from .arena import Arena
-from .cuts import Cut, borders
 from .emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows
 from .records import ROWS_N, ROWS_R, UNIT, HrKv, HrLinear, HrQuantised
 
@@ -62,8 +64,6 @@ class Lowering:
         self._results = set(graph.outputs.values())
         self.names: list[str] = []
         self.emitted: list[Emitted] = []
-        self.cuts: list[Cut] = []
-        """In the order of the records that they come before."""
         self.head: HrLinear | None = None
         """The last record, where that is a product of one part which gives the logits."""
         self._floats: dict[Value, npt.NDArray[np.float32]] = {}
@@ -94,7 +94,7 @@ class Lowering:
             if node.kind != "linear" or node.out[0] in self._results:
                 continue
             readers = self._graph.readers(node.out[0])
-            if len(readers) != 1 or self._nodes[readers[0]].kind != "add":
+            if len(readers) != 1 or not _is_sum(self._nodes[readers[0]]):
                 continue
             residual, x = self._nodes[readers[0]].reads
             between = any(index <= at < readers[0] for at in self._graph.readers(residual))
@@ -128,10 +128,9 @@ class Lowering:
             if node.kind != "linear" or len(readers) != 1 or node.out[0] in self._results:
                 continue
             after = self._nodes[readers[0]]
-            capped = isinstance(node.spec, LinearSpec) and node.spec.softcap is not None
             if (
                 after.kind == "activate"
-                and not capped
+                and node.spec == LinearSpec()
                 and not self._is_added_to(node)
                 and not self._wants_codes(after.out[0])
             ):
@@ -187,7 +186,7 @@ class Lowering:
     def _norm_of(self, index: int) -> Node | None:
         """The norm that is one record with the sum `index`."""
         node = self._nodes[index]
-        if node.kind != "add" or index + 1 == len(self._nodes):
+        if not _is_sum(node) or index + 1 == len(self._nodes):
             return None
         after = self._nodes[index + 1]
         return after if after.kind == "norm" and after.reads == node.out else None
@@ -198,21 +197,28 @@ class Lowering:
     def _is_added_to(self, node: Node) -> bool:
         return node.weights[0].role == "linear" and node.weights[0].names in self._additions
 
+    def _mixture(self, node: Node) -> mixture.Mixture:
+        return mixture.Mixture(*map(self._weights.copies, node.weights))
+
+    def _reads_codes(self, node: Node) -> bool:
+        if node.kind == "experts":
+            return self._mixture(node).codes
+        return node.kind == "linear" and emit.needs_codes(self._weight(node))
+
+    def _reads_floats(self, node: Node) -> bool:
+        if node.kind == "experts":
+            return self._mixture(node).floats
+        linear = node.kind == "linear"
+        return not linear or emit.needs_floats(self._weight(node)) or self._is_added_to(node)
+
+    def _read_by(self, value: Value) -> list[Node]:
+        return [self._nodes[index] for index in self._graph.readers(value)]
+
     def _wants_codes(self, value: Value) -> bool:
-        return any(
-            self._nodes[index].kind == "linear"
-            and emit.needs_codes(self._weight(self._nodes[index]))
-            for index in self._graph.readers(value)
-        )
+        return any(map(self._reads_codes, self._read_by(value)))
 
     def _wants_floats(self, value: Value) -> bool:
-        readers = (self._nodes[index] for index in self._graph.readers(value))
-        return value in self._results or any(
-            node.kind != "linear"
-            or emit.needs_floats(self._weight(node))
-            or self._is_added_to(node)
-            for node in readers
-        )
+        return value in self._results or any(map(self._reads_floats, self._read_by(value)))
 
     def _matrix(self, value: Value) -> Matrix:
         return emit.matrix(self._floats[self._places[value]])
@@ -241,42 +247,15 @@ class Lowering:
 
     def run(self) -> list[Emitted]:
         """Raises `Unrecordable`."""
-        cut = 0
-        """Nodes before this one are in a cut."""
         for index, node in enumerate(self._nodes):
-            lower = self._lower(node)
-            if lower is not None:
-                lower(index, node)
-            elif index >= cut:
-                cut = self._cut(index)
+            lower: Callable[[int, Node], None] | None = getattr(self, f"_{node.kind}", None)
+            if lower is None:
+                raise Unrecordable(f"there is no record of {node.kind}")
+            lower(index, node)
             for place in self._dying[index]:
                 self._bury(place)
         self._find_head()
         return self.emitted
-
-    def _lower(self, node: Node) -> Callable[[int, Node], None] | None:
-        """The method that makes a node's records; None: no record does what this kind does."""
-        return getattr(self, f"_{node.kind}", None)
-
-    def _cut(self, first: int) -> int:
-        """Call the nodes from `first` on between two records; → the first node behind them."""
-        end = first
-        while end < len(self._nodes) and self._lower(self._nodes[end]) is None:
-            end += 1
-        given, made = borders(self._graph, first, end)
-        for value in made:
-            self._make_floats(value)
-        rooms = {value: self.floats(value) for value in (*given, *made)}
-        self.cuts.append(
-            Cut(
-                len(self.emitted),
-                self._nodes[first:end],
-                self._weights,
-                {value: rooms[value] for value in given},
-                {value: rooms[value] for value in made},
-            )
-        )
-        return end
 
     def _find_head(self) -> None:
         node, (_, op) = self._nodes[-1], self.emitted[-1]
@@ -323,18 +302,17 @@ class Lowering:
     def _add(self, index: int, node: Node) -> None:
         residual, x = node.reads
         if self._norm_of(index) is None and not self._is_summed(index):
-            self._emit("add", emit.add(self._matrix(x), self._matrix(residual), x.width, _rows(x)))
+            given = self._matrix(x), self._matrix(residual), x.width, _rows(x)
+            factor = node.spec.scale if isinstance(node.spec, AddSpec) else 1.0
+            self._emit("add", emit.add(*given, factor))
 
     def _linear(self, index: int, node: Node) -> None:
         (x,), (out,), spec = node.reads, node.out, node.spec
         assert isinstance(spec, LinearSpec)
         weight = self._weight(node)
-        if emit.needs_codes(weight) and x not in self._codes:
-            floats = self._matrix(x)
-            self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, _rows(x)))
+        codes = self._quantised(x, node)
         if index in self._gates:
             return
-        codes = self._codes[x].struct if x in self._codes else NOT_QUANTISED
         residual, after = self._summed.get(index), self._activated.get(index)
         made = out if after is None else after.out[0]
         y = self._make_floats(made) if residual is None else self._matrix(residual)
@@ -356,6 +334,34 @@ class Lowering:
             self._lora(x, self._additions[node.weights[0].names], y)
         if spec.softcap is not None:
             self._emit("softcap", emit.softcap(y, out.width, spec.softcap))
+        if spec.scale != 1.0:
+            self._emit("scale", emit.scale(y, out.width, spec.scale))
+
+    def _quantised(self, x: Value, node: Node) -> HrQuantised:
+        """The codes of what a node reads, made here where it wants some and nobody has."""
+        if self._reads_codes(node) and x not in self._codes:
+            floats = self._matrix(x)
+            self._emit("quantise", emit.quantise(floats, self._make_codes(x), x.width, _rows(x)))
+        return self._codes[x].struct if x in self._codes else NOT_QUANTISED
+
+    def _route(self, index: int, node: Node) -> None:
+        (x,), spec = node.reads, node.spec
+        assert isinstance(spec, RouteSpec)
+        bias = self._weights.vector(node.weights[0]) if node.weights else None
+        routed = mixture.Routed(*map(self._make_floats, node.out))
+        given = self._matrix(x), x.width
+        self._emit("route", mixture.route(*given, bias, spec, routed, _rows(x)))
+
+    def _experts(self, index: int, node: Node) -> None:
+        (x, *routed), spec, experts = node.reads, node.spec, self._mixture(node)
+        assert isinstance(spec, ExpertsSpec)
+        placed = self._arena.placed(experts, routed[0].width)
+        given = self._quantised(x, node), self._matrix(x) if experts.floats else None
+        to = mixture.Routed(*map(self._matrix, routed))
+        y = self._make_floats(node.out[0])
+        made = mixture.experts(*given, to, experts, placed, spec.activation, y, _rows(x))
+        for name, emitted in zip(("place", "experts_up", "experts_down"), made, strict=True):
+            self._emit(name, emitted)
 
     def _lora(self, x: Value, addition: LoraWeight, y: Matrix) -> None:
         width = len(addition.up) * addition.room
@@ -370,23 +376,12 @@ class Lowering:
 
     def _write(self, index: int, node: Node) -> None:
         spec = node.spec
-        if not isinstance(spec, AttentionSpec) or spec.rope is None:
+        if not isinstance(spec, AttentionSpec):
             raise Unrecordable("there is no record of latent attention")
-        norms = [self._weights.vector(ref) for ref in node.weights] or [None, None]
-        table = self._weights.ropes[spec.rope, spec.size]
-        self._emit(
-            "rope",
-            emit.rope(
-                self._kv(spec),
-                self._matrix(node.reads[0]),
-                norms[0],
-                norms[1],
-                spec.eps,
-                spec.norm_offset,
-                table.cos,
-                table.sin,
-            ),
-        )
+        of_q, of_k = [self._weights.vector(ref) for ref in node.weights] or [None, None]
+        table = self._weights.rope(spec)
+        given = self._kv(spec), self._matrix(node.reads[0]), spec
+        self._emit("rope", emit.rope(*given, (of_q, of_k), table))
 
     def _kv(self, spec: AttentionSpec) -> HrKv:
         layer, group = self._cache.layers[spec.layer], self._cache.groups[spec.layer]
@@ -461,6 +456,11 @@ class Lowering:
 
 def _rows(value: Value) -> int:
     return ROWS_N if value.rows == TOKENS else ROWS_R
+
+
+def _is_sum(node: Node) -> bool:
+    """Is this a sum that others may do, being one without a factor?"""
+    return node.kind == "add" and node.spec is None
 
 
 def _both_ways(node: Node) -> bool:

@@ -7,19 +7,14 @@ is of the kind of what went in.
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING
-
-import numpy as np
-
 from ...base.graph import AttentionSpec, Role, RouteSpec
-from ..arrays import Array, address, floats_like, host, stride, tensor
+from ..arrays import Array, address, floats_like, stride
 from ..backend import Shelf
 from ..operators import Dequantise, KvLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import CallByCall, Program
-from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight, as_tensors
-from . import emit
+from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
+from . import emit, mixture
 from .drawing import drawing
 from .emit import NOT_QUANTISED, Emitted, QuantisedRows, matrix
 from .library import Team
@@ -27,9 +22,6 @@ from .panels import Packer, in_order
 from .program import compile_program
 from .records import ROWS_N, HrStep
 from .step import fill_step
-
-if TYPE_CHECKING:
-    from ..reference import ReferenceOperators
 
 
 class CpuOperators:
@@ -44,18 +36,7 @@ class CpuOperators:
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
 
-    @cached_property
-    def _reference(self) -> ReferenceOperators:
-        """What computes a mixture of experts: the reference, on tensors."""
-        import torch  # Local: models without one do without.
-
-        from ..reference import ReferenceOperators
-
-        return ReferenceOperators(torch.float32)
-
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
-        if role == "moe":
-            return self._reference.prepare(as_tensors(weight), role, dequantise)
         if isinstance(weight, StackedWeight):
             return StackedWeight(tuple(self._pack(part) for part in weight.parts))
         assert isinstance(weight, DenseWeight | BlockWeight)
@@ -125,16 +106,13 @@ class CpuOperators:
         qkv: Array,
         spec: AttentionSpec,
         norms: tuple[Array, Array] | None,
-        rope: RopeTable,
+        rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> Array:
         cache = emit.kv(kv, spec.heads, spec.kv_heads, group)
-        q_norm, k_norm = norms or (None, None)
-        op = emit.rope(
-            cache, matrix(qkv), q_norm, k_norm, spec.eps, spec.norm_offset, rope.cos, rope.sin
-        )
+        op = emit.rope(cache, matrix(qkv), spec, norms or (None, None), rope)
         self._run([op], fill_step(HrStep(), batch))
         return qkv[:, : spec.queries]
 
@@ -167,8 +145,15 @@ class CpuOperators:
         )
         return y
 
-    def route(self, logits: Array, spec: RouteSpec) -> tuple[Array, Array]:
-        return self._reference.route(tensor(logits), spec)
+    def route(self, logits: Array, spec: RouteSpec, bias: Array | None) -> tuple[Array, Array]:
+        """Experts are int32 in the memory of floats, as `experts` takes them."""
+        rows, count = logits.shape
+        made = [floats_like(logits, rows, spec.active) for _ in range(2)]
+        routed = mixture.Routed(*map(matrix, made))
+        self._run(
+            [mixture.route(matrix(logits), count, bias, spec, routed, ROWS_N)], HrStep(n=rows)
+        )
+        return made[0], made[1]
 
     def experts(
         self,
@@ -179,8 +164,18 @@ class CpuOperators:
         down: list[Weight],
         activation: str,
     ) -> Array:
-        y = self._reference.experts(tensor(x), chosen, shares, gate_up, down, activation)
-        return host(y) if isinstance(x, np.ndarray) else y
+        x = x if stride(x, 1) == 1 else in_order(x)
+        (rows, width), active = x.shape, chosen.shape[1]
+        layer, y = mixture.Mixture(gate_up, down), floats_like(x, *x.shape)
+        placed = mixture.Placed(layer, rows, active)
+        room = QuantisedRows(rows, width if layer.codes else 0)
+        ops = [emit.quantise(matrix(x), room.struct, width, ROWS_N)] if layer.codes else []
+        routed = mixture.Routed(matrix(chosen), matrix(shares))
+        ops += mixture.experts(
+            room.struct, matrix(x), routed, layer, placed, activation, matrix(y), ROWS_N
+        )
+        self._run(ops, HrStep(n=rows))
+        return y
 
     def select(self, x: Array, rows: Array) -> Array:
         return x if len(rows) == len(x) else x[rows]

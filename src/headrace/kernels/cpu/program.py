@@ -1,7 +1,4 @@
-"""A model's step as one call of the library: lowered once, called for any step.
-
-A mixture of experts cuts it: records, a call, records (`cuts`).
-"""
+"""A model's step as one call of the library: lowered once, called for any step."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from .emit import Emitted
 from .library import Team
 from .lowering import Lowering, Unrecordable, tables
 from .mapped import MappedRows
-from .records import ROWS_N, ROWS_R, HrRecord, HrStep
+from .records import ROWS_N, ROWS_R, HrStep
 from .step import fill_step
 
 
@@ -51,9 +48,11 @@ def compile_program(
     beside: CpuProgram | None = None,
     variant: Variant = PLAIN,
 ) -> CpuProgram | None:
-    """The records of the step of `plain`'s model; None: something in it can neither be recorded
-    nor called. It may use the buffers of `beside`: then the results of either are valid until the
-    next call of either."""
+    """The records of the step of `plain`'s model; None: something in it has none.
+
+    It may use the buffers of `beside`: then the results of either are valid until the next call of
+    either.
+    """
     try:
         return CpuProgram(operators, plain, limits, variant, beside)
     except Unrecordable:
@@ -61,13 +60,13 @@ def compile_program(
 
 
 class CpuProgram:
-    """A model's step as one call of the library, or one between each two cuts. See `Program`.
+    """A model's step as one call of the library. See `Program`.
 
     A step has one of three ends behind the same records: logits; the most likely tokens, without
     logits, by the bounds of the head; or logits and tokens by rules.
     """
 
-    host = True
+    host = lowered = True
 
     def __init__(
         self,
@@ -92,8 +91,6 @@ class CpuProgram:
         additions, weights = plain.additions if variant.adapted else {}, plain.model.weights
         lowering = Lowering(graph, weights, plain.cache, self._arena, additions)
         self._emitted = lowering.run()
-        self._cuts = lowering.cuts
-        self.lowered = not self._cuts
         self.names = lowering.names
         self._hidden = lowering.floats(hidden)
         # [0, 0] of a model without a head over a vocabulary, which nobody asks for tokens.
@@ -125,20 +122,8 @@ class CpuProgram:
             self._drawing.use(batch.rules)
         for table in self._tables:
             table.read(self._step.n)
-        if self._cuts:
-            self._run_cut(batch)
-        else:
-            self._operators.team.run_at(*self._at)
+        self._operators.team.run_at(*self._at)
         return self._outputs
-
-    def _run_cut(self, batch: StepBatch) -> None:
-        """The records up to a cut, what it calls, and so on."""
-        (first, count, step), done, size = self._at, 0, ctypes.sizeof(HrRecord)
-        for cut in self._cuts:
-            self._operators.team.run_at(first + done * size, cut.at - done, step)
-            cut.run(self._operators, batch, self._plain.cache)
-            done = cut.at
-        self._operators.team.run_at(first + done * size, count - done, step)
 
     def head(self, hidden: Array) -> Array:
         return self._plain.head(hidden)

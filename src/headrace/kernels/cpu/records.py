@@ -29,7 +29,7 @@ ACTIVATED = 4
 """HrInto of a product that goes through an activation: this plus the activation's number."""
 ROWS_N, ROWS_R = 0, 1
 EMBED, NORM, QUANTISE, LINEAR, ROPE, ATTENTION, GATED, SELECT, ADD, SOFTCAP, GATE_UP = range(1, 12)
-LAYER_NORM, ACTIVATE, BIDIRECTIONAL = range(12, 15)
+LAYER_NORM, ACTIVATE, BIDIRECTIONAL, ROUTE, PLACE, EXPERTS_UP, EXPERTS_DOWN, SCALE = range(12, 20)
 LORA_DOWN, LORA_UP, DRAW, BEST, PICK, SAMPLE, BOUND = range(20, 27)
 BOUNDED = 4
 """Rows up to which bounding the logits first is worth it (docs/kernels.md): HR_BOUNDED."""
@@ -165,7 +165,7 @@ class HrRowsOp(Structure):
         ("y_stride", _L),
         ("size", _I),
         ("rows", _I),
-        ("softcap", _F),
+        ("factor", _F),
         ("unused", _I),
     ]
 
@@ -196,6 +196,10 @@ class HrRope(Structure):
         ("sin", _P),
         ("eps", _F),
         ("offset", _F),
+        ("rotated", _I),
+        ("interleaved", _I),
+        ("whole", _I),
+        ("unused", _I),
     ]
 
 
@@ -235,6 +239,62 @@ class HrGateUp(Structure):
         ("q", HrQuantised),
         ("activation", _I),
         ("rows", _I),
+    ]
+
+
+class HrRoute(Structure):
+    _fields_ = [
+        ("logits", _P),
+        ("logits_stride", _L),
+        ("bias", _P),
+        ("chosen", _P),
+        ("chosen_stride", _L),
+        ("shares", _P),
+        ("shares_stride", _L),
+        ("scale", _F),
+        ("experts", _I),
+        ("active", _I),
+        ("sigmoid", _I),
+        ("normalise", _I),
+        ("groups", _I),
+        ("active_groups", _I),
+        ("rows", _I),
+    ]
+
+
+class HrSpan(Structure):
+    _fields_ = [("expert", _I), ("first", _I), ("count", _I)]
+
+
+class HrExperts(Structure):
+    _fields_ = [
+        ("x", HrQuantised),
+        ("dense", _P),
+        ("dense_stride", _L),
+        ("chosen", _P),
+        ("chosen_stride", _L),
+        ("shares", _P),
+        ("shares_stride", _L),
+        ("matrices", _P),
+        ("placed", HrQuantised),
+        ("placed_dense", _P),
+        ("placed_stride", _L),
+        ("inner", HrQuantised),
+        ("inner_dense", _P),
+        ("inner_stride", _L),
+        ("y", _P),
+        ("y_stride", _L),
+        ("spans", _P),
+        ("row_of", _P),
+        ("share_of", _P),
+        ("experts", _I),
+        ("active", _I),
+        ("in_", _I),
+        ("inner_size", _I),
+        ("out", _I),
+        ("activation", _I),
+        ("rows", _I),
+        ("unused", _I),
     ]
 
 
@@ -379,6 +439,9 @@ MIRRORED: list[type[Structure]] = [
     HrSample,
     HrLayerNorm,
     HrBidirectional,
+    HrRoute,
+    HrSpan,
+    HrExperts,
 ]
 """In the order of `hr_sizeof`."""
 

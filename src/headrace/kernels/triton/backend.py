@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ...base.environment import triton_interpreted
+from ...base.graph import RouteSpec
 from ..backend import Question
 from ..program import Provider
 
@@ -35,6 +36,16 @@ class TritonBackend:
             return f"no kernels for {question.dtype}"
         if kind == "attend" and question.bidirectional:
             return "no kernel for attention to both sides"
+        if kind == "route":
+            specs = {node.spec for node in question.graph.nodes if node.kind == kind}
+            for spec in specs:
+                if isinstance(spec, RouteSpec) and spec != RouteSpec(spec.active, spec.normalise):
+                    return "no kernel for other scores of experts than a softmax over all"
+        if kind == "write":
+            for each in question.attentions:
+                rope = each.rope
+                if rope is None or rope.interleaved or rope.share != 1 or each.whole_norm:
+                    return "no kernel for heads that are rotated in part, in pairs or not at all"
         if kind in ("attend", "write"):
             for size in question.head_sizes():
                 if size > 256:

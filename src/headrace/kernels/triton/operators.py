@@ -232,11 +232,12 @@ class TritonOperators(ReferenceOperators):
         qkv: torch.Tensor,
         spec: AttentionSpec,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
-        rope: RopeTable,
+        rope: RopeTable | None,
         kv: KvLayer,
         batch: StepBatch,
         group: int,
     ) -> torch.Tensor:
+        assert rope is not None, "no kernel for layers without positions"
         early = self._early(qkv).early
         return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group, early=early)
 
@@ -282,7 +283,10 @@ class TritonOperators(ReferenceOperators):
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated.gated(gate_up, activation, early=self._early(gate_up).early)
 
-    def route(self, logits: torch.Tensor, spec: RouteSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(
+        self, logits: torch.Tensor, spec: RouteSpec, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert bias is None, "no kernel for a bias of the choice"
         early = self._early(logits).early
         return moe.route(logits, spec.active, spec.normalise, early=early)
 

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "bidirectional.h"
 #include "draw.h"
+#include "experts.h"
 #include "gate_up.h"
 #include "head.h"
 #include "lora.h"
@@ -47,7 +48,9 @@ void run(const HrRecord& record, const hr::Work& work) {
     case HR_OP_PICK: return op_pick(*static_cast<const HrHead*>(record.op), work);
     case HR_OP_SAMPLE: return op_sample(*static_cast<const HrSample*>(record.op), work);
     case HR_OP_DRAW: return op_draw(*static_cast<const HrDraw*>(record.op), work);
-    case HR_OP_SOFTCAP: return op_softcap(*static_cast<const HrRowsOp*>(record.op), work);
+    case HR_OP_SOFTCAP: return op_logits<true>(*static_cast<const HrRowsOp*>(record.op), work);
+    case HR_OP_SCALE: return op_logits<false>(*static_cast<const HrRowsOp*>(record.op), work);
+    default: return run_mixture(record, work);
   }
 }
 
@@ -60,7 +63,7 @@ hr::Room scratch_of(const HrRecord& record, const HrStep& step, int threads) {
   if (record.code == HR_OP_BOUND)
     return {bound_scratch(*static_cast<const HrHead*>(record.op)), 0};
   if (record.code == HR_OP_DRAW || record.code == HR_OP_SAMPLE) return {kDrawScratch, 0};
-  return {0, 0};
+  return {mixture_scratch(record), 0};
 }
 
 // The integer ceiling: products of registers, twelve independent chains, no memory.

@@ -6,6 +6,7 @@
 
 #include "layout.h"
 #include "levels.h"
+#include "mixture.h"
 #include "pack.h"
 #include "team.h"
 
@@ -61,7 +62,7 @@ HR_API const char* hr_sources() { return HR_SOURCES; }
 
 // Raised whenever a record or a function changes its meaning. (How panels lie has a number of its
 // own, in kernels/cpu/library.py.)
-HR_API int32_t hr_version() { return 3; }
+HR_API int32_t hr_version() { return 4; }
 
 // Size of each record, for Python to check its mirror: index as in records.h, −1 beyond.
 HR_API int64_t hr_sizeof(int32_t index) {
@@ -72,7 +73,8 @@ HR_API int64_t hr_sizeof(int32_t index) {
                            sizeof(HrGateUp), sizeof(HrRecord), sizeof(HrGroup), sizeof(HrStep),
                            sizeof(HrLoraPart), sizeof(HrLora),    sizeof(HrDrawRow), sizeof(HrDraw),
                            sizeof(HrBest),   sizeof(HrWorth),     sizeof(HrHead),    sizeof(HrRule),
-                           sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional)};
+                           sizeof(HrSample), sizeof(HrLayerNorm), sizeof(HrBidirectional),
+                           sizeof(HrRoute),  sizeof(HrSpan),      sizeof(HrExperts)};
   const int32_t count = sizeof(sizes) / sizeof(sizes[0]);
   return index >= 0 && index < count ? sizes[index] : -1;
 }

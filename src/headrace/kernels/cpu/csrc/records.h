@@ -48,6 +48,9 @@ enum HrCode {
   HR_OP_LAYER_NORM = 12,
   HR_OP_ACTIVATE = 13,
   HR_OP_BIDIRECTIONAL = 14,
+  HR_OP_ROUTE = 15,  // … 18: mixture.h
+  HR_OP_PLACE = 16, HR_OP_EXPERTS_UP = 17, HR_OP_EXPERTS_DOWN = 18,
+  HR_OP_SCALE = 19,
   HR_OP_LORA_DOWN = 20,
   HR_OP_LORA_UP = 21,
   HR_OP_DRAW = 22,
@@ -221,8 +224,8 @@ typedef struct {
   float* y;
   int64_t y_stride;
   int32_t size;
-  int32_t rows;          // ADD: rows of x and y (y += x); SELECT: y[r] = x[sample_rows[r]]
-  float softcap;         // SOFTCAP: y = c · tanh(x / c) over R rows, in place
+  int32_t rows;          // ADD: rows of x and y (y += f · x); SELECT: y[r] = x[sample_rows[r]]
+  float factor;          // over R rows, in place: SOFTCAP y = f · tanh(y / f), SCALE y = f · y
   int32_t unused;
 } HrRowsOp;
 
@@ -245,10 +248,14 @@ typedef struct {
   int64_t stride;
   const float* q_norm;   // [E] or null
   const float* k_norm;
-  const float* cos;      // [max_context, E / 2]
+  const float* cos;      // [max_context, rotated / 2]; not read where nothing is rotated
   const float* sin;
   float eps;
   float offset;
+  int32_t rotated;       // the first numbers of a head that are, 0 … E
+  int32_t interleaved;   // pairs are (2i, 2i + 1), else (i, i + rotated / 2)
+  int32_t whole;         // the norms are over all heads together: [H · E] and [G · E]
+  int32_t unused;
 } HrRope;
 
 typedef struct {

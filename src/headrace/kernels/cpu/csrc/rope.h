@@ -38,9 +38,18 @@ HR_INLINE void rotate_head(float* head, int64_t half, const float* cos, const fl
   }
 }
 
+// Pairs (2i, 2i + 1), as GPT-J and the original Llama have them.
+HR_INLINE void rotate_pairs(float* head, int64_t half, const float* cos, const float* sin) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = head[2 * i], b = head[2 * i + 1];
+    head[2 * i] = __builtin_fmaf(-b, sin[i], a * cos[i]);
+    head[2 * i + 1] = __builtin_fmaf(a, sin[i], b * cos[i]);
+  }
+}
+
 void op_rope(const HrRope& op, const hr::Work& work) {
   const HrKv& kv = op.kv;
-  const int64_t size = kv.head_dim, half = size / 2;
+  const int64_t size = kv.head_dim, half = op.rotated / 2;
   const HrGroup& group = work.step->groups[kv.group];
   int64_t first, last;
   work.share(work.step->n, &first, &last);
@@ -49,11 +58,16 @@ void op_rope(const HrRope& op, const hr::Work& work) {
     const int64_t position = work.step->positions[n];
     const float* cos = op.cos + position * half;
     const float* sin = op.sin + position * half;
+    if (op.whole) {
+      norm_head(row, kv.heads * size, op.q_norm, op.eps, op.offset);
+      norm_head(row + kv.heads * size, kv.kv_heads * size, op.k_norm, op.eps, op.offset);
+    }
     for (int h = 0; h < kv.heads + kv.kv_heads; ++h) {
       float* head = row + h * size;
       const float* weight = h < kv.heads ? op.q_norm : op.k_norm;
-      if (weight) norm_head(head, size, weight, op.eps, op.offset);
-      rotate_head(head, half, cos, sin);
+      if (weight && !op.whole) norm_head(head, size, weight, op.eps, op.offset);
+      if (op.interleaved) rotate_pairs(head, half, cos, sin);
+      else rotate_head(head, half, cos, sin);
     }
     for (int g = 0; g < kv.kv_heads; ++g) {
       const float* k = row + (kv.heads + g) * size;

@@ -283,28 +283,32 @@ void op_select(const HrRowsOp& op, const hr::Work& work) {
 void op_add(const HrRowsOp& op, const hr::Work& work) {
   int64_t first, last;
   work.share(work.rows(op.rows), &first, &last);
+  const F factor = f_set(op.factor);
   for (int64_t row = first; row < last; ++row) {
     const float* x = op.x + row * op.x_stride;
     float* y = op.y + row * op.y_stride;
     for (int64_t i = 0; i < op.size; i += 16)
-      f_store_tail(y + i, f_add(f_tail(y + i, op.size - i), f_tail(x + i, op.size - i)),
+      f_store_tail(y + i, f_fma(factor, f_tail(x + i, op.size - i), f_tail(y + i, op.size - i)),
                    op.size - i);
   }
 }
 
-void op_softcap(const HrRowsOp& op, const hr::Work& work) {
+// Logits: y = f · tanh(y / f), or f · y.
+template <bool kCap>
+void op_logits(const HrRowsOp& op, const hr::Work& work) {
   constexpr int64_t kColumns = 4096;
   const int64_t runs = (op.size + kColumns - 1) / kColumns;
   int64_t first, last;
   work.share(work.step->r * runs, &first, &last);
-  F cap = f_set(op.softcap);
+  const F factor = f_set(op.factor);
   for (int64_t item = first; item < last; ++item) {
     float* y = op.y + item / runs * op.y_stride;
     const int64_t from = item % runs * kColumns;
     const int64_t to = from + kColumns < op.size ? from + kColumns : op.size;
     for (int64_t i = from; i < to; i += 16) {
-      F x = f_div(f_tail(y + i, to - i), cap);
-      f_store_tail(y + i, f_mul(cap, f_tanh(x)), to - i);
+      F x = f_tail(y + i, to - i);
+      if constexpr (kCap) x = f_tanh(f_div(x, factor));
+      f_store_tail(y + i, f_mul(factor, x), to - i);
     }
   }
 }
