@@ -39,7 +39,7 @@ WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
     "base": 3_800,
-    "bench": 9_620,
+    "bench": 9_590,
     "cli": 4_680,
     "dist": 510,
     "engine": 6_850,
@@ -51,7 +51,7 @@ LINES = {
     "models": 300,
     "obs": 1_620,
     "quant": 780,
-    "roofline": 4_800,
+    "roofline": 4_790,
     "sched": 1_440,
     "server": 14_160,
     "speculate": 900,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 77_400
+TOTAL = 77_360
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

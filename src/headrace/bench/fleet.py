@@ -103,9 +103,7 @@ class Fleet:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def run(
-        self,
-        on_record: Callable[[RequestRecord], None],
-        on_tick: Callable[[], None] = lambda: None,
+        self, on_record: Callable[[RequestRecord], None], on_tick: Callable[[], None] = lambda: None
     ) -> bool:
         """Start, wait for the end; → False where Ctrl-C ended it early. Records are kept."""
         try:

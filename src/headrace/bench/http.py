@@ -67,11 +67,10 @@ def parse_url(url: str) -> Address:
 
 @dataclass(slots=True)
 class Reply:
-    """Status line and headers, and when they came."""
+    """Status line and headers, and when the answer ended."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    head_ns: int = 0
     end_ns: int = 0
 
 
@@ -153,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._fail(f"the server closed the connection {what}", stale=stale)
 
     def _parse(self, now: int) -> None:
-        if self._reply is None and not self._head(now):
+        if self._reply is None and not self._head():
             return
         if self._chunked:
             self._chunks(now)
@@ -166,7 +165,7 @@ class Connection(asyncio.Protocol):
             if self._left <= 0:
                 self._finish(now)
 
-    def _head(self, now: int) -> bool:
+    def _head(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
             if len(self._buffer) > MAX_HEAD:
@@ -177,12 +176,12 @@ class Connection(asyncio.Protocol):
         status = lines[0].split(" ", 2)
         if not status[0].startswith("HTTP/1."):
             raise ConnectionLost(f"{lines[0]!r:.60} is no status line")
-        reply = Reply(int(status[1]), head_ns=now)
+        reply = Reply(int(status[1]))
         for line in lines[1:]:
             name, _, value = line.partition(":")
             reply.headers[name.strip().lower()] = value.strip()
         if reply.status == 100:
-            return self._head(now)
+            return self._head()
         self._reply = reply
         self._chunked = "chunked" in reply.headers.get("transfer-encoding", "").lower()
         self._trailer = False

@@ -104,9 +104,7 @@ class MlperfOptions:
         None, "Model's name in mlperf.conf, as in llama3_1-8b; none: the server's."
     )
     token_ids: bool = option(
-        False,
-        "Log ids of tokens (return_token_ids), not text.",
-        flag=("--token-ids",),
+        False, "Log ids of tokens (return_token_ids), not text.", flag=("--token-ids",)
     )
     end_id: int | None = option(None, "End of text, for TEST06.", flag=("--eos-id",))
     threshold: float | None = option(

@@ -245,8 +245,7 @@ class MockServer:
                 part = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
             for _ in range(behaviour.repeat):
                 self._event(
-                    out,
-                    {**head, "choices": [{"index": 0, "finish_reason": None, **part, **ids}]},
+                    out, {**head, "choices": [{"index": 0, "finish_reason": None, **part, **ids}]}
                 )
             await writer.drain()
             if writer.transport.is_closing():

@@ -67,8 +67,7 @@ class RunOptions:
     )
     duration: float | None = option(None, "Seconds after which nothing new starts.", above=0)
     arrivals: str | None = option(
-        None,
-        "Open loop: constant:R, poisson:R, gamma:R:B, ramp:FROM:TO:S, trace. Else closed.",
+        None, "Open loop: constant:R, poisson:R, gamma:R:B, ramp:FROM:TO:S, trace. Else closed."
     )
     concurrency: int = option(8, "Users of the closed loop.", low=1, flag=("--concurrency", "-c"))
     seed: int = option(0, "Of prompts, lengths and arrivals; none: a new one, kept in the result.")

@@ -90,9 +90,7 @@ def t_95(freedom: int) -> float:
     return T_95[max(known)] if known and freedom <= 30 else 1.96 if freedom > 30 else T_95[1]
 
 
-def ratio_interval(
-    pairs: Sequence[tuple[float, float]],
-) -> tuple[float, float, float]:
+def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """(ratio b / a, low, high) at 95 % from paired repeats.
 
     Student's t on the logarithms of the ratios: what slowed both runs of a pair cancels.

@@ -333,9 +333,7 @@ def sweep_charts(points: Sequence[Point], others: Sweeps = MappingProxyType({}))
 
 
 def sweep_page(
-    points: Sequence[Point],
-    best: Point | None = None,
-    others: Sweeps = MappingProxyType({}),
+    points: Sequence[Point], best: Point | None = None, others: Sweeps = MappingProxyType({})
 ) -> str:
     first = points[0].result
     body = ""

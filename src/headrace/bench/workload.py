@@ -18,7 +18,7 @@ from .lengths import Lengths
 from .material import Material
 from .natural import CLASSES, SYSTEM
 
-ROLE_SYSTEM, ROLE_USER, ROLE_TOOL = "system", "user", "tool"
+ROLE_SYSTEM, ROLE_USER = "system", "user"
 
 
 @dataclass(slots=True)

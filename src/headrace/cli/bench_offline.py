@@ -26,15 +26,7 @@ from ..bench.store import Store
 from ..engine.described import make_case
 from ..roofline.hardware import find_hardware
 from ..roofline.machine import calibration_path
-from .bench_flags import (
-    INVALID_RUN,
-    AsJson,
-    Keep,
-    Out,
-    default_folder,
-    fresh_seed,
-    with_run_flags,
-)
+from .bench_flags import INVALID_RUN, AsJson, Keep, Out, default_folder, fresh_seed, with_run_flags
 from .configured import configured
 
 Beside = Annotated[

@@ -36,11 +36,7 @@ from ..engine.build import build
 from ..engine.core import EngineCore
 from ..engine.executor import Executor, InlineExecutor
 from ..engine.prediction import case_of
-from ..engine.recording import (
-    RecordedStep,
-    RecordingExecutor,
-    step_lines,
-)
+from ..engine.recording import RecordedStep, RecordingExecutor, step_lines
 from ..engine.timeline import timeline
 from ..kernels.cpu.timing import timed
 from ..loader import open_model

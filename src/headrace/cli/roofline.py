@@ -18,13 +18,7 @@ from ..bench.calibrate import calibrate, measure_steps
 from ..bench.loop import measure_loop
 from ..engine.described import make_case
 from ..engine.sim import ReplicaSpec
-from ..roofline.composition import (
-    Composition,
-    compose,
-    decode_step,
-    prefill_step,
-    verify_step,
-)
+from ..roofline.composition import Composition, compose, decode_step, prefill_step, verify_step
 from ..roofline.counts import Case, Layout, device_bytes
 from ..roofline.fit import fit_efficiency, honest, prediction_errors, read_records
 from ..roofline.fits import verify_fits

@@ -68,27 +68,21 @@ class Efficiency:
         return Curve(*shares, self.overlap, self.launch_seconds)
 
 
-def _cpu_efficiency() -> Efficiency:
-    shares = {
-        "product/few": (0.72, 1.0),
-        "product/many": (0.71, 0.91),
-        "attention/decode": (1.0, 0.77),
-        "attention/prefill": (1.0, 0.75),
-    }
-    launch = 0.3e-6
-    return Efficiency(
-        product_compute=0.71,
-        product_memory=0.91,
-        attention_compute=1.0,
-        attention_memory=0.75,
-        vector_memory=1.0,
-        launch_seconds=launch,
-        step_seconds=0.1e-3,
-        curves={name: Curve(*share, floor_seconds=launch) for name, share in shares.items()},
-        source="assumed as fitted on a Zen 4 with AVX-512 VNNI",
-    )
-
-
-CPU_EFFICIENCY = _cpu_efficiency()
+CPU_EFFICIENCY = Efficiency(
+    product_compute=0.71,
+    product_memory=0.91,
+    attention_compute=1.0,
+    attention_memory=0.75,
+    vector_memory=1.0,
+    launch_seconds=0.3e-6,
+    step_seconds=0.1e-3,
+    curves={
+        "product/few": Curve(0.72, 1.0, floor_seconds=0.3e-6),
+        "product/many": Curve(0.71, 0.91, floor_seconds=0.3e-6),
+        "attention/decode": Curve(1.0, 0.77, floor_seconds=0.3e-6),
+        "attention/prefill": Curve(1.0, 0.75, floor_seconds=0.3e-6),
+    },
+    source="assumed as fitted on a Zen 4 with AVX-512 VNNI",
+)
 """Until `headrace roofline --measure` has fitted a machine's own: fitted with no share above one on
 the steps of `benchmarks/results/cpu_limit.json` and `cpu_truth.json` (median errors 5 and 6 %)."""

@@ -48,12 +48,7 @@ SIZES = {
     "attention_chunk_size": "attention.chunk_size",
 }
 """Name in a `config.json` → key of the header."""
-NEEDED = (
-    "embedding_length",
-    "block_count",
-    "attention.head_count",
-    "context_length",
-)
+NEEDED = ("embedding_length", "block_count", "attention.head_count", "context_length")
 UNPRICED = re.compile(
     r"(ssm|wkv|kda|shortconv|altup)\.|attention\.(indexer|recurrent)|full_attention_interval$"
     r"|laurel|decoder_start_token_id$|attention\.shared_kv_layers$"
@@ -143,8 +138,7 @@ def _one(kind: str, key: str, value: Any) -> Any:
         found -= {0}
     if len(found) != 1:
         raise UnsupportedModel(
-            f"GGUF: {kind}.{key} is {value!r:.60}: layers of unlike sizes are not priced",
-            param=key,
+            f"GGUF: {kind}.{key} is {value!r:.60}: layers of unlike sizes are not priced", param=key
         )
     return found.pop()
 
