@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -46,6 +46,14 @@ _AT_ONCE = 1 << 30
 """Bytes of one read: the system gives no more than 2 GiB at a time."""
 
 
+class OpenFile:
+    """A file that is open for as long as somebody holds this object, as all tensors of it do."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.handle)
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """What a header says of one tensor, and the tensor itself once it is read."""
@@ -56,7 +64,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
     """Where its bytes begin in the file."""
-    file: FileIO
+    file: OpenFile
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +90,7 @@ class StoredTensor:
         while done < self.nbytes:
             part = bytes_of[done : done + _AT_ONCE]
             try:
-                got = os.preadv(self.file.fileno(), [part], self.begin + done)
+                got = os.preadv(self.file.handle, [part], self.begin + done)
             except OSError as error:
                 raise ModelFileError(
                     f"{self.shard.name}: cannot be read: {error.strerror}"
@@ -98,8 +106,8 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Name → tensor, in the order of the file's bytes. Raises `ModelFileError`."""
     try:
-        file = FileIO(path, "rb")
-        size = os.fstat(file.fileno()).st_size
+        file = OpenFile(path)
+        size = os.fstat(file.handle).st_size
         length = int.from_bytes(_exactly(file, 8, path), "little")
         if not 2 <= length <= min(MAX_HEADER, size - 8):
             raise ModelFileError(
@@ -134,10 +142,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return ordered
 
 
-def _exactly(file: FileIO, length: int, path: Path) -> bytes:
+def _exactly(file: OpenFile, length: int, path: Path) -> bytes:
     found = bytearray()
     while len(found) < length:
-        part = file.read(length - len(found))
+        part = os.read(file.handle, length - len(found))
         if not part:
             raise ModelFileError(
                 f"{path.name}: not a sound safetensors file: it ends in its header"
@@ -157,7 +165,7 @@ def _unsound(path: Path, name: str, why: str) -> ModelFileError:
     return ModelFileError(f"{path.name}: not a sound safetensors file: tensor {name!r:.100} {why}")
 
 
-def _tensor(name: str, said: object, path: Path, begin: int, file: FileIO) -> StoredTensor:
+def _tensor(name: str, said: object, path: Path, begin: int, file: OpenFile) -> StoredTensor:
     """One entry of the header. Raises `ModelFileError`."""
     if not isinstance(said, Mapping):
         raise _unsound(path, name, "is no JSON object")
