@@ -56,6 +56,7 @@ def main(model: str, kills: int) -> dict[str, Any]:
                     done += 1
                     last = (root / "log").read_text().splitlines()[-1:]
                     fell[last[0].partition(" ")[0] if last else "before the first stage"] += 1
+                    sys.stderr.write(f"\r{done} kills, {equal} of {ended} ended builds equal")
                     continue
             assert process.returncode == 0
             ended += 1
