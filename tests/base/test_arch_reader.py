@@ -495,3 +495,35 @@ def test_gguf_per_layer_heads_and_missing_keys() -> None:
         from_gguf({**QWEN_GGUF, "qwen2.attention.head_count": [14] * 24}, set())
     with pytest.raises(ModelFileError, match=r"qwen2\.embedding_length"):
         from_gguf({k: v for k, v in QWEN_GGUF.items() if "embedding" not in k}, set())
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "key"),
+    [
+        ("SmolLM3Config", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("SmolLM3Config", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
+        ("Glm4MoeConfig", {"n_group": 3}, "n_group"),
+        ("Glm4MoeConfig", {"n_group": 64, "topk_group": 1}, "num_experts_per_tok"),
+        ("Qwen3MoeConfig", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("OlmoeConfig", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("GraniteConfig", {"logits_scaling": 0.0}, "logits_scaling"),
+    ],
+)
+def test_what_a_younger_family_has_and_nobody_reads(
+    name: str, values: dict[str, Any], key: str
+) -> None:
+    read = from_hf(hf(name))
+    assert read.family in FAMILIES
+    with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
+        from_hf({**hf(name), **values})
+    assert caught.value.param == key
+
+
+def test_granite_without_multipliers_has_those_of_its_class() -> None:
+    """Its attention is scaled by its own number, which is 1 and no root where none is given."""
+    arch = from_hf(hf("GraniteConfig"))
+    assert (arch.scale, arch.residual_scale, arch.logits_scale) == (1.0, 1.0, 1.0)
+
+
+def test_every_fourth_layer_of_smollm3_is_not_rotated() -> None:
+    assert from_hf(hf("SmolLM3Config")).nope == (False, False, False, True)

@@ -31,6 +31,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"mla": Mla(16, None, 4, 4, 8), "moe": replace(MOE, shared_intermediate=24)},
     "deepseek_v3": {"mla": Mla(16, 12, 4, 4, 8), "moe": replace(MOE, dense_layers=1)},
     "gemma3": {"windows": (8, 8, None), "local_rope": Rope(1e3), "tied_embedding": True},
+    "glm4_moe": {
+        "moe": replace(MOE, scores="sigmoid", bias=True, groups=2, shared_intermediate=24),
+        "rope": Rope(share=0.5),
+    },
+    "granite": {"residual_scale": 0.5, "logits_scale": 0.25},
+    "olmoe": {"moe": MOE, "qk_norm": True, "whole_qk_norm": True},
+    "smollm3": {"nope": (False, True, False)},
     "gpt_oss": {"moe": MOE, "qkv_bias": True, "windows": (8, None, 8)},
     "mixtral": {"moe": MOE},
     "qwen2": {"qkv_bias": True, "output_bias": True},

@@ -71,6 +71,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_moe": ("Qwen3Moe", {**_COMMON, **_MOE, "norm_topk_prob": True}),
     "qwen3_moe-raw": ("Qwen3Moe", {**_COMMON, **_MOE, "norm_topk_prob": False}),
+    "olmoe": ("Olmoe", {**_QWEN2, "num_experts": 8, "num_experts_per_tok": 3}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            **_COMMON,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "smollm3": ("SmolLM3", {**_QWEN2, "no_rope_layers": [1, 0, 1]}),
+    "granite": (
+        "Granite",
+        {
+            **_QWEN2,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
     "mixtral": ("Mixtral", {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 """Name → (transformers class stem, config): every family, and every switch that changes sums."""
@@ -93,6 +119,9 @@ def make(name: str, folder: Path) -> Path:
             if parameter.dim() == 1:
                 parameter += torch.randn_like(parameter) * 0.2
                 assert "norm" in key or "bias" in key
+        for key, buffer in model.named_buffers():
+            if "e_score_correction_bias" in key:
+                buffer += torch.randn_like(buffer) * 0.3
     model.save_pretrained(path)
     # Opening a folder wants a tokenizer; these tests speak in token ids.
     vocabulary = {f"t{index}": index for index in range(VOCAB)}

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 from .arch import Activation, ModelArch, Moe, Rope
 from .arch_encoder import ENCODERS, encoder_arch
+from .arch_families import FAMILIES, Family
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
 from .errors import ModelFileError, UnsupportedModel
@@ -25,68 +26,6 @@ __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_h
 MAX_CONTEXT = 2**27
 WINDOW_KEY = "sliding_window"
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One value of `model_type`: the classes it may name and its defaults for absent keys."""
-
-    family: str
-    architectures: tuple[str, ...]
-    defaults: Mapping[str, Any]
-
-
-_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
-_GEMMA3_TEXT = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
-    "sliding_window": 4096,
-    "query_pre_attn_scalar": 256,
-    "tie_word_embeddings": True,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-    "sliding_window_pattern": 6,
-}
-FAMILIES: Mapping[str, Family] = {
-    "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _QWEN),
-    "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}),
-    "llama": Family("llama", ("LlamaForCausalLM",), {"max_position_embeddings": 2048}),
-    "mistral": Family(
-        "mistral",
-        ("MistralForCausalLM",),
-        {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
-    ),
-    "gemma3_text": Family("gemma3", ("Gemma3ForCausalLM",), _GEMMA3_TEXT),
-    "gemma3": Family("gemma3", ("Gemma3ForConditionalGeneration",), _GEMMA3_TEXT),
-    "qwen3_moe": Family(
-        "qwen3_moe",
-        ("Qwen3MoeForCausalLM",),
-        {
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 32768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-        },
-    ),
-    "mixtral": Family(
-        "mixtral",
-        ("MixtralForCausalLM",),
-        {
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131_072,
-            "rope_theta": 1e6,
-            "rms_norm_eps": 1e-5,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-        },
-    ),
-}
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1.0,),
@@ -148,7 +87,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     text = outer.mapping("text_config") if outer.raw("model_type") == "gemma3" else None
     fields = Fields(config if text is None else text, "config.json", defaults=family.defaults)
     for key, allowed in NEUTRAL.items():
-        fields.expect(key, *allowed)
+        if key not in family.own:
+            fields.expect(key, *allowed)
     hidden = fields.integer("hidden_size", 1, 2**17)
     heads = fields.integer("num_attention_heads", 1, 2**12)
     layers = fields.integer("num_hidden_layers", 1, 2**10)
@@ -163,7 +103,8 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim is {head_dim}; must be even")
     bias = _bias(fields, family.family)
-    gemma = _gemma(fields, hidden) if family.family == "gemma3" else {}
+    gemma = family.family == "gemma3"
+    extra = _extra(fields, family.family, hidden, layers)
     if not gemma:
         for key, allowed in _UNCAPPED.items():
             fields.expect(key, *allowed)
@@ -193,10 +134,11 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         windows=_windows(fields, family.family, layers, max_context),
         qkv_bias=bias[0],
         output_bias=bias[1],
-        qk_norm=family.family in ("qwen3", "qwen3_moe", "gemma3"),
+        qk_norm=family.family in ("qwen3", "qwen3_moe", "gemma3", "olmoe")
+        or ("use_qk_norm" in family.own and fields.flag("use_qk_norm", False)),
         tied_embedding=bool(tied),
         moe=_moe(fields, family.family),
-        **gemma,
+        **extra,
     )
 
 
@@ -233,7 +175,39 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
         fields.expect("attention_bias", False)
         return False, False
     bias = fields.flag("attention_bias", False)
-    return bias, bias
+    return bias, bias and family != "glm4_moe"
+
+
+def _extra(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, Any]:
+    """What one family alone has."""
+    if family == "gemma3":
+        return _gemma(fields, hidden)
+    if family == "olmoe":
+        return {"whole_qk_norm": True}
+    if family == "smollm3":
+        return {"nope": _nope(fields, layers)}
+    if family != "granite":
+        return {}
+    return {
+        "embedding_scale": fields.number("embedding_multiplier", 1e-6, 1e6, 1.0),
+        "residual_scale": fields.number("residual_multiplier", 1e-6, 1e6, 1.0),
+        "attention_scale": fields.number("attention_multiplier", 1e-6, 1e6, 1.0),
+        "logits_scale": 1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
+    }
+
+
+def _nope(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """SmolLM3's layers without positions: zeros of its list, or every n-th layer."""
+    rotated = fields.raw("no_rope_layers")
+    if rotated is None:
+        every = fields.integer("no_rope_layer_interval", 1, 2**10, 4)
+        return tuple((layer + 1) % every == 0 for layer in range(layers))
+    if not isinstance(rotated, list) or len(rotated) != layers or set(rotated) - {0, 1}:
+        raise ModelFileError(
+            f"{fields.where}: no_rope_layers must be a list of {layers} zeros and ones",
+            param="no_rope_layers",
+        )
+    return tuple(not one for one in rotated)
 
 
 def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
@@ -250,16 +224,19 @@ def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
 
 
 def _moe(fields: Fields, family: str) -> Moe | None:
-    if family not in ("qwen3_moe", "mixtral"):
+    if family == "glm4_moe":
+        return _glm_moe(fields)
+    if family not in ("qwen3_moe", "mixtral", "olmoe"):
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
         return None
     # transformers 5 writes Qwen3-MoE's number of experts under Mixtral's key.
-    own = "num_experts" if family == "qwen3_moe" and fields.present("num_experts") else ""
+    own = "num_experts" if family != "mixtral" and fields.present("num_experts") else ""
     experts = fields.integer(
         own or "num_local_experts", 1, 2**12, fields.defaults.get("num_experts")
     )
-    width = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
+    narrow = family.startswith("qwen")
+    width = "moe_intermediate_size" if narrow else "intermediate_size"
     return Moe(
         experts=experts,
         active=fields.integer("num_experts_per_tok", 1, experts),
@@ -268,13 +245,39 @@ def _moe(fields: Fields, family: str) -> Moe | None:
     )
 
 
+def _glm_moe(fields: Fields) -> Moe:
+    """The routing of DeepSeek-V3 (section 2.1.2), as GLM-4.5 has it."""
+    experts = fields.integer("n_routed_experts", 1, 2**12)
+    groups = fields.integer("n_group", 1, 64, 1)
+    best = fields.integer("topk_group", 1, groups, 1)
+    if experts % groups:
+        raise UnsupportedModel(
+            f"{fields.where}: n_group is {groups}; n_routed_experts ({experts}) must be a multiple",
+            param="n_group",
+        )
+    inner = fields.integer("moe_intermediate_size", 1, 2**20)
+    return Moe(
+        experts=experts,
+        active=fields.integer("num_experts_per_tok", 1, experts // groups * best),
+        intermediate=inner,
+        normalise=fields.flag("norm_topk_prob", True),
+        shared_intermediate=inner * fields.integer("n_shared_experts", 0, 2**8),
+        dense_layers=fields.integer("first_k_dense_replace", 0, 2**10, 1),
+        scores="sigmoid",
+        bias=True,
+        scale=fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
+        groups=groups,
+        active_groups=best,
+    )
+
+
 def _windows(fields: Fields, family: str, layers: int, max_context: int) -> tuple[int | None, ...]:
     """Per layer the window, or () where no layer has one that matters."""
     window = fields.raw(WINDOW_KEY)
     if family == "mistral" and not fields.present(WINDOW_KEY):
         window = 4096  # as transformers takes it: only an explicit null means none
-    if family in ("llama", "mixtral") or (
-        family.startswith("qwen") and not fields.flag("use_sliding_window", False)
+    if family in ("llama", "mixtral", "olmoe", "glm4_moe", "granite") or (
+        family.startswith(("qwen", "smollm")) and not fields.flag("use_sliding_window", False)
     ):
         if family == "mixtral":
             fields.expect(WINDOW_KEY, max_context)
@@ -318,7 +321,7 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
         key = "_sliding_window_pattern"
         pattern = fields.integer(key if fields.raw(key) is not None else key[1:], 1, 2**10)
         return [(layer + 1) % pattern != 0 for layer in range(layers)]
-    if family == "qwen3_moe":
+    if family in ("qwen3_moe", "smollm3"):
         return [True] * layers  # transformers reads no max_window_layers there.
     if family.startswith("qwen"):
         first = fields.integer("max_window_layers", 0, 2**10, 28)
@@ -331,6 +334,12 @@ def _ropes(fields: Fields, family: str, max_context: int) -> tuple[Rope, Rope | 
     theta = fields.number("rope_theta", 1.0, 1e12, 1e4)
     new = fields.mapping("rope_parameters")
     old = fields.mapping("rope_scaling")
+    if family == "glm4_moe":
+        given = dict(new or old or {})
+        inner = given.pop("partial_rotary_factor", None)
+        key = "partial_rotary_factor"
+        share = Fields({key: inner or fields.raw(key)}, fields.where).number(key, 0.01, 1.0)
+        return replace(rope_of(given, theta, max_context), share=share), None
     if family != "gemma3":
         return rope_of(new or old or {}, theta, max_context), None
     local = fields.number("rope_local_base_freq", 1.0, 1e12)

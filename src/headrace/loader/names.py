@@ -91,6 +91,8 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
         return None if unread else name
     if arch.tied_embedding and name.endswith("lm_head.weight"):
         return None
+    if arch.family == "glm4_moe" and name.startswith(f"model.layers.{arch.layers}."):
+        return None  # The head that predicts a second token is a layer behind the last.
     for prefix, plain in (
         ("language_model.model.", "model."),
         ("model.language_model.", "model."),

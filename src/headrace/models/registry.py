@@ -18,13 +18,17 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
     "gemma3": gemma3,
+    "glm4_moe": llama,
     "gpt_oss": llama,
+    "granite": llama,
     "llama": llama,
     "mistral": llama,
     "mixtral": llama,
+    "olmoe": llama,
     "qwen2": llama,
     "qwen3": llama,
     "qwen3_moe": llama,
+    "smollm3": llama,
 }
 """`ModelArch.family` → what describes it. A family that differs by numbers is a line, one of
 another shape a file and a line."""

@@ -1,0 +1,120 @@
+"""The families of decoders that a `config.json` may name, and what each takes for absent keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One value of `model_type`: the classes it may name and its defaults for absent keys."""
+
+    family: str
+    architectures: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    own: tuple[str, ...] = ()
+    """Keys that it reads and that others must not have: see `arch_reader.NEUTRAL`."""
+
+
+_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+_GEMMA3_TEXT = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window_pattern": 6,
+}
+FAMILIES: Mapping[str, Family] = {
+    "qwen2": Family("qwen2", ("Qwen2ForCausalLM",), _QWEN),
+    "qwen3": Family("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, "head_dim": 128}),
+    "llama": Family("llama", ("LlamaForCausalLM",), {"max_position_embeddings": 2048}),
+    "mistral": Family(
+        "mistral",
+        ("MistralForCausalLM",),
+        {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    ),
+    "gemma3_text": Family("gemma3", ("Gemma3ForCausalLM",), _GEMMA3_TEXT),
+    "gemma3": Family("gemma3", ("Gemma3ForConditionalGeneration",), _GEMMA3_TEXT),
+    "qwen3_moe": Family(
+        "qwen3_moe",
+        ("Qwen3MoeForCausalLM",),
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+        },
+    ),
+    "mixtral": Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1e6,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "olmoe": Family(
+        "olmoe",
+        ("OlmoeForCausalLM",),
+        {
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+        },
+    ),
+    "glm4_moe": Family(
+        "glm4_moe",
+        ("Glm4MoeForCausalLM",),
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 1408,
+        },
+        (
+            "partial_rotary_factor",
+            "use_qk_norm",
+            "n_routed_experts",
+            "n_shared_experts",
+            "num_nextn_predict_layers",
+        ),
+    ),
+    "smollm3": Family(
+        "smollm3",
+        ("SmolLM3ForCausalLM",),
+        {
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rope_theta": 2e6,
+            "tie_word_embeddings": True,
+        },
+        ("no_rope_layers",),
+    ),
+    "granite": Family(
+        "granite",
+        ("GraniteForCausalLM",),
+        {"max_position_embeddings": 2048},
+        ("logits_scaling", "residual_multiplier", "embedding_multiplier", "attention_multiplier"),
+    ),
+}
