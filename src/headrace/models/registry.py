@@ -42,10 +42,8 @@ def describe(arch: ModelArch) -> Graph:
     """
     family = FAMILIES.get(arch.family)
     if family is None:
-        raise UnsupportedModel(
-            f"the architecture {arch.family!r} is not supported; supported are: "
-            + ", ".join(sorted(FAMILIES))
-        )
+        named = f"the architecture {arch.family!r} is not supported; supported are: "
+        raise UnsupportedModel(named + ", ".join(sorted(FAMILIES)))
     graph = family(arch)
     graph.verify()
     return graph

@@ -348,9 +348,9 @@ class Lowering:
         (x,), spec = node.reads, node.spec
         assert isinstance(spec, RouteSpec)
         bias = self._weights.vector(node.weights[0]) if node.weights else None
+        given = self._matrix(x), x.width, bias, spec
         routed = mixture.Routed(*map(self._make_floats, node.out))
-        given = self._matrix(x), x.width
-        self._emit("route", mixture.route(*given, bias, spec, routed, _rows(x)))
+        self._emit("route", mixture.route(*given, routed, _rows(x)))
 
     def _experts(self, index: int, node: Node) -> None:
         (x, *routed), spec, experts = node.reads, node.spec, self._mixture(node)
@@ -360,8 +360,8 @@ class Lowering:
         to = mixture.Routed(*map(self._matrix, routed))
         y = self._make_floats(node.out[0])
         made = mixture.experts(*given, to, experts, placed, spec.activation, y, _rows(x))
-        for name, emitted in zip(("place", "experts_up", "experts_down"), made, strict=True):
-            self._emit(name, emitted)
+        self.names += ["place", "experts_up", "experts_down"]
+        self.emitted += made
 
     def _lora(self, x: Value, addition: LoraWeight, y: Matrix) -> None:
         width = len(addition.up) * addition.room
