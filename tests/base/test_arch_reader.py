@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.base.arch import ModelArch, Rope
+from headrace.base.arch import ModelArch, Moe, Rope
 from headrace.base.arch_gguf import llama3_divisor
 from headrace.base.arch_reader import FAMILIES, from_gguf, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
@@ -248,6 +248,20 @@ def test_gemma3_text_old_keys() -> None:
                 "max_window_layers": 2,
             },
             {"windows": (8,) * 4},
+        ),
+        (
+            "Qwen2MoeConfig",
+            {
+                "num_experts": 6,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 48,
+                "shared_expert_intermediate_size": 80,
+            },
+            {
+                "family": "qwen2_moe",
+                "qkv_bias": True,
+                "moe": Moe(6, 2, 48, False, shared_intermediate=80, shared_gate=True),
+            },
         ),
         (
             "MixtralConfig",

@@ -24,7 +24,9 @@ def threads(request: pytest.FixtureRequest):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("width", "out"), [(64, 96), (896, 1152), (4864, 896), (160, 1000)])
+@pytest.mark.parametrize(
+    ("width", "out"), [(64, 96), (896, 1152), (4864, 896), (160, 1000), (256, 1)]
+)
 def test_linear(width: int, out: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(256, width), DenseWeight(torch.randn(out, width)), torch.ones(out)

@@ -69,6 +69,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "qwen2_moe": ("Qwen2Moe", {**_QWEN2, **_MOE, "shared_expert_intermediate_size": 96}),
     "qwen3_moe": ("Qwen3Moe", {**_COMMON, **_MOE, "norm_topk_prob": True}),
     "qwen3_moe-raw": ("Qwen3Moe", {**_COMMON, **_MOE, "norm_topk_prob": False}),
     "olmoe": ("Olmoe", {**_QWEN2, "num_experts": 8, "num_experts_per_tok": 3}),

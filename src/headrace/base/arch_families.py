@@ -57,6 +57,18 @@ FAMILIES: Mapping[str, Family] = {
             "moe_intermediate_size": 768,
         },
     ),
+    "qwen2_moe": Family(
+        "qwen2_moe",
+        ("Qwen2MoeForCausalLM",),
+        {
+            **_QWEN,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+        },
+        ("shared_expert_intermediate_size",),
+    ),
     "mixtral": Family(
         "mixtral",
         ("MixtralForCausalLM",),

@@ -171,6 +171,8 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
     if family == "qwen2":
         fields.expect("attention_bias", True)
         return True, False
+    if family == "qwen2_moe":
+        return fields.flag("qkv_bias", True), False
     if family in ("mistral", "mixtral"):
         fields.expect("attention_bias", False)
         return False, False
@@ -226,7 +228,7 @@ def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
 def _moe(fields: Fields, family: str) -> Moe | None:
     if family == "glm4_moe":
         return _glm_moe(fields)
-    if family not in ("qwen3_moe", "mixtral", "olmoe"):
+    if family not in ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe"):
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
         return None
@@ -242,6 +244,8 @@ def _moe(fields: Fields, family: str) -> Moe | None:
         active=fields.integer("num_experts_per_tok", 1, experts),
         intermediate=fields.integer(width, 1, 2**20),
         normalise=family == "mixtral" or fields.flag("norm_topk_prob", False),
+        shared_intermediate=fields.integer("shared_expert_intermediate_size", 0, 2**20, 0),
+        shared_gate=family == "qwen2_moe",
     )
 
 

@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "mixtral": llama,
     "olmoe": llama,
     "qwen2": llama,
+    "qwen2_moe": llama,
     "qwen3": llama,
     "qwen3_moe": llama,
     "smollm3": llama,
