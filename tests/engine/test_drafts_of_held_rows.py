@@ -196,3 +196,21 @@ def test_an_expected_answer_comes_in_fewer_steps(workers) -> None:
     driver.add("a", prompt_of(3), sampling, expected=expected)
     assert driver.run()["a", 0].tokens == plain.tokens
     assert len(driver.plans) < 25
+
+
+def test_what_one_tenant_said_helps_no_other(workers) -> None:
+    """The steps of an answer are the same whatever another tenant was told; its own are fewer."""
+    sampling = SamplingParams(temperature=1.3, seed=9, max_tokens=60, ignore_eos=True)
+
+    def counts(before: str, prompt: list[int]) -> list[list[int]]:
+        driver = Driver(workers(("suffix",)), drafts=DRAFTS)
+        driver.add("first", prompt, sampling, salt=before)
+        driver.run()
+        driver.plans.clear()
+        driver.add("second", prompt_of(4), sampling, salt="a")
+        driver.run()
+        return [plan.counts for plan in driver.plans]
+
+    other = counts("b", prompt_of(4))
+    assert other == counts("b", prompt_of(1))
+    assert len(counts("a", prompt_of(4))) < 0.6 * len(other)
