@@ -97,7 +97,7 @@ def mixture(
     active: int,
 ) -> torch.Tensor:
     """`Operators.route`, and the experts that it chose, their shares scaled to one."""
-    chosen, shares = ops.route(router, RouteSpec(active))
+    chosen, shares = ops.route(router, RouteSpec(active), None)
     found: torch.Tensor = ops.experts(x, chosen, shares, gate_up, down, "silu")
     return found
 

@@ -214,3 +214,16 @@ def test_what_one_tenant_said_helps_no_other(workers) -> None:
     other = counts("b", prompt_of(4))
     assert other == counts("b", prompt_of(1))
     assert len(counts("a", prompt_of(4))) < 0.6 * len(other)
+
+
+@pytest.mark.parametrize("names", [(), DEFAULT], ids=["plain", "drafting"])
+def test_a_form_that_is_complete_goes_on_with_ends(workers, names: Sequence[str]) -> None:
+    """A request without ids that end it gets nothing but those behind its form, and no error."""
+    driver = Driver(workers(names), drafts=DRAFTS if names else 0)
+    sampling = SamplingParams(temperature=0, max_tokens=60)
+    driver.add("a", prompt_of(2), sampling, grammar=LINES)
+    answer = driver.run()["a", 0]
+    assert answer.error is None
+    end = answer.tokens.index(tiny_model.END)
+    assert bytes(answer.tokens[:end]).decode().endswith(";")
+    assert set(answer.tokens[end:]) == {tiny_model.END}

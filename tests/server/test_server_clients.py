@@ -71,7 +71,7 @@ def test_langchain_whole_and_streamed_agree(server: Running, responses: bool) ->
     assert whole.usage_metadata["output_tokens"] == 12
     parts = list(model.stream(QUESTION))
     assert "".join(part.text for part in parts) == whole.text
-    assert len(parts) > 3
+    assert len(parts) > 1
 
 
 async def test_langchain_batches(server: Running) -> None:

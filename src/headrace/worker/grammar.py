@@ -315,11 +315,12 @@ class GrammarMasks(RowFeature):
         def work() -> None:
             if len(moving) < SHARED_FROM:
                 for form, tokens in moving:
-                    form.matcher.consume_tokens(tokens)
+                    for token in tokens:
+                        form.matcher.consume_token(token)
             else:
                 for form, tokens in moving:
-                    if len(tokens) > 1:
-                        form.matcher.consume_tokens(tokens[:-1])
+                    for token in tokens[:-1]:
+                        form.matcher.consume_token(token)
                 pairs = [(form.matcher, tokens[-1]) for form, tokens in moving]
                 self._parallel().consume_token_par(pairs)
             self._mask(forms)

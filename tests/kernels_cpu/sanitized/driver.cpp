@@ -126,7 +126,7 @@ struct Chain {  // `length` sums of a vector with itself: jobs whose end one can
   int length;
   explicit Chain(int length_) : x(48), y(48), length(length_) {
     for (int i = 0; i < 48; ++i) x.data[i] = 1;
-    op = HrRowsOp{x.data, 16, y.data, 16, 16, HR_ROWS_N, 0, 0};
+    op = HrRowsOp{x.data, 16, y.data, 16, 16, HR_ROWS_N, 1, 0};
     records = static_cast<HrRecord*>(calloc(static_cast<size_t>(length), sizeof(HrRecord)));
     for (int i = 0; i < length; ++i) records[i] = {HR_OP_ADD, 0, &op};
   }
