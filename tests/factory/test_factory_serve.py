@@ -19,6 +19,8 @@ from headrace.base.errors import NotFound, OptionError, Untrusted
 from headrace.base.identity import Identity
 from headrace.factory.admit import admit
 from headrace.factory.profile import check_identity, with_profile
+from headrace.factory.release import Rings
+from headrace.factory.sign import signer
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +35,13 @@ def options(made: Made, **changes: Any) -> EngineOptions:
 
 
 def test_a_server_keeps_to_its_profile(made: Made) -> None:
+    """It is named by its ring; `admit` below takes every other name."""
     assert made.result.profile is not None
     digest = made.result.profile.digest
+    words = "promote", made.cell, "production", "--unevaluated", "accuracy"
+    assert made.call(*words) == f"production 1: {digest}\n"
     command = headrace(
-        "serve", "--profile", made.cell, "--cache-dir", str(made.cache), "--port", "0"
+        "serve", "--profile", "production", "--cache-dir", str(made.cache), "--port", "0"
     )
     with running(command) as server:
         with urllib.request.urlopen(f"{server.url}/v1/metadata") as reply:
@@ -54,7 +59,7 @@ def test_a_server_keeps_to_its_profile(made: Made) -> None:
 
 def test_a_changed_profile_is_not_served(made: Made, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_bytes(flip(made.envelope))
+    path.write_bytes(made.envelope + b"\n")  # A flipped bit breaks the form or the signature.
     environment = {**os.environ, "HEADRACE_CACHE": str(made.cache)}
     command = headrace("serve", "--profile", str(path), "--port", "0")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -67,6 +72,20 @@ def test_a_changed_profile_is_not_served(made: Made, tmp_path: Path) -> None:
             "error: the signature does not match what is signed",
         )
     )
+
+
+def test_a_pointer_that_was_changed_is_not_served(made: Made) -> None:
+    keys = str(made.cache)
+    rings = Rings(made.store, made.keys, keys)
+    assert rings.promote(made.cell, "dev", signer(None, keys)).profile
+    assert admit("dev", options(made)).profile.body.name == made.cell
+    path = made.store.root / "rings" / "dev.json"
+    data = path.read_bytes()
+    path.write_bytes(flip(data))
+    with pytest.raises(Untrusted, match=r"rings/dev\.json: "):
+        admit("dev", options(made))
+    path.write_bytes(data)
+    assert list(rings.problems()) == []
 
 
 def test_a_profile_sets_the_options(made: Made) -> None:
@@ -95,6 +114,8 @@ def test_what_does_not_match_is_refused_by_name(made: Made, tmp_path: Path) -> N
         admit(made.cell, options(made, model=str(model)))
     with pytest.raises(NotFound, match="neither a file nor a name"):
         admit("other", options(made))
+    with pytest.raises(NotFound, match="nothing was promoted to staging"):
+        admit("staging", options(made))
     with pytest.raises(OptionError, match="no key is trusted"):
         admit(made.cell, EngineOptions(cache_dir=str(tmp_path)))
 

@@ -1,4 +1,4 @@
-"""`headrace factory`: build a model's signed profile, explain, verify, list."""
+"""`headrace factory`: build a model's signed profile, explain, verify, list, promote, go back."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..factory.profile import (
     Compatibility,
     compatibility,
     envelopes,
-    find_profile,
     profile_problems,
     read_profile,
 )
-from ..factory.sign import trusted_keys
+from ..factory.release import Ring, Rings
+from ..factory.sign import signer, trusted_keys
 from ..factory.stage import Outcome
 from ..factory.store import Store
 from .brief import BriefHelp
@@ -46,6 +46,8 @@ Trusted = Annotated[
     Path | None,
     typer.Option("--key", help="Public key (PEM) to believe; none: all in factory/trusted."),
 ]
+Signing = Annotated[Path | None, typer.Option("--key", help="Ed25519 key (PEM); none: the own.")]
+InRing = Annotated[Ring, typer.Argument(help="Which pointer.")]
 
 
 @command.command(cls=BriefHelp)
@@ -68,8 +70,8 @@ def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) 
     ran = f"{len(built.ran)} of {len(built.steps)} stages ran"
     console.print(f"{ran if built.ran else 'nothing was to run'}; evidence: {built.page}")
     if built.profile is not None:
-        place = "" if wanted.store is None else f"{planned.store.root}/profiles/"
-        name = f"{place}{planned.cell}.json" if place else planned.cell
+        path = f"{planned.store.root}/profiles/{planned.cell}.json"
+        name = planned.cell if wanted.store is None else path
         console.print(f"serve it: headrace serve --profile {name}")
     if built.failed:
         console.print(f"failed: {', '.join(built.failed)}; no profile was signed", style="bold red")
@@ -95,7 +97,7 @@ def explain(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False
 def verify(
     profile: Annotated[
         str | None,
-        typer.Argument(help="File, name or digest of a profile; none: the whole store."),
+        typer.Argument(help="Ring, file, name or digest of a profile; none: the whole store."),
     ] = None,
     store: At = None,
     key: Trusted = None,
@@ -104,12 +106,12 @@ def verify(
     keys = trusted_keys(key)
     place = _existing(store)
     if profile is not None:
-        found = find_profile(profile, place, keys)
+        found = Rings(place, keys).find(profile)
         print(f"{found.body.name} {found.digest}: the signature holds")
         for name, gate in found.body.gates.items():
             print(f"{name}: {gate.outcome}" + (f": {gate.reason}" if gate.reason else ""))
         return
-    wrong = [*problems(place), *profile_problems(place, keys)]
+    wrong = [*problems(place), *profile_problems(place, keys), *Rings(place, keys).problems()]
     for line in wrong:
         print(line)
     if wrong:
@@ -120,17 +122,46 @@ def verify(
 
 @command.command()
 def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> None:
-    """List the profiles of the store: which of them this machine can serve, and why."""
+    """List the rings and profiles of the store: which of them this machine can serve, and why."""
     keys, place, here = trusted_keys(key), _existing(store), hardware_class()
     rows = []
-    for name, digest in envelopes(place).items():
+    for name, digest in [*dict.fromkeys(Ring, "").items(), *envelopes(place).items()]:
         try:
+            if name in list(Ring):
+                if (now := Rings(place, keys).read(name)) is None:
+                    continue
+                digest = now.profile
             fits, why = compatibility(read_profile(place.read(digest), keys).body, here)
         except Untrusted as error:
             fits, why = Compatibility.INCOMPATIBLE, error.message
         shown = digest if as_json else digest[:19]
         rows.append({"profile": name, "digest": shown, "fit": str(fits), "why": why})
     _table(rows, as_json)
+
+
+@command.command()
+def promote(
+    profile: Annotated[str, typer.Argument(help="Name or digest of a profile, or another ring.")],
+    ring: InRing,
+    unevaluated: Annotated[
+        str | None, typer.Option(help="Gates that may be open, as in accuracy,performance.")
+    ] = None,
+    store: At = None,
+    key: Signing = None,
+) -> None:
+    """Let RING point to PROFILE, where its gates have passed and a rollback would succeed."""
+    place, own = _existing(store), signer(key)
+    accepted = (unevaluated or "").split(",")
+    now = Rings(place, trusted_keys(None)).promote(profile, ring, own, accepted)
+    print(f"{ring} {now.counter}: {now.profile}")
+
+
+@command.command()
+def rollback(ring: InRing, store: At = None, key: Signing = None) -> None:
+    """Let RING point to what it had before; again: back to what it has now."""
+    place, own = _existing(store), signer(key)
+    now = Rings(place, trusted_keys(None)).rollback(ring, own)
+    print(f"{ring} {now.counter}: {now.profile}")
 
 
 def _existing(named: str | None) -> Store:

@@ -42,14 +42,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "headrace.cli.plan:command",
         "The cheapest layout that keeps an SLO, checked by the simulator.",
     ),
-    "simulate": (
-        "headrace.cli.simulate:command",
-        "A workload on engines that do not exist yet.",
-    ),
-    "replay": (
-        "headrace.cli.replay:command",
-        "Prove recorded answers again, bit for bit.",
-    ),
+    "simulate": ("headrace.cli.simulate:command", "A workload on engines that do not exist yet."),
+    "replay": ("headrace.cli.replay:command", "Prove recorded answers again, bit for bit."),
     "factory": (
         "headrace.cli.factory:command",
         "From a model to a signed profile of what was tested, and back to its evidence.",

@@ -26,7 +26,7 @@ def serve(
     profile: Annotated[
         str | None,
         typer.Option(
-            help="Signed profile (headrace factory build): file, or name or digest of the store. "
+            help="Signed profile (headrace factory build): ring, file, name or digest. "
             "It sets the options; what does not match is refused."
         ),
     ] = None,

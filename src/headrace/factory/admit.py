@@ -23,6 +23,7 @@ from .profile import (
     find_profile,
     with_profile,
 )
+from .release import Rings
 from .sign import key_folder, trusted_keys
 from .source import model_folder, model_path
 from .store import Descriptor, Store
@@ -38,7 +39,7 @@ class Admitted:
 
 
 def admit(wanted: str, options: EngineOptions) -> Admitted:
-    """Check a profile (a file, or a name or digest of the store) before anything is loaded.
+    """Check a profile (file, ring, or name or digest of the store) before anything is loaded.
 
     The model is that of the store, or by its name; one that the user names must have the same
     bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each with the name of what does not match.
@@ -52,7 +53,8 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
         )
     folder = store_folder(None, cache)
     store = Store(folder) if folder.is_dir() else None
-    profile = find_profile(wanted, store, keys)
+    rings = None if store is None else Rings(store, keys, cache)
+    profile = rings.find(wanted) if rings else find_profile(wanted, None, keys)
     body = profile.body
     fits, why = compatibility(body, hardware_class())
     if fits is Compatibility.INCOMPATIBLE:

@@ -65,11 +65,7 @@ class Graph:
         self.recipes = recipes
 
     def plan(
-        self,
-        store: Store,
-        *,
-        before: Mapping[str, str] | None = None,
-        fresh: Collection[str] = (),
+        self, store: Store, *, before: Mapping[str, str] | None = None, fresh: Collection[str] = ()
     ) -> list[Step]:
         """What a run would find and do; nothing runs.
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import platform
 import re
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -84,14 +83,9 @@ def hardware_class() -> dict[str, Any]:
 def changed(before: Any, now: Any, path: str = "") -> list[str]:
     """Which values differ between two key documents, by their dotted names."""
     if isinstance(before, dict) and isinstance(now, dict):
-        names: Sequence[str] = sorted({*before, *now})
-        return [
-            line
-            for name in names
-            for line in changed(
-                before.get(name), now.get(name), f"{path}.{name}" if path else str(name)
-            )
-        ]
+        dotted = {name: f"{path}.{name}" if path else str(name) for name in {*before, *now}}
+        pairs = [(before.get(name), now.get(name), dotted[name]) for name in sorted(dotted)]
+        return [line for pair in pairs for line in changed(*pair)]
     return [] if before == now else [f"{path} was {_short(before)}, is {_short(now)}"]
 
 

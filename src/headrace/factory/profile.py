@@ -195,8 +195,7 @@ def compatibility(profile: ProfileBody, here: Mapping[str, Any]) -> tuple[Compat
     elif here["cpu"] != there.get("cpu"):
         why = f"its speed was measured on {there.get('cpu')}, this is {here['cpu']}"
     else:
-        why = "the hardware is of the class that it was measured on"
-        return Compatibility.COMPATIBLE, why
+        return Compatibility.COMPATIBLE, "the hardware is of the class that it was measured on"
     return Compatibility.WITH_LOSS, why
 
 

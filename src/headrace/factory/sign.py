@@ -50,7 +50,7 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
     """
     place = path or key_folder(cache_dir) / "key.pem"
     if path is None and not place.exists():
-        _appear(place, CryptoSigner.generate_ed25519().private_bytes, 0o600)
+        appear(place, CryptoSigner.generate_ed25519().private_bytes, 0o600)
     try:
         private = load_pem_private_key(place.read_bytes(), None)
         found = CryptoSigner(private)
@@ -61,7 +61,7 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     trusted = key_folder(cache_dir) / "trusted" / f"{found.public_key.keyid[:16]}.pem"
     if not trusted.exists():
-        _appear(trusted, public, 0o644)
+        appear(trusted, public, 0o644)
     return found
 
 
@@ -123,8 +123,8 @@ def opened(data: bytes, keys: Iterable[SSlibKey]) -> dict[str, Any]:
     return statement
 
 
-def _appear(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that is there whole or not at all; one that another process wrote stays."""
+def appear(path: Path, data: bytes, mode: int, replace: bool = False) -> None:
+    """Write a file that is there whole or not at all; one that is there stays, or is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -134,9 +134,9 @@ def _appear(path: Path, data: bytes, mode: int) -> None:
         os.fsync(file.fileno())
     try:
         with suppress(FileExistsError):
-            os.link(fresh, path)
+            (os.replace if replace else os.link)(fresh, path)
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
 
 
 def _why(error: Exception) -> object:

@@ -54,15 +54,13 @@ class Result:
     def content(self) -> str:
         """Digest of all of this: what the key of a later stage holds. Not of how it was made, so
         that a recipe that is changed and gives the same ends the work there."""
-        return digest_of(canonical(self._document()))
-
-    def _document(self) -> dict[str, Any]:
-        return {
+        told = {
             "outputs": {name: one.digest for name, one in self.outputs.items()},
             "outcome": str(self.outcome),
             "reason": self.reason,
             "figures": dict(self.figures),
         }
+        return digest_of(canonical(told))
 
     def manifest(self, stage: str, key: Descriptor) -> bytes:
         """An OCI manifest whose configuration is the key's document."""

@@ -3,8 +3,8 @@
 `blobs/sha256/…`, `index.json` and `oci-layout` are as the OCI image specification 1.1 has them, so
 that other tools read the folder. Beside them: `stages/<key>` names the manifest of a stage's
 result, `runs/<cell>` the results of a cell's last run, `models/<digest>` has a model's blobs under
-their own names, `locks` and `tmp`. Files appear by renaming alone: whoever dies leaves nothing half
-done but in `tmp`, and nothing that is read is believed before its digest has been computed again.
+their own names, `rings` signed pointers; `locks`, `tmp`. Files appear by renaming: whoever dies
+leaves nothing half done but in `tmp`; nothing is believed before its digest was computed again.
 """
 
 from __future__ import annotations
@@ -48,12 +48,8 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 
     def document(self, **annotations: str) -> dict[str, Any]:
         """The JSON object that manifests and the index hold."""
-        found: dict[str, Any] = {
-            "mediaType": self.media_type,
-            "digest": self.digest,
-            "size": self.size,
-        }
-        return {**found, "annotations": annotations} if annotations else found
+        about = {"annotations": annotations} if annotations else {}
+        return {"mediaType": self.media_type, "digest": self.digest, "size": self.size, **about}
 
     @classmethod
     def read(cls, document: Any) -> Descriptor:
@@ -74,7 +70,7 @@ class Store:
         """Make the folder where there is none. Raises `OptionError`, `Untrusted`."""
         self.root = root
         try:
-            for name in ("blobs/sha256", "stages", "runs", "models", "locks", "tmp"):
+            for name in ("blobs/sha256", "stages", "runs", "models", "rings", "locks", "tmp"):
                 (root / name).mkdir(parents=True, exist_ok=True)
             if not (root / "oci-layout").exists():
                 self._appear(root / "oci-layout", LAYOUT)
@@ -198,14 +194,14 @@ class Store:
         wanted = canonical({name: one.digest for name, one in files.items()})
         folder = self.root / "models" / digest_of(wanted).removeprefix("sha256:")[:16]
         with self.lock("models"):
-            if not all(_holds(folder / name, one) for name, one in files.items()):
-                shutil.rmtree(folder, ignore_errors=True)
+            if not all(self.has(one) and _holds(folder / name, one) for name, one in files.items()):
                 fresh = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
                 for name, one in files.items():
                     if not _holds(self.blob(one.digest), one):
                         raise Untrusted(f"{name}: its blob is absent or has other bytes")
                     (fresh / name).parent.mkdir(parents=True, exist_ok=True)
                     _same(self.blob(one.digest), fresh / name)
+                shutil.rmtree(folder, ignore_errors=True)
                 fresh.replace(folder)
         return folder
 

@@ -1,0 +1,158 @@
+"""Rings: dev, staging and production as signed pointers to profiles; promotion and rollback.
+
+A pointer is an in-toto statement in a DSSE envelope, `rings/<ring>.json` of the store; those before
+it are blobs. A copy of the last one that this machine believed is beside the keys, out of the
+store, so that an older one that is put back is refused. A ring changes by one renaming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from ..base.errors import Forbidden, NotFound, Untrusted
+from .key import DIGEST, digest_of
+from .profile import ENVELOPE_TYPE, SignedProfile, find_profile, read_profile, subjects
+from .sign import MOST_BYTES, STATEMENT, appear, key_folder, opened, sign
+from .stage import Outcome
+from .store import Descriptor, Store
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner, SSlibKey
+
+PREDICATE = "urn:headrace:ring:v1"
+Ring = StrEnum("Ring", ["dev", "staging", "production"])
+NEEDED = {"dev": (), "staging": ("performance",), "production": ("accuracy", "performance")}
+"""Gates that each ring needs."""
+Digest = Annotated[str, msgspec.Meta(pattern=rf"\A{DIGEST.pattern}\Z")]
+
+
+class RingPointer(msgspec.Struct, frozen=True):
+    """What is signed."""
+
+    ring: str
+    counter: Annotated[int, msgspec.Meta(ge=1)]
+    """One more than that of the pointer before it."""
+    profile: Digest
+    replaces: Digest | None
+    """The pointer before it, to whose profile a rollback returns."""
+    unevaluated: list[str]
+    """Gates that the ring needs, the profile was not held to, and somebody let pass."""
+
+
+class Rings:
+    """The rings of a store, as these keys and this machine's memory believe them."""
+
+    def __init__(self, store: Store, keys: Iterable[SSlibKey], cache_dir: str | None = None):
+        place = digest_of(str(store.root.resolve()).encode()).removeprefix("sha256:")[:16]
+        self._store, self._keys = store, list(keys)
+        self._folders = store.root / "rings", key_folder(cache_dir) / "seen" / place
+
+    def read(self, ring: str) -> RingPointer | None:
+        """The ring's pointer; None where there never was one. Raises `Untrusted`."""
+        with self._store.lock("rings"):
+            (now, data), (last, _) = (self._load(folder, ring) for folder in self._folders)
+            if last and (now is None or now.counter < last.counter + (now != last)):
+                raise Untrusted(f"rings/{ring}.json is not pointer {last.counter}, which was seen")
+            if now != last:
+                appear(self._folders[1] / f"{ring}.json", data, 0o644, replace=True)
+        return now
+
+    def find(self, wanted: str) -> SignedProfile:
+        """The profile of a ring, in a file, or under a name or digest of the store."""
+        if wanted not in NEEDED:
+            return find_profile(wanted, self._store, self._keys)
+        if (now := self.read(wanted)) is None:
+            raise NotFound(f"nothing was promoted to {wanted}", param="profile")
+        return read_profile(self._store.read(now.profile), self._keys)
+
+    def promote(
+        self, wanted: str, ring: str, key: CryptoSigner, unevaluated: Collection[str] = ()
+    ) -> RingPointer:
+        """Point to a profile, once it and what a rollback would return to are servable. Raises
+        `Untrusted`, `NotFound`, `Forbidden` where a gate failed or, not `unevaluated`, is open."""
+        found = self._servable(self.find(wanted).digest)
+        gates = {name: gate.outcome for name, gate in found.body.gates.items()}
+        ended = {name: gates.get(name, Outcome.NOT_EVALUATED) for name in NEEDED[ring]}
+        missing = [name for name, outcome in ended.items() if outcome != Outcome.PASSED]
+        for name in missing:
+            if name not in unevaluated or ended[name] != Outcome.NOT_EVALUATED:
+                raise Forbidden(f"{ring} needs {name}: {ended[name]} (see --unevaluated)")
+        with self._store.lock(f"ring-{ring}"):
+            now = self.read(ring)
+            if now is not None and self._servable(now.profile).digest == found.digest:
+                return now
+            return self._write(ring, key, found.digest, missing)
+
+    def rollback(self, ring: str, key: CryptoSigner) -> RingPointer:
+        """Point to what the ring had before, by a new pointer. Raises `NotFound`, `Untrusted`."""
+        with self._store.lock(f"ring-{ring}"):
+            if (old := self._before(self.read(ring))) is None:
+                raise NotFound(f"{ring} has nothing to go back to", param="ring")
+            return self._write(ring, key, self._servable(old.profile).digest, old.unevaluated)
+
+    def problems(self) -> Iterator[str]:
+        """One line for each ring that is not to be believed, or could not be served or go back."""
+        for ring in NEEDED:
+            try:
+                now = self.read(ring)
+                for one in filter(None, (now, self._before(now))):
+                    self._servable(one.profile)
+            except Untrusted as error:
+                yield f"ring {ring}: {error.message}"
+
+    def _load(self, folder: Path, ring: str) -> tuple[RingPointer | None, bytes]:
+        try:
+            with (folder / f"{ring}.json").open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            return self._opened(data, ring), data
+        except FileNotFoundError:
+            return None, b""
+        except (OSError, Untrusted) as error:
+            raise Untrusted(f"{folder / ring}.json: {error}") from None
+
+    def _opened(self, data: bytes, ring: str) -> RingPointer:
+        statement = opened(data, self._keys)
+        try:
+            found = msgspec.convert(statement.get("predicate"), RingPointer)
+        except msgspec.ValidationError as error:
+            raise Untrusted(f"what is signed is no pointer: {error}") from None
+        if statement != _statement(found) or found.ring != ring:
+            raise Untrusted(f"what is signed is no pointer of {ring}, but of {found.ring:.80}")
+        return found
+
+    def _before(self, now: RingPointer | None) -> RingPointer | None:
+        if now is None or now.replaces is None:
+            return None
+        return self._opened(self._store.read(now.replaces), now.ring)
+
+    def _servable(self, digest: str) -> SignedProfile:
+        """A profile whose signature and every file of whose model was checked."""
+        try:
+            found = read_profile(self._store.read(digest), self._keys)
+            bound = found.body.model.files
+            files = {one.path: Descriptor(digest=one.digest, size=one.size) for one in bound}
+            self._store.checkout(files)
+        except Untrusted as error:
+            raise Untrusted(f"profile {digest} cannot be served: {error.message}") from None
+        return found
+
+    def _write(self, ring: str, key: CryptoSigner, profile: str, gates: list[str]) -> RingPointer:
+        """Replace the ring's pointer, then the memory of it: who dies between leaves it older."""
+        with self._store.lock("rings"):
+            last, before = self._load(self._folders[0], ring)
+            replaces = self._store.put(before, ENVELOPE_TYPE).digest if last else None
+            made = RingPointer(ring, last.counter + 1 if last else 1, profile, replaces, gates)
+            data = sign(_statement(made), key)
+            for folder in self._folders:
+                appear(folder / f"{ring}.json", data, 0o644, replace=True)
+        return made
+
+
+def _statement(pointer: RingPointer) -> dict[str, object]:
+    about = {"subject": subjects([(pointer.ring, pointer.profile)]), "predicateType": PREDICATE}
+    return {"_type": STATEMENT, **about, "predicate": msgspec.to_builtins(pointer)}
