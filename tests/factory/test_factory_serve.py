@@ -75,9 +75,9 @@ def test_a_changed_profile_is_not_served(made: Made, tmp_path: Path) -> None:
 
 
 def test_a_pointer_that_was_changed_is_not_served(made: Made) -> None:
-    keys = str(made.cache)
-    rings = Rings(made.store, made.keys, keys)
-    assert rings.promote(made.cell, "dev", signer(None, keys)).profile
+    cache = str(made.cache)
+    rings = Rings(made.store, made.keys, cache)
+    rings.promote(made.cell, "dev", signer(None, cache))
     assert admit("dev", options(made)).profile.body.name == made.cell
     path = made.store.root / "rings" / "dev.json"
     data = path.read_bytes()
