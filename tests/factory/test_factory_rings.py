@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from factory_cell import DAMAGES, flip, headrace, rewrite, statement
 
@@ -355,6 +357,21 @@ def test_another_machine_believes_what_it_sees_first(promoted: Workshop, tmp_pat
     promoted.ring_file("production").write_bytes(data)
     with pytest.raises(Untrusted, match="is not pointer 3, which was seen"):
         rings.read("production")
+
+
+def test_promotions_at_once_follow_each_other(shop: Workshop) -> None:
+    """Each takes the lock by a file of its own, as processes do; no pointer is lost."""
+    names = [f"model {number}" for number in range(6)]
+    digests = {shop.profile(name) for name in names}
+    with ThreadPoolExecutor(len(names)) as pool:
+        made = list(pool.map(lambda name: shop.promote(name, "production"), names))
+    assert sorted(one.counter for one in made) == [1, 2, 3, 4, 5, 6]
+    found, now = set(), shop.pointer("production")
+    while now.replaces is not None:
+        found.add(now.profile)
+        statement = opened(shop.store.read(now.replaces), shop.rings._keys)
+        now = msgspec.convert(statement["predicate"], RingPointer)
+    assert found | {now.profile} == digests
 
 
 # Killing
