@@ -433,12 +433,15 @@ def test_the_command_line_promotes_and_goes_back(shop: Workshop) -> None:
     assert shop.call("promote", "one", "production") == f"production 1: {one}\n"
     said = shop.call("promote", "two", "production", status=Forbidden.exit_code)
     assert said.startswith("error: production needs accuracy: not evaluated (see --unevaluated)")
+    shop.profile("three", {})
+    said = shop.call("promote", "three", "production", status=Forbidden.exit_code)
+    assert "accuracy: not evaluated, performance: not evaluated (see" in said
     said = shop.call("promote", "two", "production", "--unevaluated", "accuracy,performance")
     assert said == f"production 2: {two}\n"
     rows = {row["profile"]: row for row in json.loads(shop.call("profiles", "--json"))}
     assert rows["production"]["digest"] == rows["two"]["digest"] == two
     assert rows["production"]["fit"] == rows["two"]["fit"] != "not compatible"
-    assert set(rows) == {"production", "one", "two"}
+    assert set(rows) == {"production", "one", "two", "three"}
     assert shop.call("rollback", "production") == f"production 3: {one}\n"
     assert shop.call("verify", "production").startswith(f"one {one}: the signature holds")
     shop.call("verify")

@@ -79,9 +79,9 @@ class Rings:
         gates = {name: gate.outcome for name, gate in found.body.gates.items()}
         ended = {name: gates.get(name, Outcome.NOT_EVALUATED) for name in NEEDED[ring]}
         missing = [name for name, outcome in ended.items() if outcome != Outcome.PASSED]
-        for name in missing:
-            if name not in unevaluated or ended[name] != Outcome.NOT_EVALUATED:
-                raise Forbidden(f"{ring} needs {name}: {ended[name]} (see --unevaluated)")
+        fine = [one for one in unevaluated if ended.get(one) == Outcome.NOT_EVALUATED]
+        if wrong := [f"{name}: {ended[name]}" for name in missing if name not in fine]:
+            raise Forbidden(f"{ring} needs {', '.join(wrong)} (see --unevaluated)")
         with self._store.lock(f"ring-{ring}"):
             now = self.read(ring)
             if now is not None and self._servable(now.profile).digest == found.digest:
