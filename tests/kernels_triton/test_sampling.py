@@ -49,6 +49,27 @@ def test_draws_as_the_reference(filters: tuple[int, float, float], width: int) -
     assert mine.tolist() == theirs.tolist()
 
 
+@pytest.mark.parametrize("filters", [(5, 1.0, 0.0), (0, 1.0, 0.2)])
+def test_what_lies_in_fresh_memory_does_not_matter(
+    filters: tuple[int, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter that no row has leaves its sums unwritten; they are read and not used."""
+    torch.manual_seed(5)
+    logits, wanted = torch.randn(6, 5000) * 3, parameters(6, *filters, seed=1)
+    empty = torch.empty
+
+    def dirty(*shape: int, **options: Any) -> torch.Tensor:
+        made = empty(*shape, **options)
+        if made.is_floating_point():
+            made.copy_((torch.rand(made.shape) - 0.5).sign() * float("inf"))
+        return made
+
+    monkeypatch.setattr(torch, "empty", dirty)
+    mine = draw(logits, wanted)
+    monkeypatch.undo()
+    assert mine.tolist() == reference.draw(logits, wanted).tolist()
+
+
 @pytest.mark.parametrize("absent", [("top_k",), ("top_p",), ("top_k", "top_p")])
 def test_filters_that_no_row_has_are_not_launched(
     absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
