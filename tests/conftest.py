@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HEADRACE_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,8 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 pytest_plugins = ("skips",)
 
 # The same examples every time, so that what was green stays green; `make explore` looks for new.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
+# How long an example takes to make says how busy the machine is.
+_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **_UNTIMED)
+settings.register_profile("explore", derandomize=False, print_blob=True, **_UNTIMED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

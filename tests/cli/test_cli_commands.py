@@ -273,7 +273,7 @@ async def held(self, prompt, options):
     global waited
     async for piece in pieces(self, prompt, options):
         yield piece
-        if not waited:
+        if piece.text and not waited:
             waited = True
             os.write(2, b"HELD")
             await asyncio.sleep(3600)
@@ -281,7 +281,7 @@ async def held(self, prompt, options):
 voice.LocalVoice._pieces = held
 main.main()
 """
-"""The command whose first answer stops after its first piece."""
+"""The command whose first answer stops after its first piece of text."""
 
 
 def terminal(command: list[str], cache: Path) -> tuple[subprocess.Popen[bytes], int]:
@@ -341,7 +341,7 @@ def drain(ours: int) -> bytes:
 
 @pytest.mark.slow
 def test_chat_on_a_terminal(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HELD, "chat", str(model), *SMALL]
+    command = [sys.executable, "-c", HELD, "chat", str(model), *SMALL, "--temperature", "0"]
     process, ours = terminal(command, tmp_path)
     try:
         read_until(ours, "›".encode())
