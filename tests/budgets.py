@@ -43,7 +43,7 @@ LINES = {
     "cli": 4_680,
     "dist": 510,
     "engine": 6_850,
-    "factory": 2_260,
+    "factory": 2_300,
     "kernels": 12_250,
     "kv": 650,
     "layers": 300,

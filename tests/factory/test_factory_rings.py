@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ import msgspec
 import pytest
 from factory_cell import DAMAGES, flip, headrace, rewrite, statement
 
-from headrace.base.errors import Forbidden, NotFound, Untrusted
+from headrace.base.errors import Forbidden, NotFound, OptionError, Untrusted
 from headrace.factory.key import canonical, hardware_class
 from headrace.factory.profile import ENVELOPE_TYPE
 from headrace.factory.release import NEEDED, RingPointer, Rings
@@ -372,6 +374,73 @@ def test_promotions_at_once_follow_each_other(shop: Workshop) -> None:
         statement = opened(shop.store.read(now.replaces), shop.rings._keys)
         now = msgspec.convert(statement["predicate"], RingPointer)
     assert found | {now.profile} == digests
+
+
+# Folders that can only be read
+
+
+@pytest.fixture
+def readable() -> Iterator[Workshop]:
+    """A shop like `promoted` for a user who is not root, since root may write everywhere."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o777)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        shop = Workshop(root / "cache")
+        for name in ("one", "two"):
+            shop.profile(name)
+            shop.promote(name, "production")
+        yield shop
+    finally:
+        os.seteuid(user)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def closed(root: Path) -> None:
+    """Take the right to write from all folders below one."""
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        folder.chmod(0o555)
+
+
+def test_a_store_that_can_only_be_read_is_read(readable: Workshop) -> None:
+    closed(readable.store.root)
+    two = readable.pointer("production").profile
+    assert readable.rings.find("production").digest == two
+    assert list(readable.rings.problems()) == []
+    for write in (
+        lambda: readable.promote("one", "dev"),
+        lambda: readable.rollback("production"),
+        lambda: readable.store.put(b"new", "text/plain"),
+    ):
+        with pytest.raises(OptionError, match=f"{readable.store.root} cannot be used as a store"):
+            write()
+    assert readable.pointer("production").profile == two
+
+
+def test_a_cache_that_can_only_be_read_keeps_what_it_remembers(readable: Workshop) -> None:
+    """It takes nothing older than its memory, and does not learn what is newer."""
+    first = readable.pointer("production").replaces
+    assert first is not None
+    old, path = readable.store.read(first), readable.ring_file("production")
+    newest = path.read_bytes()
+    closed(readable.cache / "factory" / "seen")
+    assert readable.promote("one", "production").counter == 3
+    assert readable.pointer("production").counter == 3
+    path.write_bytes(newest)
+    assert readable.pointer("production").counter == 2
+    path.write_bytes(old)
+    with pytest.raises(Untrusted, match="is not pointer 2, which was seen"):
+        readable.rings.read("production")
+
+
+def test_a_key_that_cannot_be_written_is_refused_by_name(readable: Workshop) -> None:
+    folder = readable.cache / "factory"
+    (folder / "key.pem").unlink()
+    closed(folder)
+    with pytest.raises(OptionError, match=r"key\.pem holds no private key: Permission denied"):
+        signer(None, str(readable.cache))
 
 
 # Killing

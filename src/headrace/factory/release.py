@@ -7,7 +7,9 @@ store, so that an older one that is put back is refused. A ring changes by one r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +21,7 @@ from .key import DIGEST, digest_of
 from .profile import ENVELOPE_TYPE, SignedProfile, find_profile, read_profile, subjects
 from .sign import MOST_BYTES, STATEMENT, appear, key_folder, opened, sign
 from .stage import Outcome
-from .store import Descriptor, Store
+from .store import Descriptor, Store, held
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner, SSlibKey
@@ -50,16 +52,17 @@ class Rings:
     def __init__(self, store: Store, keys: Iterable[SSlibKey], cache_dir: str | None = None):
         place = digest_of(str(store.root.resolve()).encode()).removeprefix("sha256:")[:16]
         self._store, self._keys = store, list(keys)
-        self._folders = store.root / "rings", key_folder(cache_dir) / "seen" / place
+        self._seen = key_folder(cache_dir) / "seen" / place
 
     def read(self, ring: str) -> RingPointer | None:
         """The ring's pointer; None where there never was one. Raises `Untrusted`."""
-        with self._store.lock("rings"):
-            (now, data), (last, _) = (self._load(folder, ring) for folder in self._folders)
-            if last and (now is None or now.counter < last.counter + (now != last)):
-                raise Untrusted(f"rings/{ring}.json is not pointer {last.counter}, which was seen")
-            if now != last:
-                appear(self._folders[1] / f"{ring}.json", data, 0o644, replace=True)
+        # The memory first: it is written after the ring, so it is never the newer of the two.
+        last, _ = self._load(self._seen, ring)
+        now, data = self._load(self._store.root / "rings", ring)
+        if last and (now is None or now.counter < last.counter + (now != last)):
+            raise Untrusted(f"rings/{ring}.json is not pointer {last.counter}, which was seen")
+        if now is not None and now != last:
+            self._remember(now, data)
         return now
 
     def find(self, wanted: str) -> SignedProfile:
@@ -144,13 +147,23 @@ class Rings:
     def _write(self, ring: str, key: CryptoSigner, profile: str, gates: list[str]) -> RingPointer:
         """Replace the ring's pointer, then the memory of it: who dies between leaves it older."""
         with self._store.lock("rings"):
-            last, before = self._load(self._folders[0], ring)
+            last, before = self._load(self._store.root / "rings", ring)
             replaces = self._store.put(before, ENVELOPE_TYPE).digest if last else None
             made = RingPointer(ring, last.counter + 1 if last else 1, profile, replaces, gates)
             data = sign(_statement(made), key)
-            for folder in self._folders:
-                appear(folder / f"{ring}.json", data, 0o644, replace=True)
+            with self._store.writing():
+                appear(self._store.root / "rings" / f"{ring}.json", data, 0o644, replace=True)
+            self._remember(made, data)
         return made
+
+    def _remember(self, now: RingPointer, data: bytes) -> None:
+        """Keep a copy, unless a newer one is kept or the cache folder cannot be written."""
+        with suppress(OSError):
+            self._seen.mkdir(parents=True, exist_ok=True)
+            with held(os.open(self._seen / "lock", os.O_RDWR | os.O_CREAT, 0o644)):
+                last, _ = self._load(self._seen, now.ring)
+                if last is None or last.counter < now.counter:
+                    appear(self._seen / f"{now.ring}.json", data, 0o644, replace=True)
 
 
 def _statement(pointer: RingPointer) -> dict[str, object]:

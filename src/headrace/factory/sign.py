@@ -49,9 +49,9 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
     Its public half is believed on this machine from now on. Raises `OptionError`.
     """
     place = path or key_folder(cache_dir) / "key.pem"
-    if path is None and not place.exists():
-        appear(place, CryptoSigner.generate_ed25519().private_bytes, 0o600)
     try:
+        if path is None and not place.exists():
+            appear(place, CryptoSigner.generate_ed25519().private_bytes, 0o600)
         private = load_pem_private_key(place.read_bytes(), None)
         found = CryptoSigner(private)
     except _UNREADABLE as error:
@@ -60,8 +60,11 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
         raise OptionError(f"{place} holds no Ed25519 key", param="key")
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     trusted = key_folder(cache_dir) / "trusted" / f"{found.public_key.keyid[:16]}.pem"
-    if not trusted.exists():
-        appear(trusted, public, 0o644)
+    try:
+        if not trusted.exists():
+            appear(trusted, public, 0o644)
+    except OSError as error:
+        raise OptionError(f"{trusted} cannot be written: {_why(error)}", param="key") from None
     return found
 
 

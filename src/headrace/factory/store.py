@@ -69,19 +69,15 @@ class Store:
     def __init__(self, root: Path) -> None:
         """Make the folder where there is none. Raises `OptionError`, `Untrusted`."""
         self.root = root
-        try:
+        with self.writing():
             for name in ("blobs/sha256", "stages", "runs", "models", "rings", "locks", "tmp"):
                 (root / name).mkdir(parents=True, exist_ok=True)
-            if not (root / "oci-layout").exists():
-                self._appear(root / "oci-layout", LAYOUT)
+        if not (root / "oci-layout").exists():
+            self._appear(root / "oci-layout", LAYOUT)
+        if not (root / "index.json").exists():
             with self.lock("index"):
                 if not (root / "index.json").exists():
                     self._write_index([])
-        except OSError as error:
-            raise OptionError(
-                f"{root} cannot be used as a store: {error.strerror}; choose another with --store",
-                param="store",
-            ) from None
 
     def blob(self, digest: str) -> Path:
         assert is_digest(digest), digest
@@ -104,7 +100,8 @@ class Store:
     def put_file(self, path: Path, media_type: str) -> Descriptor:
         """Keep a copy of a file, hashed as it is read."""
         found, size = hashlib.sha256(), 0
-        handle, name = tempfile.mkstemp(dir=self.root / "tmp")
+        with self.writing():
+            handle, name = tempfile.mkstemp(dir=self.root / "tmp")
         try:
             with path.open("rb") as source, os.fdopen(handle, "wb") as target:
                 while chunk := source.read(CHUNK):
@@ -193,8 +190,14 @@ class Store:
         """
         wanted = canonical({name: one.digest for name, one in files.items()})
         folder = self.root / "models" / digest_of(wanted).removeprefix("sha256:")[:16]
+
+        def ready() -> bool:
+            return all(self.has(one) and _holds(folder / name, one) for name, one in files.items())
+
+        if ready():
+            return folder
         with self.lock("models"):
-            if not all(self.has(one) and _holds(folder / name, one) for name, one in files.items()):
+            if not ready():
                 fresh = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
                 for name, one in files.items():
                     if not _holds(self.blob(one.digest), one):
@@ -211,16 +214,10 @@ class Store:
 
         `waits` is called once where another process holds it.
         """
-        handle = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waits()
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with self.writing():
+            handle = os.open(self.root / "locks" / name, os.O_RDWR | os.O_CREAT, 0o644)
+        with held(handle, waits):
             yield
-        finally:
-            os.close(handle)
 
     def export(self, path: str, data: bytes) -> Path:
         """Write a file for people beside the blobs, all at once."""
@@ -240,14 +237,41 @@ class Store:
         self._appear(self.root / "index.json", index_document(named))
 
     def _appear(self, target: Path, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(dir=self.root / "tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            if len(data) >= DURABLE:
-                file.flush()
-                os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, target)
+        with self.writing():
+            handle, name = tempfile.mkstemp(dir=self.root / "tmp")
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                if len(data) >= DURABLE:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise `OptionError` where the folder cannot be written: one may be there to be read."""
+        try:
+            yield
+        except OSError as error:
+            raise OptionError(
+                f"{self.root} cannot be used as a store: {error.strerror}; choose another with "
+                "--store",
+                param="store",
+            ) from None
+
+
+@contextmanager
+def held(handle: int, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock of an open file, then close it."""
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _holds(path: Path, one: Descriptor) -> bool:
