@@ -26,7 +26,6 @@ from headrace.server.app import create_app
 from headrace.server.body import BodiesInFlight
 from headrace.server.caller import BODY_SIZE, CALLER, RECEIVE, Caller
 from headrace.server.hands import LARGE, Hands
-from headrace.server.run import prepare_routes
 from headrace.text import ChatTemplate
 
 CHAT = "/v1/chat/completions"
@@ -329,7 +328,6 @@ async def test_the_first_client_of_an_interface_finds_it_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = create_app(FakeEngine(), ServerOptions())  # type: ignore[arg-type]
-    await prepare_routes(app)
     made: list[Any] = []
     init = TypeAdapter.__init__
 

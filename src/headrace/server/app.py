@@ -116,8 +116,9 @@ class Application(FastAPI):
         )
         self._routers = routers
         self._inside: ASGIApp | None = None
-        for router in routers:
-            self.include_router(router)
+        # Not `include_router`, which makes every route and its schemas anew, in the first request:
+        # these routers have no prefix and nothing else to add.
+        self.router.routes.extend(route for router in routers for route in router.routes)
         self.add_exception_handler(HeadraceError, _typed)
         self.add_exception_handler(HTTPException, _http)
         self.add_exception_handler(RequestValidationError, _validation)

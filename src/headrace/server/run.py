@@ -68,15 +68,6 @@ StartEngine = Callable[[], Awaitable["ServingEngine"]]
 Announce = Callable[[str], None]
 
 
-async def prepare_routes(app: Application) -> None:
-    """Have FastAPI make what it makes of a router when a request first comes to it: up to 80 ms
-    for all of them, a few at a time, in place of the first client of an interface."""
-    scope = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
-    for route in app.router.routes:
-        route.matches(scope)
-        await asyncio.sleep(0.01)
-
-
 def take_port(host: str, port: int) -> socket.socket:
     """A listening socket. Raises `OptionError` naming the option where it cannot be had."""
     try:
@@ -226,7 +217,6 @@ class ServerProcess:
                 gc.freeze()
                 service.loop.longest = 0.0  # What a start does holds nobody up.
                 self._ready(sockets, engine, time.perf_counter() - begin)
-                service.tasks.errand("routes", prepare_routes(app))
                 await self._until_stopped(http)
             if app.state.batches is not None:
                 service.draining = True
