@@ -127,6 +127,10 @@ class Row:
     early: bool
     """Launched before the kernel before it has ended."""
     instructions: dict[str, int]
+    loop: dict[str, float] | None
+    """`gpu_loops.Loop`: what a turn of the loop that multiplies asks, for one warp."""
+    possible: list[tuple[float, str]]
+    """`Loop.share`, hoped and not; empty where there is no such loop."""
     seconds: float
     faults: list[str]
 
@@ -233,7 +237,8 @@ def draw_tokens(operators: TritonOperators, rows: int, vocabulary: int) -> None:
 
 
 def make_row(compiled: Compiled, model: str, step: Step) -> Row:
-    code = compiled.code
+    code, loop = compiled.code, compiled.code.loop
+    cut = compiled.architecture, compiled.warps
     return Row(
         compiled.kernel,
         compiled.architecture,
@@ -250,6 +255,8 @@ def make_row(compiled: Compiled, model: str, step: Step) -> Row:
         code.tensor_core,
         bool(compiled.constants.get("EARLY")),
         code.instructions,
+        loop and asdict(loop),
+        [loop.share(*cut, hoped=hoped) for hoped in (True, False)] if loop else [],
         round(compiled.seconds, 2),
         list(find_faults(compiled, step)),
     )
@@ -286,8 +293,9 @@ def find_faults(compiled: Compiled, step: Step) -> Iterator[str]:
 def kernel_table(rows: list[Row]) -> str:
     lines = [
         "| kernel | for | first used by | registers | spills | shared KiB | warps x stages "
-        "| blocks/SM | matrix instructions | async copies |",
-        "|---|---|---|---:|---:|---:|---|---:|---|---:|",
+        "| blocks/SM | matrix instructions | async copies | a turn of a warp: instructions "
+        "/ conversions / shared B / global B | leaves of what should bind |",
+        "|---|---|---|---:|---:|---:|---|---:|---|---:|---:|---|",
     ]
     shown: set[tuple[object, ...]] = set()
     for row in rows:
@@ -310,9 +318,21 @@ def kernel_table(rows: list[Row]) -> str:
         lines.append(
             f"| `{row.kernel}` | {row.architecture} | {row.model}; {row.step} | {row.registers} "
             f"| {row.spills} | {row.shared / 1024:.1f} | {row.warps} x {row.stages} "
-            f"| {row.resident} | {matrix} | {row.instructions['asynchronous copy']} |"
+            f"| {row.resident} | {matrix} | {row.instructions['asynchronous copy']} "
+            f"| {_turn(row)} |"
         )
     return "\n".join(lines)
+
+
+def _turn(row: Row) -> str:
+    """Two cells: what a turn of the loop asks, and the share that it leaves, hoped and not."""
+    if row.loop is None:
+        return "- | -"
+    turn = row.loop
+    asked = (turn["instructions"], turn["slow"] + turn["packed"])
+    asked += (turn["shared_bytes"], turn["global_bytes"])
+    shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share, _ in reversed(row.possible)))
+    return f"{' / '.join(f'{each:,}' for each in asked)} | {shares}: {row.possible[1][1]}"
 
 
 def predict(models: tuple[tuple[str, str, str, bool], ...]) -> Iterator[dict[str, object]]:

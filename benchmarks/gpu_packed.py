@@ -13,16 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import gpu_aot as aot
-import gpu_sass as sass
 import torch
 from gpu_models import ARCHS, ROOFLINE
 
@@ -58,9 +53,6 @@ CLOCK = {"H100": (132, 1.755e9), "H200": (132, 1.755e9)}
 START, NODE, AROUND = 3.0e-6, 2.0e-6, 60e-6
 """Assumed seconds: of a product beside its bytes, of any other kernel, around a step."""
 
-_LABEL = re.compile(r"^(\.L_x_\d+):")
-_BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
-
 
 @dataclass(frozen=True, slots=True)
 class Counted:
@@ -92,44 +84,13 @@ def weight_of(bits: int, group: int, zero: int | None, outs: int) -> TiledWeight
     )
 
 
-def count_loop(listing: str) -> int:
-    """Instructions of the longest loop with matrix instructions in nvdisasm's listing."""
-    lines = listing.splitlines()
-    labels = {
-        found[1]: place for place, line in enumerate(lines) if (found := _LABEL.match(line.strip()))
-    }
-    best = 0
-    for place, line in enumerate(lines):
-        found = _BRANCH.search(line)
-        if found and labels.get(found[1], place) < place:
-            counts = sass.count_instructions("\n".join(lines[labels[found[1]] : place + 1]))
-            if counts["HMMA"] + counts["warpgroup"]:
-                best = max(best, counts["all"])
-    assert best, "no loop multiplies"
-    return best
-
-
 def compiled_loop(launch: Callable[[], object]) -> tuple[int, int]:
     """→ (instructions of the loop of the product that `launch` starts, its spills)."""
-    kept: list[bytes] = []
-    read = aot.read_code
-
-    def keep(cubin: bytes) -> sass.Code:
-        kept.append(cubin)
-        return read(cubin)
-
-    with patch.object(aot, "read_code", keep), aot.compiling(ARCHITECTURE) as found:
+    with aot.compiling(ARCHITECTURE) as found:
         launch()
-    (place,) = [i for i, each in enumerate(found) if "_product_kernel" in each.kernel]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(kept[place])
-        done = subprocess.run(
-            [str(sass.TOOLS / "nvdisasm"), "-c", file.name],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    return count_loop(done.stdout), found[place].code.spills
+    (code,) = [each.code for each in found if "_product_kernel" in each.kernel]
+    assert code.loop is not None, "no loop multiplies"
+    return code.loop.instructions, code.spills
 
 
 def count(name: str) -> Counted:

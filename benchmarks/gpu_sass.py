@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import triton
+from gpu_loops import Loop, main_loop
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -82,6 +83,8 @@ class Code:
     unwaited: tuple[str, ...] | None = None
     """What a run may come to before it waits for the kernels before this one: accesses to memory,
     the end, jumps to nobody knows where. None: there is no wait. See `early`."""
+    loop: Loop | None = None
+    """The loop that multiplies, if one does."""
 
     @property
     def spills(self) -> int:
@@ -106,7 +109,8 @@ def read_code(cubin: bytes) -> Code:
         listing = _run("nvdisasm", "-c", file.name)
     found = _USAGE.search(usage)
     assert found, f"cuobjdump said: {usage[:200]}"
-    return Code(int(found[1]), int(found[2]), count_instructions(listing), find_unwaited(listing))
+    counts, unwaited = count_instructions(listing), find_unwaited(listing)
+    return Code(int(found[1]), int(found[2]), counts, unwaited, main_loop(listing))
 
 
 def unread(_: bytes) -> Code:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import gpu_dry
 import gpu_ptx
 from gpu_aot import Compiled
+from gpu_loops import Loop, main_loop, warp_bytes
 from gpu_sass import KINDS, Code, count_instructions, resident_blocks
 
 LISTING = """
@@ -65,6 +66,70 @@ def test_a_kernel_that_starts_early_must_wait() -> None:
         code = Code(4, 0, counts, unwaited)
         compiled = Compiled("norm._norm_kernel", "sm_90", 8, 3, {"EARLY": early}, 0, code, 0.0)
         assert len(list(gpu_dry.find_faults(compiled, gpu_dry.STEPS[0]))) == wanted
+
+
+LOOPS = """
+        /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   LDG.E R2, [R4.64] ;
+        /*0020*/              @!P0 BRA `(.L_x_0) ;
+        /*0030*/                   MOV R9, RZ ;
+.L_x_3:
+.L_x_1:
+        /*0040*/                   LDGSTS.E.BYPASS.LTC128B.128 [R7], desc[UR6][R2.64] ;
+        /*0050*/                   BAR.SYNC.DEFER_BLOCKING 0x0 ;
+        /*0060*/                   LDSM.16.MT88.4 R8, [R7] ;
+        /*0070*/                   F2F.BF16.F16 R8, R8 ;
+        /*0080*/                   F2FP.F16.E4M3.UNPACK_B R8, R8 ;
+        /*0090*/                   HMMA.16816.F32.BF16 R8, R8, R16, RZ ;
+        /*00a0*/               @P1 BRA `(.L_x_2) ;
+        /*00b0*/                   BRA `(.L_x_1) ;
+.L_x_2:
+        /*00c0*/               @P2 BRA `(.L_x_3) ;
+        /*00d0*/                   EXIT ;
+.L_x_4:
+        /*00e0*/                   BRA `(.L_x_4) ;
+"""
+
+
+def test_the_inner_loop_that_multiplies_is_counted() -> None:
+    """Not the one before it, the one around it or the one behind the end."""
+    assert main_loop(LOOPS) == Loop(8, 1, 1, 1, 1, 1024, 512, 0.0)
+    assert main_loop(LOOPS.replace("HMMA", "FFMA")) is None
+    turn = main_loop(LOOPS.replace("HMMA.16816.F32.BF16", "HGMMA.64x128x16.F32.BF16"))
+    assert turn is not None
+    assert 4 * turn.tensor == 64 * 128 * 16 / 2048
+
+
+@pytest.mark.parametrize(
+    ("opcode", "forms", "found"),
+    [
+        ("LDS", "", 128),
+        ("LDS", ".U16", 64),
+        ("STS", ".128", 512),
+        ("LDGSTS", ".E.64", 256),
+        ("LDG", ".E.128.STRONG.GPU", 512),
+        ("LDSM", ".16.M88", 128),
+        ("STSM", ".16.MT88.4", 512),
+    ],
+)
+def test_bytes_of_a_warp(opcode: str, forms: str, found: int) -> None:
+    assert warp_bytes(opcode, forms) == found
+
+
+def test_what_binds_a_loop() -> None:
+    """4,096 bytes are 198 cycles of an H200's memory; of 8 warps they are 1,583."""
+    free = Loop(100, 1, 0, 0, 0, 8192, 4096, 0.0)
+    assert free.share("sm_90", 8, hoped=True) == (1.0, "memory")
+    crowded = Loop(100, 1, 0, 0, 0, 40_960, 4096, 0.0)
+    share, what = crowded.share("sm_90", 8, hoped=True)
+    assert what == "shared memory"
+    assert share == pytest.approx(1582 / 2560, rel=0.01)
+    # Conversions whose rate nobody says: hoped and as slow as others.
+    converting = Loop(100, 1, 0, 128, 0, 8192, 4096, 0.0)
+    assert converting.share("sm_90", 8, hoped=True) == (1.0, "memory")
+    share, what = converting.share("sm_90", 8, hoped=False)
+    assert (what, round(share, 2)) == ("conversions", 0.77)
 
 
 PTX = """

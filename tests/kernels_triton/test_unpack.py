@@ -6,7 +6,6 @@ Nothing else proves it without a GPU: Triton's interpreter has no assembler.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -125,27 +124,3 @@ def test_constants(magic: int) -> None:
             value = -(added(bits, magic) + zero)
             assert numbers(run_ptx(spell_all(value, magic), [0]), magic) == [value] * 4
     assert numbers(run_ptx(spell_all(1, magic), [0]), magic) == [1.0] * 4
-
-
-def test_the_loop_that_multiplies_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one of two loops that has matrix instructions; nothing before and behind it."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import gpu_packed
-
-    listing = """
-        /*0000*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;
-    .L_x_0:
-        /*0010*/                   LDG.E R2, [R4.64] ;
-        /*0020*/              @!P0 BRA `(.L_x_0) ;
-        /*0030*/                   MOV R9, RZ ;
-    .L_x_1:
-        /*0040*/                   PRMT R8, R18, 0x4140, R59 ;
-        /*0050*/                   HMMA.16816.F32.BF16 R8, R8, R16, RZ ;
-        /*0060*/               @P1 BRA `(.L_x_2) ;
-        /*0070*/                   BRA `(.L_x_1) ;
-    .L_x_2:
-        /*0080*/                   EXIT ;
-    """
-    assert gpu_packed.count_loop(listing) == 4
-    with pytest.raises(AssertionError, match="no loop"):
-        gpu_packed.count_loop(listing.replace("HMMA", "FFMA"))
