@@ -51,7 +51,7 @@ LINES = {
     "models": 300,
     "obs": 1_620,
     "quant": 780,
-    "roofline": 4_790,
+    "roofline": 4_570,
     "sched": 1_440,
     "server": 14_160,
     "speculate": 900,

@@ -102,236 +102,101 @@ class Hardware:
         return replace(self, efficiency=efficiency)
 
 
-def _rates(float32: float, half: float, **others: float) -> dict[str, float]:
-    """Rates of a device from TFLOP/s; `half` is that of bfloat16 and float16."""
-    told = {"float32": float32, "bfloat16": half, "float16": half, **others}
-    return {name: rate * 1e12 for name, rate in told.items()}
-
-
 MIB = 2**20
-# Memory is what the driver reports (`nvidia-smi`, "143771MiB" on an H200): the "80 GB" of a data
-# sheet are GiB. The fabric is that of the makers' DGX systems: one 200 Gb/s (A100) or 400 Gb/s
-# adapter per device.
-_DATASHEETS = {
-    # NVIDIA A100 Tensor Core GPU datasheet (SXM 80 GB); L2 from the Ampere whitepaper.
-    "A100": Hardware(
-        "A100",
-        _rates(19.5, 312, int8=624),
-        2.039e12,
-        81_920 * MIB,
-        40 * 2**20,
-        5e12,
-        300e9,
-        fabric_bandwidth=25e9,
-        tile_rows=64,
-        source="NVIDIA A100 80GB SXM datasheet",
-    ),
-    # NVIDIA H100 Tensor Core GPU datasheet, SXM column, sparsity halved out; NVLink 900 GB/s
-    # in both directions together.
-    "H100": Hardware(
-        "H100",
-        _rates(67, 989, fp8=1979, int8=1979),
-        3.35e12,
-        81_559 * MIB,
-        50 * 2**20,
-        7e12,
-        450e9,
-        fabric_bandwidth=50e9,
-        tile_rows=64,
-        source="NVIDIA H100 SXM datasheet",
-    ),
-    # NVIDIA H200 datasheet: the compute of H100 with HBM3e.
-    "H200": Hardware(
-        "H200",
-        _rates(67, 989, fp8=1979, int8=1979),
-        4.8e12,
-        143_771 * MIB,
-        50 * 2**20,
-        7e12,
-        450e9,
-        fabric_bandwidth=50e9,
-        tile_rows=64,
-        source="NVIDIA H200 SXM datasheet",
-    ),
-    # NVIDIA DGX B200 datasheet, divided by eight, dense: 4.5 PFLOPS FP8, 9 PFLOPS FP4, 64 TB/s,
-    # 1,440 GB, NVLink 14.4 TB/s.
-    "B200": Hardware(
-        "B200",
-        _rates(75, 2250, fp8=4500, int8=4500, fp4=9000),
-        8.0e12,
-        183_359 * MIB,
-        126 * 2**20,
-        10e12,
-        900e9,
-        fabric_bandwidth=50e9,
-        tile_rows=128,
-        source="NVIDIA DGX B200 datasheet / 8",
-    ),
-    # NVIDIA Blackwell technical brief, table 3 (per GPU, dense), as verda.com and datacrunch.io
-    # quote it: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8. HGX B300 states 108 PFLOPS FP4 for eight.
-    "B300": Hardware(
-        "B300",
-        _rates(75, 2250, fp8=4500, int8=150, fp4=14_000),
-        8.0e12,
-        275_040 * MIB,
-        126 * 2**20,
-        10e12,
-        900e9,
-        fabric_bandwidth=100e9,
-        tile_rows=128,
-        source="NVIDIA Blackwell technical brief, quoted by verda.com",
-    ),
-    # GB200 at 1,200 W, dense, as glennklockwood.com quotes NVIDIA's brief: 10 PFLOPS FP4, 5 FP8,
-    # 2.5 BF16; 130 TB/s of NVLink and 576 TB/s of memory in a rack of 72.
-    "GB200": Hardware(
-        "GB200",
-        _rates(80, 2500, fp8=5000, int8=5000, fp4=10_000),
-        8.0e12,
-        189_471 * MIB,
-        126 * 2**20,
-        10e12,
-        900e9,
-        node_devices=72,
-        fabric_bandwidth=50e9,
-        tile_rows=128,
-        source="NVIDIA Blackwell brief, quoted by glennklockwood.com",
-    ),
-    # A 72nd of a GB300 NVL72, dense, as verda.com quotes it: 1,080 PFLOPS FP4, 360 FP8, 180 BF16,
-    # 576 TB/s; per device 0.165 POPS int8.
-    "GB300": Hardware(
-        "GB300",
-        _rates(80, 2500, fp8=5000, int8=165, fp4=15_000),
-        8.0e12,
-        284_208 * MIB,
-        126 * 2**20,
-        10e12,
-        900e9,
-        node_devices=72,
-        fabric_bandwidth=100e9,
-        tile_rows=128,
-        source="NVIDIA GB300 NVL72 / 72, quoted by verda.com",
-    ),
+# TFLOP/s by type (float16 as bfloat16; 0: the device lacks the type), TB/s, memory in MiB as the
+# driver reports it (`nvidia-smi`, "143771MiB" on an H200: the "80 GB" of a data sheet are GiB) or
+# in GB, cache in MiB and TB/s, link and fabric in GB/s of one direction, µs of a collective,
+# devices that the links connect, rows of a tile. The fabric is that of the makers' DGX systems: one
+# 200 Gb/s (A100) or 400 Gb/s adapter per device.
+_TABLE = """
+device   fp32    half    fp8    int8     fp4 memory    MiB cache  TB/s  link fabric  µs node tile
+A100     19.5     312      0     624       0  2.039  81920    40     5   300     25   5    8   64
+H100       67     989   1979    1979       0   3.35  81559    50     7   450     50   5    8   64
+H200       67     989   1979    1979       0    4.8 143771    50     7   450     50   5    8   64
+B200       75    2250   4500    4500    9000    8.0 183359   126    10   900     50   5    8  128
+B300       75    2250   4500     150   14000    8.0 275040   126    10   900    100   5    8  128
+GB200      80    2500   5000    5000   10000    8.0 189471   126    10   900     50   5   72  128
+GB300      80    2500   5000     165   15000    8.0 284208   126    10   900    100   5   72  128
+H20        44     148    296     296       0    4.0  97871    60     7   450     50   5    8   64
+MI300X  163.4  1307.4 2614.9  2614.9       0    5.3 196608   256    17   448     50   5    8   64
+MI355X  157.3  2516.6 5033.2  5033.2 10066.3    8.0 294912   256    17 537.6     50   5    8   64
+L4       30.3     121  242.5   242.5       0    0.3  23034    48     2    32      0  15    8   64
+L40S     91.6     362    733     733       0  0.864  46068    96     4    32      0  15    8   64
+RTX4090  82.6   165.2  330.3   660.6       0  1.008  24564    72     4    32      0  15    8   64
+RTX5090 104.8   209.5    419     838    1676  1.792  32607    96     6    64      0  15    8   64
+THOR      8.1     259    517     517    1035  0.273   128G    32     1     0      0   5    8   64
+ORIN      5.3    42.5      0      85       0 0.2048    64G     4     1     0      0   5    8   64
+"""
+_SOURCES = {
+    # SXM 80 GB; L2 from the Ampere whitepaper.
+    "A100": "NVIDIA A100 80GB SXM datasheet",
+    # SXM column, sparsity halved out; NVLink 900 GB/s in both directions together.
+    "H100": "NVIDIA H100 SXM datasheet",
+    # The compute of H100 with HBM3e.
+    "H200": "NVIDIA H200 SXM datasheet",
+    # Dense: 4.5 PFLOPS FP8, 9 PFLOPS FP4, 64 TB/s, 1,440 GB, NVLink 14.4 TB/s.
+    "B200": "NVIDIA DGX B200 datasheet / 8",
+    # Table 3 (per GPU, dense), as datacrunch.io has it too: 14 PFLOPS FP4, 4.5 FP8, 0.15 POPS int8.
+    # HGX B300 states 108 PFLOPS FP4 for eight.
+    "B300": "NVIDIA Blackwell technical brief, quoted by verda.com",
+    # At 1,200 W, dense: 10 PFLOPS FP4, 5 FP8, 2.5 BF16; 130 TB/s of NVLink and 576 TB/s of memory
+    # in a rack of 72.
+    "GB200": "NVIDIA Blackwell brief, quoted by glennklockwood.com",
+    # Dense: 1,080 PFLOPS FP4, 360 FP8, 180 BF16, 576 TB/s; per device 0.165 POPS int8.
+    "GB300": "NVIDIA GB300 NVL72 / 72, quoted by verda.com",
     # Hopper with fewer units (78 SMs), all of its NVLink; no public data sheet, the figures are the
     # ones that all resellers print: 148 TFLOPS BF16, 296 FP8 and int8, 4 TB/s.
-    "H20": Hardware(
-        "H20",
-        _rates(44, 148, fp8=296, int8=296),
-        4.0e12,
-        97_871 * MIB,
-        60 * 2**20,
-        7e12,
-        450e9,
-        fabric_bandwidth=50e9,
-        tile_rows=64,
-        source="NVIDIA H20 as resellers print it",
-    ),
-    # AMD's figures, dense; memory and 256 MiB of Infinity Cache from ROCm's table of devices, its
-    # 17 TB/s from AMD's slides (servethehome.com); seven links of 64 GB/s in one direction.
-    "MI300X": Hardware(
-        "MI300X",
-        _rates(163.4, 1307.4, fp8=2614.9, int8=2614.9),
-        5.3e12,
-        192 * 1024 * MIB,
-        256 * 2**20,
-        17e12,
-        448e9,
-        fabric_bandwidth=50e9,
-        tile_rows=64,
-        kind="rocm",
-        source="AMD Instinct MI300X; ROCm GPU specifications",
-    ),
-    # AMD's figures, dense (5 PFLOPS FP8 also at ISSCC 2026); memory and cache from ROCm's table of
-    # devices; seven links of 76.8 GB/s in one direction.
-    "MI355X": Hardware(
-        "MI355X",
-        _rates(157.3, 2516.6, fp8=5033.2, int8=5033.2, fp4=10_066.3),
-        8.0e12,
-        288 * 1024 * MIB,
-        256 * 2**20,
-        17e12,
-        537.6e9,
-        fabric_bandwidth=50e9,
-        tile_rows=64,
-        kind="rocm",
-        source="AMD Instinct MI355X; ROCm GPU specifications",
-    ),
-    # NVIDIA L4: 485 TFLOPS FP8 and TOPS int8 with sparsity, halved; 300 GB/s; PCIe 4.0 x16.
-    "L4": Hardware(
-        "L4",
-        _rates(30.3, 121, fp8=242.5, int8=242.5),
-        0.3e12,
-        23_034 * MIB,
-        48 * 2**20,
-        2e12,
-        32e9,
-        15e-6,
-        tile_rows=64,
-        source="NVIDIA L4 datasheet as dealers print it",
-    ),
-    # NVIDIA L40S datasheet, dense; PCIe 4.0 x16.
-    "L40S": Hardware(
-        "L40S",
-        _rates(91.6, 362, fp8=733, int8=733),
-        0.864e12,
-        46_068 * MIB,
-        96 * 2**20,
-        4e12,
-        32e9,
-        15e-6,
-        tile_rows=64,
-        source="NVIDIA L40S datasheet",
-    ),
-    # NVIDIA Ada whitepaper, appendix A: with fp32 accumulation, dense.
-    "RTX4090": Hardware(
-        "RTX4090",
-        _rates(82.6, 165.2, fp8=330.3, int8=660.6),
-        1.008e12,
-        24_564 * MIB,
-        72 * 2**20,
-        4e12,
-        32e9,
-        15e-6,
-        tile_rows=64,
-        source="NVIDIA Ada whitepaper",
-    ),
-    # NVIDIA RTX Blackwell whitepaper, appendix A: with fp32 accumulation, dense.
-    "RTX5090": Hardware(
-        "RTX5090",
-        _rates(104.8, 209.5, fp8=419, int8=838, fp4=1676),
-        1.792e12,
-        32_607 * MIB,
-        96 * 2**20,
-        6e12,
-        64e9,
-        15e-6,
-        tile_rows=64,
-        source="NVIDIA RTX Blackwell whitepaper",
-    ),
-    # NVIDIA Jetson Thor datasheet (T5000): 2,070 TFLOPS FP4 sparse, 128 GB LPDDR5X at 273 GB/s;
-    # the dense rates of the wider types halve from there.
-    "THOR": Hardware(
-        "THOR",
-        _rates(8.1, 259, fp8=517, int8=517, fp4=1035),
-        0.273e12,
-        128 * 10**9,
-        32 * 2**20,
-        1e12,
-        tile_rows=64,
-        source="NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
-    ),
-    # NVIDIA Jetson AGX Orin technical brief: the GPU alone has 170 TOPS int8 with sparsity and
-    # 5.3 TFLOPS fp32, 4 MB of L2; half-precision products are half of dense int8.
-    "ORIN": Hardware(
-        "ORIN",
-        _rates(5.3, 42.5, int8=85),
-        0.2048e12,
-        64 * 10**9,
-        4 * 2**20,
-        1e12,
-        tile_rows=64,
-        source="NVIDIA Jetson AGX Orin technical brief; bf16 from int8",
-    ),
+    "H20": "NVIDIA H20 as resellers print it",
+    # Dense; 256 MiB of Infinity Cache, its 17 TB/s from AMD's slides (servethehome.com); seven
+    # links of 64 GB/s in one direction.
+    "MI300X": "AMD Instinct MI300X; ROCm GPU specifications",
+    # Dense (5 PFLOPS FP8 also at ISSCC 2026); seven links of 76.8 GB/s in one direction.
+    "MI355X": "AMD Instinct MI355X; ROCm GPU specifications",
+    # 485 TFLOPS FP8 and TOPS int8 with sparsity, halved; 300 GB/s; PCIe 4.0 x16.
+    "L4": "NVIDIA L4 datasheet as dealers print it",
+    # Dense; PCIe 4.0 x16.
+    "L40S": "NVIDIA L40S datasheet",
+    # Appendix A: with fp32 accumulation, dense.
+    "RTX4090": "NVIDIA Ada whitepaper",
+    "RTX5090": "NVIDIA RTX Blackwell whitepaper",
+    # T5000: 2,070 TFLOPS FP4 sparse, 128 GB LPDDR5X at 273 GB/s; the dense rates of the wider types
+    # halve from there.
+    "THOR": "NVIDIA Jetson T5000 datasheet; bf16 and fp8 derived from FP4",
+    # The GPU alone has 170 TOPS int8 with sparsity and 5.3 TFLOPS fp32, 4 MB of L2; half-precision
+    # products are half of dense int8.
+    "ORIN": "NVIDIA Jetson AGX Orin technical brief; bf16 from int8",
 }
+
+
+def _datasheet(row: str) -> Hardware:
+    name, *rates, bandwidth, memory, cache, cached, link, fabric, latency, node, tile = row.split()
+    types = "float32", "bfloat16", "fp8", "int8", "fp4"
+    told = {type_: _scaled(rate, 12) for type_, rate in zip(types, rates, strict=True)}
+    told["float16"] = told["bfloat16"]
+    giga = memory.removesuffix("G")
+    return Hardware(
+        name,
+        {type_: rate for type_, rate in told.items() if rate},
+        _scaled(bandwidth, 12),
+        int(memory) * MIB if giga == memory else int(giga) * 10**9,
+        int(cache) * MIB,
+        _scaled(cached, 12),
+        _scaled(link, 9),
+        _scaled(latency, -6),
+        int(node),
+        _scaled(fabric, 9),
+        int(tile),
+        kind="rocm" if name.startswith("MI") else "cuda",
+        source=_SOURCES[name],
+    )
+
+
+def _scaled(figure: str, exponent: int) -> float:
+    """Read with its power of ten: a product of the two would be rounded once more."""
+    return float(f"{figure}e{exponent}")
+
+
+_DATASHEETS = {one.name: one for one in map(_datasheet, _TABLE.strip().splitlines()[1:])}
 _SAME_PARTS = {"B300": "B200", "GB200": "B200", "GB300": "B200"}
 """Devices that nobody's tables have, with the multiprocessors of one that they have: the same
 shares of other ceilings. Published rows of GB200 bear it out (docs/roofline.md)."""
