@@ -51,15 +51,15 @@ LINES = {
     "models": 300,
     "obs": 1_620,
     "quant": 780,
-    "roofline": 4_570,
+    "roofline": 4_580,
     "sched": 1_440,
-    "server": 14_160,
+    "server": 13_920,
     "speculate": 900,
     "text": 5_100,
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 77_360
+TOTAL = 76_910
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.server.fields import Body
 from headrace.server.routes.chat.schema import ChatBody
 from headrace.server.routes.completions.schema import CompletionBody
-from headrace.server.routes.embeddings.schema import EmbeddingBody
+from headrace.server.routes.embeddings import EmbeddingBody
 from headrace.server.routes.messages.schema import MessagesBody, MessageTool, OutputConfig
 from headrace.server.routes.responses.schema import ReasoningOptions, ResponseBody, TextOptions
 

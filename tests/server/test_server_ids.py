@@ -18,7 +18,7 @@ from headrace.server.app import create_app
 from headrace.server.body import parse
 from headrace.server.ids import PIECE, take_ids
 from headrace.server.routes.completions.schema import CompletionBody
-from headrace.server.routes.tokenize.schema import DetokenizeBody
+from headrace.server.routes.tokenize import DetokenizeBody
 
 MANY = [number % 997 for number in range(PIECE)]
 

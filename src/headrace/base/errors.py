@@ -14,21 +14,28 @@ class HeadraceError(Exception):
     """Base of all typed errors.
 
     `message` is a sentence for the user, `param` the field it speaks of (`"sampling.top_p"`),
-    `retry_after` the seconds after which the same request may succeed.
+    `retry_after` the seconds after which the same request may succeed, `code` what programs go by,
+    where it is another than its class's.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
-    code: ClassVar[str | None] = None
+    code: str | None = None
     exit_code: ClassVar[int] = 1
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after = retry_after
+        self.code = code or self.code
 
 
 class InvalidRequest(HeadraceError):

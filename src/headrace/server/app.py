@@ -34,34 +34,34 @@ from .origin import Origins, read_origins
 from .page.route import router as page
 from .paths import Paths
 from .refusal import refusal
-from .routes.adapters.route import router as adapters
-from .routes.batches.route import router as batches
+from .routes.adapters import router as adapters
+from .routes.batches import router as batches
 from .routes.chat.route import router as chat
 from .routes.completions.route import router as completions
-from .routes.control.route import router as control
-from .routes.docs.route import router as docs
-from .routes.embeddings.route import router as embeddings
-from .routes.files.route import router as files
-from .routes.health.route import router as health
-from .routes.invocations.route import router as invocations
-from .routes.kserve.route import router as kserve
+from .routes.control import router as control
+from .routes.docs import router as docs
+from .routes.embeddings import router as embeddings
+from .routes.files import router as files
+from .routes.health import router as health
+from .routes.invocations import router as invocations
+from .routes.kserve import router as kserve
 from .routes.llamacpp.route import router as llamacpp
 from .routes.messages.route import router as messages
-from .routes.metrics.route import router as metrics
-from .routes.models.route import router as models
-from .routes.nim.route import router as nim
+from .routes.metrics import router as metrics
+from .routes.models import router as models
+from .routes.nim import router as nim
 from .routes.ollama.route import router as ollama
-from .routes.operate.route import router as operate
-from .routes.pooling.route import router as pooling
-from .routes.ranking.route import router as ranking
-from .routes.rerank.route import router as rerank
+from .routes.operate import router as operate
+from .routes.pooling import router as pooling
+from .routes.ranking import router as ranking
+from .routes.rerank import router as rerank
 from .routes.responses.route import router as responses
 from .routes.responses.serve import Responses
-from .routes.score.route import router as score
+from .routes.score import router as score
 from .routes.stats.route import router as stats
-from .routes.tokenize.route import router as tokenize
-from .routes.version.route import router as version
-from .routes.vllm.route import router as vllm
+from .routes.tokenize import router as tokenize
+from .routes.version import router as version
+from .routes.vllm import router as vllm
 from .service import Service, of
 from .store import ResponseStore
 from .traced import traced

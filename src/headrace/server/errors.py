@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from ..base.errors import HeadraceError, InvalidRequest
 from .wire import encode
-
-Refusal = TypeVar("Refusal", bound=InvalidRequest)
 
 MAX_SHOWN = 200
 """Characters of a user's value that a message repeats."""
@@ -37,8 +35,7 @@ def error_body(error: HeadraceError) -> dict[str, Any]:
             "message": error.message,
             "type": error.type,
             "param": error.param,
-            "code": getattr(error, "detail_code", None)
-            or error.code
+            "code": error.code
             or ("invalid_value" if error.status == 400 and error.param else None),
         }
     }
@@ -89,7 +86,7 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     """
     if error.error_count() > MAX_PROBLEMS:  # To write them all out would take long.
         message = f"the body has {error.error_count()} wrong or unknown fields"
-        return coded(InvalidRequest(message), "invalid_value")
+        return InvalidRequest(message, code="invalid_value")
     problems = error.errors(include_url=False, include_context=True, include_input=False)
     first = max(
         enumerate(problems),
@@ -102,14 +99,14 @@ def from_validation(error: ValidationError) -> InvalidRequest:
     kind = first["type"]
     if kind == "json_invalid":
         detail = str(first.get("ctx", {}).get("error", "invalid"))[:MAX_SHOWN]
-        return coded(InvalidRequest(f"the body is not valid JSON: {detail}"), "invalid_json")
+        return InvalidRequest(f"the body is not valid JSON: {detail}", code="invalid_json")
     cause = first.get("ctx", {}).get("error")
     path = _path(first["loc"])
     if isinstance(cause, ValueError) and cause.args and isinstance(cause.args[0], InvalidRequest):
         return _placed(cause.args[0], path)
     name = ".".join(str(part) for part in path)[:MAX_SHOWN]
     if not name:
-        return coded(InvalidRequest("the body must be a JSON object"), "invalid_body")
+        return InvalidRequest("the body must be a JSON object", code="invalid_body")
     words = _WORDS.get(kind)
     if words is None:
         message = first["msg"]
@@ -117,7 +114,7 @@ def from_validation(error: ValidationError) -> InvalidRequest:
             message = message.removeprefix(prefix)
         words = f"is wrong: {message[:1].lower()}{message[1:MAX_SHOWN]}"
     code = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
-    return coded(InvalidRequest(f"{name} {words}", param=name), code.get(kind, "invalid_value"))
+    return InvalidRequest(f"{name} {words}", param=name, code=code.get(kind, "invalid_value"))
 
 
 def _placed(error: InvalidRequest, path: list[int | str]) -> InvalidRequest:
@@ -127,9 +124,7 @@ def _placed(error: InvalidRequest, path: list[int | str]) -> InvalidRequest:
     message = error.message
     if name and message.startswith(name):
         message = whole + message[len(name) :]
-    detail = getattr(error, "detail_code", None)
-    placed = InvalidRequest(message, param=whole or None)
-    return coded(placed, detail) if detail else placed
+    return InvalidRequest(message, param=whole or None, code=error.code)
 
 
 def _path(location: tuple[int | str, ...]) -> list[int | str]:
@@ -141,9 +136,3 @@ def _path(location: tuple[int | str, ...]) -> list[int | str]:
         if part not in ("str", "int", "float", "bool")
         if not (isinstance(part, str) and part.startswith(("list[", "dict[", "function-")))
     ]
-
-
-def coded(error: Refusal, code: str) -> Refusal:
-    """The error with a code of its own in place of its class's."""
-    error.detail_code = code  # type: ignore[attr-defined]
-    return error

@@ -28,7 +28,6 @@ from ..base.ignored import ignored
 from ..base.sampling import SamplingParams
 from ..text.grammar import from_guided
 from ..text.tools import NAME
-from .errors import coded
 
 
 def _whole(value: Any) -> Any:
@@ -117,11 +116,10 @@ class Body(BaseModel):
             if not any(type(value) is type(other) and value == other for other in neutral):
                 shown = ", ".join(repr(other) for other in neutral)
                 raise ValueError(
-                    coded(
-                        InvalidRequest(
-                            f"{name} is not supported here; allowed: {shown}", param=name
-                        ),
-                        "unsupported_parameter",
+                    InvalidRequest(
+                        f"{name} is not supported here; allowed: {shown}",
+                        param=name,
+                        code="unsupported_parameter",
                     )
                 )
         return self
@@ -133,8 +131,7 @@ class Body(BaseModel):
             near = difflib.get_close_matches(name[:100], type(self).model_fields, n=1, cutoff=0.75)
             if near:
                 words += f"; did you mean {near[0]}?"
-            error = InvalidRequest(words, param=name[:100])
-            raise ValueError(coded(error, "unknown_parameter"))
+            raise ValueError(InvalidRequest(words, param=name[:100], code="unknown_parameter"))
         extra.clear()
 
 

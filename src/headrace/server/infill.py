@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ..base.errors import ContextOverflow, InvalidRequest
 from ..text.infill import Infill, plain_encoder
-from .errors import coded
 
 if TYPE_CHECKING:
     from .service import Service
@@ -38,12 +37,10 @@ async def infill_prompt(
     engine = service.engine
     marks = infill_of(service)
     if marks is None:
-        raise coded(
-            InvalidRequest(
-                f"{service.name!r} was not trained to fill gaps: it has no tokens that mark them",
-                param=param,
-            ),
-            "unsupported_parameter",
+        raise InvalidRequest(
+            f"{service.name!r} was not trained to fill gaps: it has no tokens that mark them",
+            param=param,
+            code="unsupported_parameter",
         )
     most = engine.max_context
     texts = (prefix, suffix, written)

@@ -213,4 +213,4 @@ class HttpMeter:
 
     def refused(self, error: HeadraceError) -> None:
         """One more request that got this error and no work. Codes are names in the source."""
-        self._refused.labels(getattr(error, "detail_code", None) or error.code or error.type).inc()
+        self._refused.labels(error.code or error.type).inc()

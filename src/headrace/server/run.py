@@ -52,9 +52,9 @@ ROUTES = (
     "headrace.server.routes.messages.route",
     "headrace.server.routes.responses.route",
     "headrace.server.batches.runner",
-    "headrace.server.routes.control.route",
-    "headrace.server.routes.kserve.route",
-    "headrace.server.routes.operate.route",
+    "headrace.server.routes.control",
+    "headrace.server.routes.kserve",
+    "headrace.server.routes.operate",
     "headrace.server.app",
     "headrace.server.listen",
 )

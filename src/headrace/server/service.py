@@ -18,7 +18,6 @@ from ..obs.tasks import TaskWatch
 from ..text import encode_between
 from .body import BodiesInFlight
 from .caller import named
-from .errors import coded
 from .hands import Hands
 from .speech import Speech
 
@@ -113,22 +112,19 @@ class Service:
     def check_grammar(self, grammar: str | None) -> None:
         """Raise `InvalidRequest` where a form is demanded that the engine cannot hold."""
         if grammar is not None and "grammar" not in getattr(self.engine, "features", ()):
-            raise coded(
-                InvalidRequest(
-                    "structured output is not supported by this engine", param="response_format"
-                ),
-                "unsupported_parameter",
+            raise InvalidRequest(
+                "structured output is not supported by this engine",
+                param="response_format",
+                code="unsupported_parameter",
             )
 
     def check_generates(self) -> None:
         """Raise `InvalidRequest` where the model makes vectors only."""
         if self.engine.files.arch.task != "tokens":
-            raise coded(
-                InvalidRequest(
-                    "this model does not generate; use /v1/embeddings, /rerank or /score",
-                    param="model",
-                ),
-                "unsupported_model",
+            raise InvalidRequest(
+                "this model does not generate; use /v1/embeddings, /rerank or /score",
+                param="model",
+                code="unsupported_model",
             )
 
     @property

@@ -10,7 +10,6 @@ from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
 from ..base.sampling import SamplingParams
 from ..base.step import Scores, Vector
 from .caller import engine_id
-from .errors import coded
 from .generation import Aborted, Usage
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def check_vectors(service: Service, *, pairs: bool) -> bool:
         problem = "this model scores pairs of texts; use /rerank or /score"
     else:
         return "score" in features
-    raise coded(InvalidRequest(problem, param="model"), "unsupported_model")
+    raise InvalidRequest(problem, param="model", code="unsupported_model")
 
 
 async def vectors(

@@ -8,7 +8,7 @@ from email.message import Message
 from email.parser import HeaderParser
 
 from ...base.errors import InvalidRequest
-from ..errors import UnsupportedMediaType, coded
+from ..errors import UnsupportedMediaType
 
 MAX_HEADERS = 8 * 1024
 """Bytes of one part's headers."""
@@ -130,4 +130,4 @@ class FormReader:
 
 
 def _wrong(why: str, param: str | None = None) -> InvalidRequest:
-    return coded(InvalidRequest(f"the form is wrong: {why}", param=param), "invalid_form")
+    return InvalidRequest(f"the form is wrong: {why}", param=param, code="invalid_form")

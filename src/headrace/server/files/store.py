@@ -21,7 +21,6 @@ from typing import IO
 
 from ...base.errors import NotFound, OptionError, RateLimited, TooLarge
 from ..database import Database, StoreFailed
-from ..errors import coded
 
 log = logging.getLogger("headrace.server.files")
 
@@ -127,13 +126,10 @@ class FileStore:
             raise self._over_quota(param)
 
     def _over_quota(self, param: str = "file") -> TooLarge:
-        return coded(
-            TooLarge(
-                f"the files of one key may have {self._quota} bytes together (file_quota); "
-                "delete some",
-                param=param,
-            ),
-            "quota_exceeded",
+        return TooLarge(
+            f"the files of one key may have {self._quota} bytes together (file_quota); delete some",
+            param=param,
+            code="quota_exceeded",
         )
 
     async def get(self, file_id: str, owner: str) -> StoredFile:
@@ -231,9 +227,10 @@ class Arriving:
         self.size += len(piece)
         store._arriving[self._owner] += len(piece)
         if self.size > store._max_file:
-            raise coded(
-                TooLarge(f"a file may have {store._max_file} bytes (max_file)", param="file"),
-                "file_too_large",
+            raise TooLarge(
+                f"a file may have {store._max_file} bytes (max_file)",
+                param="file",
+                code="file_too_large",
             )
         if self._used + store._arriving[self._owner] > store._quota:
             raise store._over_quota()

@@ -12,7 +12,6 @@ from ....text import open_end
 from ....text.foreign import CUT
 from ....text.template import SMALL_CHARACTERS
 from ...caller import CALLER, engine_id
-from ...errors import coded
 from ...generation import Usage
 from .demand import expected_of, grammar_of, tools_of
 from .legacy import is_legacy, modern, tool_calls
@@ -77,11 +76,10 @@ class Chat:
         self.service.check_generates()
         template = self.service.engine.template
         if template is None:
-            raise coded(
-                InvalidRequest(
-                    "this model has no chat template; use /v1/completions", param="messages"
-                ),
-                "no_chat_template",
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions",
+                param="messages",
+                code="no_chat_template",
             )
         final = bool(body.continue_final_message)
         variables = dict(body.chat_template_kwargs or {})
@@ -219,12 +217,10 @@ def _plain(index: int, message: Message) -> dict[str, Any]:
         if part.type not in ("text", "refusal") and not (
             is_thought(part) and message.role == "assistant"
         ):
-            raise coded(
-                InvalidRequest(
-                    f"this model takes no {part.type} parts; allowed: text",
-                    param=f"messages.{index}.content.{place}",
-                ),
-                "unsupported_content",
+            raise InvalidRequest(
+                f"this model takes no {part.type} parts; allowed: text",
+                param=f"messages.{index}.content.{place}",
+                code="unsupported_content",
             )
         if part.type == "text" and part.text is None:
             raise InvalidRequest(

@@ -7,7 +7,6 @@ from typing import Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted
-from ...errors import coded
 from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
 
@@ -169,7 +168,8 @@ def _need(value: str | None, where: str) -> str:
 
 
 def _refused(block: Block, where: str) -> InvalidRequest:
-    return coded(
-        InvalidRequest(f"this model takes no {block.type} block here; allowed: text", param=where),
-        "unsupported_content",
+    return InvalidRequest(
+        f"this model takes no {block.type} block here; allowed: text",
+        param=where,
+        code="unsupported_content",
     )

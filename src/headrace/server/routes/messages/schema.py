@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from ....base.errors import InvalidRequest
-from ...errors import coded
 from ...fields import Body, Integer, Loose, ToolName, inert, unsupported
 
 
@@ -62,18 +61,16 @@ class MessageTool(Loose):
     def _only_custom(self) -> MessageTool:
         if self.type not in (None, "custom"):
             raise ValueError(
-                coded(
-                    InvalidRequest(
-                        f"type {self.type[:100]!r} is a tool of Anthropic's service, which is not "
-                        "here; offer a tool of type custom with its input_schema",
-                        param="type",
-                    ),
-                    "unsupported_parameter",
+                InvalidRequest(
+                    f"type {self.type[:100]!r} is a tool of Anthropic's service, which is not "
+                    "here; offer a tool of type custom with its input_schema",
+                    param="type",
+                    code="unsupported_parameter",
                 )
             )
         if self.input_schema is None:
-            error = InvalidRequest("input_schema is required", param="input_schema")
-            raise ValueError(coded(error, "missing_required_parameter"))
+            words, code = "input_schema is required", "missing_required_parameter"
+            raise ValueError(InvalidRequest(words, param="input_schema", code=code))
         return self
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted
-from ...errors import coded
 from ..chat.schema import ChatBody
 
 if TYPE_CHECKING:
@@ -67,9 +66,10 @@ def _shared(service: Service, body: Spoken) -> dict[str, Any]:
 
 def _thinking(service: Service, body: Spoken) -> dict[str, Any]:
     if body.think and service.speech.marks is None:
-        raise coded(
-            InvalidRequest(f"{body.model[:200]!r} does not support thinking", param="think"),
-            "unsupported_parameter",
+        raise InvalidRequest(
+            f"{body.model[:200]!r} does not support thinking",
+            param="think",
+            code="unsupported_parameter",
         )
     if isinstance(body.think, str):
         return {"reasoning_effort": body.think}
@@ -129,6 +129,6 @@ def _messages(given: list[OllamaMessage]) -> list[dict[str, Any]]:
 
 def _no_images(given: Any) -> None:
     if any(given):
-        raise coded(
-            InvalidRequest("this model takes no images", param="images"), "unsupported_content"
+        raise InvalidRequest(
+            "this model takes no images", param="images", code="unsupported_content"
         )

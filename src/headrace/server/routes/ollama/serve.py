@@ -18,7 +18,7 @@ from ...prompts import check_ids
 from ...vectors import check_vectors, vectors
 from ...wire import json_response
 from ..chat.request import Chat
-from ..embeddings.serve import dimensions_of, shortened
+from ..embeddings import dimensions_of, shortened
 from .convert import chat_of, generate_of, plain_name
 from .reply import Clock, LineStream, line, now
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ....base.errors import InvalidRequest
 from ...body import converted
-from ...errors import coded
 from ..chat.schema import ChatBody
 from .schema import InputItem, InputPart, NamedChoice, ResponseBody
 
@@ -139,12 +138,10 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
         return content
     for place, part in enumerate(content):
         if part.type in ("input_image", "input_file"):
-            raise coded(
-                InvalidRequest(
-                    f"this model takes no {part.type} parts; allowed: text",
-                    param=f"{where}.{place}",
-                ),
-                "unsupported_content",
+            raise InvalidRequest(
+                f"this model takes no {part.type} parts; allowed: text",
+                param=f"{where}.{place}",
+                code="unsupported_content",
             )
     return "".join(part.text or part.refusal or "" for part in content)
 

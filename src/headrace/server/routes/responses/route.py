@@ -10,6 +10,7 @@ from ....base.errors import InvalidRequest, NotFound
 from ...entry import entered
 from ...openapi import replies, takes
 from ...wire import json_response
+from ..files import owner_of, page_response
 from .schema import DeletedReply, InputTokens, ItemList, ResponseBody, ResponseReply
 from .serve import Responses
 
@@ -19,11 +20,6 @@ router = APIRouter(tags=["OpenAI"])
 def _responses(request: Request) -> Responses:
     found: Responses = request.app.state.responses
     return found
-
-
-def _owner(request: Request) -> str:
-    owner: str = request.scope.get("headrace.owner", "")
-    return owner
 
 
 def _query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +56,7 @@ async def create(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """How many tokens a conversation has, without answering it."""
     _, body = await entered(request, ResponseBody)
-    count = await _responses(request).count(body, _owner(request))
+    count = await _responses(request).count(body, owner_of(request))
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -84,8 +80,8 @@ async def retrieve(request: Request, response_id: str) -> Response:
     """A stored response, also one that is still being made, then with its events."""
     if _flag(request, "stream"):
         after = _integer(request, "starting_after", -1, 0, 2**31)
-        return await _responses(request).watch(response_id, _owner(request), after)
-    stored = await _responses(request).find(response_id, _owner(request))
+        return await _responses(request).watch(response_id, owner_of(request), after)
+    stored = await _responses(request).find(response_id, owner_of(request))
     return json_response(stored.response)
 
 
@@ -106,35 +102,25 @@ async def input_items(request: Request, response_id: str) -> Response:
     order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"order must be asc or desc, not {order[:100]!r}", param="order")
-    items = (await _responses(request).find(response_id, _owner(request))).input
+    items = (await _responses(request).find(response_id, owner_of(request))).input
     items = items if order == "asc" else items[::-1]
     if after is not None:
         place = next((i for i, item in enumerate(items) if item.get("id") == after), None)
         if place is None:
             raise InvalidRequest(f"there is no item {after[:128]!r}", param="after")
         items = items[place + 1 :]
-    more = len(items) > limit
-    items = items[:limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": items,
-            "first_id": items[0].get("id") if items else None,
-            "last_id": items[-1].get("id") if items else None,
-            "has_more": more,
-        }
-    )
+    return page_response(items[:limit], more=len(items) > limit)
 
 
 @router.post("/v1/responses/{response_id}/cancel", responses=replies(ResponseReply))
 async def cancel(request: Request, response_id: str) -> Response:
     """Stop a response that is made in the background."""
-    return json_response(await _responses(request).cancel(response_id, _owner(request)))
+    return json_response(await _responses(request).cancel(response_id, owner_of(request)))
 
 
 @router.delete("/v1/responses/{response_id}", responses=replies(DeletedReply, body=False))
 async def delete(request: Request, response_id: str) -> Response:
     """Forget a stored response."""
-    if not await _responses(request).store.delete(response_id, _owner(request)):
+    if not await _responses(request).store.delete(response_id, owner_of(request)):
         raise NotFound(f"there is no response {response_id[:128]!r}", param="response_id")
     return json_response({"id": response_id, "object": "response", "deleted": True})

@@ -1,0 +1,54 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...base.errors import InvalidRequest, ModelFileError, UnsupportedModel
+from ..body import read_model
+from ..fields import Body
+from ..openapi import ErrorReply, replies, takes
+from ..service import of
+from ..wire import json_response
+
+router = APIRouter(tags=["adapters"])
+
+
+FORBIDDEN = {"model": ErrorReply, "description": "The folder is not one that may be loaded."}
+
+
+class LoadBody(Body):
+    lora_name: str = Field(description="The name by which requests ask for it, as model.")
+    lora_path: str = Field(max_length=4096, description="A folder below one of adapter_roots.")
+
+
+class UnloadBody(Body):
+    lora_name: str
+
+
+@router.post("/v1/load_lora_adapter", responses={**replies(dict[str, str]), 403: FORBIDDEN})
+@takes(LoadBody)
+async def load(request: Request) -> Response:
+    """Load a LoRA adapter; from then on it is one of the models."""
+    service = of(request)
+    body = await read_model(request, LoadBody, service.options.max_body)
+    service.check_new_name(body.lora_name)
+    try:
+        await service.engine.load_adapter(body.lora_name, body.lora_path)
+    except (ModelFileError, UnsupportedModel) as error:
+        # Not a fault of this server, as it is where its own model cannot be read.
+        raise InvalidRequest(error.message, param="lora_path") from None
+    return json_response({"loaded": body.lora_name})
+
+
+@router.post("/v1/unload_lora_adapter", responses=replies(dict[str, str]))
+@takes(UnloadBody)
+async def unload(request: Request) -> Response:
+    """Unload a LoRA adapter; requests that have it are finished."""
+    service = of(request)
+    body = await read_model(request, UnloadBody, service.options.max_body)
+    await service.engine.unload_adapter(body.lora_name)
+    return json_response({"unloaded": body.lora_name})

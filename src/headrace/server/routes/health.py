@@ -1,0 +1,49 @@
+"""Health: ready means that a request would be served, alive that the step loop turns."""
+
+from __future__ import annotations
+
+import math
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..openapi import health as probe
+from ..service import Service, of
+from ..wire import json_response
+
+router = APIRouter(tags=["health"])
+
+
+def ready(service: Service) -> Response:
+    is_ready, alive, reason, retry_after = service.health()
+    if is_ready and alive:
+        return json_response({"object": "health.response", "status": "ready", "message": "ready"})
+    return json_response(
+        {"object": "health.response", "status": "not ready", "message": reason},
+        status=503,
+        headers={"retry-after": str(max(1, math.ceil(retry_after or 1.0)))},
+    )
+
+
+@router.get("/health", responses=probe())
+async def health(request: Request) -> Response:
+    """200 where a request would be served, else 503 with the reason."""
+    return ready(of(request))
+
+
+@router.get("/v1/health/ready", responses=probe())
+async def health_ready(request: Request) -> Response:
+    """200 where a request would be served, else 503 with the reason."""
+    return ready(of(request))
+
+
+@router.get("/v1/health/live", responses=probe())
+async def health_live(request: Request) -> Response:
+    """200 while the engine makes progress (or starts); 503 asks to be restarted."""
+    _, alive, reason, _ = of(request).health()
+    if alive:
+        return json_response({"object": "health.response", "status": "live", "message": "live"})
+    return json_response(
+        {"object": "health.response", "status": "not live", "message": reason}, status=503
+    )

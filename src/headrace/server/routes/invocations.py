@@ -1,0 +1,54 @@
+"""SageMaker's two routes: a body with messages is a chat, one with a prompt a completion."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...base.errors import InvalidRequest
+from ..body import parse
+from ..entry import entered_raw
+from ..openapi import health as probe
+from ..openapi import replies, takes
+from ..service import of
+from .chat.schema import ChatBody, ChatReply
+from .chat.serve import serve as serve_chat
+from .completions.schema import CompletionBody, CompletionReply
+from .completions.serve import serve as serve_completion
+from .health import ready
+
+router = APIRouter(tags=["SageMaker"])
+
+
+class _Kind(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+_kind = msgspec.json.Decoder(_Kind)
+
+
+@router.get("/ping", responses=probe())
+async def ping(request: Request) -> Response:
+    """200 where a request would be served."""
+    return ready(of(request))
+
+
+@router.post("/invocations", responses=replies(ChatReply | CompletionReply, stream=True))
+@takes(ChatBody | CompletionBody)
+async def invocations(request: Request) -> Response:
+    """A chat or a completion, by what the body holds."""
+    service, body = await entered_raw(request)
+    try:
+        kind = _kind.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        kind = _Kind(messages=msgspec.Raw(b"?"))  # parsing as a chat says what is wrong
+    if bytes(kind.messages):
+        return await serve_chat(service, request, await service.hands.beside(parse, body, ChatBody))
+    if bytes(kind.prompt):
+        return await serve_completion(
+            service, request, await service.hands.beside(parse, body, CompletionBody)
+        )
+    raise InvalidRequest("the body must have messages or a prompt", param="messages")

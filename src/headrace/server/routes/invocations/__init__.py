@@ -1,1 +1,0 @@
-"""SageMaker: `/ping` and `/invocations`."""

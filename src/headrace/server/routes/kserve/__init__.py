@@ -1,1 +1,0 @@
-"""The health routes of the Open Inference Protocol (KServe v2)."""

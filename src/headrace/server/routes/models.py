@@ -1,0 +1,103 @@
+"""`/v1/models`: the one model that is served, with what a client may want to know of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from ..openapi import replies
+from ..service import Service, of
+from ..wire import json_response
+from .messages.serve import error_reply
+
+router = APIRouter(tags=["OpenAI"])
+
+
+class ModelReply(TypedDict):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    object: str
+    data: list[ModelReply]
+
+
+class AnthropicModel(TypedDict):
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    max_tokens: int
+
+
+class AnthropicModels(TypedDict):
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+def describe(service: Service, adapter: str | None = None) -> ModelReply:
+    """The model, or one of its adapters."""
+    return {
+        "id": adapter or service.name,
+        "object": "model",
+        "created": int(service.started),
+        "owned_by": "headrace",
+        "root": service.engine.files.name,
+        "parent": service.name if adapter else None,
+        "max_model_len": service.engine.max_context,
+    }
+
+
+def describe_to_anthropic(model: ModelReply) -> AnthropicModel:
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": model["max_model_len"],
+        "max_tokens": model["max_model_len"],
+    }
+
+
+@router.get("/v1/models", responses=replies(ModelList | AnthropicModels, body=False))
+async def models(request: Request) -> Response:
+    """The model and its adapters; in Anthropic's shape under a header `anthropic-version`."""
+    service = of(request)
+    foreign = "anthropic-version" in request.headers
+    adapters = [adapter.name for adapter in getattr(service.engine, "adapters", ())]
+    listed = [describe(service), *(describe(service, name) for name in sorted(adapters))]
+    if foreign:
+        ids = [each["id"] for each in listed]
+        data = [describe_to_anthropic(each) for each in listed]
+        return json_response(
+            {"data": data, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+        )
+    return json_response({"object": "list", "data": listed})
+
+
+@router.get("/v1/models/{model:path}", responses=replies(ModelReply | AnthropicModel, body=False))
+async def model(request: Request, model: str) -> Response:
+    """One model."""
+    service = of(request)
+    if "anthropic-version" in request.headers:
+        request.scope["headrace.error_reply"] = error_reply
+    service.check_model(model, adapters=True)
+    described = describe(service, service.adapter(model))
+    if "anthropic-version" in request.headers:
+        return json_response(describe_to_anthropic(described))
+    return json_response(described)

@@ -1,0 +1,81 @@
+"""The operator's routes: what runs, who used how much, abort, drain."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...base.errors import NotFound
+from ..body import read_model
+from ..fields import Body
+from ..openapi import replies, takes
+from ..service import of
+from ..wire import json_response
+
+router = APIRouter(tags=["operator"])
+
+
+class AbortBody(Body):
+    request_id: str = Field(description="The id that the answer carries (chatcmpl-…, cmpl-…-0).")
+
+
+@router.get("/operate/usage")
+async def usage(request: Request) -> Response:
+    """The ledger: what each key used, and its limits."""
+    accounts = request.app.state.accounts
+    keys = [
+        {
+            "name": account.key.name,
+            "role": account.key.role,
+            "in_work": account.in_work,
+            "limits": {
+                "requests_per_minute": account.key.requests_per_minute,
+                "tokens_per_minute": account.key.tokens_per_minute,
+                "concurrent": account.key.concurrent,
+            },
+            **asdict(account.totals),
+        }
+        for account in accounts or ()
+    ]
+    return json_response({"keys": keys})
+
+
+@router.get("/operate/state")
+async def state(request: Request) -> Response:
+    """What the engine and the server do at this moment."""
+    service = of(request)
+    ready, alive, reason, _ = service.health()
+    stats = asdict(service.engine.stats) if service.loaded else None
+    return json_response(
+        {
+            "ready": ready,
+            "alive": alive,
+            "reason": reason,
+            "draining": service.draining,
+            "in_work": service.in_work,
+            "step": stats,
+        }
+    )
+
+
+@router.post("/operate/abort", responses=replies(dict[str, str]))
+@takes(AbortBody)
+async def abort(request: Request) -> Response:
+    """End one request; its client gets an error."""
+    service = of(request)
+    body = await read_model(request, AbortBody, service.options.max_body)
+    if not service.abort(body.request_id):
+        raise NotFound(f"no request {body.request_id[:128]!r} is in work", param="request_id")
+    return json_response({"aborted": body.request_id})
+
+
+@router.post("/operate/drain")
+async def drain(request: Request) -> Response:
+    """Refuse new work and report not ready; what runs is finished. A signal ends the process."""
+    service = of(request)
+    service.draining = True
+    return json_response({"draining": True, "in_work": service.in_work})

@@ -1,1 +1,0 @@
-"""The operator's routes: what runs, who used how much, abort, drain."""

@@ -1,1 +1,0 @@
-"""`/v1/ranking`: NIM's rerank."""

@@ -1,1 +1,0 @@
-"""`/rerank`, `/v1/rerank`, `/v2/rerank`."""

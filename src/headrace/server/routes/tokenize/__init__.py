@@ -1,1 +1,0 @@
-"""`/tokenize` and `/detokenize`: text and messages to ids, and back."""

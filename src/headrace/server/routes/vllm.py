@@ -1,0 +1,74 @@
+"""What vLLM's clients and balancers ask beside OpenAI's routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from ...base.version import VERSION
+from ..openapi import replies
+from ..service import of
+from ..wire import json_response
+from .nim import profile
+
+router = APIRouter(tags=["operation"])
+
+
+class LoadReply(TypedDict):
+    server_load: int
+
+
+class ServerInfoReply(TypedDict):
+    version: str
+    model: str
+    profile: dict[str, Any]
+
+
+class TokenizerInfoReply(TypedDict):
+    tokenizer: str
+    vocab_size: int
+    model_max_length: int
+    bos_token_id: int | None
+    eos_token_ids: list[int]
+    add_bos_token: bool
+    special_tokens: dict[str, int]
+    chat_template: str | None
+
+
+@router.get("/load", responses=replies(LoadReply, body=False))
+async def load(request: Request) -> Response:
+    """How many requests are in work, for balancers."""
+    return json_response({"server_load": of(request).in_work})
+
+
+@router.get("/server_info", responses=replies(ServerInfoReply, body=False))
+async def server_info(request: Request) -> Response:
+    """The version, the model, and how it runs."""
+    service = of(request)
+    return json_response({"version": VERSION, "model": service.name, "profile": profile(service)})
+
+
+@router.get("/tokenizer_info", responses=replies(TokenizerInfoReply, body=False))
+async def tokenizer_info(request: Request) -> Response:
+    """The tokenizer of the model and its chat template."""
+    engine = of(request).engine
+    vocabulary, files = engine.tokenizer.vocabulary, engine.files
+    special = {
+        text: index for text, index in vocabulary.added.items() if index in vocabulary.special_ids
+    }
+    return json_response(
+        {
+            "tokenizer": getattr(vocabulary, "kind", "unknown"),
+            "vocab_size": engine.tokenizer.vocab_size,
+            "model_max_length": engine.max_context,
+            "bos_token_id": files.bos_id,
+            "eos_token_ids": list(files.eos_ids),
+            "add_bos_token": files.add_bos,
+            "special_tokens": special,
+            "chat_template": files.chat_template,
+        }
+    )

@@ -1,1 +1,0 @@
-"""What vLLM's clients and balancers ask beside OpenAI's routes."""
