@@ -61,7 +61,6 @@ GEMMA_3_1B = ModelArch(
     tied_embedding=True,
     embedding_scale=1152**0.5,
     norm_offset=1.0,
-    post_norms=True,
 )
 """From the config.json of google/gemma-3-1b."""
 

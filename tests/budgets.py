@@ -38,7 +38,7 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 3_800,
+    "base": 4_000,
     "bench": 9_590,
     "cli": 4_680,
     "dist": 510,
@@ -47,8 +47,8 @@ LINES = {
     "kernels": 12_250,
     "kv": 650,
     "layers": 300,
-    "loader": 4_050,
-    "models": 300,
+    "loader": 4_150,
+    "models": 330,
     "obs": 1_620,
     "quant": 780,
     "roofline": 4_580,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 76_910
+TOTAL = 77_250
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -165,7 +165,6 @@ def test_multimodal_gemma3_reads_its_text_model_with_defaults() -> None:
     assert arch.scale == 256**-0.5
     assert arch.embedding_scale == math.sqrt(2560)
     assert arch.norm_offset == 1.0
-    assert arch.post_norms
     assert arch.qk_norm
     assert arch.activation == "gelu_tanh"
 
@@ -298,7 +297,7 @@ def test_yarn_in_both_forms() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("model_type", "mamba", "model_type is 'mamba'; supported: bert, gemma3"),
+        ("model_type", "mamba", "model_type is 'mamba'; supported: bert, cohere2"),
         ("architectures", ["Qwen2ForSequenceClassification"], "Qwen2ForCausalLM"),
         ("hidden_act", "relu", "hidden_act is 'relu'; supported: silu"),
         ("rope_scaling", {"rope_type": "longrope", "factor": 2.0}, "rope_type is 'longrope'"),
@@ -518,7 +517,7 @@ def test_gguf_per_layer_heads_and_missing_keys() -> None:
         ("SmolLM3Config", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
         ("Glm4MoeConfig", {"n_group": 3}, "n_group"),
         ("Glm4MoeConfig", {"n_group": 64, "topk_group": 1}, "num_experts_per_tok"),
-        ("Qwen3MoeConfig", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("Qwen3MoeConfig", {"mlp_only_layers": 1}, "mlp_only_layers"),
         ("OlmoeConfig", {"clip_qkv": 8.0}, "clip_qkv"),
         ("GraniteConfig", {"logits_scaling": 0.0}, "logits_scaling"),
     ],

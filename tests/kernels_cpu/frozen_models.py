@@ -45,7 +45,6 @@ FAMILIES = {
         qk_norm=True,
         tied_embedding=True,
         norm_offset=1.0,
-        post_norms=True,
         activation="gelu_tanh",
         embedding_scale=8.0,
         attention_softcap=30.0,

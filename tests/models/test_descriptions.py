@@ -35,6 +35,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe": replace(MOE, scores="sigmoid", bias=True, groups=2, shared_intermediate=24),
         "rope": Rope(share=0.5),
     },
+    "cohere2": {"windows": (8, 8, None), "nope": (False, False, True)},
+    "exaone4": {"qk_norm": True},
+    "glm4": {"fused": ("gate_up",), "rope": Rope(share=0.5, interleaved=True)},
+    "granitemoe": {"moe": MOE, "residual_scale": 0.5},
+    "minimax_m2": {"moe": replace(MOE, scores="sigmoid", bias=True), "whole_qk_norm": True},
+    "olmo2": {"qk_norm": True, "whole_qk_norm": True},
+    "phi3": {"fused": ("qkv", "gate_up")},
+    "starcoder2": {"qkv_bias": True, "output_bias": True},
     "granite": {"residual_scale": 0.5, "logits_scale": 0.25},
     "olmoe": {"moe": MOE, "qk_norm": True, "whole_qk_norm": True},
     "smollm3": {"nope": (False, True, False)},
@@ -42,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mixtral": {"moe": MOE},
     "qwen2": {"qkv_bias": True, "output_bias": True},
     "qwen3": {"qk_norm": True},
-    "qwen3_moe": {"qk_norm": True, "moe": MOE},
+    "qwen3_moe": {"qk_norm": True, "moe": replace(MOE, dense_at=(1,))},
 }
 """What a family has that Llama has not."""
 

@@ -36,6 +36,14 @@ _LLAMA3 = {
     "original_max_position_embeddings": 256,
 }
 _MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+_SLIDING = {"sliding_window": 48, "num_hidden_layers": 4}
+_FULL = ["full_attention"] * 3
+_MULTIPLIERS = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 3.0,
+}
 _GEMMA = {"sliding_window": 48, "query_pre_attn_scalar": 24, "num_hidden_layers": 4}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,17 +96,44 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {**_QWEN2, "no_rope_layers": [1, 0, 1]}),
-    "granite": (
-        "Granite",
+    "granite": ("Granite", {**_QWEN2, **_MULTIPLIERS}),
+    "mixtral": ("Mixtral", {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe-sparse": ("Qwen3Moe", {**_COMMON, **_MOE, "mlp_only_layers": [1]}),
+    "phi3": ("Phi3", {**_QWEN2, "sliding_window": 80, "partial_rotary_factor": 0.75}),
+    "phi3-long": (
+        "Phi3",
         {
             **_QWEN2,
-            "embedding_multiplier": 1.5,
-            "residual_multiplier": 0.7,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 3.0,
+            "max_position_embeddings": 2 * CONTEXT,
+            "original_max_position_embeddings": CONTEXT,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0 + 0.05 * pair for pair in range(16)],
+                "long_factor": [1.0 + 0.9 * pair for pair in range(16)],
+            },
         },
     ),
-    "mixtral": ("Mixtral", {**_COMMON, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "glm4": ("Glm4", _COMMON),
+    "olmo2": ("Olmo2", _QWEN2),
+    "gemma2": ("Gemma2", {**_COMMON, **_GEMMA}),
+    "cohere2": ("Cohere2", {**_QWEN2, **_SLIDING, "logit_scale": 0.25}),
+    "exaone4": ("Exaone4", {**_COMMON, **_SLIDING}),
+    "exaone4-full": ("Exaone4", {**_COMMON, "sliding_window": None, "layer_types": _FULL}),
+    "starcoder2": ("Starcoder2", {**_QWEN2, "sliding_window": 80}),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            **_QWEN2,
+            **_MULTIPLIERS,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {**_COMMON, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 16},
+    ),
 }
 """Name → (transformers class stem, config): every family, and every switch that changes sums."""
 
@@ -112,7 +147,7 @@ def make(name: str, folder: Path) -> Path:
     causal = "Gemma3" if stem == "Gemma3Text" else stem
     model = getattr(transformers, f"{causal}ForCausalLM")(config).to(torch.bfloat16)
     with torch.no_grad():
-        if stem == "Gemma3Text":
+        if stem.startswith("Gemma"):
             # Scaled and tied as it is, the embedding would drown the layers: one token for ever.
             model.get_input_embeddings().weight *= 0.15
         for key, parameter in model.named_parameters():

@@ -47,7 +47,6 @@ GEMMA_270M = ModelArch(
     tied_embedding=True,
     embedding_scale=640**0.5,
     norm_offset=1.0,
-    post_norms=True,
 )
 QWEN_30B_A3B = ModelArch(
     family="qwen3_moe",

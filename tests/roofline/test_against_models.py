@@ -51,7 +51,6 @@ MODELS = {
         qk_norm=True,
         tied_embedding=True,
         norm_offset=1.0,
-        post_norms=True,
         activation="gelu_tanh",
     ),
     "qwen3_moe": replace(
@@ -60,6 +59,11 @@ MODELS = {
         qk_norm=True,
         moe=Moe(experts=4, active=2, intermediate=16),
     ),
+    "cohere2": replace(TINY, family="cohere2", windows=(4, 4, None), nope=(False, False, True)),
+    "glm4": replace(TINY, family="glm4", fused=("gate_up",), qkv_bias=True),
+    "olmo2": replace(TINY, family="olmo2", qk_norm=True, whole_qk_norm=True),
+    "phi3": replace(TINY, family="phi3", fused=("qkv", "gate_up")),
+    "starcoder2": replace(TINY, family="starcoder2", qkv_bias=True, output_bias=True),
     "bert": replace(
         TINY,
         family="bert",

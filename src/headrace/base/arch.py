@@ -57,6 +57,8 @@ class Moe:
     """What the shared expert gives is multiplied by a sigmoid of the row (Qwen2-MoE)."""
     dense_layers: int = 0
     """The first layers that keep a dense feed-forward."""
+    dense_at: tuple[int, ...] = ()
+    """Further layers that keep one (Qwen3-MoE)."""
     scores: Literal["softmax", "sigmoid"] = "softmax"
     bias: bool = False
     """Added to the scores for the choice alone."""
@@ -65,6 +67,10 @@ class Moe:
     groups: int = 1
     active_groups: int = 1
     """So many of the groups, the best, are chosen from."""
+
+    def mixes(self, layer: int) -> bool:
+        """Is the feed-forward of this layer a mixture?"""
+        return layer >= self.dense_layers and layer not in self.dense_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +143,6 @@ class ModelArch:
     embedding_scale: float = 1.0
     norm_offset: float = 0.0
     """1.0 where the norm multiplies by (1 + weight) (Gemma)."""
-    post_norms: bool = False
-    """Norms after attention and feed-forward as well as before (Gemma)."""
     whole_qk_norm: bool = False
     """The norms of q and k are over all heads together (OLMo 2)."""
     residual_scale: float = 1.0

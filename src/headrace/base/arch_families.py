@@ -19,6 +19,38 @@ class Family:
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+_SPARSE = ("mlp_only_layers", "decoder_sparse_step")
+_MULTIPLIERS = (
+    "logits_scaling",
+    "residual_multiplier",
+    "embedding_multiplier",
+    "attention_multiplier",
+)
+_GROUPED = (
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_nextn_predict_layers",
+    "n_group",
+    "topk_group",
+    "routed_scaling_factor",
+    "first_k_dense_replace",
+)
+_GEMMA2 = {
+    "vocab_size": 256_000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}
 _GEMMA3_TEXT = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -56,6 +88,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
         },
+        _SPARSE,
     ),
     "qwen2_moe": Family(
         "qwen2_moe",
@@ -67,7 +100,7 @@ FAMILIES: Mapping[str, Family] = {
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 5632,
         },
-        ("shared_expert_intermediate_size",),
+        ("shared_expert_intermediate_size", *_SPARSE),
     ),
     "mixtral": Family(
         "mixtral",
@@ -104,13 +137,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 1408,
         },
-        (
-            "partial_rotary_factor",
-            "use_qk_norm",
-            "n_routed_experts",
-            "n_shared_experts",
-            "num_nextn_predict_layers",
-        ),
+        ("partial_rotary_factor", "use_qk_norm", *_GROUPED),
     ),
     "smollm3": Family(
         "smollm3",
@@ -127,6 +154,89 @@ FAMILIES: Mapping[str, Family] = {
         "granite",
         ("GraniteForCausalLM",),
         {"max_position_embeddings": 2048},
-        ("logits_scaling", "residual_multiplier", "embedding_multiplier", "attention_multiplier"),
+        _MULTIPLIERS,
+    ),
+    "granitemoe": Family(
+        "granitemoe",
+        ("GraniteMoeForCausalLM",),
+        {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2},
+        _MULTIPLIERS,
+    ),
+    "phi3": Family(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        ("partial_rotary_factor",),
+    ),
+    "glm4": Family(
+        "glm4",
+        ("Glm4ForCausalLM",),
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1.5625e-7,
+            "partial_rotary_factor": 0.5,
+        },
+        ("partial_rotary_factor",),
+    ),
+    "olmo2": Family(
+        "olmo2", ("Olmo2ForCausalLM",), {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    ),
+    "gemma2": Family("gemma2", ("Gemma2ForCausalLM",), _GEMMA2),
+    "cohere2": Family(
+        "cohere2",
+        ("Cohere2ForCausalLM",),
+        {
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "tie_word_embeddings": True,
+        },
+        ("logit_scale", "use_parallel_block"),
+    ),
+    "exaone4": Family(
+        "exaone4",
+        ("Exaone4ForCausalLM",),
+        {
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "sliding_window_pattern": 4,
+        },
+    ),
+    "starcoder2": Family(
+        "starcoder2",
+        ("Starcoder2ForCausalLM",),
+        {
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "norm_epsilon": 1e-5,
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+        },
+        ("use_bias",),
+    ),
+    "minimax_m2": Family(
+        "minimax_m2",
+        ("MiniMaxM2ForCausalLM",),
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 196_608,
+            "rope_theta": 5e6,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+        (
+            "partial_rotary_factor",
+            "rotary_dim",
+            "use_qk_norm",
+            "qk_norm_type",
+            "use_routing_bias",
+            "scoring_func",
+        ),
     ),
 }

@@ -162,7 +162,6 @@ def _gemma(fields: Fields, layers: int, hidden: int, heads: int, head_dim: int) 
         "local_rope": Rope(theta=_plain(fields.number("rope.freq_base_swa", 1.0, 1e12, 1e4))),
         "embedding_scale": math.sqrt(hidden),
         "norm_offset": 1.0,
-        "post_norms": True,
         "attention_scale": scalar**-0.5,
         "final_softcap": cap or None,
     }

@@ -14,11 +14,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from .arch import Activation, ModelArch, Moe, Rope
+from .arch import Activation, ModelArch, Rope
 from .arch_encoder import ENCODERS, encoder_arch
 from .arch_families import FAMILIES, Family
 from .arch_fields import Fields
 from .arch_gguf import GGUF_ARCHITECTURES, from_gguf
+from .arch_traits import mixture, traits
 from .errors import ModelFileError, UnsupportedModel
 
 __all__ = ["FAMILIES", "GGUF_ARCHITECTURES", "MAX_CONTEXT", "from_gguf", "from_hf", "rope_of"]
@@ -58,10 +59,36 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "mlp_only_layers": ([],),
     "decoder_sparse_step": (1,),
     "shared_expert_intermediate_size": (0,),
+    "use_bias": (False,),
+    "use_parallel_block": (False,),
+    "rotary_dim": (),
+    "qk_norm_type": (),
+    "use_routing_bias": (False,),
+    "scoring_func": ("softmax",),
+    "n_group": (0, 1),
+    "topk_group": (0, 1),
+    "routed_scaling_factor": (1.0,),
+    "first_k_dense_replace": (0,),
+    "swiglu_limit": (),
 }
 """Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
 
-_DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
+_EPSILONS = {"cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+_NORMED = {"qwen3", "qwen3_moe", "gemma3", "olmoe", "olmo2", "exaone4", "minimax_m2"}
+"""Families with norms on q and k."""
+_UNWINDOWED = {
+    "llama",
+    "mixtral",
+    "olmoe",
+    "olmo2",
+    "glm4",
+    "glm4_moe",
+    "granite",
+    "granitemoe",
+    "minimax_m2",
+}
+_PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4"}
+"""Families of which every n-th layer sees everything."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -103,13 +130,14 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
     if head_dim % 2:
         raise UnsupportedModel(f"config.json: head_dim is {head_dim}; must be even")
     bias = _bias(fields, family.family)
-    gemma = family.family == "gemma3"
-    extra = _extra(fields, family.family, hidden, layers)
+    gemma = family.family in ("gemma2", "gemma3")
+    extra = traits(fields, family.family, hidden, layers)
     if not gemma:
         for key, allowed in _UNCAPPED.items():
             fields.expect(key, *allowed)
-    rope, local_rope = _ropes(fields, family.family, max_context)
+    rope, local_rope = _ropes(fields, family, head_dim, max_context)
     act_key = "hidden_activation" if gemma else "hidden_act"
+    windows, unrotated = _windows(fields, family.family, layers, max_context)
     activation = _ACTIVATIONS[
         fields.word(act_key, _ACTIVATIONS, "gelu_pytorch_tanh" if gemma else "silu")
     ]
@@ -127,18 +155,18 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         head_dim=head_dim,
         intermediate=fields.integer("intermediate_size", 1, 2**20),
         max_context=max_context,
-        norm_eps=fields.number("rms_norm_eps", 1e-12, 1e-1, 1e-6),
+        norm_eps=fields.number(_EPSILONS.get(family.family, "rms_norm_eps"), 1e-12, 1e-1, 1e-6),
         activation=activation,
         rope=rope,
         local_rope=local_rope,
-        windows=_windows(fields, family.family, layers, max_context),
+        windows=windows,
         qkv_bias=bias[0],
         output_bias=bias[1],
-        qk_norm=family.family in ("qwen3", "qwen3_moe", "gemma3", "olmoe")
+        qk_norm=family.family in _NORMED
         or ("use_qk_norm" in family.own and fields.flag("use_qk_norm", False)),
         tied_embedding=bool(tied),
-        moe=_moe(fields, family.family),
-        **extra,
+        moe=mixture(fields, family.family, layers),
+        **{"nope": unrotated, **extra},
     )
 
 
@@ -173,114 +201,25 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
         return True, False
     if family == "qwen2_moe":
         return fields.flag("qkv_bias", True), False
-    if family in ("mistral", "mixtral"):
+    if family in ("mistral", "mixtral", "phi3", "exaone4", "minimax_m2"):
         fields.expect("attention_bias", False)
         return False, False
-    bias = fields.flag("attention_bias", False)
-    return bias, bias and family != "glm4_moe"
+    if family == "starcoder2":
+        bias = fields.flag("use_bias", True)
+        return bias, bias
+    bias = fields.flag("attention_bias", family == "glm4")
+    return bias, bias and family not in ("glm4", "glm4_moe")
 
 
-def _extra(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, Any]:
-    """What one family alone has."""
-    if family == "gemma3":
-        return _gemma(fields, hidden)
-    if family == "olmoe":
-        return {"whole_qk_norm": True}
-    if family == "smollm3":
-        return {"nope": _nope(fields, layers)}
-    if family != "granite":
-        return {}
-    return {
-        "embedding_scale": fields.number("embedding_multiplier", 1e-6, 1e6, 1.0),
-        "residual_scale": fields.number("residual_multiplier", 1e-6, 1e6, 1.0),
-        "attention_scale": fields.number("attention_multiplier", 1e-6, 1e6, 1.0),
-        "logits_scale": 1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
-    }
-
-
-def _nope(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """SmolLM3's layers without positions: zeros of its list, or every n-th layer."""
-    rotated = fields.raw("no_rope_layers")
-    if rotated is None:
-        every = fields.integer("no_rope_layer_interval", 1, 2**10, 4)
-        return tuple((layer + 1) % every == 0 for layer in range(layers))
-    if not isinstance(rotated, list) or len(rotated) != layers or set(rotated) - {0, 1}:
-        raise ModelFileError(
-            f"{fields.where}: no_rope_layers must be a list of {layers} zeros and ones",
-            param="no_rope_layers",
-        )
-    return tuple(not one for one in rotated)
-
-
-def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
-    """What only Gemma has: its norms, its embedding scale, its attention scale and caps."""
-    scalar = fields.number("query_pre_attn_scalar", 1e-3, 1e6)
-    return {
-        "embedding_scale": math.sqrt(hidden),
-        "norm_offset": 1.0,
-        "post_norms": True,
-        "attention_scale": scalar**-0.5,
-        "attention_softcap": fields.optional_number("attn_logit_softcapping", 1e-3, 1e6),
-        "final_softcap": fields.optional_number("final_logit_softcapping", 1e-3, 1e6),
-    }
-
-
-def _moe(fields: Fields, family: str) -> Moe | None:
-    if family == "glm4_moe":
-        return _glm_moe(fields)
-    if family not in ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe"):
-        for key, allowed in _DENSE_ONLY.items():
-            fields.expect(key, *allowed)
-        return None
-    # transformers 5 writes Qwen3-MoE's number of experts under Mixtral's key.
-    own = "num_experts" if family != "mixtral" and fields.present("num_experts") else ""
-    experts = fields.integer(
-        own or "num_local_experts", 1, 2**12, fields.defaults.get("num_experts")
-    )
-    narrow = family.startswith("qwen")
-    width = "moe_intermediate_size" if narrow else "intermediate_size"
-    return Moe(
-        experts=experts,
-        active=fields.integer("num_experts_per_tok", 1, experts),
-        intermediate=fields.integer(width, 1, 2**20),
-        normalise=family == "mixtral" or fields.flag("norm_topk_prob", False),
-        shared_intermediate=fields.integer("shared_expert_intermediate_size", 0, 2**20, 0),
-        shared_gate=family == "qwen2_moe",
-    )
-
-
-def _glm_moe(fields: Fields) -> Moe:
-    """The routing of DeepSeek-V3 (section 2.1.2), as GLM-4.5 has it."""
-    experts = fields.integer("n_routed_experts", 1, 2**12)
-    groups = fields.integer("n_group", 1, 64, 1)
-    best = fields.integer("topk_group", 1, groups, 1)
-    if experts % groups:
-        raise UnsupportedModel(
-            f"{fields.where}: n_group is {groups}; n_routed_experts ({experts}) must be a multiple",
-            param="n_group",
-        )
-    inner = fields.integer("moe_intermediate_size", 1, 2**20)
-    return Moe(
-        experts=experts,
-        active=fields.integer("num_experts_per_tok", 1, experts // groups * best),
-        intermediate=inner,
-        normalise=fields.flag("norm_topk_prob", True),
-        shared_intermediate=inner * fields.integer("n_shared_experts", 0, 2**8),
-        dense_layers=fields.integer("first_k_dense_replace", 0, 2**10, 1),
-        scores="sigmoid",
-        bias=True,
-        scale=fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
-        groups=groups,
-        active_groups=best,
-    )
-
-
-def _windows(fields: Fields, family: str, layers: int, max_context: int) -> tuple[int | None, ...]:
-    """Per layer the window, or () where no layer has one that matters."""
+def _windows(
+    fields: Fields, family: str, layers: int, max_context: int
+) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
+    """(per layer the window, or () where no layer has one that matters; per layer, whether it is
+    not rotated because it has none: Command R7B, EXAONE 4)"""
     window = fields.raw(WINDOW_KEY)
-    if family == "mistral" and not fields.present(WINDOW_KEY):
+    if family in ("mistral", "exaone4") and not fields.present(WINDOW_KEY):
         window = 4096  # as transformers takes it: only an explicit null means none
-    if family in ("llama", "mixtral", "olmoe", "glm4_moe", "granite") or (
+    if family in _UNWINDOWED or (
         family.startswith(("qwen", "smollm")) and not fields.flag("use_sliding_window", False)
     ):
         if family == "mixtral":
@@ -293,15 +232,18 @@ def _windows(fields: Fields, family: str, layers: int, max_context: int) -> tupl
         any(slides)
         and window is None
         and fields.raw("layer_types") is not None
-        and (family in ("gemma3", "mistral"))
+        and (family in ("gemma2", "gemma3", "cohere2", "mistral"))
     ):
         raise ModelFileError(
             f"{fields.where}: layer_types has sliding_attention but sliding_window is absent",
             param=WINDOW_KEY,
         )
+    unrotated: tuple[bool, ...] = ()
+    if family == "cohere2" or (family == "exaone4" and window is not None):
+        unrotated = tuple(not slide for slide in slides)
     if window is None or window >= max_context or not any(slides):
-        return ()
-    return tuple(window if slide else None for slide in slides)
+        return (), unrotated
+    return tuple(window if slide else None for slide in slides), unrotated
 
 
 def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
@@ -320,10 +262,13 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
                     param="layer_types",
                 )
         return [kind == "sliding_attention" for kind in kinds]
-    if family == "gemma3":
+    if family in _PATTERNED:
         # Every n-th layer sees everything; transformers 5 writes the key with an underscore.
         key = "_sliding_window_pattern"
-        pattern = fields.integer(key if fields.raw(key) is not None else key[1:], 1, 2**10)
+        key = key if fields.raw(key) is not None else key[1:]
+        if family == "exaone4" and isinstance(fields.raw(key), str):
+            return _spelt(fields, key, layers)
+        pattern = fields.integer(key, 1, 2**10)
         return [(layer + 1) % pattern != 0 for layer in range(layers)]
     if family in ("qwen3_moe", "smollm3"):
         return [True] * layers  # transformers reads no max_window_layers there.
@@ -333,19 +278,33 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> list[bool]:
     return [True] * layers
 
 
-def _ropes(fields: Fields, family: str, max_context: int) -> tuple[Rope, Rope | None]:
+def _spelt(fields: Fields, key: str, layers: int) -> list[bool]:
+    """EXAONE's pattern of L (windowed) and G (full), over and over; its last layer is full."""
+    pattern = str(fields.raw(key))
+    if not pattern or set(pattern) - set("LG"):
+        raise ModelFileError(
+            f"{fields.where}: {key} is {pattern!r:.40}; must be a number or letters L and G",
+            param=key,
+        )
+    return [layer + 1 < layers and pattern[layer % len(pattern)] == "L" for layer in range(layers)]
+
+
+def _ropes(
+    fields: Fields, family: Family, head_dim: int, max_context: int
+) -> tuple[Rope, Rope | None]:
     """(rope of the full layers, rope of the windowed ones where it is their own)."""
     theta = fields.number("rope_theta", 1.0, 1e12, 1e4)
     new = fields.mapping("rope_parameters")
     old = fields.mapping("rope_scaling")
-    if family == "glm4_moe":
+    if family.family != "gemma3":
         given = dict(new or old or {})
-        inner = given.pop("partial_rotary_factor", None)
-        key = "partial_rotary_factor"
-        share = Fields({key: inner or fields.raw(key)}, fields.where).number(key, 0.01, 1.0)
-        return replace(rope_of(given, theta, max_context), share=share), None
-    if family != "gemma3":
-        return rope_of(new or old or {}, theta, max_context), None
+        share = _share(fields, given, head_dim) if "partial_rotary_factor" in family.own else 1.0
+        if family.family == "phi3":
+            rope = _phi_rope(fields, given, theta, int(head_dim * share), max_context)
+        else:
+            rope = rope_of(given, theta, max_context)
+        pairs = family.family in ("glm4", "cohere2")
+        return replace(rope, share=share, interleaved=pairs), None
     local = fields.number("rope_local_base_freq", 1.0, 1e12)
     nested = Fields(new or {}, "config.json rope_parameters")
     full, sliding = nested.mapping("full_attention"), nested.mapping("sliding_attention")
@@ -355,6 +314,59 @@ def _ropes(fields: Fields, family: str, max_context: int) -> tuple[Rope, Rope | 
             rope_of(sliding or {}, local, max_context),
         )
     return rope_of(new or old or {}, theta, max_context), Rope(theta=local)
+
+
+def _share(fields: Fields, given: dict[str, Any], head_dim: int) -> float:
+    """The part of a head that is rotated; its key is taken out of the rope's parameters."""
+    key = "partial_rotary_factor"
+    inner = given.pop(key, None)
+    rotary = fields.raw("rotary_dim")
+    if inner is None and rotary is not None:
+        share = fields.integer("rotary_dim", 2, head_dim) / head_dim
+    else:
+        named = Fields({key: fields.raw(key) if inner is None else inner}, fields.where)
+        share = named.number(key, 0.01, 1.0, 1.0)
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise UnsupportedModel(
+            f"{fields.where}: {key} is {share:g}; {rotated} of a head's {head_dim} numbers would "
+            "be rotated, which must be even",
+            param=key,
+        )
+    return share
+
+
+def _phi_rope(
+    fields: Fields, given: Mapping[str, Any], theta: float, rotated: int, max_context: int
+) -> Rope:
+    """Plain, or LongRoPE (Ding et al. 2024), whose original context lies outside."""
+    inner = Fields(given, "config.json rope_parameters")
+    key = "rope_type" if inner.raw("rope_type") is not None else "type"
+    if inner.word(key, ("default", "longrope", "su", "yarn"), "default") == "default":
+        return rope_of(given, theta, max_context)
+    own = "original_max_position_embeddings"
+    where = inner if inner.raw(own) is not None else fields
+    original = where.integer(own, 2, MAX_CONTEXT, 4096)
+    stretch = inner.number("factor", 1.0, 1e4, max(max_context / original, 1.0))
+    attention = inner.optional_number("attention_factor", 1e-3, 1e3)
+    if attention is None:
+        attention = math.sqrt(1 + math.log(stretch) / math.log(original))
+    return Rope(
+        theta=inner.number("rope_theta", 1.0, 1e12, theta),
+        kind="long",
+        original_context=original,
+        attention_factor=attention,
+        short=_factors(inner, "short_factor", rotated // 2),
+        long=_factors(inner, "long_factor", rotated // 2),
+    )
+
+
+def _factors(fields: Fields, key: str, count: int) -> tuple[float, ...]:
+    """`count` divisors of frequencies."""
+    given = fields.raw(key)
+    if not isinstance(given, list) or len(given) != count:
+        raise ModelFileError(f"{fields.where}: {key} must be a list of {count} numbers", param=key)
+    return tuple(Fields({key: one}, fields.where).number(key, 1e-3, 1e5) for one in given)
 
 
 def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:

@@ -10,7 +10,7 @@ these); values and nodes are told by their identity.
 | kind | reads → gives | weights | spec |
 |---|---|---|---|
 | `embed` | an index input of the step → [N, D] | table | `EmbedSpec` |
-| `norm` | [·, D] → [·, D] | gain, and shift where `layer` | `NormSpec` |
+| `norm` | [·, D] → [·, D] | gain, and of `layer` perhaps a shift | `NormSpec` |
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
 | `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms | `AttentionSpec`, `LatentSpec` |
@@ -113,7 +113,8 @@ class EmbedSpec:
 
 
 class NormSpec(NamedTuple):
-    """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain + shift."""
+    """`rms`: x / rms(x) · (gain + offset); `layer`: (x - mean) / deviation · gain, and where it has
+    one + shift."""
 
     kind: Literal["rms", "layer"]
     eps: float
@@ -369,7 +370,7 @@ def _check_widths(at: str, node: Node) -> None:
         case "embed", EmbedSpec():
             right = not ins and [refs[0].width] == outs
         case "norm", NormSpec():
-            right = ins == outs and vectors == ins * (1 if spec.kind == "rms" else 2)
+            right = ins == outs and vectors in (ins, ins * (1 if spec.kind == "rms" else 2))
         case "add", None | AddSpec():
             right = len(ins) == 2 and set(ins) == set(outs)
         case "linear", LinearSpec():

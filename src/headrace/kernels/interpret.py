@@ -131,8 +131,9 @@ class _Run:
     def _norm(self, node: Node) -> None:
         spec, x = cast(NormSpec, node.spec), self.values[node.reads[0]]
         gain, *shift = map(self.weights.vector, node.weights)
-        if shift:
-            self.values[node.out[0]] = self.ops.layer_norm(x, gain, shift[0], spec.eps)
+        if spec.kind == "layer":
+            shifted = shift[0] if shift else None
+            self.values[node.out[0]] = self.ops.layer_norm(x, gain, shifted, spec.eps)
         else:
             self.values[node.out[0]] = self.ops.rms_norm(x, gain, spec.eps, spec.offset)
 

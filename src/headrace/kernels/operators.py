@@ -188,7 +188,7 @@ class Operators(Protocol):
         """x [N, D] → x / rms(x) · (weight + offset), statistics in fp32."""
         ...
 
-    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
         """x [N, D] → (x - mean) / sqrt(variance + eps) · weight + bias, statistics in fp32."""
         ...
 

@@ -175,10 +175,11 @@ class ReferenceOperators:
         return out if softcap is None else torch.tanh_(out.div_(softcap)).mul_(softcap)
 
     def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         # One row after the other, each in the same order: invariant, unlike torch's products.
-        normed = functional.layer_norm(x.float(), (x.shape[-1],), weight.float(), bias.float(), eps)
+        shift = None if bias is None else bias.float()
+        normed = functional.layer_norm(x.float(), (x.shape[-1],), weight.float(), shift, eps)
         return normed.to(x.dtype)
 
     def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:

@@ -92,12 +92,11 @@ class Description:
         spec = NormSpec("rms", self.arch.norm_eps, self.arch.norm_offset)
         return self.node("norm", (x,), x.width, [vector([f"{name}.weight"], [x.width])], spec)
 
-    def layer_norm(self, x: Value, name: str) -> Value:
+    def layer_norm(self, x: Value, name: str, *, bias: bool = True) -> Value:
         """Ba, Kiros and Hinton 2016."""
-        gain, shift = (vector([f"{name}.{part}"], [x.width]) for part in ("weight", "bias"))
-        return self.node(
-            "norm", (x,), x.width, [gain, shift], NormSpec("layer", self.arch.norm_eps)
-        )
+        parts = ("weight", "bias") if bias else ("weight",)
+        vectors = [vector([f"{name}.{part}"], [x.width]) for part in parts]
+        return self.node("norm", (x,), x.width, vectors, NormSpec("layer", self.arch.norm_eps))
 
     def activate(self, x: Value, activation: ActivationSpec) -> Value:
         return self.node("activate", (x,), x.width, spec=activation)

@@ -8,9 +8,9 @@ from .description import Description, matrix, vector
 
 
 def feed_forward(to: Description, layer: int, x: Value, at: str) -> Value:
-    """Dense; or, behind the first dense layers, a mixture where the architecture has one."""
+    """Dense; or a mixture, in the layers where the architecture has one."""
     moe = to.arch.moe
-    if moe is None or layer < moe.dense_layers:
+    if moe is None or not moe.mixes(layer):
         return gated_linear(to, x, at, to.arch.intermediate)
     return mixture(to, x, at, moe)
 

@@ -8,7 +8,7 @@ whatever the checkpoint calls them. Torch-free.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ..base.arch import ModelArch
 from ..base.errors import ModelFileError
@@ -52,6 +52,16 @@ _ENCODER_POOLER = re.compile(r"pooler\.dense\.(weight|bias)")
 """The head of the pre-training: no embedding reads it, a classifier does."""
 _HF_VISION = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _MIXTRAL_EXPERT = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_EXPERTS = {
+    ".mlp.input_linear.weight": ".mlp.experts.*.gate_up_proj.weight",
+    ".mlp.output_linear.weight": ".mlp.experts.*.down_proj.weight",
+    ".mlp.experts.gate_up_proj": ".mlp.experts.*.gate_up_proj.weight",
+    ".mlp.experts.down_proj": ".mlp.experts.*.down_proj.weight",
+    ".mlp.router.layer.weight": ".mlp.gate.weight",
+    ".mlp.router.weight": ".mlp.gate.weight",
+    ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
+}
+"""Stacks of experts (Granite's, those of transformers 5), routers, MiniMax's bias of the choice."""
 _GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
 
 
@@ -67,7 +77,7 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
         return f"{_GGUF_TOP[stem]}.weight"
     match = _GGUF_BLOCK.fullmatch(name)
     if match:
-        norms = _GGUF_NORMS_GEMMA if arch.post_norms else _GGUF_NORMS_PLAIN
+        norms = _GGUF_NORMS_GEMMA if arch.family == "gemma3" else _GGUF_NORMS_PLAIN
         layer, part, suffix = match.groups()
         canonical = _GGUF_LAYER.get(part) or norms.get(part)
         if canonical is not None:
@@ -102,10 +112,31 @@ def from_hf_name(name: str, arch: ModelArch) -> str | None:
             name = plain + name[len(prefix) :]
     if arch.moe is not None:
         name = name.replace(".block_sparse_moe.", ".mlp.", 1)
+        for foreign, own in _EXPERTS.items():
+            if name.endswith(foreign):
+                return name.removesuffix(foreign) + own
         match = re.fullmatch(r"(.*\.mlp\.experts\.\d+\.)(w[123])\.weight", name)
         if match:
             name = f"{match[1]}{_MIXTRAL_EXPERT[match[2]]}.weight"
     return name
+
+
+def each_expert(
+    name: str, shape: tuple[int, ...]
+) -> Iterator[tuple[str, tuple[int, ...], tuple[int, int]]]:
+    """(name, shape, (expert, its first row)) of the tensors that one of a file's becomes: a stack
+    [experts, rows, width] one for each expert, with gate above up two."""
+    parts = ("gate_proj", "up_proj") if ".gate_up_proj." in name else ("",)
+    if "*" not in name or len(shape) != 3 or shape[1] % len(parts):
+        yield name, shape, (0, 0)
+        return
+    experts, rows, width = shape
+    inner = rows // len(parts)
+    for expert in range(experts):
+        own = name.replace("*", str(expert))
+        for index, part in enumerate(parts):
+            named = own.replace("gate_up_proj", part) if part else own
+            yield named, (inner, width), (expert, index * inner)
 
 
 def check(found: Mapping[str, tuple[int, ...]], arch: ModelArch, where: str) -> None:

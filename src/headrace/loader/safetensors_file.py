@@ -14,7 +14,7 @@ import math
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -74,6 +74,13 @@ class StoredTensor:
     def host_dtype(self) -> str:
         """Type as `kernels.arrays.dtype_name` names it; a quantised one by its own name."""
         return _NAMES.get(self.dtype, self.dtype)
+
+    def rows(self, stack: int, first: int, shape: tuple[int, ...]) -> StoredTensor:
+        """Rows from `first` on of one matrix of a stack; of what is no stack, the whole."""
+        if shape == self.shape:
+            return self
+        before = (stack * self.shape[1] + first) * self.shape[2] * SIZES[self.dtype]
+        return replace(self, shape=shape, begin=self.begin + before)
 
     def read(self) -> npt.NDArray[Any]:
         """The tensor [shape]; raises `ModelFileError` if its bytes are not there any more."""

@@ -12,7 +12,7 @@ from ..models.registry import describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
 from .jsonfile import read_json
-from .names import Shapes, check, from_hf_name
+from .names import Shapes, check, each_expert, from_hf_name
 from .safetensors_file import StoredTensor
 from .shards import read_headers
 
@@ -32,15 +32,18 @@ def from_safetensors(
 
         quantised = QuantisedMatrices(scheme, stored)
     names: dict[str, str] = {}
+    """Name in the file → canonical, with `*` for all experts at once."""
     found: Shapes = {}
 
     def claim(name: str, source: str, shape: tuple[int, ...]) -> None:
         canonical = from_hf_name(name, files.arch)
         if canonical is None:
             return
-        if canonical in found:
-            raise ModelFileError(f"{files.path.name}: {canonical} appears twice")
-        names[source], found[canonical] = canonical, shape
+        names[source] = canonical
+        for each, part, _ in each_expert(canonical, shape):
+            if each in found:
+                raise ModelFileError(f"{files.path.name}: {each} appears twice")
+            found[each] = part
 
     if quantised is not None:
         for module, main, shape in quantised.shapes():
@@ -71,4 +74,8 @@ def from_safetensors(
     for name, tensor in stored.items():
         if name in names:
             matrix = None if quantised is None else quantised.load(name)
-            yield names[name], tensor if matrix is None else matrix
+            if matrix is not None:
+                yield names[name], matrix
+                continue
+            for each, part, (expert, row) in each_expert(names[name], tensor.shape):
+                yield each, tensor.rows(expert, row, part)

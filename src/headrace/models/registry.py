@@ -9,27 +9,27 @@ from ..base.arch import ModelArch
 from ..base.errors import UnsupportedModel
 from ..base.graph import Graph
 from .bert import bert
+from .cohere2 import cohere2
 from .deepseek import deepseek
-from .gemma3 import gemma3
+from .gemma import gemma, glm4
 from .llama import llama
+from .olmo2 import olmo2
+from .starcoder2 import starcoder2
 
+_PRE_NORM = """glm4_moe gpt_oss granite granitemoe llama minimax_m2 mistral mixtral olmoe phi3
+    qwen2 qwen2_moe qwen3 qwen3_moe smollm3"""
 FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "bert": bert,
+    "cohere2": cohere2,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
-    "gemma3": gemma3,
-    "glm4_moe": llama,
-    "gpt_oss": llama,
-    "granite": llama,
-    "llama": llama,
-    "mistral": llama,
-    "mixtral": llama,
-    "olmoe": llama,
-    "qwen2": llama,
-    "qwen2_moe": llama,
-    "qwen3": llama,
-    "qwen3_moe": llama,
-    "smollm3": llama,
+    "exaone4": olmo2,
+    "gemma2": gemma,
+    "gemma3": gemma,
+    "glm4": glm4,
+    "olmo2": olmo2,
+    "starcoder2": starcoder2,
+    **dict.fromkeys(_PRE_NORM.split(), llama),
 }
 """`ModelArch.family` → what describes it. A family that differs by numbers is a line, one of
 another shape a file and a line."""

@@ -22,7 +22,7 @@ def collectives(case: Case, tokens: int) -> Iterator[Count]:
     """
     arch, layout = case.arch, case.layout
     size = tokens * arch.hidden * dtype_bytes(case.dtype)
-    sparse = 0 if arch.moe is None else arch.layers - arch.moe.dense_layers
+    sparse = 0 if arch.moe is None else sum(map(arch.moe.mixes, range(arch.layers)))
     exchanged = sparse if layout.dp > 1 else 0
     if layout.tp > 1:
         yield Count(

@@ -284,7 +284,7 @@ def activation_bytes(wish: Wish) -> int:
     if arch.moe is not None:
         inner = max(
             arch.moe.active * arch.moe.intermediate + arch.moe.shared_intermediate,
-            arch.intermediate if arch.moe.dense_layers else 0,
+            arch.intermediate if arch.moe.dense_layers or arch.moe.dense_at else 0,
         )
         extra = 2 * arch.moe.active * arch.hidden
     feed_forward = 2 * arch.hidden + 3 * inner + extra

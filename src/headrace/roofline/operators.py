@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ..base.arch import ModelArch
 from ..base.demand import demand
-from ..base.graph import SAMPLED, AttentionSpec, Graph, Node, NormSpec
+from ..base.graph import SAMPLED, ActivationSpec, AttentionSpec, Graph, Node, NormSpec
 from ..models.registry import describe
 from .attention import attention, bidirectional_attention, latent_attention
 from .collectives import collectives
@@ -136,8 +136,8 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
     if node.kind == "add":
         readers = graph.readers(node.out[0])
         joined = any(_joins(graph, graph.nodes[index], node) for index in readers)
-        deep = any(each.kind == "activate" for each in graph.nodes)
-        return None if joined else "sums" if deep else "shared"
+        mixed = graph.nodes[graph.maker(node.reads[0])].kind == "experts"
+        return None if joined else "shared" if mixed else "sums"
     if node.kind == "linear":
         return product_label(node)
     if node.kind == "select":
@@ -152,7 +152,7 @@ def _label(graph: Graph, node: Node, *, sampled: bool) -> str | None:
         maker = graph.nodes[graph.maker(node.reads[0])]
         return "shared_gated" if role_of(maker.weights[0]) == "shared" else "gated"
     if node.kind == "activate":
-        return "pooled" if sampled else "inner"
+        return "pooled" if node.spec == ActivationSpec("tanh") else "inner"
     if node.kind == "experts":
         return "experts" if node.weights[0].copies > 1 else "shared_experts"
     return "attention" if node.kind == "attend" else None
@@ -296,9 +296,10 @@ def gated(case: Case, step: Composition, group: Group, rows: int, mark: str) -> 
 def activate(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count:
     """About 8 FLOPs per number; read and written once."""
     size: float = rows * group.node.out[0].width
-    if not group.sampled:
-        size = size / case.layout.tp
-    return vector(case, "activate", group.label, group.calls, size, 8, 1, 1)
+    label = group.label
+    if label != "pooled":
+        size, label = size / case.layout.tp, f"{label}{mark}"
+    return vector(case, "activate", label, group.calls, size, 8, 1, 1)
 
 
 def select(case: Case, step: Composition, group: Group, rows: int, mark: str) -> Count | None:

@@ -26,8 +26,9 @@ _ROLE_PATTERNS = (
     ("shared", r"mlp\.shared_experts?\."),
     ("experts", r"mlp\.experts\."),
     ("router", r"mlp\.(gate|shared_expert_gate)\.weight$"),
+    ("up", r"mlp\.c_fc\.weight$"),
     ("gate_up", r"mlp\.(gate|up|gate_up)_proj\.weight$"),
-    ("down", r"mlp\.down_proj\.weight$"),
+    ("down", r"mlp\.(down|c)_proj\.weight$"),
 )
 
 Which = Literal["all", "last", "others"]

@@ -289,7 +289,8 @@ class Lowering:
         given = self._matrix(x), None if residual is None else self._matrix(residual)
         gain, *shift = (self._weights.vector(ref) for ref in node.weights)
         if spec.kind == "layer":
-            emitted = emit.layer_norm(*given, gain, shift[0], spec.eps, y, q, _rows(out))
+            shifted = shift[0] if shift else None
+            emitted = emit.layer_norm(*given, gain, shifted, spec.eps, y, q, _rows(out))
         else:
             emitted = emit.norm(*given, gain, spec.eps, spec.offset, y, q, _rows(out))
         self._emit("norm", emitted)

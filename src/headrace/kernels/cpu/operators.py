@@ -186,7 +186,7 @@ class CpuOperators:
             self._run([emit.softcap(matrix(y), y.shape[1], softcap)], HrStep(r=len(y)))
         return y
 
-    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, eps: float) -> Array:
         y = floats_like(x, *x.shape)
         op = emit.layer_norm(matrix(x), None, weight, bias, eps, matrix(y), NOT_QUANTISED, ROWS_N)
         self._run([op], HrStep(n=len(x)))

@@ -217,7 +217,8 @@ void op_layer_norm(const HrLayerNorm& op, const hr::Work& work) {
       for (int64_t j = 0; j < n; j += 16) {
         const int64_t at = i + j, room = op.size - at;
         const F to = f_fma(f_mul(f_sub(f_tail(x + at, room), mean), scale),
-                           f_tail(op.weight + at, room), f_tail(op.bias + at, room));
+                           f_tail(op.weight + at, room),
+                           op.bias ? f_tail(op.bias + at, room) : f_zero());
         if (op.q.six) f_store(v + j, to);
         if (y) f_store_tail(y + at, to, room);
       }

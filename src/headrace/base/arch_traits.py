@@ -1,0 +1,143 @@
+"""What one family of decoders has in its `config.json` that others have not, and its mixture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .arch import Moe
+from .arch_fields import Fields
+from .errors import ModelFileError, UnsupportedModel
+
+_DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
+
+
+def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, Any]:
+    """Fields of `ModelArch` that one family alone has."""
+    match family:
+        case "gemma2" | "gemma3":
+            return _gemma(fields, hidden)
+        case "olmoe" | "olmo2":
+            return {"whole_qk_norm": True}
+        case "smollm3":
+            return {"nope": _nope(fields, layers)}
+        case "phi3":
+            return {"fused": ("qkv", "gate_up")}
+        case "glm4":
+            return {"fused": ("gate_up",)}
+        case "cohere2":
+            fields.expect("use_parallel_block", True)
+            return {"logits_scale": fields.number("logit_scale", 1e-6, 1e6)}
+        case "minimax_m2":
+            fields.expect("qk_norm_type", "per_layer")
+            fields.expect("use_qk_norm", True)
+            return {"whole_qk_norm": True}
+        case "granite" | "granitemoe":
+            return _granite(fields)
+    return {}
+
+
+def _granite(fields: Fields) -> dict[str, Any]:
+    """Its four multipliers; the logits are divided by theirs."""
+    return {
+        "embedding_scale": fields.number("embedding_multiplier", 1e-6, 1e6, 1.0),
+        "residual_scale": fields.number("residual_multiplier", 1e-6, 1e6, 1.0),
+        "attention_scale": fields.number("attention_multiplier", 1e-6, 1e6, 1.0),
+        "logits_scale": 1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
+    }
+
+
+def _nope(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """SmolLM3's layers without positions: zeros of its list, or every n-th layer."""
+    rotated = fields.raw("no_rope_layers")
+    if rotated is None:
+        every = fields.integer("no_rope_layer_interval", 1, 2**10, 4)
+        return tuple((layer + 1) % every == 0 for layer in range(layers))
+    if not isinstance(rotated, list) or len(rotated) != layers or set(rotated) - {0, 1}:
+        raise ModelFileError(
+            f"{fields.where}: no_rope_layers must be a list of {layers} zeros and ones",
+            param="no_rope_layers",
+        )
+    return tuple(not one for one in rotated)
+
+
+def _gemma(fields: Fields, hidden: int) -> dict[str, Any]:
+    """What only Gemma has: its norms, its embedding scale, its attention scale and caps."""
+    scalar = fields.number("query_pre_attn_scalar", 1e-3, 1e6)
+    return {
+        "embedding_scale": math.sqrt(hidden),
+        "norm_offset": 1.0,
+        "attention_scale": scalar**-0.5,
+        "attention_softcap": fields.optional_number("attn_logit_softcapping", 1e-3, 1e6),
+        "final_softcap": fields.optional_number("final_logit_softcapping", 1e-3, 1e6),
+    }
+
+
+def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
+    """The experts of a family that has some."""
+    if family == "glm4_moe":
+        return _glm_moe(fields)
+    if family not in ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "minimax_m2"):
+        for key, allowed in _DENSE_ONLY.items():
+            fields.expect(key, *allowed)
+        return None
+    # transformers 5 writes Qwen3-MoE's number of experts under Mixtral's key.
+    local = family in ("mixtral", "granitemoe", "minimax_m2")
+    own = "num_experts" if not local and fields.present("num_experts") else ""
+    experts = fields.integer(
+        own or "num_local_experts", 1, 2**12, fields.defaults.get("num_experts")
+    )
+    if family == "minimax_m2":
+        fields.expect("scoring_func", "sigmoid")
+        fields.expect("use_routing_bias", True)
+        fields.expect("shared_intermediate_size", 0)
+    narrow = family.startswith("qwen")
+    width = "moe_intermediate_size" if narrow else "intermediate_size"
+    return Moe(
+        experts=experts,
+        active=fields.integer("num_experts_per_tok", 1, experts),
+        intermediate=fields.integer(width, 1, 2**20),
+        normalise=local or fields.flag("norm_topk_prob", False),
+        shared_intermediate=fields.integer("shared_expert_intermediate_size", 0, 2**20, 0),
+        shared_gate=family == "qwen2_moe",
+        dense_at=_dense(fields, layers) if narrow else (),
+        scores="sigmoid" if family == "minimax_m2" else "softmax",
+        bias=family == "minimax_m2",
+    )
+
+
+def _dense(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Layers without experts: those that are named, and all but every n-th."""
+    named = fields.raw("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(type(one) is int for one in named):
+        raise ModelFileError(
+            f"{fields.where}: mlp_only_layers must be a list of numbers", param="mlp_only_layers"
+        )
+    step = fields.integer("decoder_sparse_step", 1, 2**10, 1)
+    return tuple(at for at in range(layers) if at in named or (at + 1) % step)
+
+
+def _glm_moe(fields: Fields) -> Moe:
+    """The routing of DeepSeek-V3 (section 2.1.2), as GLM-4.5 has it."""
+    experts = fields.integer("n_routed_experts", 1, 2**12)
+    groups = fields.integer("n_group", 1, 64, 1)
+    best = fields.integer("topk_group", 1, groups, 1)
+    if experts % groups:
+        raise UnsupportedModel(
+            f"{fields.where}: n_group is {groups}; n_routed_experts ({experts}) must be a multiple",
+            param="n_group",
+        )
+    inner = fields.integer("moe_intermediate_size", 1, 2**20)
+    return Moe(
+        experts=experts,
+        active=fields.integer("num_experts_per_tok", 1, experts // groups * best),
+        intermediate=inner,
+        normalise=fields.flag("norm_topk_prob", True),
+        shared_intermediate=inner * fields.integer("n_shared_experts", 0, 2**8),
+        dense_layers=fields.integer("first_k_dense_replace", 0, 2**10, 1),
+        scores="sigmoid",
+        bias=True,
+        scale=fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
+        groups=groups,
+        active_groups=best,
+    )

@@ -1,0 +1,28 @@
+"""StarCoder 2 (Lozhkov et al. 2024): layer norms, biases, a feed-forward without a gate."""
+
+from __future__ import annotations
+
+from ..base.arch import ModelArch
+from ..base.graph import ActivationSpec, Graph
+from ..layers.attention import attention
+from ..layers.description import Description
+from ..layers.embedding import embedding, head
+
+
+def starcoder2(arch: ModelArch) -> Graph:
+    """x + attention(norm(x)), then x + project(act(expand(norm(x)))); all products have a bias, or
+    none."""
+    to = Description(arch)
+    bias = arch.output_bias
+    x = embedding(to)
+    for layer in range(arch.layers):
+        at = f"model.layers.{layer}"
+        normed = to.layer_norm(x, f"{at}.input_layernorm")
+        x = to.add(x, attention(to, layer, normed, f"{at}.self_attn"))
+        normed = to.layer_norm(x, f"{at}.post_attention_layernorm")
+        inner = to.linear(normed, f"{at}.mlp.c_fc", outputs=arch.intermediate, bias=bias)
+        inner = to.activate(inner, ActivationSpec(arch.activation))
+        inner = to.linear(inner, f"{at}.mlp.c_proj", outputs=arch.hidden, bias=bias)
+        x = to.add(x, inner)
+    hidden = to.layer_norm(x, "model.norm")
+    return to.graph(hidden=hidden, logits=head(to, hidden))

@@ -1,0 +1,187 @@
+"""Configs of the families become architectures, each key of another family a refusal or another
+architecture."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+
+from base.published import PUBLISHED
+from headrace.base.arch_families import FAMILIES
+from headrace.base.arch_reader import NEUTRAL, from_hf
+from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
+from headrace.models.registry import describe
+
+FLIPS: dict[str, Any] = {
+    "partial_rotary_factor": 0.75,
+    "rotary_pct": 0.5,
+    "clip_qkv": 8.0,
+    "alibi": True,
+    "logits_scaling": 2.5,
+    "logit_scale": 0.3,
+    "residual_multiplier": 0.6,
+    "embedding_multiplier": 2.5,
+    "attention_multiplier": 0.3,
+    "mlp_bias": True,
+    "use_qk_norm": True,
+    "qk_layernorm": True,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "n_routed_experts": 16,
+    "n_shared_experts": 3,
+    "num_nextn_predict_layers": 2,
+    "is_encoder_decoder": True,
+    "add_cross_attention": True,
+    "cross_attention_layers": [1],
+    "use_parallel_residual": True,
+    "no_rope_layers": [1, 0, 1, 1],
+    "attention_chunk_size": 64,
+    "attn_temperature_tuning": True,
+    "num_kv_shared_layers": 1,
+    "use_bidirectional_attention": True,
+    "altup_num_inputs": 4,
+    "mlp_only_layers": [1],
+    "decoder_sparse_step": 2,
+    "shared_expert_intermediate_size": 24,
+    "use_bias": True,
+    "use_parallel_block": True,
+    "rotary_dim": 8,
+    "qk_norm_type": "per_head",
+    "use_routing_bias": True,
+    "scoring_func": "sigmoid",
+    "n_group": 2,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 2,
+    "swiglu_limit": 7.0,
+}
+"""Keys that some family reads or nobody does, with a value that changes the result."""
+SAME = {
+    "use_bias": "starcoder2",
+    "use_parallel_block": "cohere2",
+    "use_qk_norm": "minimax_m2",
+    "use_routing_bias": "minimax_m2",
+    "scoring_func": "minimax_m2",
+    "num_nextn_predict_layers": "glm4_moe",
+}
+"""Where the flipped value is the family's own, or what it counts is not read."""
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+}
+
+
+def small(kind: str) -> dict[str, Any]:
+    """A config as transformers 5 writes it, with the share of a rotated head outside."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import CONFIG_MAPPING
+
+        config: dict[str, Any] = CONFIG_MAPPING[kind](**SMALL).to_dict()
+    (config.get("rope_parameters") or {}).pop("partial_rotary_factor", None)
+    return config
+
+
+def test_every_key_of_others_is_flipped() -> None:
+    own = {key for family in FAMILIES.values() for key in family.own}
+    assert set(FLIPS) == set(NEUTRAL) | own
+
+
+@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - {"gemma3"}))
+def test_a_key_of_another_family_is_refused_or_heard(kind: str) -> None:
+    config = small(kind)
+    read = from_hf(config)
+    deaf = []
+    for key, value in FLIPS.items():
+        if SAME.get(key) == kind:
+            continue
+        try:
+            if from_hf({**config, key: value}) == read:
+                deaf.append(key)
+        except HeadraceError as error:
+            if key not in str(error):
+                deaf.append(f"{key}: {error}")
+    assert not deaf
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_the_parameters_that_its_authors_count(name: str) -> None:
+    config, parameters = PUBLISHED[name]
+    tensors = describe(from_hf(config)).tensors()
+    assert sum(map(math.prod, tensors.values())) == pytest.approx(parameters, rel=5e-3)
+
+
+def test_what_is_particular_to_a_published_model() -> None:
+    read = {name: from_hf(config) for name, (config, _) in PUBLISHED.items()}
+    phi = read["phi-4-mini"]
+    assert phi.rope.rotated(phi.head_dim) == 96
+    assert (phi.rope.kind, len(phi.rope.long), phi.windows) == ("long", 48, ())
+    assert phi.rope.attention_factor == pytest.approx(math.sqrt(1 + 5 / 12))
+    glm = read["glm-4-9b-0414"]
+    assert (glm.rope.interleaved, glm.rope.rotated(128), glm.qkv_bias) == (True, 64, False)
+    assert read["olmo-2-7b"].whole_qk_norm
+    gemma = read["gemma-2-2b"]
+    assert gemma.windows == (4096, None) * 13
+    assert (gemma.attention_softcap, gemma.final_softcap, gemma.qk_norm) == (50.0, 30.0, False)
+    command = read["command-r7b"]
+    assert command.windows == (4096, 4096, 4096, None) * 8
+    assert command.nope == (False, False, False, True) * 8
+    assert (command.logits_scale, command.rope.interleaved) == (0.25, True)
+    exaone = read["exaone-4-32b"]
+    assert exaone.windows == (4096, 4096, 4096, None) * 16
+    assert exaone.nope == tuple(window is None for window in exaone.windows)
+    assert read["starcoder2-3b"].windows == (4096,) * 30
+    granite = read["granite-3-1b-a400m"]
+    assert granite.moe is not None
+    assert (granite.moe.experts, granite.logits_scale) == (32, 1 / 6)
+    minimax = read["minimax-m2"]
+    assert minimax.moe is not None
+    assert (minimax.moe.scores, minimax.moe.bias, minimax.rope.share) == ("sigmoid", True, 0.5)
+
+
+LONG = PUBLISHED["phi-4-mini"][0]["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "key"),
+    [
+        ("phi-4-mini", {"rope_scaling": {**LONG, "long_factor": [1.0]}}, "long_factor"),
+        ("phi-4-mini", {"rope_scaling": {**LONG, "short_factor": "x"}}, "short_factor"),
+        ("phi-4-mini", {"rope_scaling": {**LONG, "short_factor": [0] * 48}}, "short_factor"),
+        ("phi-4-mini", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type"),
+        ("phi-4-mini", {"partial_rotary_factor": 0.7}, "partial_rotary_factor"),
+        ("phi-4-mini", {"original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ("glm-4-9b-0414", {"partial_rotary_factor": 0.001}, "partial_rotary_factor"),
+        ("command-r7b", {"use_parallel_block": False}, "use_parallel_block"),
+        ("command-r7b", {"layer_types": ["sliding_attention"]}, "layer_types"),
+        ("exaone-4-32b", {"sliding_window_pattern": "LXG"}, "sliding_window_pattern"),
+        ("exaone-4-32b", {"sliding_window_pattern": ""}, "sliding_window_pattern"),
+        ("starcoder2-3b", {"norm_epsilon": 0.0}, "norm_epsilon"),
+        ("granite-3-1b-a400m", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
+        ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func"),
+        ("minimax-m2", {"use_routing_bias": False}, "use_routing_bias"),
+        ("minimax-m2", {"rotary_dim": 63}, "partial_rotary_factor"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": ["1"]}, "mlp_only_layers"),
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+    ],
+)
+def test_a_value_that_is_not_run_is_named(name: str, values: dict[str, Any], key: str) -> None:
+    config, _ = PUBLISHED[name]
+    with pytest.raises((UnsupportedModel, ModelFileError)) as caught:
+        from_hf({**config, **values})
+    assert caught.value.param == key
+
+
+def test_which_layers_of_qwen3_mixtures_are_dense() -> None:
+    config = PUBLISHED["qwen3-30b-a3b"][0]
+    values = {"num_hidden_layers": 6, "mlp_only_layers": [1], "decoder_sparse_step": 3}
+    moe = from_hf({**config, **values}).moe
+    assert moe is not None
+    assert [moe.mixes(layer) for layer in range(6)] == [False, False, True, False, False, True]
