@@ -62,7 +62,7 @@ check: $(VENV)/.tested
 FLOOR ?= 81
 coverage: $(VENV)/.tested
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow and not model and not gpu" \
-	    --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
+	    -p pytest_cov --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR)
 
 # What it finds becomes a test of its own: the other targets try the same examples every time.
 explore: $(VENV)/.tested

@@ -87,7 +87,7 @@ WHOLE = (
 )
 """Tests of whole things (processes, browsers, models, Triton's interpreter): slow, each of them."""
 MARKED = re.compile(r"mark\.(slow|model)\b")
-WHOLLY_SLOW = re.compile(r"^pytestmark = .*mark\.slow\b", re.MULTILINE)
+WHOLLY_SLOW = re.compile(r"^pytestmark = .*mark\.(slow|model)\b", re.MULTILINE)
 
 
 HAS_GPU = any(Path("/dev").glob("nvidia[0-9]*"))

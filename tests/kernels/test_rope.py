@@ -13,9 +13,6 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from headrace.base.arch import Rope
 from headrace.kernels.rope import BLOCK, inverse_frequencies, rope_table
@@ -37,6 +34,9 @@ def ulps(ours: np.ndarray, theirs: torch.Tensor) -> np.ndarray:
     [("linear", {"factor": 8.0}, 8192), ("llama3", LLAMA3, 8192), ("yarn", YARN, 4096)],
 )
 def test_scaled(kind: str, values: dict, original: int, theta: float, head_dim: int) -> None:
+    from transformers import LlamaConfig  # Seconds, which no worker pays that runs other files.
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     parameters = {"rope_type": kind, "rope_theta": theta, **values}
     if kind != "linear":
         parameters["original_max_position_embeddings"] = original
@@ -78,6 +78,9 @@ def power(base: float, exponents: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 def test_plain_table(theta: float) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     config = LlamaConfig(
         hidden_size=128,
         num_attention_heads=2,

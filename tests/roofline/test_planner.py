@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,10 @@ QWEN_MOE, DEEPSEEK = KNOWN["qwen3-30b-a3b"], KNOWN["deepseek-v3"]
 DEMAND, GOAL = Demand(20.0, 1024, 256), Goal(1.0, 0.05)
 
 
+@cache
 def few(arch: object = LLAMA, demand: Demand = DEMAND, goal: Goal = GOAL, **given: object) -> Found:
-    """A search over two devices and formats: quick, and nothing in it depends on how many."""
+    """A search over two devices and formats: quick, and nothing in it depends on how many. What is
+    found is read by several tests."""
     chosen = {"devices": ("H100", "L40S"), "formats": ("bfloat16", "fp8"), **given}
     chosen["devices"] = [DEVICES[name] for name in chosen["devices"]]  # type: ignore[attr-defined]
     return search(arch, demand, goal, PRICES, **chosen)  # type: ignore[arg-type]

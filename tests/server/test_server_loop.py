@@ -237,7 +237,7 @@ def test_a_template_that_hangs_in_c_holds_nobody(monkeypatch: pytest.MonkeyPatch
     code[-1] = code[-1].replace(
         "async def start():\n    return FakeEngine(",
         "import headrace.text.renderer as renderer\n"
-        "renderer.HARD_SECONDS = 6.0\n"
+        "renderer.HARD_SECONDS = 1.0\n"
         "from headrace.text import ChatTemplate\n"
         "SOURCE = \"{{% if messages[0].content == 'bad' %}}{{{{ 15|round(-10**8, 'floor') }}}}\"\n"
         'SOURCE += "{{% endif %}}{{{{ messages[0].content }}}}"\n'

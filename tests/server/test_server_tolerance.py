@@ -9,14 +9,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
 import openai
 import pytest
 import uvicorn
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from server_fake import FakeEngine
 
 from headrace.base.ignored import all_ignored
@@ -40,6 +37,8 @@ class Server:
     """The application around an engine that answers what it was told, and its clients."""
 
     def __init__(self, answer: str = "Hello") -> None:
+        import anthropic  # A second of CPU that no worker pays which runs other files.
+
         self.engine = FakeEngine(answer=answer, template=TEMPLATE)
         self.engine.once = True
         self.app = create_app(self.engine)  # type: ignore[arg-type]
@@ -391,6 +390,8 @@ async def test_extras_of_claude_code(server: Server, extra: dict[str, Any]) -> N
 
 
 async def test_a_form_of_anthropics_needs_an_engine_that_holds_one(server: Server) -> None:
+    import anthropic
+
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     with pytest.raises(anthropic.BadRequestError, match="structured output"):
         await server.message(output_config={"format": {"type": "json_schema", "schema": schema}})
@@ -404,6 +405,8 @@ async def test_plain_documents_are_text(server: Server) -> None:
 
 
 async def test_tools_of_the_service_are_refused_by_name(server: Server) -> None:
+    import anthropic
+
     for kind in ("web_search_20250305", "bash_20250124"):
         with pytest.raises(anthropic.BadRequestError, match=f"tools.0.type '{kind}'"):
             await server.message(tools=[{"type": kind, "name": "x"}])
@@ -412,6 +415,8 @@ async def test_tools_of_the_service_are_refused_by_name(server: Server) -> None:
 
 
 async def test_the_tool_runner_goes_on_without_threads() -> None:
+    import anthropic
+
     server = Server(CALL)
 
     @anthropic.beta_async_tool
@@ -432,6 +437,8 @@ async def test_the_tool_runner_goes_on_without_threads() -> None:
 
 
 async def test_anthropics_lists_and_errors(server: Server) -> None:
+    import anthropic
+
     models = await server.anthropic.models.list()
     assert [(m.id, m.display_name, m.type) for m in models.data] == [("fake", "fake", "model")]
     assert (await server.anthropic.models.retrieve("fake")).created_at.year > 2000
@@ -533,6 +540,9 @@ async def test_counting_and_what_is_not_there(server: Server) -> None:
 
 
 async def test_langchain_ends_its_loop() -> None:
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+
     server = Server(PLAIN)
     model = ChatOpenAI(
         model="fake",

@@ -473,7 +473,8 @@ LARGE = [
 @pytest.mark.timeout(600)  # Against a hang; five processes take a while on a busy machine.
 @pytest.mark.parametrize("name", ALLOWED)
 def test_every_filter_with_large_values(hurried: None, name: str) -> None:
-    """Whether in this process or in one of its own: a text, or a typed error, and soon."""
+    """Whether in this process or in one of its own, which takes one value after another until it is
+    killed: a text, or a typed error, and soon."""
     more = {
         "replace": "('a', 'bb')",
         "attr": "('x')",
@@ -483,13 +484,15 @@ def test_every_filter_with_large_values(hurried: None, name: str) -> None:
         "format": "(v, v)",
         "wordwrap": "(1, true, 'xyz')",
     }.get(name, "")
-    for value in LARGE:
-        template = ChatTemplate(
-            f"{{% set v = {value} %}}{{% for i in range(30) %}}"
-            f"{{% set x = v|{name}{more} %}}{{% endfor %}}done"
-        )
+    values = "".join(
+        f"{{% if messages[0].content == '{place}' %}}{{% set v = {value} %}}{{% endif %}}"
+        for place, value in enumerate(LARGE)
+    )
+    times = f"{{% for i in range(5) %}}{{% set x = v|{name}{more} %}}{{% endfor %}}"
+    template = ChatTemplate(values + times + "done")
+    for place in range(len(LARGE)):
         with suppress(TooLarge, InvalidRequest):
-            assert template.render(HI) == "done"
+            assert template.render([{"role": "user", "content": str(place)}]) == "done"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ RAW = st.binary(max_size=80) | FIELDS.map(lambda value: json.dumps(value).encode
 
 
 @given(raws=st.lists(RAW, max_size=12), end=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_any_file_is_lines_or_problems(
     tmp_path_factory: pytest.TempPathFactory, raws: list[bytes], end: bool
 ) -> None:
