@@ -27,6 +27,7 @@ from ..obs.flight import FlightRecorder
 from ..roofline.memory import MemoryPlan
 from ..sched import Limits, Scheduler, StepPrices
 from ..sched.limits import Policy
+from ..sched.price import least
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
@@ -191,7 +192,7 @@ def _core(
     )
     prices: StepPrices | None = None
     if limits.drafts:
-        prices = StepPrices(_eight_rows_double if predict is None else predict.verifying)
+        prices = StepPrices(least if predict is None else predict.verifying)
     return EngineCore(
         Scheduler(limits, kv, resources, prices=prices),
         executor,
@@ -201,11 +202,6 @@ def _core(
         adapters=adapters,
         predict=predict,
     )
-
-
-def _eight_rows_double(tokens: int) -> float:
-    """A step's time by its tokens, where nothing is known of the hardware: measured soon."""
-    return 7.0 + tokens
 
 
 def prove(

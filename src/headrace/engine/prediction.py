@@ -20,6 +20,7 @@ from ..roofline.machine import this_hardware
 from ..roofline.routing import typical_skew
 from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import WeightBytes, from_tensors
+from ..sched.price import least
 from .start import resolve
 
 _SAFETENSORS = {
@@ -101,9 +102,13 @@ class StepPredictor:
         self._pooling: dict[int, bool] = {}
 
     def verifying(self, tokens: int) -> float:
-        """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens."""
-        composition = compose(self._model.case.arch, [USUAL], [tokens], tokens)
-        return self._model.estimate(composition).seconds
+        """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens, and no
+        less than `sched.price.least` says."""
+        arch = self._model.case.arch
+        one, all = (
+            self._model.seconds(compose(arch, [USUAL], [each], each)) for each in (1, tokens)
+        )
+        return max(all, one * least(tokens))
 
     def __call__(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch

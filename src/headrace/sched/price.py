@@ -8,59 +8,110 @@ come with the drafts, and a step's seconds are a prediction corrected by what su
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 MEMORY = 0.1
-"""Share of the newest step in what is known of steps of its size."""
+"""Share of the newest step in what is known of steps about as large."""
 FORGOTTEN = 500
 """Steps after which half of that is forgotten: a slow moment must not stand for ever."""
-TRUST = 4.0
-"""Steps of a size after which their own times count as much as those of all sizes."""
+TRUST = 2.0
+"""Steps of a size after which their own times count as much as those of the size below."""
 OUTLIER = 2.0
 """A step that took so many times what was expected says no more than one that took this."""
+MARGIN = 1.05
+"""A step with drafts must promise so much more than one without: whoever drafts gets ahead, all
+others wait for the longer step, and what is expected is not known to a few per cent."""
+LEAST = 0.2
+"""What a row adds to a step of one row at least, until steps show that it is less. A machine that
+others use looks as if it waited for its memory only, so that rows seem to cost nothing; too dear a
+guess is soon corrected, since what is as good as sure is verified at this price, too."""
+
+
+def least(tokens: int) -> float:
+    """What a step of so many tokens takes at least, that of one row being 1, before any ran."""
+    return 1 - LEAST + LEAST * tokens
+
+
+@dataclass(slots=True)
+class _Knot:
+    """What steps of about so many tokens took over what was predicted."""
+
+    ratio: float
+    seen: float
+    """Steps, each by how near to the knot it was, fading."""
+    last: int
+    """Number of the last of them."""
 
 
 class StepPrices:
-    """Expected seconds of a step by its tokens."""
+    """Expected seconds of a step by its tokens, all of which give a token of an answer.
+
+    What steps took over what was predicted is kept at powers of two and read between them by line:
+    a batch that drafts has hardly two steps of one size, so each must tell of its neighbours.
+    """
 
     def __init__(self, predict: Callable[[int], float]) -> None:
-        """`predict`: seconds of a step of so many tokens that sample. Only how it grows matters."""
+        """`predict`: seconds of a step of so many tokens. Only how it grows matters."""
         self._predict = predict
         self._predicted: dict[int, float] = {}
-        self._ratio = 0.0
-        """What steps took over what was predicted; 0: nothing was seen."""
-        self._own: dict[int, tuple[float, float, int]] = {}
-        """Tokens → (the same of such steps, how many were seen, the number of the last)."""
+        self._knots: dict[int, _Knot] = {}
+        """By exponent."""
         self._steps = 0
 
     def seconds(self, tokens: int) -> float:
         """Expect so long of a step of so many tokens, as steps are now."""
-        overall = self._ratio or 1.0
-        ratio, seen, last = self._own.get(tokens, (overall, 0.0, 0))
-        seen *= self._faded(last)
-        return self._prior(tokens) * (TRUST * overall + seen * ratio) / (TRUST + seen)
+        low, part = _between(tokens)
+        ratio = self._ratio(low)
+        if part:
+            ratio += part * (self._ratio(low + 1) - ratio)
+        return self._prior(tokens) * ratio
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Note that a step of so many tokens took so long."""
         if seconds <= 0:
             return
         self._steps += 1
-        expected = self.seconds(tokens) if self._ratio else seconds
+        expected = self.seconds(tokens) if self._knots else seconds
         ratio = min(seconds, OUTLIER * expected) / self._prior(tokens)
-        before, seen, last = self._own.get(tokens, (ratio, 0.0, self._steps))
-        seen = 1 + seen * self._faded(last)
-        share = max(MEMORY, 1 / seen)
-        self._own[tokens] = before + share * (ratio - before), seen, self._steps
-        self._ratio += (MEMORY if self._ratio else 1.0) * (ratio - self._ratio)
+        low, part = _between(tokens)
+        for place, weight in ((low, 1 - part), (low + 1, part)):
+            if not weight:
+                continue
+            knot = self._knots.setdefault(place, _Knot(ratio, 0.0, self._steps))
+            knot.seen = weight + knot.seen * self._faded(knot)
+            knot.last = self._steps
+            knot.ratio += weight * max(MEMORY, min(1.0, 1 / knot.seen)) * (ratio - knot.ratio)
 
-    def _faded(self, last: int) -> float:
-        """What is left of what was known at step `last`."""
-        return float(0.5 ** ((self._steps - last) / FORGOTTEN))
+    def _ratio(self, place: int) -> float:
+        """A knot's ratio, which leans on the next smaller one of which something is known; where
+        none is, on the next larger."""
+        knots = self._knots
+        if not knots:
+            return 1.0
+        base = max((one for one in knots if one < place), default=None)
+        own = knots.get(place)
+        if own is None:
+            return self._ratio(base) if base is not None else knots[min(knots)].ratio
+        if base is None:
+            return own.ratio
+        seen = own.seen * self._faded(own)
+        return (TRUST * self._ratio(base) + seen * own.ratio) / (TRUST + seen)
+
+    def _faded(self, knot: _Knot) -> float:
+        """What is left of what was known."""
+        return float(0.5 ** ((self._steps - knot.last) / FORGOTTEN))
 
     def _prior(self, tokens: int) -> float:
         found = self._predicted.get(tokens)
         if found is None:
             found = self._predicted[tokens] = self._predict(tokens)
         return found
+
+
+def _between(tokens: int) -> tuple[int, float]:
+    """(exponent of the power of two at or below `tokens`, share of the way to the next)"""
+    low = tokens.bit_length() - 1
+    return low, tokens / (1 << low) - 1
 
 
 class DraftCounts:
@@ -86,8 +137,8 @@ def draft_lengths(
 
     `survivals`: of each sequence the chance (of 255) of each draft that is ready to be accepted
     with all before it. Prompts' tokens and decodes are sure, so they count as 1: the step that
-    gives most expected tokens a second is taken, without any draft if that is the one. Without
-    `prices` every draft is verified.
+    gives most expected tokens a second is taken, and none of the drafts where that gives less than
+    `MARGIN` times what a step without gives. Without `prices` every draft is verified.
     """
     # By chance, and for equal ones by depth: so each sequence's drafts stay in their order.
     slots = sorted(
@@ -98,7 +149,7 @@ def draft_lengths(
     most = len(slots)
     if prices is not None:
         expected = float(tokens)
-        best, most = expected / prices.seconds(tokens), 0
+        best, most = MARGIN * expected / prices.seconds(tokens), 0
         for count, (chance, _, _) in enumerate(slots, 1):
             expected -= chance / 255
             rate = expected / prices.seconds(tokens + count)

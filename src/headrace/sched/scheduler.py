@@ -232,7 +232,8 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        if self.prices is not None:
+        # A chunk of a prompt says little of a row that gives a token: it has no head.
+        if self.prices is not None and flight.decodes == len(plan.rows):
             self.prices.observe(plan.tokens, result.seconds)
         number, decodes, failures = plan.number, flight.decodes, result.failures
         if self.limits.drafts:

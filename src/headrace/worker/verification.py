@@ -13,7 +13,7 @@ it; the next step writes over that, and no prefix index was told of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ from ..base.step import Admission, StepPlan, StepResult
 from ..speculate import NOTHING, Drafts, Proposal, Speculation
 from .grammar import GrammarMasks
 from .rows import Rows
+
+MOST_ASLEEP = 8
+"""Steps that a row may be left alone: so many tokens late it is seen that it copies."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,12 @@ class _Row:
     """To a grammar, which has masks for no drafts but those that were announced to it."""
     ready: Proposal = NOTHING
     """For the next step."""
+    fresh: list[int] = field(default_factory=list)
+    """Tokens that its drafters were not told of."""
+    unused: int = 0
+    """Proposals in a row of which nothing was verified."""
+    asleep: int = 0
+    """Steps until its drafters are asked again."""
 
 
 class Verification:
@@ -68,6 +77,7 @@ class Verification:
         for row in rows:
             found = self._rows.pop(row, None)
             if found is not None:
+                found.drafts.extend(found.fresh)
                 found.drafts.end()
 
     def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
@@ -86,6 +96,7 @@ class Verification:
                 changed, starts, counts = True, starts.copy(), counts.copy()
             ready = found.ready
             drafted[entry] = some = min(count - 1, len(ready))
+            found.unused = found.asleep = 0
             starts[entry], counts[entry] = found.known - 1, 1 + some
             self._table.host_tokens[row, found.known : found.known + some] = ready.tokens[:some]
         if not changed:
@@ -133,8 +144,13 @@ class Verification:
         return right
 
     def propose(self, plan: StepPlan, result: StepResult) -> None:
-        """Take what became part of each sequence, and say in the result what is ready next."""
+        """Take what became part of each sequence, and say in the result what is ready next.
+
+        A row of which nothing is verified is asked seldom, and then told all at once what it said:
+        of many rows that do not draft, about one a step (of more than `MOST_ASLEEP`, a few).
+        """
         proposed: list[bytes] | None = None
+        patience = min(len(plan.rows) - 1, MOST_ASLEEP)
         for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
             found = self._rows.get(row)
             if found is None:
@@ -145,8 +161,16 @@ class Verification:
             if not new:
                 continue
             found.known += len(new)
+            found.fresh += new
+            if found.asleep:
+                found.asleep, found.ready = found.asleep - 1, NOTHING
+                continue
             drafts = found.drafts
-            drafts.extend(new)
+            drafts.extend(found.fresh)
+            found.fresh = []
+            found.unused += 1
+            # A grammar forces tokens now and then, and those are always right.
+            found.asleep = 0 if found.held else min(found.unused - 1, patience)
             found.ready = _before_end(drafts.propose(self._most), found.ends)
             if found.held:
                 assert self._masks is not None
