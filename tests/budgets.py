@@ -52,7 +52,7 @@ LINES = {
     "obs": 1_620,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_440,
+    "sched": 1_500,
     "server": 13_920,
     "speculate": 900,
     "text": 5_100,
