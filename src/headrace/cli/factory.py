@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..base.config import EngineOptions
-from ..base.errors import NotFound, Untrusted
+from ..base.errors import Untrusted
 from ..factory.audit import problems
-from ..factory.build import Build, BuildOptions, store_folder
+from ..factory.build import Build, BuildOptions
 from ..factory.graph import Step
 from ..factory.key import hardware_class
 from ..factory.profile import (
@@ -26,27 +24,18 @@ from ..factory.profile import (
 )
 from ..factory.release import Ring, Rings
 from ..factory.sign import signer, trusted_keys
-from ..factory.stage import Outcome
-from ..factory.store import Store
 from .brief import BriefHelp
 from .configured import configured
+from .factory_parts import AsJson, At, Signing, Trusted, existing, show, tell
+from .factory_ship import image
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+for one in (image,):
+    command.command()(one)
 
 FAILED = 1
 """Exit status where a gate failed; `Untrusted` has one of its own."""
-COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_EVALUATED: "yellow"}
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-At = Annotated[
-    str | None, typer.Option("--store", help="Folder of results; none: in the cache folder.")
-]
-Trusted = Annotated[
-    Path | None,
-    typer.Option("--key", help="Public key (PEM) to believe; none: all in factory/trusted."),
-]
-Signing = Annotated[Path | None, typer.Option("--key", help="Ed25519 key (PEM); none: the own.")]
 InRing = Annotated[Ring, typer.Argument(help="Which pointer.")]
 
 
@@ -57,7 +46,7 @@ def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) 
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     with DownloadBars(sys.stderr, enabled=not as_json) as bars:
         planned = Build(engine, wanted, bars)
-        built = planned.run(lambda what, step: _tell(console, what, step))
+        built = planned.run(lambda what, step: tell(console, what, step))
     if as_json:
         told = {
             "cell": planned.cell,
@@ -90,7 +79,7 @@ def explain(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False
         if step.result is not None:
             kept, why = str(step.result.outcome), step.result.reason
         rows.append({"stage": step.stage.name, "kept": kept, "why": why})
-    _table(rows, as_json)
+    show(rows, as_json)
 
 
 @command.command()
@@ -104,7 +93,7 @@ def verify(
 ) -> None:
     """Check every digest and signature of the store, or one profile; name what does not match."""
     keys = trusted_keys(key)
-    place = _existing(store)
+    place = existing(store)
     if profile is not None:
         found = Rings(place, keys).find(profile)
         print(f"{found.body.name} {found.digest}: the signature holds")
@@ -123,7 +112,7 @@ def verify(
 @command.command()
 def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> None:
     """List the rings and profiles of the store: which of them this machine can serve, and why."""
-    keys, place, here = trusted_keys(key), _existing(store), hardware_class()
+    keys, place, here = trusted_keys(key), existing(store), hardware_class()
     rows = []
     for name, digest in [*dict.fromkeys(Ring, "").items(), *envelopes(place).items()]:
         try:
@@ -136,7 +125,7 @@ def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> 
             fits, why = Compatibility.INCOMPATIBLE, error.message
         shown = digest if as_json else digest[:19]
         rows.append({"profile": name, "digest": shown, "fit": str(fits), "why": why})
-    _table(rows, as_json)
+    show(rows, as_json)
 
 
 @command.command()
@@ -150,7 +139,7 @@ def promote(
     key: Signing = None,
 ) -> None:
     """Let RING point to PROFILE, where its gates have passed and a rollback would succeed."""
-    place, own = _existing(store), signer(key)
+    place, own = existing(store), signer(key)
     accepted = (unevaluated or "").split(",")
     now = Rings(place, trusted_keys(None)).promote(profile, ring, own, accepted)
     print(f"{ring} {now.counter}: {now.profile}")
@@ -159,44 +148,9 @@ def promote(
 @command.command()
 def rollback(ring: InRing, store: At = None, key: Signing = None) -> None:
     """Let RING point to what it had before; again: back to what it has now."""
-    place, own = _existing(store), signer(key)
+    place, own = existing(store), signer(key)
     now = Rings(place, trusted_keys(None)).rollback(ring, own)
     print(f"{ring} {now.counter}: {now.profile}")
-
-
-def _existing(named: str | None) -> Store:
-    """The store that is meant; one that is not there is not made. Raises `NotFound`."""
-    folder = store_folder(named)
-    if not (folder / "oci-layout").is_file():
-        raise NotFound(f"there is no store at {folder}: factory build makes it", param="store")
-    return Store(folder)
-
-
-def _table(rows: list[dict[str, str]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(rows))
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in rows[0] if rows else ("there is none",):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    Console(highlight=False).print(table)
-
-
-def _tell(console: Console, what: str, step: Step) -> None:
-    name = f"{step.stage.name:12}"
-    if what in ("starts", "waits"):
-        text = "runs" if what == "starts" else "waits for another process"
-        console.print(f"{name} {text}" + (f": {step.why}" if step.why else ""), style="dim")
-    elif what == "blocked":
-        console.print(f"{name} left out: {step.why}", style="yellow")
-    elif step.result is not None:
-        kept = " (kept)" if what == "kept" else ""
-        reason = f": {step.result.reason}" if step.result.reason else ""
-        colour = COLOURS[step.result.outcome]
-        console.print(f"{name} [{colour}]{step.result.outcome}[/{colour}]{kept}", end="")
-        console.print(reason, markup=False)
 
 
 def _plain(step: Step) -> dict[str, object]:

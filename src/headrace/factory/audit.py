@@ -9,7 +9,7 @@ from ..base.errors import Untrusted
 from ..loader.partial import file_sha256
 from .graph import kept
 from .key import is_digest
-from .store import LAYOUT, MANIFEST_TYPE, Descriptor, Store, index_document, name_of
+from .store import INDEX_TYPE, LAYOUT, MANIFEST_TYPE, Descriptor, Store, index_document, name_of
 
 COPIES = ("models", "profiles", "evidence")
 """Folders for people and for the loader: whatever is in them is a blob too."""
@@ -52,8 +52,9 @@ def named(store: Store) -> dict[str, Descriptor]:
     if (store.root / "index.json").read_bytes() != index_document(found):
         raise Untrusted("it is not as it was written")
     for name, one in found.items():
-        if one.media_type != MANIFEST_TYPE or not store.has(one):
+        if one.media_type not in (MANIFEST_TYPE, INDEX_TYPE) or not store.has(one):
             raise Untrusted(f"{name} names no manifest of the store, or one of another size")
+        store.closure(one)
     return found
 
 

@@ -208,6 +208,24 @@ class Store:
                 fresh.replace(folder)
         return folder
 
+    def closure(self, root: Descriptor) -> list[Descriptor]:
+        """Everything that a manifest or an index needs, what is needed first; itself last.
+
+        Raises `Untrusted` for a document that is absent, changed or no such, or a blob that is
+        absent or has another size.
+        """
+        found: dict[str, Descriptor] = {}
+        if root.media_type in (INDEX_TYPE, MANIFEST_TYPE):
+            document = self.document(root.digest)
+            parts = [*(document.get("manifests") or []), *(document.get("layers") or [])]
+            for part in [*parts, *filter(None, [document.get("config"), document.get("subject")])]:
+                one = Descriptor.read(part)
+                if one.digest != root.digest:
+                    found |= {inner.digest: inner for inner in self.closure(one)}
+        if not self.has(root):
+            raise Untrusted(f"blob {root.digest} is not in the store, or has another size")
+        return [*found.values(), root]
+
     @contextmanager
     def lock(self, name: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Hold a lock of this store; the kernel drops it with the process that held it.

@@ -1,0 +1,65 @@
+"""What the commands of the factory share: options, the store that is meant, what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..base.errors import NotFound
+from ..factory.build import store_folder
+from ..factory.graph import Step
+from ..factory.stage import Outcome
+from ..factory.store import Store
+
+COLOURS = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_EVALUATED: "yellow"}
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+At = Annotated[
+    str | None, typer.Option("--store", help="Folder of results; none: in the cache folder.")
+]
+Trusted = Annotated[
+    Path | None,
+    typer.Option("--key", help="Public key (PEM) to believe; none: all in factory/trusted."),
+]
+Signing = Annotated[Path | None, typer.Option("--key", help="Ed25519 key (PEM); none: the own.")]
+
+
+def existing(named: str | None) -> Store:
+    """The store that is meant; one that is not there is not made. Raises `NotFound`."""
+    folder = store_folder(named)
+    if not (folder / "oci-layout").is_file():
+        raise NotFound(f"there is no store at {folder}: factory build makes it", param="store")
+    return Store(folder)
+
+
+def show(rows: list[dict[str, str]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in rows[0] if rows else ("there is none",):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(highlight=False).print(table)
+
+
+def tell(console: Console, what: str, step: Step) -> None:
+    name = f"{step.stage.name:12}"
+    if what in ("starts", "waits"):
+        text = "runs" if what == "starts" else "waits for another process"
+        console.print(f"{name} {text}" + (f": {step.why}" if step.why else ""), style="dim")
+    elif what == "blocked":
+        console.print(f"{name} left out: {step.why}", style="yellow")
+    elif step.result is not None:
+        kept = " (kept)" if what == "kept" else ""
+        reason = f": {step.result.reason}" if step.result.reason else ""
+        colour = COLOURS[step.result.outcome]
+        console.print(f"{name} [{colour}]{step.result.outcome}[/{colour}]{kept}", end="")
+        console.print(reason, markup=False)

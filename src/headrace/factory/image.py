@@ -1,0 +1,246 @@
+"""The engine's image without a daemon: three layers for each processor, and an index over them.
+
+base: Python and its libraries from Debian's packages, by their digests in `debian.json`. libraries:
+the wheels of the lock, by its hashes. engine: this package, from a wheel or as it is here. There is
+no shell in it and no model; whoever runs it is user 65532 and needs nothing to be written but
+`/cache` and `/tmp`.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from ..base.errors import DownloadError, InvalidRequest, ModelFileError
+from ..base.version import VERSION
+from .checks import need
+from .graph import Graph, Step, Watch
+from .key import PACKAGE, canonical, digest_of
+from .layer import Entry, debian, folder, pack, wheel
+from .sbom import LOCK
+from .stage import Recipe, Result, Stage, Work
+from .store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
+
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""OCI's name of a processor, and everybody else's."""
+PYTHON = "3.11"
+"""The base's: Debian 12's."""
+SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
+"""Where Debian's Python looks for packages by itself."""
+GLIBC = range(17, 37)
+"""Versions 2.x that a wheel may ask for: up to that of the base."""
+PINNED = Path(__file__).parent / "debian.json"
+"""Written by `deploy/debian.py`."""
+USER = 65532
+"""Nobody's number, as other images without a shell have it."""
+MOST_SECONDS = 300
+"""Time in which one package has to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """Where packages come from, which changes no result: they are known by their digests."""
+
+    mirror: str
+    """URL or folder of Debian's packages."""
+    lock: str
+    wheels: Path | None
+    """Folder with wheels: of this package, and of the lock's where no index is asked."""
+    offline: bool
+
+
+class ImageBuild:
+    """A planned image; `run` does what is missing."""
+
+    def __init__(
+        self,
+        store: Store,
+        architectures: list[str],
+        *,
+        lock: Path | None = None,
+        wheels: Path | None = None,
+        mirror: str | None = None,
+        offline: bool = False,
+    ) -> None:
+        """Raise `InvalidRequest` for an architecture or a file that is not there."""
+        if strange := [one for one in architectures if one not in MACHINES]:
+            raise InvalidRequest(
+                f"{strange[0]!r} is none of {', '.join(MACHINES)}", param="architectures"
+            )
+        try:
+            text = (lock or LOCK).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidRequest(f"{lock or LOCK} cannot be read: {reason}", param="lock") from None
+        pinned = json.loads(PINNED.read_bytes())
+        self.store, self.name = store, f"headrace:{VERSION}"
+        self._place = ImagePlace(mirror or pinned["mirror"], text, wheels, offline)
+        packing = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
+        stages = []
+        for one in architectures:
+            about = {"architecture": one, **packing}
+            engine = {
+                name: digest_of(entry.read())
+                for name, entry in self._engine(one).items()
+                if entry.read
+            }
+            stages += [
+                Stage(f"base-{one}", "base", (), {**about, "packages": pinned["packages"][one]}),
+                Stage(
+                    f"libraries-{one}", "libraries", (), {**about, "lock": digest_of(text.encode())}
+                ),
+                Stage(
+                    f"engine-{one}", "engine", (), {**about, "files": digest_of(canonical(engine))}
+                ),
+            ]
+        needs = tuple(stage.name for stage in stages)
+        stages.append(Stage("image", "image", needs, {"architectures": architectures}))
+        recipes = {
+            "base": Recipe(_base, code=_CODE),
+            "libraries": Recipe(_libraries, code=_CODE),
+            "engine": Recipe(self._pack_engine, code=_CODE),
+            "image": Recipe(_image, code=_CODE),
+        }
+        self._graph = Graph(stages, recipes)
+
+    def run(self, watch: Watch = lambda _what, _step: None) -> list[Step]:
+        """Do what is missing; give the image its name in the store."""
+        steps = self._graph.run(self.store, place=self._place, watch=watch)
+        result = steps[-1].result
+        assert result is not None
+        self.store.tag(self.name, result.outputs["index.json"])
+        return steps
+
+    def _engine(self, architecture: str) -> dict[str, Entry]:
+        """The package's files: of its wheel for this processor, else as they are here."""
+        machine = MACHINES[architecture]
+        for path in sorted((self._place.wheels or Path()).glob(f"headrace-*{machine}.whl")):
+            return wheel(path, SITE)
+        if machine != platform.machine():
+            raise DownloadError(
+                f"there is no headrace-*{machine}.whl; `make wheels` makes it, --wheels names its "
+                "folder"
+            )
+        return folder(PACKAGE, f"{SITE}/headrace")
+
+    def _pack_engine(self, work: Work) -> Result:
+        return _layer(work, self._engine(work.stage.parameters["architecture"]))
+
+
+def _base(work: Work) -> Result:
+    """Unpack Debian's packages; add a user, and the two folders that may be written."""
+    place: ImagePlace = work.place
+    entries = {}
+    with httpx.Client(timeout=MOST_SECONDS, follow_redirects=True) as client:
+        for path, sha256 in work.stage.parameters["packages"]:
+            data = _fetched(client, place, path)
+            if digest_of(data) != f"sha256:{sha256}":
+                raise ModelFileError(
+                    f"{path}: its SHA-256 is {digest_of(data)[7:23]}…, not {sha256[:16]}…"
+                )
+            entries.update(debian(path.rpartition("/")[2], data))
+    user = f"root:x:0:0::/:/\nheadrace:x:{USER}:{USER}::/cache:/\n".encode()
+    group = f"root:x:0:\nheadrace:x:{USER}:\n".encode()
+    entries["etc/passwd"], entries["etc/group"] = Entry(user.__bytes__), Entry(group.__bytes__)
+    entries["tmp"] = Entry(mode=0o1777)
+    entries["cache"] = Entry(mode=0o755, owner=USER)
+    return _layer(work, entries)
+
+
+def _fetched(client: httpx.Client, place: ImagePlace, path: str) -> bytes:
+    """One of Debian's packages, from the mirror or a folder."""
+    try:
+        if "://" not in place.mirror:
+            return (Path(place.mirror) / path.rpartition("/")[2]).read_bytes()
+        if place.offline:
+            raise DownloadError(f"{path} is not here, and the network may not be used")
+        return client.get(place.mirror + path).raise_for_status().content
+    except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
+        raise DownloadError(f"{path} cannot be had from {place.mirror}: {error}") from None
+
+
+def _libraries(work: Work) -> Result:
+    """Unpack the lock's wheels, which pip fetches by their hashes for the other processor too."""
+    place: ImagePlace = work.place
+    machine = MACHINES[work.stage.parameters["architecture"]]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC] + [f"manylinux2014_{machine}"]
+    with tempfile.TemporaryDirectory(dir=work.store.root / "tmp") as name:
+        wheels, lock = Path(name), Path(name) / "lock"
+        lock.write_text(place.lock, encoding="utf-8")
+        words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name]
+        words += ["--require-hashes", "--only-binary=:all:", "--requirement", str(lock)]
+        words += ["--implementation", "cp", "--python-version", PYTHON]
+        words += [word for tag in tags for word in ("--platform", tag)]
+        if place.wheels is not None:
+            words += ["--find-links", str(place.wheels)]
+        words += ["--no-index"] if place.offline else []
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = (done.stderr.strip() or "pip failed").splitlines()[-1]
+            raise DownloadError(f"the lock's wheels for {machine} cannot be had: {said:.300}")
+        entries = {}
+        for path in sorted(wheels.glob("*.whl")):
+            entries.update(wheel(path, SITE))
+        return _layer(work, entries)
+
+
+def _layer(work: Work, entries: dict[str, Entry]) -> Result:
+    layer, inside = pack(work.store, entries)
+    return Result({"layer": layer}, figures={"diff_id": inside, "bytes": layer.size})
+
+
+def _image(work: Work) -> Result:
+    """Write configuration and manifest of each processor, and the index over them."""
+    manifests: list[object] = []
+    outputs: dict[str, Descriptor] = {}
+    for one in work.stage.parameters["architectures"]:
+        layers = [need(work, f"{part}-{one}") for part in ("base", "libraries", "engine")]
+        config = {
+            "architecture": one,
+            "os": "linux",
+            "config": {
+                "User": f"{USER}:{USER}",
+                "Env": [
+                    "PATH=/usr/bin",
+                    "LANG=C.UTF-8",
+                    "PYTHONDONTWRITEBYTECODE=1",
+                    "HEADRACE_CACHE=/cache",
+                ],
+                "Entrypoint": [f"/usr/bin/python{PYTHON}", "-m", "headrace"],
+                "Cmd": ["serve", "--host", "0.0.0.0"],
+                "ExposedPorts": {"8000/tcp": {}},
+                "WorkingDir": "/cache",
+            },
+            "rootfs": {"type": "layers", "diff_ids": [one.figures["diff_id"] for one in layers]},
+            "history": [
+                {"created_by": f"headrace factory image: {part}"}
+                for part in ("base", "libraries", "engine")
+            ],
+        }
+        described = work.store.put(canonical(config), CONFIG_TYPE)
+        blobs = [layer.outputs["layer"] for layer in layers]
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": described.document(),
+            "layers": [blob.document() for blob in blobs],
+        }
+        made = work.store.put(canonical(manifest), MANIFEST_TYPE)
+        where = {"architecture": one, "os": "linux"}
+        manifests.append({**made.document(), "platform": where})
+        outputs |= {f"manifest-{one}": made, f"config-{one}": described}
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests}
+    outputs["index.json"] = work.store.put(canonical(index), INDEX_TYPE)
+    return Result(outputs)
+
+
+_CODE = ("factory/image.py", "factory/layer.py")

@@ -1,0 +1,251 @@
+"""The engine's image: the same bytes from two builders, what is in it, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import platform
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factory_cell import rewrite
+
+from headrace.base.errors import DownloadError, InvalidRequest, ModelFileError, Untrusted
+from headrace.factory import image
+from headrace.factory.audit import problems
+from headrace.factory.image import ImageBuild
+from headrace.factory.layer import debian, wheel
+from headrace.factory.store import INDEX_TYPE, Descriptor, Store
+
+HERE = {machine: name for name, machine in image.MACHINES.items()}[platform.machine()]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def archive(*members: tuple[str, bytes]) -> bytes:
+    """An `ar` archive, as Debian's packages are."""
+    parts = [b"!<arch>\n"]
+    for name, data in members:
+        head = f"{name + '/':<16}{'1700000000':<12}{'0':<6}{'0':<6}{'100644':<8}{len(data):<10}`\n"
+        parts += [head.encode(), data, b"\n" * (len(data) % 2)]
+    return b"".join(parts)
+
+
+def deb(names: dict[str, bytes], link: tuple[str, str] | None = None) -> bytes:
+    """A package with these files, as anybody's tools may have packed them."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in names.items():
+            one = tarfile.TarInfo(f"./{name}")
+            one.size, one.mtime, one.uid, one.mode = len(data), 1_700_000_000, 1000, 0o4755
+            tar.addfile(one, io.BytesIO(data))
+        if link:
+            one = tarfile.TarInfo(f"./{link[0]}")
+            one.type, one.linkname = tarfile.SYMTYPE, link[1]
+            tar.addfile(one)
+    data = lzma.compress(file.getvalue())
+    return archive(("debian-binary", b"2.0\n"), ("data.tar.xz", data))
+
+
+def write_wheel(path: Path, names: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in names.items():
+            file.writestr(name, data)
+    return path
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one package, one wheel, a lock and the list of packages that is pinned."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    package = deb(
+        {
+            "usr/bin/python3.11": b"machine code",
+            "usr/share/doc/python/copyright": b"PSF",
+            "usr/share/doc/python/changelog": b"long",
+            "usr/share/man/man1/python.1": b"manual",
+        },
+        ("usr/bin/python3", "python3.11"),
+    )
+    (folder / "python_amd64.deb").write_bytes(package)
+    names = {"river.py": b"deep = 1\n", "river-1.0.data/scripts/river": b"#!python\n",
+             "river-1.0.data/platlib/stone.py": b"",
+             "river-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: river\nVersion: 1.0\n",
+             "river-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n",
+             "river-1.0.dist-info/RECORD": b""}  # fmt: skip
+    made = write_wheel(folder / "river-1.0-py3-none-any.whl", names)
+    lock = f"river==1.0 \\\n    --hash=sha256:{sha256(made.read_bytes())}\n"
+    (folder / "lock").write_text(lock)
+    pinned = {"mirror": "", "packages": {HERE: [["pool/python_amd64.deb", sha256(package)]]}}
+    (folder / "debian.json").write_text(json.dumps(pinned))
+    monkeypatch.setattr(image, "PINNED", folder / "debian.json")
+    return folder
+
+
+def build(store: Path, inputs: Path, **wanted: Any) -> ImageBuild:
+    words = {"lock": inputs / "lock", "wheels": inputs, "mirror": str(inputs), "offline": True}
+    return ImageBuild(Store(store), [HERE], **{**words, **wanted})
+
+
+def named(store: Store) -> Descriptor:
+    (entry,) = store.index()
+    return Descriptor.read(entry)
+
+
+def layers(store: Store) -> list[tarfile.TarFile]:
+    index = store.document(named(store).digest)
+    manifest = store.document(index["manifests"][0]["digest"])
+    opened = []
+    for one in manifest["layers"]:
+        data = gzip.decompress(store.blob(one["digest"]).read_bytes())
+        opened.append(tarfile.open(fileobj=io.BytesIO(data)))  # noqa: SIM115
+    return opened
+
+
+@pytest.mark.slow
+def test_two_builders_make_the_same_bytes(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other paths, times, rights and clocks; the second run of either has nothing to do."""
+    first = build(tmp_path / "one", inputs).run()
+    other = Path(
+        shutil.copytree(inputs, tmp_path / "elsewhere" / "inputs", copy_function=shutil.copy)
+    )
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "C")
+    before = os.umask(0o077)
+    try:
+        second = build(tmp_path / "elsewhere" / "two", other).run()
+    finally:
+        os.umask(before)
+    stores = [Store(tmp_path / "one"), Store(tmp_path / "elsewhere" / "two")]
+    assert named(stores[0]) == named(stores[1])
+    assert named(stores[0]).media_type == INDEX_TYPE
+    assert all(step.ran for step in [*first, *second])
+    assert not [step.stage.name for step in build(tmp_path / "one", inputs).run() if step.ran]
+    # A lock that is another one makes the libraries anew, and nothing else but the image.
+    with (inputs / "lock").open("a") as file:
+        file.write("# the same packages\n")
+    ran = [step.stage.name for step in build(tmp_path / "one", inputs).run() if step.ran]
+    assert ran == [f"libraries-{HERE}"], "the same layer: the image stays as it is"
+
+
+@pytest.mark.slow
+def test_what_is_in_the_image(tmp_path: Path, inputs: Path) -> None:
+    """No manual, no script, no rights of root, no time; a user, and two folders to write in."""
+    build(tmp_path / "store", inputs).run()
+    store = Store(tmp_path / "store")
+    base, libraries, engine = layers(store)
+    assert base.getmember("usr/bin/python3").linkname == "python3.11"
+    assert base.getmember("usr/bin/python3.11").mode == 0o755
+    assert "usr/share/doc/python/copyright" in base.getnames()
+    assert not {"usr/share/doc/python/changelog", "usr/share/man/man1/python.1"} & {
+        *base.getnames()
+    }
+    assert (base.getmember("cache").uid, base.getmember("tmp").mode) == (image.USER, 0o1777)
+    for name in ("river.py", "stone.py", "river-1.0.dist-info/METADATA"):
+        assert f"{image.SITE}/{name}" in libraries.getnames()
+    assert not [name for name in libraries.getnames() if "scripts" in name]
+    assert f"{image.SITE}/headrace/factory/image.py" in engine.getnames()
+    members = [one for layer in (base, libraries, engine) for one in layer.getmembers()]
+    assert {one.mtime for one in members} == {0}
+    assert {one.uid for one in members} == {0, image.USER}
+    assert not [one.name for one in members if one.mode & 0o6000 or "__pycache__" in one.name]
+    assert not [one.name for one in members if one.name.endswith((".gguf", ".safetensors"))]
+    index = store.document(named(store).digest)
+    manifest = store.document(index["manifests"][0]["digest"])
+    config = store.document(manifest["config"]["digest"])
+    assert config["config"]["User"] == f"{image.USER}:{image.USER}"
+    unpacked = [
+        f"sha256:{sha256(gzip.decompress(store.blob(one['digest']).read_bytes()))}"
+        for one in manifest["layers"]
+    ]
+    assert config["rootfs"]["diff_ids"] == unpacked
+    assert list(problems(store)) == []
+    blob = store.blob(manifest["config"]["digest"])
+    data = blob.read_bytes()
+    rewrite(blob, data[:-1] + b" ")
+    assert any(blob.name in line and "other bytes" in line for line in problems(store))
+    blob.unlink()
+    with pytest.raises(Untrusted, match="is not in the store"):
+        store.closure(named(store))
+
+
+def test_other_bytes_than_pinned_are_refused(tmp_path: Path, inputs: Path) -> None:
+    path = inputs / "python_amd64.deb"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ModelFileError, match=r"pool/python_amd64\.deb: its SHA-256 is"):
+        build(tmp_path / "store", inputs).run()
+    path.unlink()
+    with pytest.raises(DownloadError, match="cannot be had from"):
+        build(tmp_path / "store", inputs).run()
+    assert Store(tmp_path / "store").index() == []
+
+
+@pytest.mark.slow
+def test_a_wheel_that_the_lock_does_not_know_is_refused(tmp_path: Path, inputs: Path) -> None:
+    write_wheel(inputs / "river-1.0-py3-none-any.whl", {"river.py": b"import evil\n"})
+    with pytest.raises(DownloadError, match="the lock's wheels for"):
+        build(tmp_path / "store", inputs).run()
+
+
+def test_wrong_wishes_are_named(tmp_path: Path, inputs: Path) -> None:
+    with pytest.raises(InvalidRequest, match="'mips' is none of amd64, arm64"):
+        ImageBuild(Store(tmp_path / "store"), ["mips"], lock=inputs / "lock")
+    with pytest.raises(InvalidRequest, match="nowhere cannot be read: No such file"):
+        build(tmp_path / "store", inputs, lock=Path("nowhere"))
+    (other,) = {"amd64", "arm64"} - {HERE}
+    pinned = json.loads((inputs / "debian.json").read_text())
+    (inputs / "debian.json").write_text(json.dumps({**pinned, "packages": {other: []}}))
+    with pytest.raises(DownloadError, match="make wheels"):
+        ImageBuild(Store(tmp_path / "store"), [other], lock=inputs / "lock", wheels=inputs)
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../out"])
+def test_a_package_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFileError, match="leaves its folder"):
+        wheel(write_wheel(tmp_path / "bad.whl", {name: b""}), image.SITE)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    package = archive(("data.tar.xz", lzma.compress(file.getvalue())))
+    with pytest.raises(ModelFileError, match="leaves its folder"):
+        debian("bad.deb", package)
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+    whole = deb({"usr/bin/python3.11": b"machine code"})
+    for bad in (
+        b"",
+        b"!<arch>\n",
+        whole[:-40],
+        whole.replace(b"`\n", b"-9", 1),
+        archive(("x", b"")),
+    ):
+        with pytest.raises(ModelFileError, match="is no package of Debian"):
+            debian("bad.deb", bad)
+    (tmp_path / "bad.whl").write_bytes(b"PK")
+    with pytest.raises(ModelFileError, match="is no wheel"):
+        wheel(tmp_path / "bad.whl", image.SITE)
+
+
+def test_the_pinned_packages_are_the_same_for_both_processors() -> None:
+    pinned = json.loads((Path(image.__file__).parent / "debian.json").read_text())["packages"]
+    names = {
+        one: [path.rpartition("/")[2].partition("_")[0] for path, _ in pinned[one]]
+        for one in pinned
+    }
+    assert sorted(names["amd64"]) == sorted(names["arm64"])
+    assert "python3.11-minimal" in names["amd64"]
+    assert all(len(digest) == 64 for one in pinned for _, digest in pinned[one])
