@@ -161,7 +161,7 @@ def test_the_loop_can_be_stated_and_is_kept(tmp_path: Path) -> None:
     kept = replace(DEVICES["H200"], loop=Loop(0.004, 0.003, 0.0005, 0.004))
     save_hardware(kept, file)
     assert load_hardware(file) == kept
-    common = ["llama-3.1-8b", "--requests", "8", "-c", "1", "--depth", "1", "--json"]
+    common = ["llama-3.1-8b", "--requests", "2", "-c", "1", "--depth", "1", "--json"]
 
     def itl(*flags: str) -> float:
         done = CliRunner().invoke(command, [*common, *flags])

@@ -50,9 +50,10 @@ def test_the_instructions_are_in_the_library() -> None:
     if shutil.which("objdump") is None:
         pytest.skip("no objdump")
     file = library.FILE if library.FILE.exists() else library.INSTALLED
-    found = subprocess.run(["objdump", "-d", str(file)], capture_output=True, text=True, check=True)
+    command = ["objdump", "-d", "--no-show-raw-insn", str(file)]
+    found = subprocess.run(command, capture_output=True, check=True)
     for name in ("ldtilecfg", "tileloadd", "tilezero", "tdpbssd", "tilestored", "tilerelease"):
-        assert re.search(rf"\s{name}\b", found.stdout), name
+        assert f"\t{name}".encode() in found.stdout, name
 
 
 def built() -> Path:
