@@ -1,4 +1,4 @@
-"""`headrace factory image`: what carries a profile from the store to where it is served."""
+"""Commands that bring what the factory made to where it is served: image, publish, bundle, load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from rich.console import Console
 
 from ..factory.build import store_folder
 from ..factory.image import ImageBuild
-from ..factory.store import Store
-from .factory_parts import AsJson, At, tell
+from ..factory.registry import Remote, read_bundle, shipped, take_in, write_bundle
+from ..factory.release import Rings
+from ..factory.sign import trusted_keys
+from ..factory.store import Descriptor, Store
+from .factory_parts import AsJson, At, Trusted, existing, tell
 
 
 def image(
@@ -47,3 +50,55 @@ def image(
     if as_json:
         print(json.dumps({"image": digest, "ran": ran, "bytes": sizes}))
     console.print(f"{build.name} {digest}: {len(ran)} of {len(steps)} stages ran")
+
+
+def publish(
+    name: Annotated[str, typer.Argument(help="Ring, profile or image of the store.")],
+    reference: Annotated[str, typer.Argument(help="host/repository:tag of a registry.")],
+    store: At = None,
+) -> None:
+    """Bring a profile with its weights, or the image, to a registry; what is there is not sent."""
+    place, moved = existing(store), Moved()
+    root = shipped(place, Rings(place, trusted_keys(None)), name)
+    Remote(reference).push(place, root, moved)
+    print(f"{reference} {root.digest}: {moved}")
+
+
+def bundle(
+    file: Annotated[Path, typer.Argument(help="The file to be written.")],
+    names: Annotated[list[str], typer.Argument(help="Rings, profiles or images of the store.")],
+    store: At = None,
+) -> None:
+    """Write profiles, weights and images into one file, for a place without a network."""
+    place = existing(store)
+    rings = Rings(place, trusted_keys(None))
+    size = write_bundle(place, {name: shipped(place, rings, name) for name in names}, file)
+    print(f"{file}: {size:,} bytes")
+
+
+def load(
+    source: Annotated[str, typer.Argument(help="A bundle, or host/repository:tag of a registry.")],
+    store: At = None,
+    key: Trusted = None,
+) -> None:
+    """Take what a bundle or a registry holds into the store, once its signature was checked."""
+    place, moved = Store(store_folder(store)), Moved()
+    if Path(source).is_file():
+        things = read_bundle(place, Path(source))
+    else:
+        things = {source.rpartition("/")[2]: Remote(source).pull(place, moved)}
+    print(f"{', '.join(take_in(place, things, trusted_keys(key)))}: taken in")
+
+
+class Moved:
+    """Counts what went over a network."""
+
+    def __init__(self) -> None:
+        self._count = self._bytes = self._there = 0
+
+    def __call__(self, one: Descriptor, moved: bool) -> None:
+        self._count, self._there = self._count + moved, self._there + (not moved)
+        self._bytes += one.size if moved else 0
+
+    def __str__(self) -> str:
+        return f"{self._count} blobs, {self._bytes:,} bytes sent; {self._there} were there"

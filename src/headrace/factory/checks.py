@@ -9,7 +9,7 @@ from ..base.config import EngineOptions
 from ..base.errors import ModelFileError
 from ..bench.reference import Reference
 from ..loader.partial import file_sha256
-from .source import Source, model_folder
+from .source import WEIGHTS, Source, model_folder
 from .stage import Outcome, Recipe, Result, Work
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ OPEN_LICENCES = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc
 """Licences that ask for nothing but a notice, by SPDX's names."""
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz", ".h5")
 """Endings of files that may run code when they are read, or are of formats that may hold such."""
-WEIGHTS = (".gguf", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from ..loader.partial import file_sha256
 from .audit import named
 from .key import digest_of, is_digest
 from .sign import MOST_BYTES, opened
-from .stage import STAGE_TYPE, Result
 from .store import INDEX_TYPE, Descriptor, Store
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 SCHEMA = "headrace.profile/1"
 PREDICATE = "urn:headrace:profile:v1"
 ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
-MODEL_TYPE = "application/vnd.cncf.model.manifest.v1+json"
-"""A model's weights as ModelPack has them."""
 UNBOUND = ("model", "cache_dir", "offline", "keep_packed")
 """Options that say where things are on one machine, and change no answer."""
 
@@ -135,15 +132,12 @@ def find_profile(wanted: str, store: Store | None, keys: Iterable[SSlibKey]) -> 
 
 def envelopes(store: Store) -> dict[str, str]:
     """Digests of the signed profiles of the store by their names. Raises `Untrusted`."""
-    found = {}
-    for name, one in named(store).items():
-        document = store.document(one.digest)
-        if document.get("artifactType") != STAGE_TYPE:
-            continue  # An image, or a model's weights.
-        for output in Result.read(document).outputs.values():
-            if output.media_type == ENVELOPE_TYPE:
-                found[name] = output.digest
-    return found
+    return {
+        name: output.digest
+        for name, one in named(store).items()
+        for output in map(Descriptor.read, store.document(one.digest).get("layers") or [])
+        if output.media_type == ENVELOPE_TYPE
+    }
 
 
 def profile_problems(store: Store, keys: Iterable[SSlibKey]) -> Iterator[str]:
@@ -155,9 +149,8 @@ def profile_problems(store: Store, keys: Iterable[SSlibKey]) -> Iterator[str]:
         yield f"profiles: {error.message}"
         return
     for name, entry in named(store).items():
-        kind = store.document(entry.digest).get("artifactType")
-        if name not in found and entry.media_type != INDEX_TYPE and kind != MODEL_TYPE:
-            yield f"index.json: {name} names neither a profile nor an image nor weights"
+        if name not in found and entry.media_type != INDEX_TYPE:
+            yield f"index.json: {name} names neither a profile nor an image"
     for name, digest in found.items():
         try:
             body = read_profile(store.read(digest), known).body

@@ -11,6 +11,8 @@ from ..base.errors import ModelFileError
 from ..loader import CATALOG, Progress, open_model
 from ..loader.partial import file_sha256
 
+WEIGHTS = (".gguf", ".safetensors")
+"""Endings of files that hold numbers and no code."""
 MOST_FILES = 2000
 """Files of a model's folder; one that has more is no model."""
 

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -37,6 +37,12 @@ DURABLE = 1 << 20
 """Bytes from which on a blob is on the disk before it has its name; smaller ones are read whole,
 and one that a power failure damaged is found by its digest and made again."""
 CHUNK = 8 << 20
+
+
+class Readable(Protocol):
+    """Whatever gives bytes until there are no more."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,20 +105,34 @@ class Store:
 
     def put_file(self, path: Path, media_type: str) -> Descriptor:
         """Keep a copy of a file, hashed as it is read."""
+        with path.open("rb") as source:
+            return self.put_stream(source, media_type)
+
+    def put_stream(
+        self, source: Readable, media_type: str, wanted: Descriptor | None = None
+    ) -> Descriptor:
+        """Keep what this gives, hashed as it is read.
+
+        Raises `Untrusted` where it is not what is wanted, before it has a name.
+        """
         found, size = hashlib.sha256(), 0
         with self.writing():
             handle, name = tempfile.mkstemp(dir=self.root / "tmp")
         try:
-            with path.open("rb") as source, os.fdopen(handle, "wb") as target:
+            with os.fdopen(handle, "wb") as target:
                 while chunk := source.read(CHUNK):
                     found.update(chunk)
                     target.write(chunk)
                     size += len(chunk)
+                    if wanted is not None and size > wanted.size:
+                        break
                 target.flush()
                 if size >= DURABLE:
                     os.fsync(target.fileno())
             os.chmod(name, 0o444)
             one = Descriptor(digest=f"sha256:{found.hexdigest()}", size=size, media_type=media_type)
+            if wanted is not None and (one.digest, size) != (wanted.digest, wanted.size):
+                raise Untrusted(f"blob {wanted.digest} came with other bytes")
             os.replace(name, self.blob(one.digest))
         except BaseException:
             with suppress(OSError):
@@ -208,6 +228,17 @@ class Store:
                 fresh.replace(folder)
         return folder
 
+    def parts(self, one: Descriptor) -> list[Descriptor]:
+        """What a manifest or an index names; nothing for any other blob. Raises `Untrusted`."""
+        if one.media_type not in (INDEX_TYPE, MANIFEST_TYPE):
+            return []
+        document = self.document(one.digest)
+        lists = [document.get(name) or [] for name in ("manifests", "layers")]
+        lists += [[document[name]] for name in ("config", "subject") if document.get(name)]
+        if not all(isinstance(named, list) for named in lists):
+            raise Untrusted(f"blob {one.digest} is no manifest")
+        return [Descriptor.read(part) for named in lists for part in named]
+
     def closure(self, root: Descriptor) -> list[Descriptor]:
         """Everything that a manifest or an index needs, what is needed first; itself last.
 
@@ -215,13 +246,8 @@ class Store:
         absent or has another size.
         """
         found: dict[str, Descriptor] = {}
-        if root.media_type in (INDEX_TYPE, MANIFEST_TYPE):
-            document = self.document(root.digest)
-            parts = [*(document.get("manifests") or []), *(document.get("layers") or [])]
-            for part in [*parts, *filter(None, [document.get("config"), document.get("subject")])]:
-                one = Descriptor.read(part)
-                if one.digest != root.digest:
-                    found |= {inner.digest: inner for inner in self.closure(one)}
+        for one in self.parts(root):
+            found |= {inner.digest: inner for inner in self.closure(one)}
         if not self.has(root):
             raise Untrusted(f"blob {root.digest} is not in the store, or has another size")
         return [*found.values(), root]

@@ -1,0 +1,242 @@
+"""Profiles and images to and from registries, and through the air gap in one file.
+
+Sessions, tokens and uploads in pieces are oras's; manifests are sent as the bytes that they are,
+since their digest is their name. Nothing that comes is believed before its digest was computed,
+and no profile has a name here before its signature was checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.errors import DownloadError, NotFound, OptionError, Untrusted
+from ..base.extras import needing_factory
+from .artifact import profile_manifest
+from .audit import named
+from .key import digest_of, is_digest
+from .profile import ENVELOPE_TYPE, read_profile
+from .release import Rings
+from .store import (
+    CHUNK,
+    INDEX_TYPE,
+    LAYOUT,
+    MANIFEST_TYPE,
+    SMALL,
+    Descriptor,
+    Store,
+    index_document,
+    name_of,
+)
+
+with needing_factory():
+    from oras.container import Container
+    from oras.provider import Registry
+    from requests import RequestException, Response
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import SSlibKey
+
+TIMEOUT = 60.0
+"""Seconds in which a registry has to say something."""
+LOOPBACK = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
+"""Registries that are asked without TLS; no other is."""
+MANIFESTS = (INDEX_TYPE, MANIFEST_TYPE)
+Watch = Callable[[Descriptor, bool], None]
+"""Told of each blob, and whether it had to be moved."""
+
+
+class _Once(Registry):  # type: ignore[misc]
+    """A registry that is asked once: oras repeats a call that fails for two minutes."""
+
+    do_request = Registry.do_request.__wrapped__
+
+
+class Remote:
+    """One repository of a registry. Every method raises `DownloadError`, `Untrusted`."""
+
+    def __init__(self, reference: str) -> None:
+        """`reference`: host[:port]/repository:tag or @digest. Raises `OptionError`.
+
+        Credentials are those of the container tools' configuration.
+        """
+        host, slash, rest = reference.partition("/")
+        tagged = rest.rpartition("/")[2].partition(":")[2] or rest.partition("@")[2]
+        if not slash or not tagged or not re.search("[.:]|^localhost$", host):
+            raise OptionError(f"{reference!r:.100} is no host/repository:tag", param="reference")
+        with _asked(host):
+            self._at = Container(reference)
+            self._registry = _Once(host, insecure=bool(LOOPBACK.fullmatch(host)))
+            session = self._registry.session
+            session.request = functools.partial(session.request, timeout=TIMEOUT)
+            self._registry.auth.load_configs(self._at)
+        self._host, self._tag = host, self._at.digest or self._at.tag
+
+    def push(self, store: Store, root: Descriptor, watch: Watch) -> None:
+        """Bring everything that `root` needs, what is needed first; give it its tag at the end."""
+        for one in store.closure(root):
+            if one.media_type in MANIFESTS:
+                continue
+            with _asked(self._host):
+                there = self._registry.blob_exists({"digest": one.digest}, self._at)
+                if not there:
+                    self._upload(store.blob(one.digest), one)
+            watch(one, not there)
+        for one in store.closure(root):
+            if one.media_type in MANIFESTS:
+                self._put_manifest(store.read(one.digest), one, one.digest)
+                watch(one, True)
+        self._put_manifest(store.read(root.digest), root, self._tag)
+
+    def pull(self, store: Store, watch: Watch) -> Descriptor:
+        """Bring what the tag names and all that it needs into the store; → its descriptor."""
+        data, kind = self._get_manifest(self._tag)
+        root = Descriptor(digest=digest_of(data), size=len(data), media_type=kind)
+        if is_digest(self._tag) and self._tag != root.digest:
+            raise Untrusted(f"{self._host} gives other bytes for {self._tag}")
+        waiting = [root]
+        while waiting:
+            one = waiting.pop()
+            if fresh := not store.has(one):
+                if one.media_type in MANIFESTS:
+                    data, _ = self._get_manifest(one.digest)
+                    store.put_stream(io.BytesIO(data), one.media_type, one)
+                else:
+                    with _asked(self._host), self._get(one.digest) as answer:
+                        store.put_stream(answer.raw, one.media_type, one)
+            watch(one, fresh)
+            if one.media_type in MANIFESTS:
+                waiting += store.parts(one)
+        return root
+
+    def _upload(self, path: Path, one: Descriptor) -> None:
+        send = self._registry.put_upload if one.size <= CHUNK else self._registry.chunked_upload
+        answer = send(str(path), self._at, one.document())
+        if answer.status_code != 201:
+            raise DownloadError(f"{self._host} refused {one.digest}: {answer.text:.200}")
+
+    def _put_manifest(self, data: bytes, one: Descriptor, tag: str) -> None:
+        with _asked(self._host):
+            url = f"{self._registry.prefix}://{self._at.manifest_url(tag)}"
+            answer = self._registry.do_request(
+                url, "PUT", data=data, headers={"Content-Type": one.media_type}
+            )
+        if answer.status_code != 201:
+            raise DownloadError(f"{self._host} refused the manifest {tag}: {answer.text:.200}")
+
+    def _get_manifest(self, tag: str) -> tuple[bytes, str]:
+        with _asked(self._host):
+            url = f"{self._registry.prefix}://{self._at.manifest_url(tag)}"
+            headers = {"Accept": ", ".join(MANIFESTS)}
+            with self._registry.do_request(url, headers=headers, stream=True) as answer:
+                data = answer.raw.read(SMALL + 1) if answer.status_code == 200 else b""
+        kind = answer.headers.get("Content-Type", "")
+        if answer.status_code == 404:
+            raise NotFound(f"{self._host} has no {tag}", param="reference")
+        if answer.status_code != 200 or len(data) > SMALL or kind not in MANIFESTS:
+            raise DownloadError(
+                f"{self._host} gives no manifest {tag}: {answer.status_code} {kind:.80}"
+            )
+        return data, kind
+
+    def _get(self, digest: str) -> Response:
+        answer: Response = self._registry.get_blob(self._at, digest, stream=True)
+        if answer.status_code != 200:
+            raise DownloadError(f"{self._host} gives no {digest}: status {answer.status_code}")
+        return answer
+
+
+def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
+    """What a name means: of a ring, a profile or an image. Raises `NotFound`, `Untrusted`."""
+    found = named(store).get(name)
+    if found is not None and found.media_type == INDEX_TYPE:
+        return found
+    return profile_manifest(store, rings.find(name))
+
+
+def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> int:
+    """Write an OCI layout with these and all that they need into one tar; → its bytes.
+
+    The same things give the same bytes.
+    """
+    blobs = {one.digest: one for root in things.values() for one in store.closure(root)}
+    try:
+        with path.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+            for name, data in (("oci-layout", LAYOUT), ("index.json", index_document(things))):
+                tar.addfile(_head(name, len(data)), io.BytesIO(data))
+            for digest, one in sorted(blobs.items()):
+                with store.blob(digest).open("rb") as blob:
+                    tar.addfile(_head(f"blobs/sha256/{digest[7:]}", one.size), blob)
+        return path.stat().st_size
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}", param="file") from None
+
+
+def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
+    """Take every blob of a bundle into the store, each by its digest; → what it names."""
+    found: dict[str, Descriptor] = {}
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+            for one in tar:
+                data = tar.extractfile(one)
+                digest = f"sha256:{one.name.removeprefix('blobs/sha256/')}"
+                if data is None or (one.name in ("index.json", "oci-layout") and one.size > SMALL):
+                    raise Untrusted(f"{path} holds {one.name!r:.80}, which is no file of a bundle")
+                if one.name == "index.json":
+                    entries = json.loads(data.read())["manifests"]
+                    found = {name_of(entry): Descriptor.read(entry) for entry in entries}
+                elif is_digest(digest):
+                    wanted = Descriptor(digest=digest, size=one.size)
+                    store.put_stream(data, wanted.media_type, wanted)
+                elif one.name != "oci-layout":
+                    raise Untrusted(f"{path} holds {one.name!r:.80}, which is no file of a bundle")
+    except (tarfile.TarError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Untrusted(f"{path} is no bundle: {error}") from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}", param="source") from None
+    return found
+
+
+def take_in(store: Store, things: Mapping[str, Descriptor], keys: Iterable[SSlibKey]) -> list[str]:
+    """Give what came its names, once all of it is there and every profile's signature was checked.
+
+    A profile has the name that is signed. Raises `Untrusted`; then nothing has a name.
+    """
+    known, names = list(keys), {}
+    for name, root in things.items():
+        store.closure(root)
+        layers = store.document(root.digest).get("layers") or []
+        signed = [one for one in map(Descriptor.read, layers) if one.media_type == ENVELOPE_TYPE]
+        if signed:
+            profile = read_profile(store.read(signed[0].digest), known)
+            if profile_manifest(store, profile) != root:
+                raise Untrusted(f"the manifest of {profile.body.name} is not that of its profile")
+            name = profile.body.name
+        elif root.media_type != INDEX_TYPE:
+            raise Untrusted(f"{name:.80} is neither a profile nor an image")
+        names[name] = root
+    for name, root in names.items():
+        store.tag(name, root)
+    return list(names)
+
+
+def _head(name: str, size: int) -> tarfile.TarInfo:
+    one = tarfile.TarInfo(name)
+    one.size, one.mode = size, 0o644
+    return one
+
+
+@contextmanager
+def _asked(host: str) -> Iterator[None]:
+    """Raise `DownloadError` for whatever a registry or the way to it does."""
+    try:
+        yield
+    except (RequestException, ValueError, KeyError) as error:
+        raise DownloadError(f"{host} cannot be asked: {error!s:.300}") from None
