@@ -83,6 +83,9 @@ lock: $(VENV)/.installed
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-annotate --no-header --upgrade pyproject.toml --output-file deploy/requirements.lock
+	cp deploy/requirements.lock deploy/image.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --no-header --extra factory pyproject.toml --output-file deploy/image.lock
 
 wheels:
 	PYTHON=$(PYTHON) deploy/wheels.sh

@@ -43,3 +43,16 @@ def test_the_licence_of_every_locked_package_is_listed() -> None:
     table = (ROOT / "docs" / "dependencies.md").read_text()
     listed = {canonicalize_name(name) for name in re.findall(r"^\| ([\w.-]+) \| \d", table, re.M)}
     assert not set(locked()) - listed
+
+
+def test_the_image_has_the_same_packages_and_what_checks_profiles() -> None:
+    """Each entry of the lock is one of the image's, hashes and all."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entries = re.split(r"\n(?=\S)", (ROOT / "deploy" / "image.lock").read_text().strip())
+    assert not {entry for several in locked().values() for _, entry in several} - set(entries)
+    pinned = {
+        match[1]: match[2] for entry in entries if (match := re.match(r"([\w.-]+)==(\S+)", entry))
+    }
+    for requirement in map(Requirement, project["optional-dependencies"]["factory"]):
+        version = pinned[canonicalize_name(requirement.name)]
+        assert version in requirement.specifier, f"{requirement} is locked at {version}"

@@ -25,7 +25,6 @@ from .checks import need
 from .graph import Graph, Step, Watch
 from .key import PACKAGE, canonical, digest_of
 from .layer import Entry, debian, folder, pack, wheel
-from .sbom import LOCK
 from .stage import Recipe, Result, Stage, Work
 from .store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
 
@@ -38,6 +37,8 @@ SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
 """Where Debian's Python looks for packages by itself."""
 GLIBC = range(17, 37)
 """Versions 2.x that a wheel may ask for: up to that of the base."""
+LOCK = PACKAGE.parents[1] / "deploy" / "image.lock"
+"""Lock of a checkout, with what checks profiles: `make lock` writes it."""
 PINNED = Path(__file__).parent / "debian.json"
 """Written by `deploy/debian.py`."""
 USER = 65532
