@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_000,
     "bench": 9_590,
-    "cli": 4_710,
+    "cli": 4_770,
     "dist": 510,
     "engine": 6_850,
-    "factory": 2_750,
+    "factory": 3_090,
     "kernels": 12_250,
     "kv": 650,
     "layers": 300,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 77_560
+TOTAL = 77_960
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

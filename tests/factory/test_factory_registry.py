@@ -18,9 +18,10 @@ from headrace.base.errors import DownloadError, NotFound, OptionError, Untrusted
 from headrace.factory import registry as module
 from headrace.factory.artifact import PROFILE_ARTIFACT, profile_manifest
 from headrace.factory.audit import named
+from headrace.factory.bundle import read_bundle, shipped, take_in, write_bundle
 from headrace.factory.key import canonical, digest_of
 from headrace.factory.profile import envelopes, profile_problems
-from headrace.factory.registry import Remote, read_bundle, shipped, take_in, write_bundle
+from headrace.factory.registry import Remote
 from headrace.factory.store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
 
 

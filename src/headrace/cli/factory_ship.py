@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from ..factory.build import store_folder
+from ..factory.bundle import read_bundle, shipped, take_in, write_bundle
 from ..factory.image import ImageBuild
-from ..factory.registry import Remote, read_bundle, shipped, take_in, write_bundle
 from ..factory.release import Rings
 from ..factory.sign import trusted_keys
 from ..factory.store import Descriptor, Store
@@ -58,6 +58,8 @@ def publish(
     store: At = None,
 ) -> None:
     """Bring a profile with its weights, or the image, to a registry; what is there is not sent."""
+    from ..factory.registry import Remote  # Local: other commands do without its packages.
+
     place, moved = existing(store), Moved()
     root = shipped(place, Rings(place, trusted_keys(None)), name)
     Remote(reference).push(place, root, moved)
@@ -86,6 +88,8 @@ def load(
     if Path(source).is_file():
         things = read_bundle(place, Path(source))
     else:
+        from ..factory.registry import Remote  # Local, as above.
+
         things = {source.rpartition("/")[2]: Remote(source).pull(place, moved)}
     print(f"{', '.join(take_in(place, things, trusted_keys(key)))}: taken in")
 

@@ -1,0 +1,104 @@
+"""What leaves a store and what is taken in: by name, with all that it needs, perhaps in one file.
+
+Nothing that comes has a name here before its digests and, of a profile, its signature were checked.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.errors import NotFound, OptionError, Untrusted
+from .artifact import profile_manifest
+from .audit import named
+from .key import is_digest
+from .profile import ENVELOPE_TYPE, read_profile
+from .release import Rings
+from .store import INDEX_TYPE, LAYOUT, SMALL, Descriptor, Store, index_document, name_of
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import SSlibKey
+
+
+def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
+    """What a name means: of a ring, a profile or an image. Raises `NotFound`, `Untrusted`."""
+    found = named(store).get(name)
+    if found is not None and found.media_type == INDEX_TYPE:
+        return found
+    return profile_manifest(store, rings.find(name))
+
+
+def write_bundle(store: Store, things: Mapping[str, Descriptor], path: Path) -> int:
+    """Write an OCI layout with these and all that they need into one tar; → its bytes.
+
+    The same things give the same bytes.
+    """
+    blobs = {one.digest: one for root in things.values() for one in store.closure(root)}
+    try:
+        with path.open("xb") as file, tarfile.open(fileobj=file, mode="w") as tar:
+            for name, data in (("oci-layout", LAYOUT), ("index.json", index_document(things))):
+                tar.addfile(_head(name, len(data)), io.BytesIO(data))
+            for digest, one in sorted(blobs.items()):
+                with store.blob(digest).open("rb") as blob:
+                    tar.addfile(_head(f"blobs/sha256/{digest[7:]}", one.size), blob)
+        return path.stat().st_size
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written: {error.strerror}", param="file") from None
+
+
+def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
+    """Take every blob of a bundle into the store, each by its digest; → what it names."""
+    found: dict[str, Descriptor] = {}
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+            for one in tar:
+                data = tar.extractfile(one)
+                digest = f"sha256:{one.name.removeprefix('blobs/sha256/')}"
+                if data is None or (one.name in ("index.json", "oci-layout") and one.size > SMALL):
+                    raise Untrusted(f"{path} holds {one.name!r:.80}, which is no file of a bundle")
+                if one.name == "index.json":
+                    entries = json.loads(data.read())["manifests"]
+                    found = {name_of(entry): Descriptor.read(entry) for entry in entries}
+                elif is_digest(digest):
+                    wanted = Descriptor(digest=digest, size=one.size)
+                    store.put_stream(data, wanted.media_type, wanted)
+                elif one.name != "oci-layout":
+                    raise Untrusted(f"{path} holds {one.name!r:.80}, which is no file of a bundle")
+    except (tarfile.TarError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Untrusted(f"{path} is no bundle: {error}") from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}", param="source") from None
+    return found
+
+
+def take_in(store: Store, things: Mapping[str, Descriptor], keys: Iterable[SSlibKey]) -> list[str]:
+    """Give what came its names, once all of it is there and every profile's signature was checked.
+
+    A profile has the name that is signed. Raises `Untrusted`; then nothing has a name.
+    """
+    known, names = list(keys), {}
+    for name, root in things.items():
+        store.closure(root)
+        layers = store.document(root.digest).get("layers") or []
+        signed = [one for one in map(Descriptor.read, layers) if one.media_type == ENVELOPE_TYPE]
+        if signed:
+            profile = read_profile(store.read(signed[0].digest), known)
+            if profile_manifest(store, profile) != root:
+                raise Untrusted(f"the manifest of {profile.body.name} is not that of its profile")
+            name = profile.body.name
+        elif root.media_type != INDEX_TYPE:
+            raise Untrusted(f"{name:.80} is neither a profile nor an image")
+        names[name] = root
+    for name, root in names.items():
+        store.tag(name, root)
+    return list(names)
+
+
+def _head(name: str, size: int) -> tarfile.TarInfo:
+    one = tarfile.TarInfo(name)
+    one.size, one.mode = size, 0o644
+    return one
