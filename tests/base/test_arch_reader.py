@@ -418,7 +418,7 @@ def test_llama3_scaling_is_found_again_from_its_divisors() -> None:
     assert factors[0] == 1.0
     assert factors[-1] == 32.0
     assert any(1.0 < factor < 32.0 for factor in factors)
-    assert from_gguf(llama_gguf(), {"rope_freqs.weight"}, factors) == wanted
+    assert from_gguf(llama_gguf(), {"rope_freqs.weight"}, {"rope_freqs.weight": factors}) == wanted
 
 
 def test_llama3_divisors_are_those_of_transformers() -> None:
@@ -438,10 +438,10 @@ def test_llama3_divisors_are_those_of_transformers() -> None:
 def test_other_rope_factors_are_refused() -> None:
     factors = [1.0 + i for i in range(32)]
     with pytest.raises(UnsupportedModel, match="rope_freqs"):
-        from_gguf(llama_gguf(), {"rope_freqs.weight"}, factors)
+        from_gguf(llama_gguf(), {"rope_freqs.weight"}, {"rope_freqs.weight": factors})
     for bad in ([1.0] * 31, [0.0] * 32, [float("inf")] * 32):
         with pytest.raises(ModelFileError, match="rope_freqs"):
-            from_gguf(llama_gguf(), {"rope_freqs.weight"}, bad)
+            from_gguf(llama_gguf(), {"rope_freqs.weight"}, {"rope_freqs.weight": bad})
 
 
 def test_mixtral_calls_itself_llama() -> None:

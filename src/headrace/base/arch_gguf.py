@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
-from .arch import ModelArch, Moe, Rope
+from .arch import ModelArch, Rope
 from .arch_fields import Fields
+from .arch_gguf_traits import (
+    GELU,
+    LAYER_NORMED,
+    NORMED,
+    OWN,
+    PARTLY_ROTATED,
+    mixture,
+    plain,
+    traits,
+)
 from .errors import ModelFileError, UnsupportedModel
 
 GGUF_ARCHITECTURES = {
@@ -20,11 +32,26 @@ GGUF_ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3moe": "qwen3_moe",
     "llama": "llama",
+    "cohere2": "cohere2",
+    "exaone4": "exaone4",
+    "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "glm4": "glm4",
+    "glm4moe": "glm4_moe",
+    "granite": "granite",
+    "granitemoe": "granitemoe",
+    "minimax-m2": "minimax_m2",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "phi3": "phi3",
+    "qwen2moe": "qwen2_moe",
+    "smollm3": "smollm3",
+    "starcoder2": "starcoder2",
 }
 """`general.architecture` → family. Mistral and Mixtral files call themselves llama."""
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 _MAX_CONTEXT = 2**27
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 8192}
 """The parameters that Llama 3.1, 3.2 and 3.3 share; only `factor` differs (8 or 32)."""
@@ -49,17 +76,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.temperature_scale": (0.0,),
     "interleave_moe_layer_step": (0, 1),
     "expert_group_count": (0, 1),
+    "expert_gating_func": (0, 1),
 }
 
 
 def from_gguf(
     metadata: Mapping[str, Any],
     tensor_names: Collection[str],
-    rope_factors: Sequence[float] | None = None,
+    factors: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> ModelArch:
     """The architecture of a GGUF file.
 
-    `rope_factors` is the content of `rope_freqs.weight` [head_dim / 2] where the file has it.
+    `factors`: the content of the tensors that are part of the rope, where the file has them:
+    `rope_freqs.weight`, `rope_factors_short.weight`, `rope_factors_long.weight`, of half the
+    rotated numbers each.
     Raises `UnsupportedModel` or `ModelFileError`, as `from_hf` does.
     """
     kind = metadata.get("general.architecture")
@@ -70,17 +100,19 @@ def from_gguf(
             param="general.architecture",
         )
     fields = Fields(metadata, "GGUF", f"{kind}.")
-    for key, allowed in _NEUTRAL.items():
-        fields.expect(key, *allowed)
     family = GGUF_ARCHITECTURES[kind]
+    for key, allowed in _NEUTRAL.items():
+        if key not in OWN.get(family, ()):
+            fields.expect(key, *allowed)
     hidden = fields.integer("embedding_length", 1, 2**17)
     heads = fields.integer("attention.head_count", 1, 2**12)
     layers = fields.integer("block_count", 1, 2**10)
+    # The head that predicts a second token is counted as a layer, and not read.
+    layers -= fields.integer("nextn_predict_layers", 0, layers - 1, 0)
     head_dim = fields.integer("attention.key_length", 2, 2**12, max(hidden // heads, 1))
     kv_heads = fields.integer("attention.head_count_kv", 1, heads, heads)
     max_context = fields.integer("context_length", 1, _MAX_CONTEXT)
     fields.expect("attention.value_length", head_dim)
-    fields.expect("rope.dimension_count", head_dim)
     if heads % kv_heads:
         raise UnsupportedModel(
             f"GGUF: {kind}.attention.head_count is {heads}; "
@@ -88,14 +120,14 @@ def from_gguf(
         )
     if head_dim % 2:
         raise UnsupportedModel(f"GGUF: attention.key_length is {head_dim}; must be even")
-    rope = _rope(fields, tensor_names, rope_factors, head_dim, max_context)
-    moe = _moe(fields, family)
+    rope = _rope(fields, family, tensor_names, factors, head_dim, max_context)
+    moe = mixture(fields, family, tensor_names)
     if moe is not None and family == "llama":
         family = "mixtral"
-    gemma = _gemma(fields, layers, hidden, heads, head_dim) if family == "gemma3" else {}
-    if not gemma:
+    if family not in ("gemma2", "gemma3"):
         fields.expect("final_logit_softcapping", 0.0)
-        fields.expect("attention.sliding_window", 0, max_context)
+    extra = traits(fields, family, layers, hidden, heads, head_dim, max_context)
+    eps = "layer_norm_epsilon" if family in LAYER_NORMED else "layer_norm_rms_epsilon"
     return ModelArch(
         family=family,
         vocab_size=_vocabulary(fields, metadata),
@@ -108,21 +140,17 @@ def from_gguf(
             "feed_forward_length", 1, 2**20, moe.intermediate if moe else None
         ),
         max_context=max_context,
-        norm_eps=_plain(fields.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-1)),
-        activation="gelu_tanh" if gemma else "silu",
+        norm_eps=plain(fields.number(f"attention.{eps}", 1e-12, 1e-1)),
+        activation="gelu_tanh" if family in GELU else "silu",
         rope=rope,
         qkv_bias="blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
-        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3"),
+        qk_norm=family in NORMED
+        or (family == "glm4_moe" and "blk.0.attn_q_norm.weight" in tensor_names),
         tied_embedding="output.weight" not in tensor_names,
         moe=moe,
-        **gemma,
+        **extra,
     )
-
-
-def _plain(value: float) -> float:
-    """A number that was stored in fp32, as its author wrote it: 1e-06, not 9.99999997e-07."""
-    return float(f"{value:.7g}")
 
 
 def _vocabulary(fields: Fields, metadata: Mapping[str, Any]) -> int:
@@ -131,61 +159,66 @@ def _vocabulary(fields: Fields, metadata: Mapping[str, Any]) -> int:
     return fields.integer("vocab_size", 1, 2**24, count)
 
 
-def _moe(fields: Fields, family: str) -> Moe | None:
-    experts = fields.integer("expert_count", 0, 2**12, 0)
-    if not experts:
-        return None
-    if family not in ("llama", "qwen3_moe"):
-        raise UnsupportedModel(
-            f"GGUF: {fields.prefix}expert_count is {experts}; "
-            "experts are supported for llama and qwen3moe",
-            param="expert_count",
-        )
-    width = "feed_forward_length" if family == "llama" else "expert_feed_forward_length"
-    return Moe(
-        experts=experts,
-        active=fields.integer("expert_used_count", 1, experts),
-        intermediate=fields.integer(width, 1, 2**20),
-        normalise=fields.flag("expert_weights_norm", True),
-    )
-
-
-def _gemma(fields: Fields, layers: int, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
-    """Gemma 3: what the format leaves to the reader (five windowed layers, then a full one)."""
-    window = fields.integer("attention.sliding_window", 1, _MAX_CONTEXT)
-    pattern = fields.integer("attention.sliding_window_pattern", 1, 2**10, 6)
-    # The 27B model alone (62 layers) scales by hidden / heads instead of the head's size.
-    scalar = hidden / heads if layers == 62 else head_dim
-    cap = fields.optional_number("final_logit_softcapping", 0.0, 1e6)
-    return {
-        "windows": tuple(None if (i + 1) % pattern == 0 else window for i in range(layers)),
-        "local_rope": Rope(theta=_plain(fields.number("rope.freq_base_swa", 1.0, 1e12, 1e4))),
-        "embedding_scale": math.sqrt(hidden),
-        "norm_offset": 1.0,
-        "attention_scale": scalar**-0.5,
-        "final_softcap": cap or None,
-    }
-
-
 def _rope(
     fields: Fields,
+    family: str,
     tensor_names: Collection[str],
-    factors: Sequence[float] | None,
+    contents: Mapping[str, Sequence[float]],
     head_dim: int,
     max_context: int,
 ) -> Rope:
+    pairs = family in ("glm4", "cohere2")
+    if family not in PARTLY_ROTATED:
+        fields.expect("rope.dimension_count", head_dim)
+    rotated = fields.integer("rope.dimension_count", 2, head_dim, head_dim)
+    if rotated % 2:
+        raise UnsupportedModel(f"GGUF: rope.dimension_count is {rotated}; must be even")
+    for name in (ROPE_FACTORS, *LONG_FACTORS):
+        if name in tensor_names and name not in contents:
+            raise ModelFileError(f"GGUF: the content of {name} was not read")
+    if family == "phi3" and LONG_FACTORS[0] in contents:
+        rope = _long(fields, contents, rotated, max_context)
+    else:
+        rope = _scaled(fields, contents.get(ROPE_FACTORS), head_dim, max_context)
+    return replace(rope, share=rotated / head_dim, interleaved=pairs)
+
+
+def _long(
+    fields: Fields, contents: Mapping[str, Sequence[float]], rotated: int, max_context: int
+) -> Rope:
+    """LongRoPE (Ding et al. 2024), as Phi has it."""
+    fields.expect("rope.scaling.type", "none", "longrope")
+    short, long = (tuple(map(plain, contents.get(name, ()))) for name in LONG_FACTORS)
+    for name, each in zip(LONG_FACTORS, (short, long), strict=True):
+        if len(each) != rotated // 2 or not all(1e-3 <= one <= 1e5 for one in each):
+            raise ModelFileError(
+                f"GGUF: {name} must hold {rotated // 2} numbers from 0.001 to 100000"
+            )
+    return Rope(
+        theta=plain(fields.number("rope.freq_base", 1.0, 1e12, 1e4)),
+        kind="long",
+        original_context=fields.integer(
+            "rope.scaling.original_context_length", 2, _MAX_CONTEXT, max_context
+        ),
+        attention_factor=plain(fields.number("rope.scaling.attn_factor", 1e-3, 1e3, 1.0)),
+        short=short,
+        long=long,
+    )
+
+
+def _scaled(
+    fields: Fields, factors: Sequence[float] | None, head_dim: int, max_context: int
+) -> Rope:
     default = 1e6 if fields.prefix == "gemma3." else 1e4
-    theta = _plain(fields.number("rope.freq_base", 1.0, 1e12, default))
+    theta = plain(fields.number("rope.freq_base", 1.0, 1e12, default))
     kind = fields.word("rope.scaling.type", ("none", "linear", "yarn"), "none")
-    if factors is None and ROPE_FACTORS in tensor_names:
-        raise ModelFileError(f"GGUF: the content of {ROPE_FACTORS} was not read")
     if factors is not None:
         if kind != "none":
             raise UnsupportedModel(f"GGUF: {ROPE_FACTORS} together with rope.scaling.type {kind}")
         return llama3_rope(theta, factors, head_dim)
     if kind == "none":
         return Rope(theta=theta)
-    factor = _plain(fields.number("rope.scaling.factor", 1.0, 1e4))
+    factor = plain(fields.number("rope.scaling.factor", 1.0, 1e4))
     if kind == "linear":
         return Rope(theta=theta, kind="linear", factor=factor)
     stretched: Literal["yarn"] = "yarn"
@@ -216,7 +249,7 @@ def llama3_rope(theta: float, factors: Sequence[float], head_dim: int) -> Rope:
         raise ModelFileError(
             f"GGUF: {ROPE_FACTORS} must hold {head_dim // 2} finite numbers from 1 up"
         )
-    factor = _plain(max(factors))
+    factor = plain(max(factors))
     if factor == 1.0:
         return Rope(theta=theta)
     rope = Rope(theta=theta, kind="llama3", factor=factor, **_LLAMA3)  # type: ignore[arg-type]

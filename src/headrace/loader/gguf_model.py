@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..base.arch_gguf import LONG_FACTORS, ROPE_FACTORS
 from ..base.arch_reader import from_gguf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
@@ -42,11 +43,12 @@ def open_gguf(path: Path, name: str, licence: str | None = None) -> ModelFiles:
     """Read the metadata of a GGUF file; the tensors stay where they are."""
     file = GgufFile(path)
     metadata = file.metadata
-    factors = None
-    if "rope_freqs.weight" in file.tensors:
-        if file.tensors["rope_freqs.weight"].type.name != "F32":
-            raise ModelFileError(f"{path.name}: rope_freqs.weight must be F32")
-        factors = [float(value) for value in file.view("rope_freqs.weight").reshape(-1)]
+    factors: dict[str, list[float]] = {}
+    for tensor in (ROPE_FACTORS, *LONG_FACTORS):
+        if tensor in file.tensors:
+            if file.tensors[tensor].type.name != "F32":
+                raise ModelFileError(f"{path.name}: {tensor} must be F32")
+            factors[tensor] = [float(value) for value in file.view(tensor).reshape(-1)]
     if metadata.get("split.count", 0) not in (0, 1):
         raise ModelFileError(
             f"{path.name} is one part of {metadata['split.count']}; merge the parts into one file"

@@ -37,13 +37,46 @@ _GGUF_LAYER = {
     "ffn_up_exps": "mlp.experts.*.up_proj",
     "ffn_down_exps": "mlp.experts.*.down_proj",
 }
-_GGUF_NORMS_PLAIN = {"ffn_norm": "post_attention_layernorm"}
-_GGUF_NORMS_GEMMA = {
+_PLAIN = {"ffn_norm": "post_attention_layernorm"}
+_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_GGUF_HARMLESS = re.compile(r"rope_freqs\.weight|blk\.\d+\.attn_rot_embd(\.weight)?")
+_GEMMA = {**_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+_SCORED = {"exp_probs_b": "mlp.gate.e_score_correction"}
+_GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "olmo2": _BEHIND,
+    "exaone4": _BEHIND,
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    "phi3": {**_PLAIN, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "starcoder2": {**_PLAIN, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "minimax_m2": {**_PLAIN, **_SCORED},
+    "glm4_moe": {
+        **_SCORED,
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
+    "qwen2_moe": {
+        **_PLAIN,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
+}
+"""What a layer's names mean in one family alone; in the others they are `_PLAIN`."""
+_GGUF_HARMLESS = re.compile(
+    r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd(\.weight)?"
+)
 """Read by `open` (the rope's parameters), or recomputed from the architecture."""
 
 _HF_HARMLESS = re.compile(r".*rotary_emb\.inv_freq|.*rotary_emb\.(cos|sin)_cached")
@@ -62,7 +95,7 @@ _EXPERTS = {
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
 }
 """Stacks of experts (Granite's, those of transformers 5), routers, MiniMax's bias of the choice."""
-_GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+_GGUF_BLOCK = re.compile(r"blk\.(\d{1,4})\.([\w.]+)\.(weight|bias)")
 
 
 def from_gguf_name(name: str, arch: ModelArch) -> str | None:
@@ -73,13 +106,17 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
     if _GGUF_HARMLESS.fullmatch(name):
         return None
     stem, _, suffix = name.rpartition(".")
-    if stem in _GGUF_TOP and suffix == "weight":
-        return f"{_GGUF_TOP[stem]}.weight"
+    if stem in _GGUF_TOP and suffix in ("weight", "bias"):
+        return f"{_GGUF_TOP[stem]}.{suffix}"
     match = _GGUF_BLOCK.fullmatch(name)
     if match:
-        norms = _GGUF_NORMS_GEMMA if arch.family == "gemma3" else _GGUF_NORMS_PLAIN
+        own = _GGUF_FAMILY.get(arch.family, _PLAIN)
         layer, part, suffix = match.groups()
-        canonical = _GGUF_LAYER.get(part) or norms.get(part)
+        if arch.family == "glm4_moe" and int(layer) >= arch.layers:
+            return None  # The head that predicts a second token.
+        canonical = own.get(part) or _GGUF_LAYER.get(part)
+        if part == "exp_probs_b" and canonical:
+            return f"model.layers.{int(layer)}.{canonical}_{suffix}"
         if canonical is not None:
             return f"model.layers.{int(layer)}.{canonical}.{suffix}"
     raise ModelFileError(f"tensor {name!r:.100} is not part of a {arch.family} model")

@@ -20,6 +20,8 @@ from ..quant.ggml_types import DENSE, SUPPORTED
 from .gguf import GgufFile, TensorInfo
 from .names import Shapes, check, from_gguf_name
 
+PERMUTED = ("llama", "mixtral", "granite", "granitemoe", "smollm3")
+"""Families whose q and k are stored with the halves of a rotary pair side by side."""
 Host = npt.NDArray[Any]
 
 
@@ -50,7 +52,9 @@ def from_gguf(file: GgufFile, arch: ModelArch) -> Iterator[tuple[str, Host | Blo
 
 def _named(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The tensors that one of the file becomes: stacked experts become one each."""
-    if "*" not in name:
+    if name.endswith(".shared_expert_gate.weight") and len(shape) == 1:
+        yield name, (1, *shape)  # A product of one output is stored as a vector.
+    elif "*" not in name:
         yield name, shape
     else:
         for expert in range(shape[0] if len(shape) == 3 else 0):
@@ -62,7 +66,7 @@ def _load(
 ) -> Iterator[tuple[str, Host | BlockWeight]]:
     data = file.view(info.name)
     mapped = True
-    if arch.family in ("llama", "mixtral") and (".q_proj." in name or ".k_proj." in name):
+    if arch.family in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         mapped = False
         heads = arch.heads if ".q_proj." in name else arch.kv_heads
         data = data[original_rows(heads, arch.head_dim)]
@@ -71,7 +75,7 @@ def _load(
     for index, (each, shape) in enumerate(_named(name, info.shape)):
         part = data if "*" not in name else data[index]
         if info.type.name in DENSE:
-            yield each, part
+            yield each, part.reshape(shape)
         elif len(shape) == 2:
             yield each, BlockWeight(info.type.name, part, (shape[0], shape[1]), mapped=mapped)
         else:

@@ -113,6 +113,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama4": _GPT4O,
     "kanana2": _GPT4O,
     "minimax-m2": _GPT4O,
+    "chatglm-bpe": PreTokenizer((LLAMA3,)),
+    "glm4": _LLAMA3,
+    "exaone4": _GPT2,
     "deepseek-v3": _DEEPSEEK3,
     "hunyuan-dense": _DEEPSEEK3,
 }

@@ -1,0 +1,190 @@
+"""What one family of decoders has in GGUF that others have not, and its mixture.
+
+Where the format is silent, this is what llama.cpp knows of the family.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from .arch import Moe, Rope
+from .arch_fields import Fields
+from .errors import ModelFileError, UnsupportedModel
+
+_MAX_WINDOW = 2**27
+NORMED = {
+    "qwen3",
+    "qwen3_moe",
+    "gemma3",
+    "olmoe",
+    "olmo2",
+    "exaone4",
+    "minimax_m2",
+}
+"""Families with norms on q and k."""
+LAYER_NORMED = {"cohere2", "starcoder2"}
+GELU = {"gemma2", "gemma3", "starcoder2"}
+PARTLY_ROTATED = {"phi3", "glm4", "glm4_moe", "minimax_m2"}
+_SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
+OWN: Mapping[str, tuple[str, ...]] = {
+    "cohere2": ("logit_scale",),
+    "granite": _SCALES,
+    "granitemoe": _SCALES,
+    "gemma2": ("attn_logit_softcapping",),
+    "glm4_moe": (
+        "expert_shared_count",
+        "expert_weights_scale",
+        "nextn_predict_layers",
+        "leading_dense_block_count",
+        "expert_gating_func",
+    ),
+    "minimax_m2": ("expert_gating_func",),
+}
+"""Family → keys that it reads and others must not have."""
+_EXPERTS = {
+    "llama": True,
+    "qwen3_moe": True,
+    "granitemoe": True,
+    "minimax_m2": True,
+    "glm4_moe": True,
+    "olmoe": False,
+    "qwen2_moe": False,
+}
+"""Families with experts → whether their shares are scaled to one where the file says nothing."""
+
+
+def plain(value: float) -> float:
+    """A number that was stored in fp32, as its author wrote it: 1e-06, not 9.99999997e-07."""
+    return float(f"{value:.7g}")
+
+
+def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe | None:
+    """The experts of a file that has some."""
+    experts = fields.integer("expert_count", 0, 2**12, 0)
+    if not experts:
+        return None
+    if family not in _EXPERTS:
+        raise UnsupportedModel(
+            f"GGUF: {fields.prefix}expert_count is {experts}; "
+            "experts are supported for llama and the mixtures among general.architecture",
+            param="expert_count",
+        )
+    dense = family in ("llama", "granitemoe", "olmoe")
+    width = "feed_forward_length" if dense else "expert_feed_forward_length"
+    inner = fields.integer(width, 1, 2**20)
+    sigmoid = family in ("glm4_moe", "minimax_m2")
+    shared = 0
+    if sigmoid:
+        fields.expect("expert_gating_func", *((0, 2) if family == "glm4_moe" else (2,)))
+    if family == "glm4_moe":
+        shared = inner * fields.integer("expert_shared_count", 0, 2**8, 0)
+    elif family == "qwen2_moe":
+        shared = fields.integer("expert_shared_feed_forward_length", 1, 2**20)
+    return Moe(
+        experts=experts,
+        active=fields.integer("expert_used_count", 1, experts),
+        intermediate=inner,
+        normalise=fields.flag("expert_weights_norm", _EXPERTS[family]),
+        shared_intermediate=shared,
+        shared_gate=family == "qwen2_moe",
+        dense_layers=fields.integer("leading_dense_block_count", 0, 2**10, 0),
+        scores="sigmoid" if sigmoid else "softmax",
+        bias=sigmoid and any(".exp_probs_b." in name for name in tensor_names),
+        scale=plain(fields.number("expert_weights_scale", 0.0, 1e6, 1.0)) or 1.0,
+    )
+
+
+def traits(
+    fields: Fields,
+    family: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    head_dim: int,
+    max_context: int,
+) -> dict[str, Any]:
+    """Fields of `ModelArch` that one family alone has."""
+    slides = _slides(fields, family, layers)
+    window = fields.integer("attention.sliding_window", 0, _MAX_WINDOW, 0)
+    if slides is None:
+        fields.expect("attention.sliding_window", 0, max_context)
+        window, slides = 0, []
+    if family == "gemma2":
+        window = window or 4096
+    given: dict[str, Any] = {}
+    if window and window < max_context and any(slides):
+        given["windows"] = tuple(window if slide else None for slide in slides)
+    match family:
+        case "gemma2" | "gemma3":
+            # Of each the 27B model alone scales by hidden / heads instead of the head's size.
+            largest = layers == (62 if family == "gemma3" else 46)
+            given |= _gemma(fields, hidden / heads if largest else head_dim)
+            if family == "gemma3":
+                base = plain(fields.number("rope.freq_base_swa", 1.0, 1e12, 1e4))
+                given["local_rope"] = Rope(theta=base)
+        case "cohere2":
+            scale = plain(fields.number("logit_scale", 1e-6, 1e6))
+            given |= {"logits_scale": scale, "nope": tuple(not slide for slide in slides)}
+        case "exaone4" if window:
+            given["nope"] = tuple(not slide for slide in slides)
+        case "smollm3":
+            given["nope"] = tuple((layer + 1) % 4 == 0 for layer in range(layers))
+        case "phi3":
+            given["fused"] = ("qkv", "gate_up")
+        case "glm4":
+            given["fused"] = ("gate_up",)
+        case "olmoe" | "olmo2" | "minimax_m2":
+            given["whole_qk_norm"] = True
+        case "granite" | "granitemoe":
+            given |= _granite(fields)
+    return given
+
+
+def _slides(fields: Fields, family: str, layers: int) -> list[bool] | None:
+    """Which layers a window would be of; None: the family has none."""
+    if family in ("phi3", "starcoder2"):
+        return [True] * layers
+    period = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4}.get(family)
+    if period is None:
+        return None
+    key = "attention.sliding_window_pattern"
+    stated = fields.raw(key)
+    if stated is None or isinstance(stated, int):
+        period = fields.integer(key, 1, 2**10, period)
+        return [(layer + 1) % period != 0 for layer in range(layers)]
+    each = list(stated) if hasattr(stated, "__len__") and not isinstance(stated, str) else []
+    if len(each) != layers or not all(one in (0, 1) for one in each):
+        raise ModelFileError(
+            f"GGUF: {fields.prefix}{key} must be a number or {layers} flags", param=key
+        )
+    return [bool(one) for one in each]
+
+
+def _gemma(fields: Fields, scalar: float) -> dict[str, Any]:
+    """What the format leaves to the reader of Gemma 2 and 3."""
+    hidden = fields.integer("embedding_length", 1, 2**17)
+    found: dict[str, Any] = {
+        "embedding_scale": math.sqrt(hidden),
+        "norm_offset": 1.0,
+        "attention_scale": scalar**-0.5,
+    }
+    for key, name, default in (
+        ("attn_logit_softcapping", "attention_softcap", 50.0),
+        ("final_logit_softcapping", "final_softcap", 30.0),
+    ):
+        absent = default if fields.prefix == "gemma2." else 0.0
+        found[name] = fields.number(key, 0.0, 1e6, absent) or None
+    return found
+
+
+def _granite(fields: Fields) -> dict[str, Any]:
+    """Its four multipliers; the logits are divided by theirs."""
+    scale = plain(fields.number("attention.scale", 0.0, 1e6, 0.0))
+    return {
+        "embedding_scale": plain(fields.number("embedding_scale", 1e-6, 1e6, 1.0)),
+        "residual_scale": plain(fields.number("residual_scale", 1e-6, 1e6, 1.0)),
+        "attention_scale": scale or None,
+        "logits_scale": 1.0 / plain(fields.number("logit_scale", 1e-6, 1e6)),
+    }
