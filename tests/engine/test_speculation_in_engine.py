@@ -9,7 +9,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
-from headrace.base.errors import OptionError
+from headrace.base.errors import InvalidRequest, OptionError
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
 from headrace.engine import start
 from headrace.engine.start import DRAFTS, drafts_of, resolve
@@ -42,6 +42,25 @@ def answers(options: dict[str, Any]) -> list[Any]:
 def test_the_same_answers(options: dict[str, Any], depth: int, drafters: str) -> None:
     options["depth"] = depth
     assert answers({**options, "speculate": drafters}) == answers(options)
+
+
+def test_what_is_expected_comes_in_fewer_steps(options: dict[str, Any]) -> None:
+    """Over Python, as over HTTP: the same answer, drafted from the text that was given for it."""
+    with LLM(**options) as llm:
+        digits = tuple(llm.tokenizer.encode(one)[0] for one in "13579")
+        drawn = SamplingParams(seed=2, max_tokens=32, ignore_eos=True, allowed_token_ids=digits)
+        (plain,) = llm.generate(PROMPTS[1], drawn)
+        text = plain.outputs[0].text
+        assert llm.tokenizer.encode(text) == plain.outputs[0].token_ids, "it is said as it is read"
+    accepted = []
+    for prediction in (None, [text]):
+        with LLM(**{**options, "speculate": "auto"}) as llm:
+            (told,) = llm.generate(PROMPTS[1], drawn, prediction=prediction)
+            assert told.outputs == plain.outputs
+            accepted.append(llm.stats.accepted_tokens)
+            with pytest.raises(InvalidRequest, match="2 predictions for 1 prompts"):
+                llm.generate(PROMPTS[1], drawn, prediction=["a", "b"])
+    assert accepted[0] < accepted[1]
 
 
 CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, available=2**33)

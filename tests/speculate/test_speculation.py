@@ -61,7 +61,3 @@ def test_whoever_was_not_seen_longest_is_forgotten() -> None:
         speculation.begin(str(number))
     anew = speculation.begin("first")
     assert anew.survival(anew.propose(1)) > learnt
-    anew.settle(anew.propose(1), 0)
-    speculation.forget("first")
-    asked = speculation.begin("first")
-    assert asked.survival(asked.propose(1)) > learnt

@@ -71,8 +71,9 @@ class InputProcessor:
         """Resolve a request: its tokens, its limits, its seed. `grammar`: what the answer must
         match, made by `text.grammar` or `text.toolgrammar`. `keep_ids`: special tokens that stay
         in the text though special tokens are skipped. `expected`: the answer that the client
-        expects, a hint for drafts. `task` other than "tokens": nothing is
-        sampled; with `second_at` the prompt is a pair of texts, of which the second begins there.
+        expects, a hint for drafts; what is longer than an answer may be is cut off. `task` other
+        than "tokens": nothing is sampled; with `second_at` the prompt is a pair of texts, of which
+        the second begins there.
 
         Raises `InvalidRequest` naming the field, or `ContextOverflow`.
         """
@@ -144,7 +145,7 @@ class InputProcessor:
                 grammar=grammar,
                 bad_words=self._bad_words(sampling.bad_words),
                 reasoning=self._reasoning(sampling, ids),
-                expected=tuple(expected),
+                expected=tuple(expected[: sampling.max_tokens]),
             ),
             priority=_integer("priority", priority),
             cache_salt=cache_salt,

@@ -41,6 +41,7 @@ from ..text import (
 )
 from ..text.foreign import CUT
 from .adapters import AdapterBook
+from .given import OneOrEach, TextOrIds, as_list, for_each, text_or_ids
 from .input import InputProcessor, default_sampling
 from .output import Answer, RequestOutputs
 from .pairs import cut_limit, pairs_of, score_inputs
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from .build import Built
     from .core import EngineCore
 
-TextOrIds = str | Sequence[int] | Mapping[str, Any]
-"""A prompt: text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 Messages = Sequence[Mapping[str, Any]]
 _AHEAD = 256
 """Sequences that wait in the scheduler; further prompts wait here, where they cost less."""
@@ -164,8 +163,9 @@ class LLM:
         *,
         use_tqdm: bool = False,
         priority: Sequence[int] | None = None,
-        grammar: str | Sequence[str | None] | None = None,
-        adapter: str | Sequence[str | None] | None = None,
+        grammar: OneOrEach = None,
+        adapter: OneOrEach = None,
+        prediction: OneOrEach = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt.
@@ -173,31 +173,22 @@ class LLM:
         One `SamplingParams` for all or one for each. `use_tqdm` shows a progress bar (the name
         is that of vLLM). `grammar`, one for all or one for each, is what an answer must match, as
         `text.grammar` makes it from a schema, a pattern or choices; `adapter` likewise the name of
-        a loaded adapter. `on_delta` is called with
-        every delta as it comes.
+        a loaded adapter, and `prediction` the text that is expected, which changes no answer and
+        with `speculate` makes it come sooner. `on_delta` is called with every delta as it comes.
         """
-        listed = _listed(prompts)
-        params = self._params(sampling_params, len(listed))
-        if priority is not None and len(priority) != len(listed):
+        wanted = as_list(prompts)
+        params = self._params(sampling_params, len(wanted))
+        if priority is not None and len(priority) != len(wanted):
             raise InvalidRequest(
-                f"{len(priority)} priorities for {len(listed)} prompts", param="priority"
+                f"{len(priority)} priorities for {len(wanted)} prompts", param="priority"
             )
-        if grammar is None or isinstance(grammar, str):
-            grammar = [grammar] * len(listed)
-        if len(grammar) != len(listed):
-            raise InvalidRequest(
-                f"{len(grammar)} grammars for {len(listed)} prompts", param="grammar"
-            )
-        if adapter is None or isinstance(adapter, str):
-            adapter = [adapter] * len(listed)
-        if len(adapter) != len(listed):
-            raise InvalidRequest(
-                f"{len(adapter)} adapters for {len(listed)} prompts", param="adapter"
-            )
+        grammar = for_each(grammar, "grammar", len(wanted))
+        adapter = for_each(adapter, "adapter", len(wanted))
+        prediction = for_each(prediction, "prediction", len(wanted))
         requests = []
         with self._working():
-            for place, (prompt, sampling) in enumerate(zip(listed, params, strict=True)):
-                text, ids = _prompt(prompt)
+            for place, (prompt, sampling) in enumerate(zip(wanted, params, strict=True)):
+                text, ids = text_or_ids(prompt)
                 try:
                     request = self._input.request(
                         ids if ids is not None else text or "",
@@ -206,9 +197,10 @@ class LLM:
                         priority=priority[place] if priority is not None else 0,
                         grammar=grammar[place],
                         adapter=self._adapter_id(adapter[place]),
+                        expected=self.tokenizer.encode(prediction[place] or ""),
                     )
                 except HeadraceError as error:
-                    if len(listed) > 1:
+                    if len(wanted) > 1:
                         error.message = f"prompts[{place}]: {error.message}"
                         error.args = (error.message,)
                     raise
@@ -226,7 +218,8 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        grammar: str | Sequence[str | None] | None = None,
+        grammar: OneOrEach = None,
+        prediction: OneOrEach = None,
         on_delta: Callable[[OutputDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, with the model's chat template or `template`."""
@@ -246,7 +239,12 @@ class LLM:
             ids = encode_between(self.tokenizer, text)
             prompts.append({"prompt": text.replace(CUT, ""), "prompt_token_ids": ids})
         return self.generate(
-            prompts, sampling_params, use_tqdm=use_tqdm, grammar=grammar, on_delta=on_delta
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            grammar=grammar,
+            prediction=prediction,
+            on_delta=on_delta,
         )
 
     @cached_property
@@ -270,8 +268,8 @@ class LLM:
             raise InvalidRequest("this model scores pairs of texts; use score()", param="model")
         limit = cut_limit(truncate_prompt_tokens, self.max_context)
         inputs = []
-        for prompt in _listed(prompts):
-            text, ids = _prompt(prompt)
+        for prompt in as_list(prompts):
+            text, ids = text_or_ids(prompt)
             if ids is None:
                 ids = self.tokenizer.encode_with_specials(text or "", limit=limit) if text else []
             inputs.append((ids[:limit], 0))
@@ -472,35 +470,3 @@ def _settle(core: EngineCore, requests: Iterable[str]) -> None:
     with contextlib.suppress(EngineDead):  # Then there is nothing left to settle.
         while core.has_work:
             core.turn()
-
-
-def _listed(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise InvalidRequest(
-            f"prompts must be a text, token ids or a list of them, not {prompts!r:.80}",
-            param="prompts",
-        )
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _prompt(prompt: TextOrIds) -> tuple[str | None, list[int] | None]:
-    """(text, ids), one of which may be missing."""
-    if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, Mapping):
-        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        if text is None and ids is None:
-            raise InvalidRequest(
-                "a prompt given as a dictionary has the key prompt or prompt_token_ids",
-                param="prompts",
-            )
-        return text, None if ids is None else list(ids)
-    if not isinstance(prompt, Iterable):
-        raise InvalidRequest(
-            f"a prompt is text, token ids or a dictionary, not {prompt!r:.80}", param="prompts"
-        )
-    return None, list(prompt)

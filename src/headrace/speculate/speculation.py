@@ -123,10 +123,6 @@ class Speculation:
         drafters = [one for one in made if one is not None]
         return Drafts(found, drafters, prompt, remembered="suffix" in self._names)
 
-    def forget(self, tenant: str) -> None:
-        """Drop all that was learnt from a tenant."""
-        self._tenants.pop(tenant, None)
-
     def _tenant(self, name: str) -> Tenant:
         found = self._tenants.setdefault(name, Tenant())
         self._tenants.move_to_end(name)
