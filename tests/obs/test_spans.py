@@ -98,6 +98,7 @@ async def traced(sink: Sink) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client, app.state.service.spans
+    app.state.service.spans.close()
 
 
 def _values(span: Any) -> dict[str, Any]:
@@ -214,10 +215,14 @@ def test_attributes_of_adapters_and_errors() -> None:
 
 
 def test_a_collector_that_is_gone_costs_no_request() -> None:
+    before = set(threading.enumerate())
     spans = Spans("http://127.0.0.1:9", batch_seconds=0.01)
     for number in range(2000):
         spans.request(str(number), RequestLife(1.0, 5, reason="stop"), model="m")
     spans.close(0.1)  # Neither end waits for the collector: the test has a limit of its own.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive(), f"{thread.name} still tries a collector that is gone"
 
 
 def test_off_means_that_nothing_is_imported_or_wrapped() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,10 @@ def client_of(app: Application, **more: Any) -> httpx.AsyncClient:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Application:
-    return serving(tmp_path / "files")
+def app(tmp_path: Path) -> Iterator[Application]:
+    app = serving(tmp_path / "files")
+    yield app
+    app.state.files.close()
 
 
 @pytest.fixture
@@ -229,6 +231,7 @@ async def test_quota_and_owners(tmp_path: Path) -> None:
         assert len((await b.get("/v1/files")).json()["data"]) == 1
         await a.delete(f"/v1/files/{files[0]}")
         assert (await put(a, b"x" * 10_001)).status_code == 200
+    app.state.files.close()
 
 
 async def test_two_servers_do_not_share_a_folder(app: Application, tmp_path: Path) -> None:
@@ -239,7 +242,7 @@ async def test_two_servers_do_not_share_a_folder(app: Application, tmp_path: Pat
 async def test_what_was_half_received_is_removed(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "file-1.part").write_bytes(b"x")
-    serving(tmp_path / "files")
+    serving(tmp_path / "files").state.files.close()
     assert not (tmp_path / "files" / "file-1.part").exists()
 
 

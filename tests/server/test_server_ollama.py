@@ -27,8 +27,9 @@ def server() -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def real(server: Running) -> ollama.Client:
-    return ollama.Client(host=server.url)
+def real(server: Running) -> Iterator[ollama.Client]:
+    with ollama.Client(host=server.url) as client:
+        yield client
 
 
 def test_the_real_client_lists_and_shows(real: ollama.Client) -> None:

@@ -67,9 +67,10 @@ class Spans:
             resource=Resource.create({"service.name": SERVICE, "service.version": VERSION}),
             shutdown_on_exit=False,
         )
+        self._exporter = exporter or OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=5)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter or OTLPSpanExporter(endpoint=traces_url(endpoint), timeout=5),
+                self._exporter,
                 max_queue_size=8192,
                 schedule_delay_millis=batch_seconds * 1000,
             )
@@ -123,11 +124,13 @@ class Spans:
         span.end(at(ended))
 
     def close(self, seconds: float = 2.0) -> None:
-        """Send what is left, but wait no longer than this."""
-        # The exporter's own end tries a dead collector again for half a minute.
+        """Send what is left, but try no longer than this."""
+        # The provider's own end tries a dead collector again for half a minute.
         end = threading.Thread(target=self._provider.shutdown, daemon=True)
         end.start()
         end.join(seconds)
+        if end.is_alive():
+            self._exporter.shutdown()
 
 
 def traces_url(endpoint: str) -> str:
