@@ -13,6 +13,9 @@ TORCH ?= torch==2.13.0
 # The default model needs torch on a GPU only.
 EXTRAS := $(if $(shell command -v nvidia-smi),[torch])
 
+# Hundreds of processes start in a run: each is a quarter quicker with bytecode that was kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run test check coverage explore faults lowest lock wheels try-wheels sanitize lint bench-cpu bench-speculation gpu-dry gpu-bench clean
 
 help:

@@ -101,6 +101,8 @@ def test_a_folder_of_any_length_will_do(tmp_path: Path, monkeypatch: pytest.Monk
     child.close()
     parent.close()
     monkeypatch.setattr("headrace.dist.channel.os.path.isdir", lambda path: False)
+    # No socket is made for it, which nobody would close.
+    monkeypatch.setattr("headrace.dist.channel.socket.socket", None)
     with pytest.raises(OptionError, match="TMPDIR"):
         Channel(address(deep, "other"), Message, bind=True)
 

@@ -143,21 +143,18 @@ class _End:
         """The beginning of the next one."""
         self._unsent = bytearray()
         self.closed = True  # Until everything below has been had.
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.ExitStack() as refused, _fitting(where) as path:
-            refused.callback(end.close)
-            if bind:
-                Path(where).unlink(missing_ok=True)
-                end.bind(path)
-            else:
-                end.connect(path)
-            refused.pop_all()
         if bind:
-            end.listen(1)
-            end.setblocking(False)
-            self._listener = end
+            Path(where).unlink(missing_ok=True)
+            with _fitting(where) as path:
+                self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._listener.bind(path)
+            self._listener.listen(1)
+            self._listener.setblocking(False)
         else:
-            self._open(end)
+            with _fitting(where) as path:
+                connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                connected.connect(path)
+            self._open(connected)
         self.closed = False
 
     def send(self, message: Any) -> None:
