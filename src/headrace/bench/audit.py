@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,9 @@ class Finding(NamedTuple):
     text: str
 
 
+_invalid, _server, _warning = (partial(Finding, one) for one in ("invalid", "server", "warning"))
+
+
 def examine(
     records: Sequence[RequestRecord],
     audits: Sequence[ClientAudit],
@@ -59,20 +63,14 @@ def examine(
     """Everything that is found, the worst first."""
     good = [record for record in records if record.ok]
     findings = [*_client(records, good, audits, open_loop=open_loop)]
-    findings += _failures(records)
-    findings += _usage(good, ignore_eos=ignore_eos)
+    findings += [*_failures(records), *_usage(good, ignore_eos=ignore_eos)]
     if stream:
         findings += _streams(good)
     if open_loop and (found := saturated(records)) is not None:
         findings.append(found)
     if 0 < len(good) < FEW_FOR_P99:
-        findings.append(
-            Finding(
-                "warning",
-                "few_requests",
-                f"{len(good)} answers are too few for a 99th percentile: it is their largest value",
-            )
-        )
+        text = f"{len(good)} answers are too few for a 99th percentile: it is their largest value"
+        findings.append(_warning("few_requests", text))
     order = {"invalid": 0, "server": 1, "warning": 2}
     return sorted(findings, key=lambda finding: order[finding.severity])
 
@@ -87,30 +85,23 @@ def _client(
     audits: Sequence[ClientAudit],
     *,
     open_loop: bool,
-) -> list[Finding]:
-    findings = []
+) -> Iterator[Finding]:
     if not records:
-        return [Finding("invalid", "nothing", "no request was sent")]
+        yield _invalid("nothing", "no request was sent")
+        return
     if any(audit.gave_up for audit in audits):
-        findings.append(
-            Finding(
-                "invalid",
-                "server_gone",
-                "the server was not there any more, so the run was ended before its time",
-            )
-        )
+        text = "the server was not there any more, so the run was ended before its time"
+        yield _invalid("server_gone", text)
     if not good:
-        return [*findings, Finding("invalid", "no_success", "no request succeeded")]
+        yield _invalid("no_success", "no request succeeded")
+        return
     for audit in audits:
         share = audit.cpu_seconds / audit.wall_seconds if audit.wall_seconds else 0.0
         if share > MAX_CPU_SHARE:
-            findings.append(
-                Finding(
-                    "invalid",
-                    "client_cpu",
-                    f"client process {audit.process} used {share:.0%} of a core: the load "
-                    "generator was the bottleneck; use more --processes",
-                )
+            yield _invalid(
+                "client_cpu",
+                f"client process {audit.process} used {share:.0%} of a core: the load "
+                "generator was the bottleneck; use more --processes",
             )
     gaps = [b - a for record in good for a, b in itertools.pairwise(record.chunk_ns)]
     # An embedding has no pieces: its first one is its end.
@@ -119,64 +110,44 @@ def _client(
     lags = [lag / 1e9 for audit in audits for lag in audit.lag_ns]
     bound = max(LAG_FLOOR, LAG_SHARE * scale)
     if lags and (late := float(np.percentile(lags, 99))) > bound:
-        findings.append(
-            Finding(
-                "invalid",
-                "client_lag",
-                f"the client's event loop was {late * 1e3:.1f} ms late (p99; at most "
-                f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted; run "
-                "it on another machine, or at a higher priority (chrt -f 1; "
-                "where the system groups by session, nice does nothing between two of them)",
-            )
+        yield _invalid(
+            "client_lag",
+            f"the client's event loop was {late * 1e3:.1f} ms late (p99; at most "
+            f"{bound * 1e3:.1f} ms are sound here): its time stamps are not to be trusted; run "
+            "it on another machine, or at a higher priority (chrt -f 1; "
+            "where the system groups by session, nice does nothing between two of them)",
         )
     delays = send_lags(records)
     bound = max(SEND_FLOOR, LAG_SHARE * float(np.median(first or [0])) / 1e9)
     if (late := float(np.percentile(delays, 99))) > bound:
         what = "after their arrival" if open_loop else "after their user was ready"
-        findings.append(
-            Finding(
-                "invalid",
-                "late_sends",
-                f"requests were sent {late * 1e3:.1f} ms {what} (p99; at most "
-                f"{bound * 1e3:.1f} ms are sound here): the offered load was not the planned one",
-            )
+        yield _invalid(
+            "late_sends",
+            f"requests were sent {late * 1e3:.1f} ms {what} (p99; at most "
+            f"{bound * 1e3:.1f} ms are sound here): the offered load was not the planned one",
         )
-    return findings
 
 
-def _failures(records: Sequence[RequestRecord]) -> list[Finding]:
+def _failures(records: Sequence[RequestRecord]) -> Iterator[Finding]:
     kinds = Counter(record.error_kind or "" for record in records if record.error is not None)
-    findings = []
     failed = kinds.total()
     if failed > MAX_FAILURES * len(records) and failed < len(records):
-        findings.append(
-            Finding(
-                "invalid",
-                "failures",
-                f"{failed / len(records):.0%} of the requests failed (at most {MAX_FAILURES:.0%} "
-                "are sound): what is left is not the load that was meant",
-            )
+        yield _invalid(
+            "failures",
+            f"{failed / len(records):.0%} of the requests failed (at most {MAX_FAILURES:.0%} "
+            "are sound): what is left is not the load that was meant",
         )
     for kind, count in kinds.most_common():
         example = next(r.error for r in records if r.error_kind == kind and r.error is not None)
-        findings.append(
-            Finding(
-                "warning",
-                f"failed_{kind}",
-                f"{count} of {len(records)} requests failed ({kind}), for example: {example:.200}",
-            )
-        )
+        text = f"{count} of {len(records)} requests failed ({kind}), for example: {example:.200}"
+        yield _warning(f"failed_{kind}", text)
     again = sum(record.reconnected for record in records)
     if again:
-        findings.append(
-            Finding(
-                "warning",
-                "reconnected",
-                f"{again} of {len(records)} requests found the connection closed that the server "
-                "had kept open, and were sent again on a new one; the lost time counts",
-            )
+        yield _warning(
+            "reconnected",
+            f"{again} of {len(records)} requests found the connection closed that the server "
+            "had kept open, and were sent again on a new one; the lost time counts",
         )
-    return findings
 
 
 def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
@@ -272,8 +243,7 @@ def _usage(good: Sequence[RequestRecord], *, ignore_eos: bool) -> list[Finding]:
     return findings
 
 
-def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
-    findings = []
+def _streams(good: Sequence[RequestRecord]) -> Iterator[Finding]:
     long = [record for record in good if record.tokens >= 8]
     bunched = [
         record
@@ -283,39 +253,29 @@ def _streams(good: Sequence[RequestRecord]) -> list[Finding]:
         < BUFFER_SHARE * (record.chunk_ns[-1] - record.sent_ns)
     ]
     if long and len(bunched) > len(long) / 2:
-        findings.append(
-            Finding(
-                "server",
-                "buffered",
-                f"{len(bunched)} of {len(long)} streams came all at once at their end: something "
-                "buffers, TTFT and ITL say nothing",
-            )
+        yield _server(
+            "buffered",
+            f"{len(bunched)} of {len(long)} streams came all at once at their end: something "
+            "buffers, TTFT and ITL say nothing",
         )
     gaps = [(b - a) / 1e9 for record in good for a, b in itertools.pairwise(record.chunk_ns)]
     if gaps:
         mean = sum(gaps) / len(gaps)
         together = sum(gap < TOGETHER * mean for gap in gaps) / len(gaps)
         if together >= BURSTS and len(bunched) <= len(long) / 2:
-            findings.append(
-                Finding(
-                    "warning",
-                    "bursts",
-                    f"{together:.0%} of the pieces came together with the one before (the mean "
-                    f"pause is {mean * 1e3:.1f} ms): the median ITL says nothing, read TPOT",
-                )
+            yield _warning(
+                "bursts",
+                f"{together:.0%} of the pieces came together with the one before (the mean "
+                f"pause is {mean * 1e3:.1f} ms): the median ITL says nothing, read TPOT",
             )
         bound = max(STALL_FLOOR, STALL_FACTOR * float(np.median(gaps)))
         stood = sum(gap > bound for gap in gaps)
         if stood:
-            findings.append(
-                Finding(
-                    "server",
-                    "standstill",
-                    f"{stood} times a stream stood still for more than {bound:.1f} s "
-                    f"(longest {max(gaps):.1f} s)",
-                )
+            yield _server(
+                "standstill",
+                f"{stood} times a stream stood still for more than {bound:.1f} s "
+                f"(longest {max(gaps):.1f} s)",
             )
-    return findings
 
 
 def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Finding | None:
@@ -334,8 +294,7 @@ def saturated(records: Sequence[RequestRecord], *, draining: bool = True) -> Fin
         return None
     if draining and drained <= 2 * service:
         return None
-    return Finding(
-        "invalid",
+    return _invalid(
         "over_saturated",
         f"time to first token grew from {early:.2f} s to {late:.2f} s: more came than the "
         "server can do, so its latencies depend on how long the run was",
@@ -368,14 +327,13 @@ def unsteady(records: Sequence[RequestRecord], users: int) -> list[Finding]:
             return []
         what = f"{users} users were at work together for {share:.0%} of the time"
     text = f"{what}: the run is mostly its beginning and its end; ask more --requests"
-    return [Finding("invalid", "not_steady", text)]
+    return [_invalid("not_steady", text)]
 
 
 def few_for(slo: Slo, records: Sequence[RequestRecord]) -> list[Finding]:
     """Limits on percentiles that so few requests do not have."""
     return [
-        Finding(
-            "invalid",
+        _invalid(
             "few_for_slo",
             f"{len(records)} requests have no {limit.percentile:g}th percentile: whether the SLO "
             f"is kept takes {math.ceil(100 / (100 - limit.percentile))}",

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import HeadraceError
-from .job import Job, More, Target
+from .job import Job, More
 from .record import ClientAudit, RequestRecord
 from .workload import Session
 
@@ -22,46 +22,27 @@ START_MARGIN = 0.3
 """Seconds between telling the start time and the start."""
 
 
-def deal(
-    sessions: Sequence[Session],
-    target: Target,
-    processes: int,
-    *,
-    concurrency: int | None,
-    offsets: Sequence[float] | None,
-    duration: float | None,
-    tokenizer: str | None = None,
-    endless: bool = False,
-    most: int | None = None,
-    ramp: float = 0.0,
-    grace: float | None = None,
-) -> list[Job]:
-    """One job per process: session i goes to process i mod P, concurrency is split evenly.
-    `endless`: the duration ends the run, and a `Supply` makes sessions as long as it lasts."""
-    processes = min(processes, len(sessions), concurrency or len(sessions), most or len(sessions))
-    jobs = []
-    for process in range(processes):
-        share = None
-        if concurrency is not None:
-            share = concurrency // processes + (process < concurrency % processes)
-        bound = None if most is None else most // processes + (process < most % processes)
-        jobs.append(
-            Job(
-                process,
-                target,
-                list(sessions[process::processes]),
-                list(range(process, len(sessions), processes)),
-                share,
-                None if offsets is None else list(offsets[process::processes]),
-                duration,
-                tokenizer,
-                endless,
-                bound,
-                ramp,
-                grace,
-            )
+def deal(whole: Job, processes: int) -> list[Job]:
+    """A run's job as one per process: session i goes to process i mod P, and what may be in
+    flight is split evenly."""
+    count = len(whole.sessions)
+    processes = min(processes, count, whole.concurrency or count, whole.most or count)
+
+    def share(most: int | None, process: int) -> int | None:
+        return None if most is None else most // processes + (process < most % processes)
+
+    return [
+        msgspec.structs.replace(
+            whole,
+            process=process,
+            sessions=whole.sessions[process::processes],
+            numbers=whole.numbers[process::processes],
+            concurrency=share(whole.concurrency, process),
+            offsets=None if whole.offsets is None else whole.offsets[process::processes],
+            most=share(whole.most, process),
         )
-    return jobs
+        for process in range(processes)
+    ]
 
 
 class Supply:

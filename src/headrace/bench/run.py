@@ -22,7 +22,7 @@ from .energy import EnergyMeter
 from .fleet import Fleet, Supply, deal
 from .http import ConnectionLost, fetch, parse_url
 from .identity import identify
-from .job import Target
+from .job import Job, Target
 from .lengths import parse_lengths
 from .material import Material
 from .metrics import Run, possible_hit_rate, prefix_hit_rate
@@ -116,10 +116,11 @@ def run_bench(
         watch(progress)
         _warm_up(options, target, material)
         progress.phase, progress.started = "running", time.monotonic()
-        jobs = deal(
-            sessions,
+        whole = Job(
+            0,
             target,
-            options.processes,
+            sessions,
+            list(range(len(sessions))),
             concurrency=None if offsets is not None else options.concurrency,
             offsets=offsets,
             duration=options.duration,
@@ -130,6 +131,7 @@ def run_bench(
             ramp=options.ramp,
             grace=options.grace,
         )
+        jobs = deal(whole, options.processes)
         supply = Supply(
             lambda count: make_sessions(replace(options, requests=count), material)[0],
             len(sessions),
@@ -356,6 +358,5 @@ def _warm_up(options: RunOptions, target: Target, material: Material) -> None:
         material,
     )
     sessions = make_workload("fixed", wish)
-    Fleet(
-        deal(sessions, target, 1, concurrency=options.concurrency, offsets=None, duration=None)
-    ).run(lambda _record: None)
+    numbers = list(range(len(sessions)))
+    Fleet([Job(0, target, sessions, numbers, options.concurrency)]).run(lambda _record: None)

@@ -80,7 +80,7 @@ def run_command(
 ) -> None:
     """One run: send a workload, report latency, throughput and whether to believe it."""
     options = replace(options, seed=fresh_seed(options.seed))
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, highlight=False)
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
     folder = out or default_folder("run")
@@ -96,7 +96,7 @@ def run_command(
     if problem is not None:
         _say_unwritten(console, problem)
         raise typer.Exit(1)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     if not result["valid"]:
         raise typer.Exit(INVALID_RUN)
     _exit_below(console, [result])
@@ -131,7 +131,7 @@ def sweep_command(
             f"points must be positive numbers joined by commas, not {points!r}", param="points"
         ) from None
     others = read_points(beside or [])
-    console = Console()
+    console = Console(highlight=False)
     folder = out or default_folder("sweep")
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
@@ -166,7 +166,7 @@ def search_command(
         raise InvalidRequest(
             f"start ({start:g}) must be above 0 and at most limit ({limit:g})", param="start"
         )
-    console = Console()
+    console = Console(highlight=False)
     folder = out or default_folder("search")
     measure = Measure(console, history, roofline, hardware)
     checks = None if accuracy_gate is None else AccuracyGate.read(accuracy_gate, gate, at_least)
@@ -216,7 +216,7 @@ def compare_command(
     hardware: HardwareOf = "this",
 ) -> None:
     """B against A with confidence intervals; exit code 3 where B is worse."""
-    console = Console()
+    console = Console(highlight=False)
     if a.startswith("http") and b.startswith("http"):
         base = replace(options, url=a, seed=fresh_seed(options.seed))
         folder = out or default_folder("compare")
@@ -267,7 +267,7 @@ def report_command(
             raise
         found = recover(folder)
     if format == "text":
-        show_result(Console(), found)
+        show_result(Console(highlight=False), found)
         return
     place = out or folder
     try:
@@ -326,7 +326,7 @@ def history_command(
         created = entry.created[:16]  # By the minute: a terminal has 80 columns.
         what = entry.model, entry.server, entry.commit[:7] or "–", entry.workload, entry.load
         table.add_row(created, *what, f"{entry.value:.4g}")
-    Console().print(table)
+    Console(highlight=False).print(table)
     if html is not None:
         body = charts([history_chart(metric, entries)])
         write_text(html, page("Headrace bench: history", metric, body))
@@ -394,7 +394,7 @@ def _outcome(console: Console, options: RunOptions, folder: Path | None) -> Outc
 
 def _say_unwritten(console: Console, problem: str) -> None:
     text = f"not everything was written: {problem}"
-    console.print(text, style="bold red", highlight=False, soft_wrap=True)
+    console.print(text, style="bold red", soft_wrap=True)
 
 
 def _write_reports(folder: Path, result: dict[str, Any]) -> str | None:
@@ -411,7 +411,6 @@ def _say_point(console: Console, point: Point) -> None:
     cells = rows([point])[0]
     console.print(
         "  ".join(f"{name} {cell}" for name, cell in zip(COLUMNS, cells, strict=True)),
-        highlight=False,
         soft_wrap=True,
     )
 
@@ -429,8 +428,8 @@ def _finish_sweep(
     write_text(folder / "report.html", sweep_page(found, best, others))
     write_text(folder / "points.json", points)
     if best is not None:
-        console.print(f"largest {best.by}: {best.value:g}", style="bold", highlight=False)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+        console.print(f"largest {best.by}: {best.value:g}", style="bold")
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
 
 
 def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
@@ -438,7 +437,7 @@ def _exit_below(console: Console, results: list[dict[str, Any]]) -> None:
     checked = [result["accuracy"] for result in results if result.get("accuracy")]
     for told in checked:
         style = None if told["passed"] else "bold red"
-        console.print(said(told), style=style, highlight=False, soft_wrap=True)
+        console.print(said(told), style=style, soft_wrap=True)
     if not all(told["passed"] for told in checked):
         raise typer.Exit(comparing.REGRESSED)
 

@@ -148,10 +148,10 @@ def mlperf_check_command(
     every: Annotated[bool, typer.Option("--all", help="Show what passes too.")] = False,
 ) -> None:
     """Is a submission whole? By the published rules and LoadGen's logs; exit code 4: it is not."""
-    console = Console()
+    console = Console(highlight=False)
     if truncate is not None:
         done = truncate_logs(folder, truncate)
-        console.print(f"{len(done)} logs cut, whole ones in {truncate}", highlight=False)
+        console.print(f"{len(done)} logs cut, whole ones in {truncate}")
     checks = check_submission(folder)
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("where", "what", "", "why"):
@@ -165,7 +165,6 @@ def mlperf_check_command(
     console.print(
         f"{len(checks) - failed} of {len(checks)} checks passed; {UNVERIFIED}, whose own checker "
         "decides",
-        highlight=False,
         soft_wrap=True,
     )
     if failed:

@@ -95,7 +95,7 @@ def _measure(
     history: bool,
     roofline: bool,
 ) -> None:
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, highlight=False)
     options.url, options.model, options.tokenizer = "in-process", engine.model, engine.model
     options.endpoint, options.seed = "completions", fresh_seed(options.seed)
     place = None
@@ -105,7 +105,7 @@ def _measure(
     folder = out or default_folder("offline")
     store = Store(folder)
     try:
-        console.print(f"loading {engine.model}", style="dim", highlight=False)
+        console.print(f"loading {engine.model}", style="dim")
         with OfflineBench(engine, options) as bench:
             begin = time.monotonic()
             result, run = ask(bench, store.record)
@@ -123,10 +123,10 @@ def _measure(
         print(json.dumps(result))
     else:
         show_result(console, result)
-    console.print(f"{result['kind']}: {spent:.1f} s with the warm-up", highlight=False)
+    console.print(f"{result['kind']}: {spent:.1f} s with the warm-up")
     if store.problem is not None:
         console.print(f"not everything was written: {store.problem}", style="bold red")
         raise typer.Exit(1)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
     if not result["valid"]:
         raise typer.Exit(INVALID_RUN)

@@ -68,7 +68,7 @@ def accuracy_command(
     options.verify()
     users, server = options.concurrency, ask_server(options)
     target = Target(options.url, options.model or server["model"], api_key=options.api_key)
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, highlight=False)
 
     found = (
         accuracy.perplexity(target, text, name, limit=limit, concurrency=users) if limit else None
@@ -77,7 +77,6 @@ def accuracy_command(
         console.print(
             f"perplexity {found.value:.4f} over {found.tokens} tokens of {found.windows} windows "
             f"({found.corpus})",
-            highlight=False,
             soft_wrap=True,
         )
     scores = []
@@ -88,7 +87,6 @@ def accuracy_command(
         console.print(
             f"{task}: {score.right} of {score.items} right, {score.score:.1%} "
             f"({low:.1%} to {high:.1%})" + (f", {score.failed} cut off" if score.failed else ""),
-            highlight=False,
             soft_wrap=True,
         )
     agreed, answers, asked = None, [], accuracy.default_prompts(prompts)
@@ -99,13 +97,13 @@ def accuracy_command(
     held: list[Held] = []
     if expected is not None:
         agreed = agreement(answers, expected.answers, limit=tokens, reference_limit=expected.limit)
-        console.print(_said(agreed), highlight=False, soft_wrap=True)
+        console.print(_said(agreed), soft_wrap=True)
         held = hold(expected, agreed=agreed, perplexity=found, scores=scores)
         console.print(_gates(held))
     if save is not None:
         kept = {task_key(score.name, score.items): score.score for score in scores}
         save_reference(save, Reference(target.model, asked, answers, found, kept, tokens))
-        console.print(f"kept {len(asked)} answers in {save}", highlight=False, soft_wrap=True)
+        console.print(f"kept {len(asked)} answers in {save}", soft_wrap=True)
     if as_json:
         document = {
             "schema": "headrace.bench.accuracy/1",
@@ -120,7 +118,7 @@ def accuracy_command(
         not_held(expected, held, deciding, perplexity=found, scores=scores) if expected else []
     )
     for line in undecided:
-        console.print(f"not compared: {line}", style="bold red", highlight=False, soft_wrap=True)
+        console.print(f"not compared: {line}", style="bold red", soft_wrap=True)
     below = [one.name for one in held if one.kind in deciding and not one.passes(at_least)]
     if below:
         console.print(

@@ -46,8 +46,8 @@ def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool 
     if as_json:
         print(json.dumps(_plain(options, server, files, decisions, memory), ensure_ascii=False))
         return
-    console = Console()
-    console.print(f"[bold]{files.name}[/bold]  {_described(files)}", highlight=False)
+    console = Console(highlight=False)
+    console.print(f"[bold]{files.name}[/bold]  {_described(files)}")
     table = _table("option", "value", "why")
     decided = {decision.name: decision for decision in decisions}
     for record in (options, server):

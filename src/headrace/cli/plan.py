@@ -126,7 +126,7 @@ def plan(
         pools=pools,
         max_devices=max_devices,
     )
-    console = Console()
+    console = Console(highlight=False)
     checked: list[Checked] = []
     for candidate in found.candidates[:TRIES]:
         checked.append(verify(candidate, demand, goal, requests, trace))
@@ -331,19 +331,17 @@ def document(demand: Demand, found: Found, checked: list[Checked]) -> dict[str, 
 
 def _show_best(console: Console, best: Checked, demand: Demand) -> None:
     c = best.candidate
-    console.print(f"[bold]{c}[/bold] ({c.devices} devices)", highlight=False)
+    console.print(f"[bold]{c}[/bold] ({c.devices} devices)")
     for pool in c.pools:
         role = "" if pool.role == "all" else f"{pool.role}: "
         console.print(
             f"  {role}weights {pool.case.weights.name}, KV {pool.case.kv_dtype}, max_sequences "
-            f"{pool.state.batch}, step_tokens {pool.state.step_tokens} (of each engine)",
-            highlight=False,
+            f"{pool.state.batch}, step_tokens {pool.state.step_tokens} (of each engine)"
         )
     console.print(
         f"  {c.price_per_hour:.2f} per hour, {c.cost_per_million(demand):.3f} per million output "
         f"tokens; simulated p99: TTFT {best.ttft * 1e3:.0f} ms, TPOT {best.tpot * 1e3:.1f} ms, "
-        f"ITL {best.itl * 1e3:.1f} ms; efficiencies {c.hardware.efficiency.source}",
-        highlight=False,
+        f"ITL {best.itl * 1e3:.1f} ms; efficiencies {c.hardware.efficiency.source}"
     )
 
 
@@ -413,7 +411,7 @@ def _show_rejected(console: Console, found: Found) -> None:
                 f"{len(slow)} miss the limits, {slow[-1].format} on {slow[-1].layout}: "
                 f"{slow[-1].reason}"
             )
-        console.print(f"[dim]not on {device}: {'; '.join(parts)}[/dim]", highlight=False)
+        console.print(f"[dim]not on {device}: {'; '.join(parts)}[/dim]")
 
 
 command = typer.Typer(help="The cheapest layout that keeps an SLO.")

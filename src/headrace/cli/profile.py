@@ -70,7 +70,7 @@ def profile(
 ) -> None:
     """Run a model here, and show the time of each kind of step next to what the roofline expects
     and allows, and of each operator."""
-    console = Console()
+    console = Console(highlight=False)
     files = open_model(model)
     options = EngineOptions(
         model=model,
@@ -132,8 +132,8 @@ def profile(
     else:
         console.print("operators are timed one by one where the worker is in this process only")
     if own is not found:
-        console.print(EAGER, highlight=False)
-    console.print(f"timeline: {out} (open it in ui.perfetto.dev)", highlight=False)
+        console.print(EAGER)
+    console.print(f"timeline: {out} (open it in ui.perfetto.dev)")
 
 
 def _prompts(seed: int, requests: int, tokens: int, vocabulary: int) -> list[list[int]]:
@@ -192,8 +192,7 @@ def _show(
     console.print(
         f"{wall * 1e3:.0f} ms in all; on the device {busy / wall:.1%}, outside it (planning, "
         f"updating, idle) {1 - busy / wall:.1%}; {hardware.name}, efficiencies "
-        f"{hardware.efficiency.source}",
-        highlight=False,
+        f"{hardware.efficiency.source}"
     )
 
 
@@ -206,9 +205,9 @@ def _show_operators(console: Console, operators: Sequence[Operator], check: SumC
         table.add_row(*row)
     console.print(table)
     style = None if check.holds else "bold red"
-    console.print(said(check), style=style, highlight=False, soft_wrap=True)
+    console.print(said(check), style=style, soft_wrap=True)
     if (why := too_low(operators)) is not None:
-        console.print(why, style="bold red", highlight=False, soft_wrap=True)
+        console.print(why, style="bold red", soft_wrap=True)
 
 
 command = typer.Typer(help="Where the time of a model's steps goes.")

@@ -157,18 +157,17 @@ def _described(number: int, verdict: Verdict) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(highlight=False)
     if report["different"]:
         table = Table("record", "prompt", "choice", "token", "what", box=None)
         for one in report["different"]:
             table.add_row(*("" if value is None else str(value) for value in one.values()))
         console.print(table)
     for line in report["identity"]:
-        console.print(f"differs from the recorded engine: {line}", highlight=False)
+        console.print(f"differs from the recorded engine: {line}")
     console.print(
         f"{report['equal']} of {report['records']} answers are equal bit for bit, "
-        f"{report['tokens']} tokens compared",
-        highlight=False,
+        f"{report['tokens']} tokens compared"
     )
     if report["different"] and not report["identity"]:
         console.print(

@@ -85,7 +85,7 @@ def roofline(
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show FLOPs, bytes, what binds, and the time of each operator of a step."""
-    console = Console()
+    console = Console(highlight=False)
     if measure:
         device, raw = calibrate()
         if not as_json_:
@@ -116,16 +116,14 @@ def roofline(
         weights = total_bytes(case.arch, case.weights)
         console.print(
             f"{device.name} ({device.source}); efficiencies {device.efficiency.source}\n"
-            f"weights {weights / 1e9:.3f} GB, on each device {device_bytes(case) / 1e9:.3f} GB",
-            highlight=False,
+            f"weights {weights / 1e9:.3f} GB, on each device {device_bytes(case) / 1e9:.3f} GB"
         )
         engines = case.layout.engines
         each = f" of each of {engines} batches" if engines > 1 else ""
         for name, time in times:
             console.print(
                 f"{name}{each}: at most {time.tokens / time.limit_seconds:,.0f} tokens/s, "
-                f"predicted {time.tokens / time.seconds:,.0f}",
-                highlight=False,
+                f"predicted {time.tokens / time.seconds:,.0f}"
             )
     if html is not None:
         html.write_text(html_page(f"Roofline of {model} on {device.name}", case, device, times))
@@ -180,8 +178,7 @@ def _measure(console: Console, case: Case, device: Hardware, model: str) -> Hard
     console.print(
         f"fitted on {found.steps} steps: median error {found.median_error:.1%}, worst "
         f"{found.worst_error:.1%}; on {len(held)} steps of other shapes: median {middle:.1%}, "
-        f"worst {worst:.1%}",
-        highlight=False,
+        f"worst {worst:.1%}"
     )
     model_ = StepModel(case, device)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="shapes kept out of the fit")
@@ -209,8 +206,7 @@ def _measure_loop(console: Console, case: Case, device: Hardware, model: str, ur
     console.print(
         f"before the engine {loop.gateway_seconds * 1e3:.1f} ms, between steps "
         f"{loop.step_seconds * 1e3:.2f} ms and {loop.row_seconds * 1e3:.3f} ms a row, after them "
-        f"{loop.answer_seconds * 1e3:.1f} ms",
-        highlight=False,
+        f"{loop.answer_seconds * 1e3:.1f} ms"
     )
     return device
 
@@ -225,8 +221,7 @@ def _fit(console: Console, case: Case, device: Hardware, records: Path) -> Hardw
         save_hardware(device, calibration_path())
     console.print(
         f"fitted on {found.steps} steps: median error {found.median_error:.1%}, "
-        f"worst {found.worst_error:.1%}",
-        highlight=False,
+        f"worst {found.worst_error:.1%}"
     )
     return device
 
@@ -251,13 +246,12 @@ def _show(console: Console, name: str, time: StepTime) -> None:
 
 
 def _show_calibration(console: Console, device: Hardware, launch: float) -> None:
-    console.print(f"[bold]{device.name}[/bold]", highlight=False)
+    console.print(f"[bold]{device.name}[/bold]")
     rates = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in device.rates.items())
     console.print(
         f"read bandwidth {device.bandwidth / 1e9:.1f} GB/s (in cache "
         f"{device.cache_bandwidth / 1e9:.0f}); products {rates} GFLOP/s; "
-        f"one small torch operator {launch * 1e6:.1f} µs\nkept in {calibration_path()}",
-        highlight=False,
+        f"one small torch operator {launch * 1e6:.1f} µs\nkept in {calibration_path()}"
     )
 
 

@@ -120,7 +120,7 @@ def simulate(
     if as_json:
         print(json.dumps(result))
     else:
-        console = Console()
+        console = Console(highlight=False)
         show_result(console, result)
         extra = result["simulation"]
         if found:
@@ -133,8 +133,7 @@ def simulate(
             f"{result['seconds']:.1f} s of virtual time in {spent:.1f} s; engines busy "
             f"{min(extra['busy']):.0%} to {max(extra['busy']):.0%}; prefix hits "
             f"{extra['prefix_hit_rate']:.0%} of looked-up tokens; {extra['preemptions']} "
-            f"preemptions; efficiencies {device.efficiency.source}",
-            highlight=False,
+            f"preemptions; efficiencies {device.efficiency.source}"
         )
     if html is not None:
         try:

@@ -110,18 +110,16 @@ class InputProcessor:
                 f"into a context of {self._max_context}",
                 param="prompt",
             )
-        if sampling.max_tokens is not None and sampling.max_tokens > room:
-            raise ContextOverflow(
-                f"the prompt has {len(ids)} tokens and max_tokens is {sampling.max_tokens}; "
-                f"together they must fit into a context of {self._max_context}",
-                param="max_tokens",
-            )
-        if sampling.min_tokens > room:
-            raise ContextOverflow(
-                f"the prompt has {len(ids)} tokens and min_tokens is {sampling.min_tokens}; "
-                f"together they must fit into a context of {self._max_context}",
-                param="min_tokens",
-            )
+        for name, most in (
+            ("max_tokens", sampling.max_tokens),
+            ("min_tokens", sampling.min_tokens),
+        ):
+            if most is not None and most > room:
+                raise ContextOverflow(
+                    f"the prompt has {len(ids)} tokens and {name} is {most}; "
+                    f"together they must fit into a context of {self._max_context}",
+                    param=name,
+                )
         # A copy: the caller may use its object again, and change it.
         sampling = replace(sampling, max_tokens=sampling.max_tokens or room)
         stop_ids = () if sampling.ignore_eos else self._eos_ids

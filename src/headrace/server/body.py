@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from ..base.errors import Overloaded, TooLarge
+from ..base.errors import InvalidRequest, Overloaded, TooLarge
 from ..base.weight import LIGHT, Weight, weigh
 from .caller import BODY_SIZE, CALLER
 from .errors import UnsupportedMediaType, from_validation
@@ -134,3 +134,9 @@ def converted(value: dict[str, Any], model: type[Model]) -> Model:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body is larger than the {limit} bytes that are allowed (max_body)")
+
+
+def needed(value: str | None, where: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{where} is required", param=where)
+    return value

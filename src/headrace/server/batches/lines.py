@@ -34,10 +34,6 @@ class Line:
     """(code, message)"""
 
 
-class WrongLine(Exception):
-    """Inside this module."""
-
-
 def read_lines(path: Path, endpoint: str, max_line: int) -> Iterator[Line]:
     """All lines but empty ones. Raises `OSError`; what a line holds raises nothing."""
     seen: set[str] = set()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ....base.errors import InvalidRequest
-from ...body import converted
+from ...body import converted, needed
 from ..chat.schema import ChatBody
 from .schema import Block, CountBody, MessagesBody, Turn
 
@@ -84,15 +84,15 @@ def _turn(turn: Turn, where: str) -> list[dict[str, Any]]:
         here = f"{where}.content.{place}"
         match block.type:
             case "text":
-                texts.append(_need(block.text, f"{here}.text"))
+                texts.append(needed(block.text, f"{here}.text"))
             case "thinking":
-                thoughts.append(_need(block.thinking, f"{here}.thinking"))
+                thoughts.append(needed(block.thinking, f"{here}.thinking"))
             case "redacted_thinking":
                 continue  # made by another service, and readable only there
             case "tool_use":
                 arguments = json.dumps(block.input or {}, ensure_ascii=False)
-                function = {"name": _need(block.name, f"{here}.name"), "arguments": arguments}
-                call_id = _need(block.id, f"{here}.id")
+                function = {"name": needed(block.name, f"{here}.name"), "arguments": arguments}
+                call_id = needed(block.id, f"{here}.id")
                 calls.append({"id": call_id, "type": "function", "function": function})
             case _:
                 raise _refused(block, here)
@@ -117,7 +117,7 @@ def _user(turn: Turn, where: str) -> list[dict[str, Any]]:
             messages.append(
                 {
                     "role": "tool",
-                    "tool_call_id": _need(block.tool_use_id, f"{here}.tool_use_id"),
+                    "tool_call_id": needed(block.tool_use_id, f"{here}.tool_use_id"),
                     "content": f"Error: {text}" if block.is_error else text,
                 }
             )
@@ -139,7 +139,7 @@ def _texts(blocks: list[Block], where: str) -> str:
 def _text(block: Block, where: str) -> str:
     """A text, a plain document or a search result as text. Raises `InvalidRequest`."""
     if block.type == "text":
-        return _need(block.text, f"{where}.text")
+        return needed(block.text, f"{where}.text")
     head = [part for part in (block.title, block.context) if part]
     if block.type == "search_result":
         found = block.content if isinstance(block.content, list) else []
@@ -159,12 +159,6 @@ def _text(block: Block, where: str) -> str:
         if isinstance(content, str):
             return "\n".join([*head, content])
     raise _refused(block, where)
-
-
-def _need(value: str | None, where: str) -> str:
-    if value is None:
-        raise InvalidRequest(f"{where} is required", param=where)
-    return value
 
 
 def _refused(block: Block, where: str) -> InvalidRequest:

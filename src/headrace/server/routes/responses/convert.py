@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from ....base.errors import InvalidRequest
-from ...body import converted
+from ...body import converted, needed
 from ..chat.schema import ChatBody
 from .schema import InputItem, InputPart, NamedChoice, ResponseBody
 
@@ -114,13 +114,13 @@ def _append(messages: list[dict[str, Any]], item: InputItem, where: str) -> None
             message["reasoning_content"] = message.get("reasoning_content", "") + text
         case "function_call":
             function = {
-                "name": _need(item.name, f"{where}.name"),
-                "arguments": _need(item.arguments, f"{where}.arguments"),
+                "name": needed(item.name, f"{where}.name"),
+                "arguments": needed(item.arguments, f"{where}.arguments"),
             }
-            call = {"id": _need(item.call_id, f"{where}.call_id"), "type": "function"}
+            call = {"id": needed(item.call_id, f"{where}.call_id"), "type": "function"}
             _assistant(messages).setdefault("tool_calls", []).append(call | {"function": function})
         case "function_call_output":
-            call_id = _need(item.call_id, f"{where}.call_id")
+            call_id = needed(item.call_id, f"{where}.call_id")
             text = _text(item.output, f"{where}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
@@ -144,9 +144,3 @@ def _text(content: str | list[InputPart] | None, where: str) -> str:
                 code="unsupported_content",
             )
     return "".join(part.text or part.refusal or "" for part in content)
-
-
-def _need(value: str | None, where: str) -> str:
-    if value is None:
-        raise InvalidRequest(f"{where} is required", param=where)
-    return value
