@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_180,
     "bench": 9_590,
-    "cli": 4_770,
+    "cli": 4_780,
     "dist": 510,
     "engine": 6_850,
-    "factory": 3_090,
+    "factory": 3_210,
     "kernels": 12_250,
     "kv": 650,
     "layers": 300,

@@ -1,4 +1,4 @@
-"""Commands that bring what the factory made to where it is served: image, publish, bundle, load."""
+"""What brings a profile to where it is served: image, publish, bundle, load, chart."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rich.console import Console
 
 from ..factory.build import store_folder
 from ..factory.bundle import read_bundle, shipped, take_in, write_bundle
+from ..factory.chart import write_chart
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
-from ..factory.sign import trusted_keys
+from ..factory.sign import key_folder, trusted_keys
 from ..factory.store import Descriptor, Store
 from .factory_parts import AsJson, At, Trusted, existing, tell
 
@@ -106,3 +107,20 @@ class Moved:
 
     def __str__(self) -> str:
         return f"{self._count} blobs, {self._bytes:,} bytes sent; {self._there} were there"
+
+
+def chart(
+    folder: Annotated[Path, typer.Argument(help="The folder to be written.")],
+    profile: Annotated[str, typer.Argument(help="Ring, name, digest or file of a profile.")],
+    reference: Annotated[
+        str, typer.Argument(help="Where it was published: host/repository@digest.")
+    ],
+    image: Annotated[str, typer.Option(help="Where the image was: host/repository@digest.")],
+    store: At = None,
+) -> None:
+    """Write a Helm chart that serves PROFILE and nothing else; its pods believe what you do."""
+    folder_of_keys, place = key_folder() / "trusted", existing(store)
+    found = Rings(place, trusted_keys(None)).find(profile)
+    trusted = {path.name: path.read_text() for path in sorted(folder_of_keys.glob("*.pem"))}
+    write_chart(folder, found, image=image, reference=reference, trusted=trusted)
+    print(f"{folder}: helm install {found.body.model.name} {folder}")

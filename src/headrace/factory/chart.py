@@ -1,0 +1,121 @@
+"""A Helm chart for one profile: its templates are data, its values and their schema are made.
+
+The chart binds image and profile by digest, and the public keys that its pods believe. What may be
+set is an option of the server, with the bounds that it has here; those of the engine are bound by
+the profile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..base.config import ServerOptions
+from ..base.errors import OptionError
+from ..base.version import VERSION
+from .profile import SignedProfile
+
+TEMPLATES = Path(__file__).parent / "chart"
+OURS = ("host", "port", "store", "files", "keys", "tls_cert", "tls_key", "tls_clients")
+"""Options that the chart itself sets, or that need a file which it does not mount."""
+KINDS = {"str": "string", "bool": "boolean", "int": "integer", "float": "number"}
+PINNED = r"^[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}$"
+"""A reference to a registry by digest."""
+
+
+def write_chart(
+    folder: Path, profile: SignedProfile, *, image: str, reference: str, trusted: dict[str, str]
+) -> None:
+    """Write the chart. `image`, `reference` (where the profile was published): by digest.
+
+    `trusted`: public keys (PEM) by file name. Raises `OptionError`.
+    """
+    for param, given in (("image", image), ("reference", reference)):
+        if not re.match(PINNED, given):
+            raise OptionError(f"{given!r:.100} is no host/repository@sha256:…", param=param)
+    values: dict[str, Any] = {
+        "image": image,
+        "profile": {"reference": reference, "digest": profile.digest},
+        "trusted": trusted,
+        "replicas": 2,
+        "options": {},
+        "resources": {"requests": {"cpu": str(profile.body.hardware["cores"])}},
+        "imagePullSecrets": [],
+        "nodeSelector": {"kubernetes.io/arch": _architecture(profile)},
+        "tolerations": [],
+        "network": {
+            "from": [],
+            "egress": [{"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53}, {"port": 443}]}],
+        },
+        "monitor": False,
+    }
+    name = re.sub("[^a-z0-9]+", "-", profile.body.name.lower()).strip("-")
+    chart = {
+        "apiVersion": "v2",
+        "name": name,
+        "version": VERSION,
+        "appVersion": profile.digest,
+        "description": f"{profile.body.model.name}, served by headrace as its profile binds it",
+        "kubeVersion": ">=1.30.0-0",
+    }
+    try:
+        shutil.copytree(TEMPLATES, folder)
+        documents = {"Chart.yaml": chart, "values.yaml": values, "values.schema.json": schema()}
+        for file, document in documents.items():  # JSON is YAML.
+            (folder / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{folder} cannot be written: {error.strerror}", param="folder") from None
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of the chart's values (draft 7, which Helm reads)."""
+    text, objects = {"type": "string"}, {"type": "array", "items": {"type": "object"}}
+    pinned = {"type": "string", "pattern": PINNED}
+    digest = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+    options = {
+        spec.name: _rule(str(spec.type), dict(spec.metadata))
+        for spec in fields(ServerOptions)
+        if spec.name not in OURS
+    }
+    values = {
+        "global": {"type": "object"},
+        "image": pinned,
+        "profile": _object({"reference": pinned, "digest": digest}, needed=True),
+        "trusted": {"type": "object", "minProperties": 1, "additionalProperties": text},
+        "replicas": {"type": "integer", "minimum": 0},
+        "options": _object(options),
+        "resources": {"type": "object"},
+        "imagePullSecrets": objects,
+        "nodeSelector": {"type": "object", "additionalProperties": text},
+        "tolerations": objects,
+        "network": _object({"from": objects, "egress": objects}, needed=True),
+        "monitor": {"type": "boolean"},
+    }
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **_object(values),
+        "required": ["image", "profile", "trusted"],
+    }
+
+
+def _rule(hint: str, rules: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one option; `hint`: its type as it is written."""
+    made: dict[str, Any] = {"type": KINDS[hint.split(" | ")[0]], "description": rules["help"]}
+    if "choices" in rules:
+        made["enum"] = list(rules["choices"])
+    names = {"low": "minimum", "high": "maximum"}
+    return made | {names[rule]: value for rule, value in rules.items() if rule in names}
+
+
+def _object(properties: dict[str, Any], needed: bool = False) -> dict[str, Any]:
+    made = {"type": "object", "additionalProperties": False, "properties": properties}
+    return made | ({"required": list(properties)} if needed else {})
+
+
+def _architecture(profile: SignedProfile) -> str:
+    machine = str(profile.body.hardware["machine"])
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)

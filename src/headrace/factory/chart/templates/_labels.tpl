@@ -1,0 +1,3 @@
+{{- define "headrace.labels" -}}
+{app.kubernetes.io/name: headrace, app.kubernetes.io/instance: {{ .Release.Name | quote }}}
+{{- end -}}
