@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from base.published import PUBLISHED
+from headrace.base.arch import Rope
 from headrace.base.arch_families import FAMILIES
 from headrace.base.arch_reader import NEUTRAL, from_hf
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
@@ -47,6 +48,7 @@ FLIPS: dict[str, Any] = {
     "decoder_sparse_step": 2,
     "shared_expert_intermediate_size": 24,
     "use_bias": True,
+    "attention_out_bias": True,
     "use_parallel_block": True,
     "rotary_dim": 8,
     "qk_norm_type": "per_head",
@@ -146,6 +148,13 @@ def test_what_is_particular_to_a_published_model() -> None:
     assert (minimax.moe.scores, minimax.moe.bias, minimax.rope.share) == ("sigmoid", True, 0.5)
 
 
+def test_only_full_layers_of_olmo3_are_stretched() -> None:
+    arch = from_hf(PUBLISHED["olmo-3-7b"][0])
+    assert arch.windows == (4096, 4096, 4096, None) * 8
+    assert (arch.rope.kind, arch.rope.factor) == ("yarn", 8.0)
+    assert arch.local_rope == Rope(theta=5e5)
+
+
 LONG = PUBLISHED["phi-4-mini"][0]["rope_scaling"]
 
 
@@ -163,6 +172,10 @@ LONG = PUBLISHED["phi-4-mini"][0]["rope_scaling"]
         ("command-r7b", {"layer_types": ["sliding_attention"]}, "layer_types"),
         ("exaone-4-32b", {"sliding_window_pattern": "LXG"}, "sliding_window_pattern"),
         ("exaone-4-32b", {"sliding_window_pattern": ""}, "sliding_window_pattern"),
+        ("command-r", {"use_qk_norm": True}, "use_qk_norm"),
+        ("gemma-2b", {"hidden_act": "silu"}, "hidden_act"),
+        ("ernie-4.5-0.3b", {"use_bias": True}, "use_bias"),
+        ("seed-oss-36b", {"mlp_bias": True}, "mlp_bias"),
         ("starcoder2-3b", {"norm_epsilon": 0.0}, "norm_epsilon"),
         ("granite-3-1b-a400m", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
         ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func"),

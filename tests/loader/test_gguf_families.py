@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite": ("Granite", "granite", MULTIPLIERS),
     "granitemoe": ("GraniteMoe", "granitemoe", {**LOCAL, **MULTIPLIERS}),
     "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 4}),
-    "olmoe": ("Olmoe", "olmoe", EXPERTS),
+    "olmoe": ("Olmoe", "olmoe", {**EXPERTS, "num_key_value_heads": 4}),
     "qwen2_moe": (
         "Qwen2Moe",
         "qwen2moe",
@@ -113,6 +113,7 @@ KEYS = {
     "routed_scaling_factor": "expert_weights_scale",
     "first_k_dense_replace": "leading_dense_block_count",
     "n_group": "expert_group_count",
+    "norm_topk_prob": "expert_weights_norm",
 }
 """Key of config.json → key of GGUF, of those that mean the same."""
 

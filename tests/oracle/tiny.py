@@ -37,6 +37,10 @@ _LLAMA3 = {
 }
 _MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 _SLIDING = {"sliding_window": 48, "num_hidden_layers": 4}
+_OLMO3_ROPE = {
+    "full_attention": {"rope_theta": 5e5, **_YARN},
+    "sliding_attention": {"rope_theta": 5e5, "rope_type": "default"},
+}
 _FULL = ["full_attention"] * 3
 _MULTIPLIERS = {
     "embedding_multiplier": 1.5,
@@ -116,6 +120,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("Glm4", _COMMON),
     "olmo2": ("Olmo2", _QWEN2),
+    "olmo3": ("Olmo3", {**_QWEN2, **_SLIDING, "rope_parameters": _OLMO3_ROPE}),
+    "glm": ("Glm", _COMMON),
+    "seed_oss": ("SeedOss", {**_COMMON, "attention_out_bias": True}),
+    "ernie4_5": ("Ernie4_5", _COMMON),
+    "gemma": ("Gemma", {**_COMMON, "hidden_act": "gelu"}),
+    "cohere": ("Cohere", {**_QWEN2, "logit_scale": 0.25}),
     "gemma2": ("Gemma2", {**_COMMON, **_GEMMA}),
     "cohere2": ("Cohere2", {**_QWEN2, **_SLIDING, "logit_scale": 0.25}),
     "exaone4": ("Exaone4", {**_COMMON, **_SLIDING}),

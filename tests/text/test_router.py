@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.text import IncrementalDetokenizer, Tokenizer
 from headrace.text.dialects import DIALECTS, Dialect, detect_dialect
+from headrace.text.dialects.listed import COMMAND
 from headrace.text.dialects.mistral import MISTRAL_V11
 from headrace.text.events import (
     ContentDelta,
@@ -21,7 +22,7 @@ from headrace.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from headrace.text.reasoning import THINK
+from headrace.text.reasoning import THINK, detect_reasoning
 from headrace.text.router import StreamRouter
 
 NAMES = frozenset(["get_weather", "add", "größe", "a-b.c"])
@@ -429,9 +430,24 @@ def test_arguments_stream_while_they_are_written() -> None:
         ("<｜tool▁calls▁begin｜>{{x}}<｜tool▁sep｜>\n```json", "deepseek"),
         ("<｜tool▁calls▁begin｜>{{x}}<｜tool▁sep｜>", "deepseek_v31"),
         ("<|start_header_id|>{{'\"parameters\": '}}", "llama3"),
+        ("<|tool_call|>{{ message.tool_calls }}", "granite"),
+        ("<|START_ACTION|>[{{x}}]<|END_ACTION|>", "command"),
         ("{{ messages }}", "generic"),
         (None, "generic"),
     ],
 )
 def test_detection(template: str | None, name: str) -> None:
     assert detect_dialect(template).name == name
+
+
+def test_reasoning_of_command_is_between_its_own_marks() -> None:
+    template = "<|START_THINKING|>{{plan}}<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>"
+    marks = detect_reasoning(template)
+    assert marks is not None
+    call = COMMAND.format.write([("add", '{"a": 1}')])
+    text = f"{marks.open}so{marks.close}{call}"
+    assert every_cut(text, COMMAND, reasoning=marks).result() == (
+        "",
+        "so",
+        [("add", '{"a": 1}', True)],
+    )

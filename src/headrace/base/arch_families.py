@@ -35,6 +35,13 @@ _GROUPED = (
     "routed_scaling_factor",
     "first_k_dense_replace",
 )
+_GLM = {
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+}
 _GEMMA2 = {
     "vocab_size": 256_000,
     "hidden_size": 2304,
@@ -168,20 +175,56 @@ FAMILIES: Mapping[str, Family] = {
         {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         ("partial_rotary_factor",),
     ),
-    "glm4": Family(
-        "glm4",
-        ("Glm4ForCausalLM",),
+    "glm4": Family("glm4", ("Glm4ForCausalLM",), _GLM, ("partial_rotary_factor",)),
+    "olmo2": Family(
+        "olmo2", ("Olmo2ForCausalLM",), {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    ),
+    "olmo3": Family(
+        "olmo3",
+        ("Olmo3ForCausalLM",),
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+    ),
+    "glm": Family("glm", ("GlmForCausalLM",), _GLM, ("partial_rotary_factor",)),
+    "seed_oss": Family(
+        "seed_oss",
+        ("SeedOssForCausalLM",),
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 524_288},
+        ("attention_out_bias",),
+    ),
+    "ernie4_5": Family(
+        "ernie4_5",
+        ("Ernie4_5ForCausalLM",),
         {
             "num_key_value_heads": 2,
             "head_dim": 128,
             "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1.5625e-7,
-            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
         },
-        ("partial_rotary_factor",),
     ),
-    "olmo2": Family(
-        "olmo2", ("Olmo2ForCausalLM",), {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
+    "gemma": Family(
+        "gemma",
+        ("GemmaForCausalLM",),
+        {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+    ),
+    "cohere": Family(
+        "cohere",
+        ("CohereForCausalLM",),
+        {
+            "max_position_embeddings": 8192,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.0625,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+        },
+        ("logit_scale",),
     ),
     "gemma2": Family("gemma2", ("Gemma2ForCausalLM",), _GEMMA2),
     "cohere2": Family(

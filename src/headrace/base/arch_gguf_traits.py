@@ -48,7 +48,7 @@ _EXPERTS = {
     "qwen3_moe": True,
     "granitemoe": True,
     "minimax_m2": True,
-    "glm4_moe": True,
+    "glm4_moe": False,
     "olmoe": False,
     "qwen2_moe": False,
 }

@@ -60,6 +60,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (1,),
     "shared_expert_intermediate_size": (0,),
     "use_bias": (False,),
+    "attention_out_bias": (False,),
     "use_parallel_block": (False,),
     "rotary_dim": (),
     "qk_norm_type": (),
@@ -73,8 +74,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of other architectures that finetunes and forks copy: value other than these → refusal."""
 
-_EPSILONS = {"cohere2": "layer_norm_eps", "starcoder2": "norm_epsilon"}
-_NORMED = {"qwen3", "qwen3_moe", "gemma3", "olmoe", "olmo2", "exaone4", "minimax_m2"}
+_EPSILONS = {
+    "cohere": "layer_norm_eps",
+    "cohere2": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+}
+_NORMED = {"qwen3", "qwen3_moe", "gemma3", "olmoe", "olmo2", "olmo3", "exaone4", "minimax_m2"}
 """Families with norms on q and k."""
 _UNWINDOWED = {
     "llama",
@@ -86,8 +91,13 @@ _UNWINDOWED = {
     "granite",
     "granitemoe",
     "minimax_m2",
+    "glm",
+    "seed_oss",
+    "ernie4_5",
+    "gemma",
+    "cohere",
 }
-_PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4"}
+_PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "olmo3"}
 """Families of which every n-th layer sees everything."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -136,6 +146,9 @@ def from_hf(config: Mapping[str, Any]) -> ModelArch:
         for key, allowed in _UNCAPPED.items():
             fields.expect(key, *allowed)
     rope, local_rope = _ropes(fields, family, head_dim, max_context)
+    if family.family == "gemma":
+        fields.expect("hidden_act", "gelu", "gelu_pytorch_tanh")  # The former means the latter.
+    gemma = gemma or family.family == "gemma"
     act_key = "hidden_activation" if gemma else "hidden_act"
     windows, unrotated = _windows(fields, family.family, layers, max_context)
     activation = _ACTIVATIONS[
@@ -207,8 +220,10 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
     if family == "starcoder2":
         bias = fields.flag("use_bias", True)
         return bias, bias
-    bias = fields.flag("attention_bias", family == "glm4")
-    return bias, bias and family not in ("glm4", "glm4_moe")
+    bias = fields.flag("attention_bias", family in ("glm", "glm4", "seed_oss"))
+    if family == "seed_oss":
+        return bias, fields.flag("attention_out_bias", False)
+    return bias, bias and family not in ("glm", "glm4", "glm4_moe")
 
 
 def _windows(
@@ -232,7 +247,7 @@ def _windows(
         any(slides)
         and window is None
         and fields.raw("layer_types") is not None
-        and (family in ("gemma2", "gemma3", "cohere2", "mistral"))
+        and (family in ("gemma2", "gemma3", "cohere2", "olmo3", "mistral"))
     ):
         raise ModelFileError(
             f"{fields.where}: layer_types has sliding_attention but sliding_window is absent",
@@ -296,16 +311,16 @@ def _ropes(
     theta = fields.number("rope_theta", 1.0, 1e12, 1e4)
     new = fields.mapping("rope_parameters")
     old = fields.mapping("rope_scaling")
-    if family.family != "gemma3":
+    if family.family not in ("gemma3", "olmo3"):
         given = dict(new or old or {})
         share = _share(fields, given, head_dim) if "partial_rotary_factor" in family.own else 1.0
         if family.family == "phi3":
             rope = _phi_rope(fields, given, theta, int(head_dim * share), max_context)
         else:
             rope = rope_of(given, theta, max_context)
-        pairs = family.family in ("glm4", "cohere2")
+        pairs = family.family in ("glm", "glm4", "cohere", "cohere2", "ernie4_5")
         return replace(rope, share=share, interleaved=pairs), None
-    local = fields.number("rope_local_base_freq", 1.0, 1e12)
+    local = fields.number("rope_local_base_freq", 1.0, 1e12, theta)
     nested = Fields(new or {}, "config.json rope_parameters")
     full, sliding = nested.mapping("full_attention"), nested.mapping("sliding_attention")
     if full is not None or sliding is not None:

@@ -17,15 +17,17 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
     match family:
         case "gemma2" | "gemma3":
             return _gemma(fields, hidden)
-        case "olmoe" | "olmo2":
+        case "olmoe" | "olmo2" | "olmo3":
             return {"whole_qk_norm": True}
         case "smollm3":
             return {"nope": _nope(fields, layers)}
         case "phi3":
             return {"fused": ("qkv", "gate_up")}
-        case "glm4":
+        case "gemma":
+            return {"embedding_scale": math.sqrt(hidden), "norm_offset": 1.0}
+        case "glm" | "glm4":
             return {"fused": ("gate_up",)}
-        case "cohere2":
+        case "cohere" | "cohere2":
             fields.expect("use_parallel_block", True)
             return {"logits_scale": fields.number("logit_scale", 1e-6, 1e6)}
         case "minimax_m2":

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo team 2024) and EXAONE 4 (LG AI Research 2025): norms behind the blocks alone."""
+"""OLMo 2 and 3 (OLMo team 2024, 2025), EXAONE 4 (LG AI Research 2025): norms behind the blocks."""
 
 from __future__ import annotations
 

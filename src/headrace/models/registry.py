@@ -16,10 +16,11 @@ from .llama import llama
 from .olmo2 import olmo2
 from .starcoder2 import starcoder2
 
-_PRE_NORM = """glm4_moe gpt_oss granite granitemoe llama minimax_m2 mistral mixtral olmoe phi3
-    qwen2 qwen2_moe qwen3 qwen3_moe smollm3"""
+_PRE_NORM = """ernie4_5 gemma glm glm4_moe gpt_oss granite granitemoe llama minimax_m2 mistral
+    mixtral olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3"""
 FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "bert": bert,
+    "cohere": cohere2,
     "cohere2": cohere2,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
@@ -28,6 +29,7 @@ FAMILIES: Mapping[str, Callable[[ModelArch], Graph]] = {
     "gemma3": gemma,
     "glm4": glm4,
     "olmo2": olmo2,
+    "olmo3": olmo2,
     "starcoder2": starcoder2,
     **dict.fromkeys(_PRE_NORM.split(), llama),
 }

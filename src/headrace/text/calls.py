@@ -20,7 +20,7 @@ SectionReader = Generator[None, str, str | None]
 """Reads a stretch of calls; returns a character that it took but that is not of the stretch."""
 
 MAX_NAME = 256
-NAME_KEYS = ("name", "function")
+NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 EARLY_KEYS = ("id", "type", "index")
 """What may stand before the name in an object that no marker says to be a call."""

@@ -27,6 +27,7 @@ MARKS = (
     THINK,
     ReasoningMarks("[THINK]", "[/THINK]"),
     ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 

@@ -13,12 +13,23 @@ from .deepseek import DEEPSEEK, DEEPSEEK_V31
 from .dialect import CallFormat, Dialect
 from .generic import GENERIC
 from .hermes import HERMES
+from .listed import COMMAND, GRANITE
 from .llama3 import LLAMA3
 from .mistral import MISTRAL, MISTRAL_V11
 
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
-    for dialect in (DEEPSEEK, DEEPSEEK_V31, MISTRAL_V11, MISTRAL, HERMES, LLAMA3, GENERIC)
+    for dialect in (
+        DEEPSEEK,
+        DEEPSEEK_V31,
+        MISTRAL_V11,
+        MISTRAL,
+        COMMAND,
+        GRANITE,
+        HERMES,
+        LLAMA3,
+        GENERIC,
+    )
 }
 """In the order in which detection asks them; the more specific first."""
 
