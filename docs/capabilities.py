@@ -6,6 +6,7 @@ Run: `python docs/capabilities.py`; `tests/docs/test_capabilities.py` holds the 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -67,15 +68,16 @@ def weights() -> str:
 
 
 def interfaces() -> str:
-    """Routes by the folder that serves them, those of the operator's port too."""
+    """Routes by the module or folder that serves them, those of the operator's port too."""
     routes: defaultdict[str, list[str]] = defaultdict(list)
     for router in (*ROUTERS, *OPERATOR_ROUTERS):
         for route in router.routes:
-            folder = route.endpoint.__module__.split(".")[-2]  # type: ignore[attr-defined]
+            place = route.endpoint.__module__  # type: ignore[attr-defined]
+            name = re.sub(r"headrace\.server\.(routes\.)?", "", place).split(".")[0]
             for method in sorted(route.methods or ()):  # type: ignore[attr-defined]
-                routes[folder].append(f"`{method} {route.path}`")  # type: ignore[attr-defined]
+                routes[name].append(f"`{method} {route.path}`")  # type: ignore[attr-defined]
     rows = [[f"`{name}`", ", ".join(dict.fromkeys(routes[name]))] for name in sorted(routes)]
-    return table(["folder of `server/routes`", "routes"], rows)
+    return table(["in `server/routes`", "routes"], rows)
 
 
 def choices() -> str:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from prometheus_client import CollectorRegistry
 
@@ -48,7 +48,8 @@ class FakeTokenizer:
 
     vocab_size = VOCABULARY
     special_ids: frozenset[int] = frozenset()
-    vocabulary = SimpleNamespace(added={}, special_ids=special_ids)
+    special_tokens: ClassVar[dict[str, int]] = {}
+    vocabulary = SimpleNamespace(added=special_tokens, special_ids=special_ids)
 
     def encode(
         self,

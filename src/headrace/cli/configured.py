@@ -34,6 +34,14 @@ Model = Annotated[
     ),
 ]
 
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with any of these options.")
+]
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every option."),
+]
+
 
 def configured(command: Callable[..., Any], *, argument: bool = True) -> Callable[..., Any]:
     """The command with its options records spelt out as flags.
@@ -47,9 +55,7 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
     for name, parameter in signature.parameters.items():
         kind = hints[name]
         if not (isinstance(kind, type) and is_dataclass(kind)):
-            parameters.append(
-                parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY)
-            )
+            parameters.append(_keyword(name, parameter.default, kind))
             continue
         records[name] = kind
         panel = kind.__name__.removesuffix("Options") + PANEL
@@ -58,36 +64,9 @@ def configured(command: Callable[..., Any], *, argument: bool = True) -> Callabl
             for spec in fields(kind)
             if spec.name not in POSITIONAL
         ]
-    parameters.append(
-        inspect.Parameter(
-            "config",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                Path | None, typer.Option("--config", help="TOML file with any of these options.")
-            ],
-        )
-    )
-    parameters.append(
-        inspect.Parameter(
-            "help_all",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False,
-            annotation=Annotated[
-                bool,
-                typer.Option(
-                    "--help-all", is_eager=True, callback=show_all, help="Show every option."
-                ),
-            ],
-        )
-    )
+    parameters += [_keyword("config", None, ConfigFile), _keyword("help_all", False, HelpAll)]
     if argument and any("model" in _names(record) for record in records.values()):
-        parameters.insert(
-            0,
-            inspect.Parameter(
-                "model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Model
-            ),
-        )
+        parameters.insert(0, _keyword("model", None, Model))
 
     @wraps(command)
     def wrapper(**given: Any) -> Any:
@@ -160,9 +139,10 @@ def _parameter(spec: Field[Any], kind: type, panel: str) -> inspect.Parameter:
     elif choices:
         more["autocompletion"] = lambda: [str(choice) for choice in choices]
     option = typer.Option(flag, help=help, show_default=False, rich_help_panel=panel, **more)
+    return _keyword(spec.name, None, Annotated[kind | None, option])
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(
-        spec.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )

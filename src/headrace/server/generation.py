@@ -80,7 +80,7 @@ async def deltas(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, Ou
     try:
         if len(streams) == 1:
             async for delta in streams[0]:
-                _check(delta)
+                check_whole(delta)
                 yield 0, delta
             return
         async for pair in _merged(streams):
@@ -102,7 +102,7 @@ async def _merged(streams: Sequence[OutputStream]) -> AsyncIterator[tuple[int, O
                 delta = task.result()
                 if delta is None:
                     continue
-                _check(delta)
+                check_whole(delta)
                 pending[asyncio.ensure_future(_advance(streams[index]))] = index
                 yield index, delta
     finally:
@@ -119,6 +119,7 @@ async def _advance(stream: OutputStream) -> OutputDelta | None:
         return None
 
 
-def _check(delta: OutputDelta) -> None:
+def check_whole(delta: OutputDelta) -> None:
+    """Raise `Aborted` where the server has ended the request."""
     if delta.finish_reason == "abort":
         raise Aborted("the server ended this request before it was complete", retry_after=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -105,70 +106,57 @@ class HttpMeter:
 
     def __init__(self, accounts: Iterable[Account] | None = None) -> None:
         self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         if accounts is not None:
             self.registry.register(_Keys(accounts))
-        self._exchanges = Counter(
+        self._exchanges = counter(
             "headrace_http_requests",
             "HTTP exchanges by route and status; 499: the client left.",
             ["route", "method", "status"],
-            registry=self.registry,
         )
-        self._seconds = Histogram(
+        self._seconds = histogram(
             "headrace_http_request_seconds",
             "Seconds from the request's head to the end of its answer.",
             ["route"],
             buckets=SECONDS,
-            registry=self.registry,
         )
-        self._failures = Counter(
+        self._failures = counter(
             "headrace_server_failures",
             "Failures of the HTTP side, by kind; those of the engine are headrace:failures.",
             ["kind"],
-            registry=self.registry,
         )
         for kind in FAILURES:
             self._failures.labels(kind)
-        self._refused = Counter(
+        self._refused = counter(
             "headrace_refused",
             "Requests refused before they reached the engine, by the code that the client got.",
             ["code"],
-            registry=self.registry,
         )
-        self._restarts = Counter(
+        self._restarts = counter(
             "headrace_api_restarts",
             "API processes that died, and that the parent followed by another.",
-            registry=self.registry,
         )
         self.registry.register(_Logs())
         self.registry.register(_Ignored())
-        self._batches = Counter(
-            "headrace_batches", "Batches that ended, by how.", ["status"], registry=self.registry
+        self._batches = counter("headrace_batches", "Batches that ended, by how.", ["status"])
+        self._batch_requests = counter(
+            "headrace_batch_requests", "Requests of batches, by how they ended.", ["outcome"]
         )
-        self._batch_requests = Counter(
-            "headrace_batch_requests",
-            "Requests of batches, by how they ended.",
-            ["outcome"],
-            registry=self.registry,
+        self.in_work = gauge(
+            "headrace_http_requests_in_work", "Requests that hold, or wait for, the engine."
         )
-        self.in_work = Gauge(
-            "headrace_http_requests_in_work",
-            "Requests that hold, or wait for, the engine.",
-            registry=self.registry,
-        )
-        self._lag = Histogram(
+        self._lag = histogram(
             "headrace_event_loop_lag_seconds",
             "How late the event loop was, looked at twenty times a second.",
             buckets=LAGS,
-            registry=self.registry,
         )
-        self.longest_hold = Gauge(
+        self.longest_hold = gauge(
             "headrace_event_loop_longest_hold_seconds",
             "The longest time since the start that one thing held the event loop.",
-            registry=self.registry,
         )
-        self.draining = Gauge(
-            "headrace_draining", "1 while the server finishes its work.", registry=self.registry
-        )
+        self.draining = gauge("headrace_draining", "1 while the server finishes its work.")
 
     def certified(self, served: ServedProfile) -> None:
         """The signed profile that is served, and its share of the certified speed."""

@@ -29,12 +29,7 @@ class Speech:
     @classmethod
     def of(cls, engine: ServingEngine) -> Speech:
         template = engine.files.chat_template
-        vocabulary = engine.tokenizer.vocabulary
-        special = {
-            text: token
-            for text, token in vocabulary.added.items()
-            if token in vocabulary.special_ids
-        }
+        special = engine.tokenizer.special_tokens
         marks = detect_reasoning(template)
         counts = marks is not None and all(
             len(engine.tokenizer.encode(mark)) == 1 for mark in (marks.open, marks.close)

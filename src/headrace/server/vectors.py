@@ -10,7 +10,7 @@ from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
 from ..base.sampling import SamplingParams
 from ..base.step import Scores, Vector
 from .caller import engine_id
-from .generation import Aborted, Usage
+from .generation import Usage, check_whole
 
 if TYPE_CHECKING:
     from ..base.spec import Task
@@ -69,10 +69,7 @@ async def vectors(
             )
             try:
                 async for delta in stream:
-                    if delta.finish_reason == "abort":
-                        raise Aborted(
-                            "the server ended this request before it was complete", retry_after=1.0
-                        )
+                    check_whole(delta)
                     if isinstance(delta.output, Vector | Scores):
                         return delta.output.values
             finally:

@@ -67,8 +67,9 @@ def _operation(document: Schema, path: str, method: str, operation: Schema) -> s
     if asked:
         parts.append(_table("Parameters", [_parameter(document, each) for each in asked]))
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
-        for schema in _members(document, content["schema"]):
-            parts.append(_table(f"Body, {kind}", _fields(document, schema)))
+        for each in content["schema"].get("anyOf", [content["schema"]]):
+            fields = _fields(document, _resolved(document, each))
+            parts.append(_table(f"Body, {kind}", fields))
     parts.append(_answers(document, operation["responses"]))
     return (
         f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
@@ -119,10 +120,6 @@ def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
         for name, kind, words in rows
     )
     return f"<h3>{escape(title)}</h3><div><table>{lines}</table></div>"
-
-
-def _members(document: Schema, schema: Schema) -> list[Schema]:
-    return [_resolved(document, each) for each in schema.get("anyOf", [schema])]
 
 
 def _resolved(document: Schema, schema: Schema) -> Schema:

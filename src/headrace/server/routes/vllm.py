@@ -57,9 +57,6 @@ async def tokenizer_info(request: Request) -> Response:
     """The tokenizer of the model and its chat template."""
     engine = of(request).engine
     vocabulary, files = engine.tokenizer.vocabulary, engine.files
-    special = {
-        text: index for text, index in vocabulary.added.items() if index in vocabulary.special_ids
-    }
     return json_response(
         {
             "tokenizer": getattr(vocabulary, "kind", "unknown"),
@@ -68,7 +65,7 @@ async def tokenizer_info(request: Request) -> Response:
             "bos_token_id": files.bos_id,
             "eos_token_ids": list(files.eos_ids),
             "add_bos_token": files.add_bos,
-            "special_tokens": special,
+            "special_tokens": engine.tokenizer.special_tokens,
             "chat_template": files.chat_template,
         }
     )

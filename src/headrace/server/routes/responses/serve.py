@@ -68,7 +68,7 @@ class Responses:
                 raise NotFound(
                     f"there is no response {response_id[:128]!r}", param="previous_response_id"
                 )
-            turns.append([*stored.input, *_as_input(stored.response["output"])])
+            turns.append([*stored.input, *map(dict, stored.response["output"])])
             response_id = stored.previous
         return [item for turn in reversed(turns) for item in turn]
 
@@ -287,8 +287,3 @@ class _Turn:
 
 async def _just(frame: bytes) -> AsyncIterator[bytes]:
     yield frame
-
-
-def _as_input(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Output items as input of the next turn."""
-    return [dict(item) for item in output]
