@@ -39,7 +39,7 @@ WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
     "base": 4_260,
-    "bench": 9_590,
+    "bench": 9_530,
     "cli": 4_780,
     "dist": 510,
     "engine": 6_850,
@@ -53,13 +53,13 @@ LINES = {
     "quant": 780,
     "roofline": 4_580,
     "sched": 1_500,
-    "server": 13_920,
+    "server": 13_880,
     "speculate": 900,
     "text": 5_100,
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 78_500
+TOTAL = 78_400
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
