@@ -62,6 +62,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
     "starcoder2": ("Starcoder2", "starcoder2", {"sliding_window": 64}),
+    "gemma": ("Gemma", "gemma", {}),
+    "cohere": ("Cohere", "command-r", {}),
+    "seed_oss": ("SeedOss", "seed_oss", {}),
+    "ernie4_5": ("Ernie4_5", "ernie4_5", {}),
     "granite": ("Granite", "granite", MULTIPLIERS),
     "granitemoe": ("GraniteMoe", "granitemoe", {**LOCAL, **MULTIPLIERS}),
     "smollm3": ("SmolLM3", "smollm3", {"num_hidden_layers": 4}),
@@ -157,7 +161,7 @@ def tensors_of(folder: Path, config: Any, arch: str) -> dict[str, np.ndarray]:
         for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
             if family in PERMUTED and f".{part}_proj." in name:
                 data = permuted(data, heads)
-        if arch == "gemma2" and name.endswith("norm.weight"):
+        if arch in ("gemma", "gemma2") and name.endswith("norm.weight"):
             data = data + np.float32(1)
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if name.endswith("input_linear.weight"):

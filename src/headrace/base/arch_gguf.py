@@ -33,7 +33,10 @@ GGUF_ARCHITECTURES = {
     "qwen3moe": "qwen3_moe",
     "llama": "llama",
     "cohere2": "cohere2",
+    "command-r": "cohere",
+    "ernie4_5": "ernie4_5",
     "exaone4": "exaone4",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "glm4": "glm4",
@@ -45,6 +48,7 @@ GGUF_ARCHITECTURES = {
     "olmoe": "olmoe",
     "phi3": "phi3",
     "qwen2moe": "qwen2_moe",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
@@ -167,7 +171,7 @@ def _rope(
     head_dim: int,
     max_context: int,
 ) -> Rope:
-    pairs = family in ("glm4", "cohere2")
+    pairs = family in ("glm4", "cohere", "cohere2", "ernie4_5")
     if family not in PARTLY_ROTATED:
         fields.expect("rope.dimension_count", head_dim)
     rotated = fields.integer("rope.dimension_count", 2, head_dim, head_dim)

@@ -24,11 +24,12 @@ NORMED = {
     "minimax_m2",
 }
 """Families with norms on q and k."""
-LAYER_NORMED = {"cohere2", "starcoder2"}
-GELU = {"gemma2", "gemma3", "starcoder2"}
+LAYER_NORMED = {"cohere", "cohere2", "starcoder2"}
+GELU = {"gemma", "gemma2", "gemma3", "starcoder2"}
 PARTLY_ROTATED = {"phi3", "glm4", "glm4_moe", "minimax_m2"}
 _SCALES = ("logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 OWN: Mapping[str, tuple[str, ...]] = {
+    "cohere": ("logit_scale",),
     "cohere2": ("logit_scale",),
     "granite": _SCALES,
     "granitemoe": _SCALES,
@@ -124,6 +125,10 @@ def traits(
             if family == "gemma3":
                 base = plain(fields.number("rope.freq_base_swa", 1.0, 1e12, 1e4))
                 given["local_rope"] = Rope(theta=base)
+        case "gemma":
+            given |= {"embedding_scale": math.sqrt(hidden), "norm_offset": 1.0}
+        case "cohere":
+            given["logits_scale"] = plain(fields.number("logit_scale", 0.0, 1e6, 0.0)) or 1.0
         case "cohere2":
             scale = plain(fields.number("logit_scale", 1e-6, 1e6))
             given |= {"logits_scale": scale, "nope": tuple(not slide for slide in slides)}

@@ -58,6 +58,7 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "phi3": {**_PLAIN, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "starcoder2": {**_PLAIN, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "minimax_m2": {**_PLAIN, **_SCORED},
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
     "glm4_moe": {
         **_SCORED,
         "post_attention_norm": "post_attention_layernorm",
