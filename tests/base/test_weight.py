@@ -33,7 +33,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(values, st.booleans(), st.sampled_from([1, 2, 3, 7, 64, weight.PIECE]))
 def test_everything_is_counted(value: Any, ascii: bool, piece: int) -> None:
     text = json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass")

@@ -90,7 +90,14 @@ assert sys.modules.get("torch") is None, "nobody imported it"
 """
 
 
-@pytest.mark.parametrize("kind", ["tokens", "vectors", "scores"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tokens",
+        pytest.param("vectors", marks=pytest.mark.slow),
+        pytest.param("scores", marks=pytest.mark.slow),
+    ],
+)
 def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, tmp_path: Path, kind: str) -> None:
     """Torch is not imported where it is there either: the same modules run."""
     model = tiny

@@ -42,7 +42,7 @@ class Rerun:
         return 1000 * self.captured
 
 
-@pytest.fixture(scope="module", params=["qwen2", "gemma3"])
+@pytest.fixture(scope="module", params=["qwen2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def worker(request, tmp_path_factory):
     files = open_model(str(tiny.make(request.param, tmp_path_factory.mktemp("models"))))
     return Worker(
@@ -174,7 +174,8 @@ def test_a_step_has_the_hidden_states_that_it_wants(worker) -> None:
                 found = program.step(batch, want(logits=True, hidden=every))
                 wanted = want_hidden if every == "every" else want_hidden[batch.sample_rows]
                 assert torch.equal(found.hidden, wanted)
-                assert torch.equal(found.logits, want_logits)
+                # The head's product of other rows beside these: torch promises no bits.
+                torch.testing.assert_close(found.logits, want_logits, rtol=1e-5, atol=1e-5)
             assert program.facts.replayed == replayed + 2
 
 

@@ -132,6 +132,7 @@ def test_memory_of_layouts() -> None:
     assert sliced == pytest.approx(whole / 16, rel=1e-6)
 
 
+@pytest.mark.slow  # Four searches; its parts are in the others.
 def test_more_load_costs_more_and_a_tighter_goal_costs_more() -> None:
     def cheapest(demand: Demand, goal: Goal) -> float:
         found = few(demand=demand, goal=goal, formats=("fp8",), pools=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.server.batches.lines import Line, read_lines
 from headrace.server.batches.results import Results, line_id
 
-URL = "/v1/embeddings"
+URL, MOST = "/v1/embeddings", 80
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
@@ -27,7 +27,15 @@ FIELDS = st.fixed_dictionaries(
         "more": VALUES,
     },
 )
-RAW = st.binary(max_size=80) | FIELDS.map(lambda value: json.dumps(value).encode())
+GOOD = st.fixed_dictionaries(
+    {
+        "custom_id": st.sampled_from(["a", "b"]),
+        "method": st.just("POST"),
+        "url": st.just(URL),
+        "body": st.just({}),
+    }
+)
+RAW = st.binary(max_size=80) | (FIELDS | GOOD).map(lambda value: json.dumps(value).encode())
 
 
 @given(raws=st.lists(RAW, max_size=12), end=st.booleans())
@@ -38,12 +46,12 @@ def test_any_file_is_lines_or_problems(
     path = tmp_path_factory.getbasetemp() / "lines"
     content = b"\n".join(raws) + b"\n" * end
     path.write_bytes(content)
-    found = list(read_lines(path, URL, 64))
+    found = list(read_lines(path, URL, MOST))
     pieces = content.split(b"\n")
     for line in found:
         assert isinstance(line, Line)
         assert (line.body is None) != (line.problem is None)
-        if len(pieces[line.number - 1]) > 64:
+        if len(pieces[line.number - 1]) > MOST:
             assert line.problem is not None
             assert line.problem[0] == "line_too_long"
     # Every line that is not empty is there, under its own number, once.
