@@ -43,7 +43,7 @@ LINES = {
     "cli": 4_780,
     "dist": 510,
     "engine": 6_850,
-    "factory": 3_210,
+    "factory": 3_390,
     "kernels": 12_250,
     "kv": 650,
     "layers": 300,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_620,
 }
 """Lines of Python in each package."""
-TOTAL = 78_400
+TOTAL = 78_580
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -52,6 +52,9 @@ ELSEWHERE = {
     "python -m venv lm": "a foreign program, from an index",
     "cp benchmarks/lm_eval": "prepares the foreign program",
     "export ": "prepares the foreign program",
+    "skopeo copy": "a foreign program; the image was tried with it by hand",
+    "podman run": "a foreign program; the image was tried with it by hand",
+    "helm install": "a foreign program; tests/factory/test_factory_chart.py renders the chart",
     "curl -X POST localhost:8000/v1/load_lora_adapter": "tests/server/test_server_adapters.py",
 }
 

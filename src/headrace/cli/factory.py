@@ -27,11 +27,11 @@ from ..factory.sign import signer, trusted_keys
 from .brief import BriefHelp
 from .configured import configured
 from .factory_parts import AsJson, At, Signing, Trusted, existing, show, tell
-from .factory_ship import bundle, chart, image, load, publish
+from .factory_ship import bundle, chart, fleet, image, load, publish
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
-for one in (image, publish, bundle, load, chart):
+for one in (image, publish, bundle, load, chart, fleet):
     command.command()(one)
 
 FAILED = 1

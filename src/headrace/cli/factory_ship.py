@@ -1,8 +1,10 @@
-"""What brings a profile to where it is served: image, publish, bundle, load, chart."""
+"""Commands of the factory that carry and repeat: image, publish, bundle, load, chart, fleet."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +14,7 @@ from rich.console import Console
 from ..factory.build import store_folder
 from ..factory.bundle import read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
+from ..factory.fleet import locally, on_ray, read_fleet, run_fleet
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
 from ..factory.sign import key_folder, trusted_keys
@@ -124,3 +127,27 @@ def chart(
     trusted = {path.name: path.read_text() for path in sorted(folder_of_keys.glob("*.pem"))}
     write_chart(folder, found, image=image, reference=reference, trusted=trusted)
     print(f"{folder}: helm install {found.body.model.name} {folder}")
+
+
+def fleet(
+    file: Annotated[Path, typer.Argument(help="TOML: models, recipes, build.")],
+    on: Annotated[str, typer.Option(help="Who builds: local, ray, or a Ray address.")] = "local",
+    workers: Annotated[int, typer.Option(min=1, help="Processes at once, with local.")] = 1,
+    store: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build every model by every recipe of FILE; what is unchanged starts nothing."""
+    ray = None if on == "ray" else on
+    execute = locally(workers) if on == "local" else on_ray(ray)
+    rows = []
+    for one in run_fleet(read_fleet(file, store), execute):
+        rows.append({"cell": one.name, "end": one.end, "why": one.why})
+        if not as_json and one.end != "kept":
+            print(f"{one.name}: {one.end} {one.why}".rstrip(), file=sys.stderr)
+    counts = Counter(row["end"] for row in rows)
+    if as_json:
+        print(json.dumps({"cells": rows, "ends": counts}))
+    else:
+        print(f"{len(rows)} cells: {', '.join(f'{n} {end}' for end, n in sorted(counts.items()))}")
+    if counts["failed"] or counts["broken"]:
+        raise typer.Exit(1)

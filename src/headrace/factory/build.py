@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -79,13 +80,18 @@ class Build:
     """A planned build; `run` does what is missing."""
 
     def __init__(
-        self, engine: EngineOptions, options: BuildOptions, progress: Progress | None = None
+        self,
+        engine: EngineOptions,
+        options: BuildOptions,
+        progress: Progress | None = None,
+        *,
+        source: Source | None = None,
     ) -> None:
-        """Find the model and make the graph. Raises what a wrong model, option, reference or key
-        raises."""
+        """Find the model, where `source` is not it, and make the graph. Raises what a wrong model,
+        option, reference or key raises."""
         self.store = Store(store_folder(options.store, engine.cache_dir))
         without = _listed(options.without, OPTIONAL, "without")
-        source = find_source(engine, progress)
+        source = source or find_source(engine, progress)
         reference = options.reference and load_reference(Path(options.reference))
         lock = Path(options.lock) if options.lock else LOCK if LOCK.is_file() else None
         try:
@@ -152,7 +158,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         "windows": wanted.windows if told is None else told.windows,
         "least_share": wanted.least_share,
         "reference": wanted.reference and digest_of(Path(wanted.reference).read_bytes()),
-        "corpus": digest_of("\n".join(stdlib_corpus()).encode()),
+        "corpus": _corpus_digest(),
     }
     lock = place.lock and digest_of(place.lock.encode())
     gates = [one for one in GATES if one not in without]
@@ -180,6 +186,12 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
     assert place.key is not None
     found.append(Stage("sign", "sign", ("profile",), {"key": place.key.public_key.keyid}))
     return [one for one in found if one.name not in without]
+
+
+@functools.cache
+def _corpus_digest() -> str:
+    """Digest of the text that accuracy reads, made once a process: it takes a tenth of a second."""
+    return digest_of("\n".join(stdlib_corpus()).encode())
 
 
 def _listed(text: str | None, known: Collection[str], param: str) -> tuple[str, ...]:

@@ -1,0 +1,167 @@
+"""Many cells: models by recipes from one file, planned here, built by processes or Ray's tasks.
+
+What is unchanged is found by planning and starts no process. A cell is built by the command that
+builds one; the store sees to it that cells which share a stage run it once, wherever they are.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..base.config import EngineOptions
+from ..base.errors import HeadraceError, OptionError
+from .build import Build, BuildOptions
+from .source import Source, find_source
+from .stage import Outcome
+
+TRIES = 3
+"""Starts of a cell whose process is killed; one that fails is not tried again."""
+FIELDS = "models", "recipes", "build"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A model with options."""
+
+    engine: EngineOptions
+    wanted: BuildOptions
+
+    def words(self) -> list[str]:
+        """The command that builds it, after `python -m headrace`."""
+        words = ["factory", "build", self.engine.model, "--json"]
+        for record in (self.engine, self.wanted):
+            given, default = asdict(record), asdict(type(record)())
+            for name, value in given.items():
+                if name == "model" or value == default[name]:
+                    continue
+                flag = name.replace("_", "-")
+                no = "no-" if value is False else ""
+                words.append(f"--{no}{flag}" + ("" if isinstance(value, bool) else f"={value}"))
+        return words
+
+
+@dataclass(frozen=True, slots=True)
+class CellEnd:
+    """How a cell ended: kept, built, failed (a gate), or broken (with the reason)."""
+
+    cell: Cell
+    name: str
+    end: str
+    why: str = ""
+
+
+Executor = Callable[[list[Cell]], Iterator[tuple[int, int, str]]]
+"""(place, exit status, last of what was printed) of each cell, as they end."""
+
+
+def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
+    """The cells of a file: every model by every recipe. Raises `OptionError` with what is wrong."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"{path} cannot be read: {reason}", param="fleet") from None
+    if unknown := sorted(set(found) - set(FIELDS)):
+        raise OptionError(f"{path}: {unknown[0]} is none of {', '.join(FIELDS)}", param="fleet")
+    models, recipes = found.get("models", []), found.get("recipes", [{}])
+    if not isinstance(models, list) or not models or not isinstance(recipes, list):
+        raise OptionError(f"{path}: models and recipes are lists, models not empty", param="fleet")
+    if not all(isinstance(one, dict) for one in (*recipes, found.get("build", {}))):
+        raise OptionError(f"{path}: recipes and build are tables of options", param="fleet")
+    cells = []
+    for model in models:
+        for recipe in recipes:
+            try:
+                engine = EngineOptions(**{"model": model, **recipe})
+                wanted = BuildOptions(**{**found.get("build", {}), "store": store})
+            except TypeError as error:
+                raise OptionError(f"{path}: {error}", param="fleet") from None
+            engine.verify()
+            wanted.verify()
+            cells.append(Cell(engine, wanted))
+    return cells
+
+
+def run_fleet(cells: list[Cell], execute: Executor) -> Iterator[CellEnd]:
+    """Plan all, build what has something to run; → each cell's end, kept ones first.
+
+    What is wrong with one cell stops no other.
+    """
+    waiting: list[Cell] = []
+    names: list[str] = []
+    sources: dict[tuple[str, str | None, bool], Source] = {}
+    for cell in cells:
+        known = cell.engine.model, cell.engine.cache_dir, cell.engine.offline
+        try:
+            if known not in sources:
+                sources[known] = find_source(cell.engine)
+            build = Build(cell.engine, cell.wanted, source=sources[known])
+            steps = build.plan()
+        except HeadraceError as error:
+            yield CellEnd(cell, cell.engine.model, "broken", error.message)
+            continue
+        ended = [step.result for step in steps if step.result]
+        failed = [
+            step.stage.name
+            for step in steps
+            if step.result and step.result.outcome is Outcome.FAILED
+        ]
+        if len(ended) == len(steps) or failed:
+            yield CellEnd(cell, build.cell, "failed" if failed else "kept", ", ".join(failed))
+        else:
+            waiting.append(cell)
+            names.append(build.cell)
+    for place, status, said in execute(waiting):
+        end = {0: "built", 1: "failed"}.get(status, "broken")
+        yield CellEnd(waiting[place], names[place], end, "" if end == "built" else said)
+
+
+def locally(workers: int) -> Executor:
+    """Processes of this machine, so many at once."""
+
+    def execute(cells: list[Cell]) -> Iterator[tuple[int, int, str]]:
+        with ThreadPoolExecutor(workers) as pool:
+            running = {pool.submit(build_cell, one.words()): at for at, one in enumerate(cells)}
+            for one in as_completed(running):
+                yield running[one], *one.result()
+
+    return execute
+
+
+def on_ray(address: str | None = None) -> Executor:
+    """Tasks of a Ray cluster whose nodes share the store's folder; what a dead node had goes on."""
+
+    def execute(cells: list[Cell]) -> Iterator[tuple[int, int, str]]:
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise OptionError("ray is not installed: pip install ray", param="on") from None
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
+        task = ray.remote(max_retries=TRIES)(build_cell)
+        running = {task.remote(one.words()): at for at, one in enumerate(cells)}
+        while running:
+            (one,), _ = ray.wait(list(running))
+            try:
+                ended = ray.get(one)
+            except ray.exceptions.RayError as error:
+                ended = 2, f"{error!s:.200}"
+            yield running.pop(one), *ended
+
+    return execute
+
+
+def build_cell(words: list[str]) -> tuple[int, str]:
+    """(exit status, last line that was printed); a process that is killed is started anew."""
+    command = [sys.executable, "-m", "headrace", *words]
+    for _ in range(TRIES):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode >= 0:
+            break
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return done.returncode, said[-1] if said else ""
