@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.arch import ModelArch
+from headrace.base.arch import ModelArch, Rope
 from headrace.base.config import Decision, EngineOptions
 from headrace.base.identity import Identity
 from headrace.base.modelfiles import ModelFiles
@@ -33,6 +33,18 @@ DECISIONS = [
     Decision("tokenizer", "library", ""),
 ]
 IDENTITY = Identity.of("weights", ARCH, OPTIONS, DECISIONS)
+
+
+LONG = replace(ARCH, rope=Rope(kind="long", original_context=64, short=(1.0,) * 8, long=(2.0,) * 8))
+
+
+def test_which_factors_of_a_long_rope_serve_is_part_of_it() -> None:
+    short, long, whole = (
+        Identity.of("weights", LONG, replace(OPTIONS, max_context=context), DECISIONS)
+        for context in (64, 65, None)
+    )
+    assert long.differences(short)[0].startswith("architecture")
+    assert long == whole
 
 
 def with_decision(name: str, value: str) -> list[Decision]:

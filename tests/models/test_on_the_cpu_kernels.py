@@ -85,13 +85,15 @@ def test_greedy_tokens_alone_behind_a_prefix_and_beside_others(pair) -> None:
     prompts = [prompt(length) for length in LENGTHS]
     alone = Driver(worker, prefix_cache=False)
     singles = [alone.ask(tokens, GREEDY).tokens for tokens in prompts]
+    compared = 0
     for tokens, single in zip(prompts, singles, strict=True):
         expected = oracle.greedy(tokens, 64)
         near = (oracle.gaps(tokens, expected) < NEAR_TIE).nonzero()
         # Behind a near tie both are right and go their own ways.
         safe = int(near[0]) if len(near) else 64
-        assert safe > 32, "the prompt decides nothing: choose another"
+        compared += safe
         assert single[:safe] == expected[:safe]
+    assert compared > 32 * len(prompts), "the prompts decide nothing: choose others"
     driver = Driver(worker, step_tokens=48, rows=8)
     for _ in range(2):
         for index, tokens in enumerate(prompts):

@@ -38,6 +38,10 @@ class Rope:
     interleaved: bool = False
     """Pairs are (2i, 2i + 1), else half of what is rotated apart."""
 
+    def divisors(self, context: int) -> tuple[float, ...]:
+        """The factors of "long" with which a context of so many tokens is served, and no other."""
+        return self.long if context > self.original_context else self.short
+
     def rotated(self, size: int) -> int:
         """How many of a head's numbers."""
         return int(size * self.share)

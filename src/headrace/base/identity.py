@@ -26,7 +26,8 @@ class Identity:
     weights: str
     """Digest of the model's files (`loader.content`)."""
     architecture: str
-    """Digest of how they were read: `base.arch.ModelArch`."""
+    """Digest of how they were read: `base.arch.ModelArch`, and the factors of a long rope that this
+    context is served with."""
     options: dict[str, str]
     """Resolved values of `OPTIONS`."""
     kernels: dict[str, str]
@@ -40,9 +41,12 @@ class Identity:
     ) -> Identity:
         """The identity of an engine with these resolved options, that decided this."""
         decided = {decision.name: decision.value for decision in decisions}
+        read = repr(arch)
+        if arch.rope.kind == "long":
+            read += repr(arch.rope.divisors(options.max_context or arch.max_context))
         return cls(
             weights=weights,
-            architecture=hashlib.sha256(repr(arch).encode()).hexdigest()[:16],
+            architecture=hashlib.sha256(read.encode()).hexdigest()[:16],
             options={name: str(getattr(options, name)).lower() for name in OPTIONS},
             kernels={
                 name.removeprefix("kernels."): value

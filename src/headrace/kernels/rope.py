@@ -44,9 +44,8 @@ def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[Fp32, Fp32]:
     rotated = rope.rotated(head_dim)
     frequencies = inverse_frequencies(rope, rotated)
     if rope.kind == "long":
-        stretch = rope.long if positions > rope.original_context else rope.short
-        waves = np.float32(1) / frequencies
-        frequencies = (np.float32(1) / (np.asarray(stretch, np.float32) * waves)).astype(np.float32)
+        stretch = np.asarray(rope.divisors(positions), np.float32)
+        frequencies = (np.float32(1) / (stretch * (np.float32(1) / frequencies))).astype(np.float32)
     cos, sin = np.empty((2, positions, rotated // 2), np.float32)
     for low in range(0, positions, BLOCK):
         part = np.arange(low, min(low + BLOCK, positions), dtype=np.float32)
