@@ -14,7 +14,7 @@ import torch
 from headrace.base.arch import ModelArch, Rope
 from headrace.base.graph import AttentionSpec, RouteSpec
 from headrace.kernels.model import Model
-from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
+from headrace.kernels.operators import GroupBatch, HostStep, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.triton.early import OFF
 from headrace.kernels.triton.table import Table
 from headrace.kernels.weights import Fp8Weight, PackedWeight, Weight
@@ -212,6 +212,7 @@ def make_batch(step: Step, windows: list[int | None], device: str) -> StepBatch:
         sample_rows=(bounds[1:] - 1).to(device),
         max_count=int(counts.max()),
         max_length=step.longest,
+        host=HostStep(counts.numpy(), (starts + counts).numpy(), bounds[1:].numpy() - 1),
     )
 
 

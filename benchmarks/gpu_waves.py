@@ -1,4 +1,4 @@
-"""Prefill attention's tiles over the multiprocessors, counted: what their order costs.
+"""Attention's programs over the multiprocessors, counted: what their order and number cost.
 
     python benchmarks/gpu_waves.py
 
@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from headrace.kernels.attention_plan import Planner
 
 UNITS = 132
 """Multiprocessors of an H100 and an H200."""
@@ -35,17 +39,52 @@ STEPS: dict[str, list[tuple[int, int]]] = {
 
 
 def tiles_of(step: list[tuple[int, int]]) -> list[float]:
-    """Work of the programs of one KV head, by number; 0 where one leaves at once."""
+    """Work of the programs of one KV head, by number; 0 where one leaves at once. Entries of one
+    token are not in the list of chunks."""
     tokens = ROWS // (HEADS // KV_HEADS)
-    total = sum(count for _, count in step)
-    work = [0.0] * (total // tokens + len(step))
+    chunks = [(start, count) for start, count in step if count > 1]
+    work = [0.0] * (sum(count for _, count in chunks) // tokens + len(chunks))
     at = 0
-    for number, (start, count) in enumerate(step):
-        for tile in range(-(-count // tokens) if count > 1 else 0):
+    for number, (start, count) in enumerate(chunks):
+        for tile in range(-(-count // tokens)):
             last = start + min((tile + 1) * tokens, count)
             work[at // tokens + number + tile] = FIXED + -(-last // TILE)
         at += count
     return work
+
+
+MIXES = {
+    "256 x 1,000": [1000] * 256,
+    "255 x 1,000, one of 10,000": [*[1000] * 255, 10_000],
+    "255 x 1,000, one of 70,000": [*[1000] * 255, 70_000],
+    "864 x 1,500": [1500] * 864,
+    "32 x 4,096": [4096] * 32,
+    "1 x 1,024": [1024],
+    "1 x 100,000": [100_000],
+}
+"""Lengths of decoding sequences."""
+BUCKETS = (1024, 4096, 16_384, 65_536, 131_072)
+
+
+def programs_before(lengths: list[int]) -> tuple[int, int]:
+    """→ (programs of decode attention a layer that work, and that leave at once), in splits of 512
+    tokens, down to 128 in small steps, of a grid as long as the bucket of the longest sequence."""
+    bucket, pairs, split = (
+        min(b for b in BUCKETS if b >= max(lengths)),
+        len(lengths) * KV_HEADS,
+        512,
+    )
+    while split > 128 and pairs * -(-bucket // split) < 2 * UNITS:
+        split //= 2
+    work = KV_HEADS * sum(-(-length // split) for length in lengths)
+    return work, pairs * -(-bucket // split) - work
+
+
+def programs_now(lengths: list[int]) -> tuple[int, int]:
+    """The same of the pieces that the host lists, in the graph of the same number of entries."""
+    planner = Planner(KV_HEADS, [None])
+    pieces, _ = planner.lists(np.ones(len(lengths), np.int64), np.array(lengths))
+    return KV_HEADS * len(pieces), KV_HEADS * (planner.most_pieces(len(lengths)) - len(pieces))
 
 
 def ordered(tiles: list[float], section: int, *, last_first: bool) -> Iterator[float]:
@@ -85,6 +124,11 @@ def main() -> None:
                 f"{over_ideal(order(tiles), UNITS * resident):.2f}" for order in ORDERS.values()
             ]
             print(f"| {name} | {resident} | {' | '.join(cells)} |")
+    print("\n| decode attention a layer | splits: work / leave at once | pieces: the same |")
+    print("|---|---:|---:|")
+    for name, lengths in MIXES.items():
+        before, now = programs_before(lengths), programs_now(lengths)
+        print(f"| {name} | {before[0]:,} / {before[1]:,} | {now[0]:,} / {now[1]:,} |")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ CEILINGS = {
     "lines of a file": 510,  # What is read in one sitting.
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
-    "lines of a class": 410,  # What has one reason to change.
-    "lines of a Triton function": 149,
+    "lines of a class": 418,  # What has one reason to change.
+    "lines of a Triton function": 163,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 6_850,
     "factory": 3_390,
-    "kernels": 12_250,
+    "kernels": 12_560,
     "kv": 650,
     "layers": 300,
     "loader": 4_150,
@@ -56,10 +56,10 @@ LINES = {
     "server": 13_880,
     "speculate": 900,
     "text": 5_100,
-    "worker": 3_620,
+    "worker": 3_630,
 }
 """Lines of Python in each package."""
-TOTAL = 78_580
+TOTAL = 78_940
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -190,11 +190,10 @@ def test_buckets_cover_the_limits_and_no_more() -> None:
     program = make_program(tokens=2048, entries=100, max_context=6000)
     buckets = list(program.buckets())
     assert len(buckets) == len(set(buckets))
-    assert {b.length for b in buckets} == {1024, 4096, 6000}
     assert max(b.entries for b in buckets if b.decode) == 100
-    assert {b.tokens for b in buckets if not b.decode} == {64, 128, 256, 512}
-    # Largest first within a length: what comes later fits into the same memory.
-    first = [b.tokens for b in buckets if b.length == 6000 and b.decode]
+    assert {b.tokens for b in buckets if not b.decode} == {*cuda_graphs.MIXED}
+    # Largest first: what comes later fits into the same memory.
+    first = [b.tokens for b in buckets if b.decode]
     assert first == sorted(first, reverse=True)
 
 
@@ -204,8 +203,8 @@ def test_the_largest_steps_of_a_saturated_device_are_graphs() -> None:
     batch = null_step(872, program._plain.cache, 2048)
     batch.lengths = torch.ones(872, dtype=torch.int32)
     batch.max_count, batch.max_length = 1, 2000
-    assert program.find(batch) == Bucket(896, 896, 2048)
-    sizes = [b.entries for b in program.buckets() if b.decode and b.length == 2048]
+    assert program.find(batch) == Bucket(896, 896)
+    sizes = [b.entries for b in program.buckets() if b.decode]
     assert max(sizes) == 900
     assert all(low - high <= 64 for low, high in pairwise(sizes))
 
@@ -222,15 +221,17 @@ def test_the_smallest_bucket_that_fits() -> None:
         batch.max_length = length
         return program.find(batch)
 
-    assert step(1, 1, 10) == Bucket(1, 1, 1024)
-    assert step(5, 5, 1025) == Bucket(8, 8, 4096)
-    assert step(97, 97, 6000) == Bucket(100, 100, 6000)
-    assert step(60, 3, 10) == Bucket(64, 33, 1024)
+    assert step(1, 1, 10) == Bucket(1, 1)
+    assert step(5, 5, 1025) == Bucket(8, 8)
+    assert step(97, 97, 6000) == Bucket(100, 100)
+    # Three drafts of one sequence.
+    assert step(4, 1, 10) == Bucket(4, 3)
+    assert step(60, 3, 10) == Bucket(64, 33)
     # No entry is free to take the padding: the next bucket.
-    assert step(60, 33, 10) == Bucket(128, 65, 1024)
-    assert step(512, 65, 10) == Bucket(512, 65, 1024)
-    assert step(513, 2, 10) is None
-    assert step(500, 65, 10) is None
+    assert step(60, 33, 10) == Bucket(128, 65)
+    assert step(512, 101, 10) == Bucket(512, 101)
+    assert step(1025, 2, 10) is None
+    assert step(1000, 101, 10) is None
     assert step(5, 5, 6001) is None
     batch = null_step(2, cache, 6000)
     batch.adapters = torch.zeros(2, dtype=torch.int32)

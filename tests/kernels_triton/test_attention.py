@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from headrace.kernels import reference_attention
+from headrace.kernels.attention_lists import plan_step
+from headrace.kernels.attention_plan import PROGRAMS, AttentionPlan, Planner
 from headrace.kernels.operators import GroupBatch, KvLayer, StepBatch
 from headrace.kernels.triton import attention_prefill as attention_prefill_module
 from headrace.kernels.triton.attention_decode import DecodeConfig, attention_decode
@@ -50,6 +52,11 @@ def make_batch(entries: list[tuple[int, int]], block: int, window: int | None) -
         max_count=max(count for _, count in entries),
         max_length=max(lengths),
     )
+
+
+def plan_of(batch: StepBatch, widest: int = 1, programs_heads: int = 8) -> AttentionPlan:
+    """`programs_heads`: few of them are many pieces."""
+    return plan_step(batch, Planner(programs_heads, [batch.groups[0].window], widest))
 
 
 def make_kv(batch: StepBatch, heads: int, block: int, width: int, kind: str) -> KvLayer:
@@ -98,23 +105,66 @@ def test_equals_reference(case: tuple[object, ...], kind: str) -> None:
     expected = reference_attention.attention(q.float(), wide, batch, 0, scale, softcap)
     out = torch.full_like(q, float("nan"))
     view = batch.groups[0]
-    config, tickets = DecodeConfig(split=128, tile=32), make_tickets(CPU)
-    attention_decode(q, kv, batch, view, out, scale, softcap, config, tickets)
+    config, tickets, plan = DecodeConfig(tile=32), make_tickets(CPU), plan_of(batch)
+    attention_decode(q, kv, plan, 0, view, out, scale, softcap, config, tickets)
     assert not tickets.any(), "the counters are as they were"
-    attention_prefill(
-        q, kv, batch, view, out, scale, softcap, PrefillConfig(rows=32, tile=32), skip_single=True
-    )
+    short, tall = PrefillConfig(rows=32, tile=32), PrefillConfig(rows=64, tile=32)
+    attention_prefill(q, kv, plan, view, out, scale, softcap, short, longest=batch.max_length)
     tolerance = 2e-2 if kind == "bfloat16" else 2e-5
     torch.testing.assert_close(
         out.view(len(q), -1).float(), expected, atol=tolerance, rtol=tolerance
     )
     everything = torch.full_like(q, float("nan"))
-    attention_prefill(
-        q, kv, batch, view, everything, scale, softcap, PrefillConfig(rows=64, tile=32)
-    )
+    plan = plan_of(batch, widest=0)
+    attention_prefill(q, kv, plan, view, everything, scale, softcap, tall, longest=64)
     torch.testing.assert_close(
         everything.view(len(q), -1).float(), expected, atol=tolerance, rtol=tolerance
     )
+
+
+DRAFTS = [
+    # entries, H, G, E, block, window, softcap
+    ([(300, 5), (7, 1), (126, 4), (0, 8)], 8, 2, 32, 16, None, None),
+    ([(254, 4), (120, 8), (0, 1)], 4, 4, 32, 8, 127, None),
+    ([(150, 3), (3, 2)], 4, 1, 80, 32, None, 30.0),
+]
+
+
+@pytest.mark.parametrize("case", DRAFTS)
+@pytest.mark.parametrize("kind", ["float32", "fp8"])
+@pytest.mark.parametrize("heads_of_plan", [1, PROGRAMS])
+def test_drafts_are_verified_where_tokens_decode(
+    case: tuple[object, ...], kind: str, heads_of_plan: int
+) -> None:
+    """Entries of up to eight tokens in one or many pieces, some of which a token sees nothing of;
+    entries of one beside them."""
+    entries, heads, kv_heads, width, block, window, softcap = case  # type: ignore[misc]
+    torch.manual_seed(11)
+    batch = make_batch(entries, block, window)
+    kv = make_kv(batch, kv_heads, block, width, kind)
+    q = torch.randn(len(batch.tokens), heads, width)
+    wide = kv
+    if kv.k_scale is not None:
+        wide = KvLayer(
+            kv.k.float() * kv.k_scale.unsqueeze(-1), kv.v.float() * kv.v_scale.unsqueeze(-1)
+        )
+    expected = reference_attention.attention(q, wide, batch, 0, width**-0.5, softcap)
+    out, plan = torch.full_like(q, float("nan")), plan_of(batch, 8, heads_of_plan)
+    assert not len(plan.chunks)
+    assert len(entries) < len(plan.pieces[0]) <= len(entries) + PROGRAMS // heads_of_plan
+    attention_decode(
+        q,
+        kv,
+        plan,
+        0,
+        batch.groups[0],
+        out,
+        width**-0.5,
+        softcap,
+        DecodeConfig(tile=32),
+        make_tickets(CPU),
+    )
+    torch.testing.assert_close(out.view(len(q), -1), expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("case", CASES[1:4])
@@ -136,12 +186,13 @@ def test_codes_as_halves(case: tuple[object, ...], kind: str, magnitude: float) 
     attention_decode(
         q,
         kv,
-        batch,
+        plan_of(batch),
+        0,
         batch.groups[0],
         out,
         width**-0.5,
         softcap,
-        DecodeConfig(split=128, tile=64),
+        DecodeConfig(tile=64),
         make_tickets(CPU),
     )
     torch.testing.assert_close(
@@ -161,9 +212,8 @@ def test_heads_in_sections_give_the_same(held: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(attention_prefill_module, "L2", held * head)
     assert heads_beside(6, head) == held
     out = torch.full_like(q, float("nan"))
-    attention_prefill(
-        q, kv, batch, batch.groups[0], out, 0.2, None, PrefillConfig(rows=16, tile=16)
-    )
+    plan, config, longest = plan_of(batch, 0), PrefillConfig(rows=16, tile=16), batch.max_length
+    attention_prefill(q, kv, plan, batch.groups[0], out, 0.2, None, config, longest=longest)
     torch.testing.assert_close(out.view(len(q), -1), expected, atol=2e-5, rtol=2e-5)
 
 
@@ -184,23 +234,25 @@ def test_the_longest_tiles_come_first() -> None:
         assert gpu_waves.over_ideal(new(tiles), gpu_waves.UNITS) < 1.035
 
 
-def test_few_sequences_are_cut_shorter() -> None:
-    config = DecodeConfig(split=512, tile=64, programs=264)
-    assert config.split_of(8, 1024) == 128
-    assert config.split_of(32, 4096) == 256
-    assert config.split_of(256, 4096) == 512
-    assert DecodeConfig(split=512, tile=256).split_of(1, 100) == 256
+def test_hardly_a_program_has_nothing_to_do() -> None:
+    """However unequal sequences are; a grid as long as the longest had 28 times what worked."""
+    for name, lengths in gpu_waves.MIXES.items():
+        work, idle = gpu_waves.programs_now(lengths)
+        assert work <= (len(lengths) * gpu_waves.KV_HEADS) + PROGRAMS
+        assert idle <= PROGRAMS, name
+    assert gpu_waves.programs_before(gpu_waves.MIXES["255 x 1,000, one of 10,000"])[1] > 60_000
 
 
-def test_shorter_splits_give_the_same() -> None:
+def test_shorter_pieces_give_the_same() -> None:
     torch.manual_seed(5)
     batch = make_batch([(300, 1), (7, 1)], 16, None)
     kv = make_kv(batch, 1, 16, 32, "float32")
     q = torch.randn(2, 2, 32)
     found = []
-    for programs in (0, 264):
+    for heads in (1, PROGRAMS):
         out = torch.full_like(q, float("nan"))
-        config = DecodeConfig(split=512, tile=64, programs=programs)
-        attention_decode(q, kv, batch, batch.groups[0], out, 0.2, None, config, make_tickets(CPU))
+        plan, config = plan_of(batch, 1, heads), DecodeConfig()
+        assert len(plan.pieces[0]) == (4 if heads == 1 else 3)
+        attention_decode(q, kv, plan, 0, batch.groups[0], out, 0.2, None, config, make_tickets(CPU))
         found.append(out)
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)

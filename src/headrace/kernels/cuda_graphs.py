@@ -9,8 +9,8 @@ share:
   0 and an empty table, so they read and write the null block only.
 * small mixed steps: buckets of tokens. One padding entry takes all padding tokens as a chunk of the
   null block; further ones have no tokens.
-* `max_length` decides how many splits of the KV are launched, so it is a bucket too. Splits behind
-  a sequence's end leave at once.
+* how long sequences are decides nothing: the host lists pieces of the KV, as many at most as the
+  bucket's grid has programs for, however unequal they are (`attention_plan`).
 
 Graphs compute the last layer for every token, so that one graph serves steps that want all hidden
 states as well: up to their size products are bound by their weights, and the few rows that sample
@@ -39,6 +39,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from .attention_lists import AttentionLists, Bucket, plan_step
 from .draws import DrawParameters
 from .operators import GroupBatch, HostStep, KvCache, StepBatch, StepLimits
 from .program import CallByCall, Outputs, Want, choose, want
@@ -47,11 +48,12 @@ ENTRIES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, *range(128, 1025, 64))
 """Buckets of decode steps. Up to some 200 rows products are bound by their weights and padding
 costs nothing; above, every 64 rows: 0.3 % of a step on average, 1.3 % at the worst, by the
 roofline (`benchmarks/gpu_buckets.py`). A 1,000 / 1,000 load of the 8B in fp8 has 872 rows."""
-MIXED = (64, 128, 256, 512)
-"""Buckets of tokens of mixed steps; above, kernels are long enough to hide their launches."""
-MIXED_ENTRIES = 64
-LENGTHS = (1024, 4096, 16_384, 65_536)
-"""Buckets of the longest sequence; the last one is the context's end."""
+MIXED = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Buckets of tokens of mixed steps, and of those that verify drafts, which are the small ones;
+above, kernels are long enough to hide their launches."""
+MIXED_ENTRIES = 256
+TYPICAL = 16_384
+"""Tokens of KV by which attention's order is chosen where nobody knows them."""
 
 Replay = Callable[[], None]
 
@@ -98,20 +100,6 @@ class CudaGraphMaker:
         return int(torch.cuda.memory_reserved(self._device))
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The shape of one graph."""
-
-    tokens: int
-    entries: int
-    length: int
-    """Bound of the longest sequence."""
-
-    @property
-    def decode(self) -> bool:
-        return self.tokens == self.entries
-
-
 @dataclass(slots=True)
 class GraphFacts:
     """What capturing cost, and how steps were served."""
@@ -145,23 +133,25 @@ class _Inputs:
     draws: DrawParameters
     """Rules by which a graph's rows draw: the most likely token, unless a step says otherwise."""
     windows: list[int | None] = field(default_factory=list)
+    attention: AttentionLists | None = None
+    """Where the backend has a planner."""
 
-    def view(self, bucket: Bucket, block_size: int) -> StepBatch:
+    def view(self, bucket: Bucket, max_context: int) -> StepBatch:
         """The batch that a graph of this bucket is captured with."""
         tokens, entries = bucket.tokens, bucket.entries
-        width = -(-bucket.length // block_size)
         return StepBatch(
             tokens=self.tokens[:tokens],
             positions=self.positions[:tokens],
             query_starts=self.query_starts[: entries + 1],
             lengths=self.lengths[:entries],
             groups=[
-                GroupBatch(table[:entries, :width], slots[:tokens], window)
+                GroupBatch(table[:entries], slots[:tokens], window)
                 for table, slots, window in zip(self.tables, self.slots, self.windows, strict=True)
             ],
             sample_rows=self.sample_rows[:entries],
             max_count=1 if bucket.decode else tokens,
-            max_length=bucket.length,
+            max_length=min(TYPICAL, max_context),
+            plan=None if self.attention is None else self.attention.view(bucket),
         )
 
 
@@ -182,7 +172,7 @@ class GraphProgram:
         self._entries = _up_to(ENTRIES, min(limits.entries, ENTRIES[-1]))
         largest = min(limits.tokens, limits.max_context)
         self._mixed = [size for size in MIXED if size <= largest]
-        self._lengths = _up_to(LENGTHS, limits.max_context)
+        self._planner = plain.operators.planner(cache, limits.drafts)
         self._inputs = self._make_inputs(cache.windows, cache.layers[0].k.device)
         self._drawn = False
         """Do the inputs say that rows are drawn?"""
@@ -194,11 +184,10 @@ class GraphProgram:
 
     def buckets(self) -> Iterator[Bucket]:
         """All of them, largest first: later graphs fit into the memory of earlier ones."""
-        for length in reversed(self._lengths):
-            for tokens in reversed(self._mixed):
-                yield Bucket(tokens, self._mixed_entries(tokens), length)
-            for entries in reversed(self._entries):
-                yield Bucket(entries, entries, length)
+        for tokens in reversed(self._mixed):
+            yield Bucket(tokens, self._mixed_entries(tokens))
+        for entries in reversed(self._entries):
+            yield Bucket(entries, entries)
 
     def capture(self) -> None:
         """Every bucket; afterwards nothing is captured or compiled for them."""
@@ -228,22 +217,26 @@ class GraphProgram:
             return None
         if len(batch.sample_rows) > entries:
             return None
-        length = _next(self._lengths, batch.max_length)
-        if length is None:
+        if batch.max_length > self._limits.max_context:
             return None
         if batch.max_count == 1:
             size = _next(self._entries, entries)
-            return None if size is None else Bucket(size, size, length)
+            return None if size is None else Bucket(size, size)
         size = _next(self._mixed, tokens)
+        chunks = 0 if batch.plan is None else len(batch.plan.chunks)
         # A padding entry must be free where there are padding tokens.
         while size is not None:
-            most = self._mixed_entries(size)
-            if entries + (tokens < size) <= most:
-                return Bucket(size, most, length)
+            found, padded = Bucket(size, self._mixed_entries(size)), tokens < size
+            # Lists have a line for it too.
+            lists = self._inputs.attention
+            room = chunks if lists is None else lists.chunks_of(found) - padded
+            if entries + padded <= found.entries and chunks <= room:
+                return found
             size = _next(self._mixed, size + 1)
         return None
 
     def step(self, batch: StepBatch, want: Want) -> Outputs:
+        self._plan(batch)
         bucket = self.find(batch)
         if bucket is None or bucket not in self._replays:
             self.facts.call_by_call += 1
@@ -294,7 +287,7 @@ class GraphProgram:
 
     def _capture(self, bucket: Bucket) -> Replay:
         self._idle(bucket)
-        batch = self._inputs.view(bucket, self._block_size)
+        batch = self._inputs.view(bucket, self._limits.max_context)
 
         def run() -> None:
             found = self._plain.step(batch, _EVERYTHING)
@@ -347,8 +340,15 @@ class GraphProgram:
         short = empty.to(torch.int32)
         start = self._inputs.counting[:1]
         groups = [GroupBatch(short.view(0, 1), empty, window) for window in self._inputs.windows]
-        nothing = StepBatch(empty, empty, start, short, groups, empty, bucket.tokens, bucket.length)
+        nothing = StepBatch(empty, empty, start, short, groups, empty, bucket.tokens, 1)
+        none = np.zeros(0, np.int64)
+        nothing.host = HostStep(none, none, none)
+        self._plan(nothing)
         self._fill(nothing, bucket)
+
+    def _plan(self, batch: StepBatch) -> None:
+        if self._planner is not None and batch.plan is None:
+            batch.plan = plan_step(batch, self._planner)
 
     def _fill(self, batch: StepBatch, bucket: Bucket) -> None:
         """Copy a step into the buffers and put padding behind it: a few launches in all."""
@@ -385,6 +385,10 @@ class GraphProgram:
                 int_sources += [inputs.counting[bucket.tokens].expand(spare)]
                 int_sources += [inputs.counting[0].expand(spare)]
         torch._foreach_copy_(long_targets, long_sources)
+        if inputs.attention is not None:
+            for kept, lines in inputs.attention.copies(batch, bucket, inputs.counting):
+                int_targets.append(kept)
+                int_sources.append(lines)
         torch._foreach_copy_(int_targets, int_sources)
         width = -(-max(extra, 1) // self._block_size)
         for group, table in zip(batch.groups, inputs.tables, strict=True):
@@ -403,7 +407,7 @@ class GraphProgram:
     def _make_inputs(self, windows: list[int | None], device: torch.device) -> _Inputs:
         tokens = max([*self._entries, *self._mixed])
         entries = max([self._entries[-1], *(self._mixed_entries(size) for size in self._mixed)])
-        width = -(-self._lengths[-1] // self._block_size)
+        width = -(-self._limits.max_context // self._block_size)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -428,6 +432,9 @@ class GraphProgram:
                 zeros(entries, dtype=torch.float64),
             ),
             windows=windows,
+            attention=None
+            if self._planner is None
+            else AttentionLists(self._planner, list(self.buckets()), windows, device),
         )
 
 

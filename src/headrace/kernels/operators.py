@@ -28,6 +28,7 @@ from .weights import BlockWeight, DenseWeight, PackedWeight, Weight
 if TYPE_CHECKING:
     import torch
 
+    from .attention_plan import AttentionPlan
     from .fuse import Joining
 
 
@@ -112,6 +113,9 @@ class StepBatch:
     """May this very object come again, with other numbers in the same memory?"""
     host: HostStep | None = None
     """Its numbers on the host, for who plans there; None where a graph is captured."""
+    plan: AttentionPlan | None = None
+    """How its attention is shared out, where the backend has a `planner`; where nobody did before,
+    it is made from `host` by the first layer."""
     rules: npt.NDArray[np.void] | None = None
     """[R] of `draws.RULE`: how the tokens of `sample_rows` are drawn, where not all of them are the
     most likely and the arrays are the host's."""

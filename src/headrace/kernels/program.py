@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from .arrays import Array
+from .attention_plan import Planner
 from .draws import Drawing, by_rules
 from .interpret import Adding
 from .model import Model
@@ -97,6 +98,11 @@ class Provider(Operators, Protocol):
         """
         ...
 
+    def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
+        """Maker of the lists by which attention on this cache is shared out, where entries verify
+        up to `drafts` drafts; None: nobody reads any."""
+        ...
+
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         """What graphs that `compile` makes will take of the device, in bytes; 0 without graphs."""
         ...
@@ -119,7 +125,7 @@ class CallByCall:
     def __init__(
         self,
         model: Model,
-        operators: Operators,
+        operators: Provider,
         cache: KvCache,
         drawing: Drawing,
         additions: Mapping[tuple[str, ...], LoraWeight] | None = None,

@@ -20,13 +20,14 @@ from torch.nn import functional
 from ..base.graph import AttentionSpec, Role, RouteSpec
 from . import reference_attention, sampling
 from .arrays import tensor
-from .operators import Dequantise, KvLayer, StepBatch, StepLimits
+from .operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
 from .prepared import RopeTable
 from .reference_encoder import encoder_attention
 from .reference_product import product
 from .weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight, StackedWeight, Weight
 
 if TYPE_CHECKING:
+    from .attention_plan import Planner
     from .fuse import Joining
     from .program import CallByCall, Program
 
@@ -50,6 +51,9 @@ class ReferenceOperators:
         return DenseWeight(self._dense(weight, dequantise))
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
+        return None
+
+    def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
         return None
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:

@@ -43,6 +43,7 @@ class ComposedOperators:
         self.add_rms_norm = of("norm").add_rms_norm
         self.linear, self.logits = of("linear").linear, of("linear").logits
         self.write, self.attend = of("write").write, of("attend").attend
+        self.planner = of("attend").planner
         self.gated, self.activate = of("gated").gated, of("activate").activate
         self.route, self.experts = of("route").route, of("experts").experts
         together = {id(of(kind)) for kind in ("linear", "norm", "add", "gated")}

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..base.step import PoolShape, StepPlan
 from ..kernels.arrays import tensor
+from ..kernels.attention_plan import COLUMNS, Planner
 from ..kernels.draws import DrawParameters
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
@@ -28,13 +29,14 @@ def make_batch(
     *,
     token_types: bool = False,
     draws: bool = False,
+    planner: Planner | None = None,
 ) -> StepBatch:
     """Tokens, positions and block tables of one step as tensors on the device; `sample_rows` are
     the entries that sample.
 
     A pooling entry samples nothing. `token_types`: the model reads them. `draws`: with how tokens
     are drawn and where they go, so that a step is one copy to the device. `drafted`: how many of
-    each entry's tokens are drafts, if any are.
+    each entry's tokens are drafts, if any are. `planner`: who shares out the step's attention.
     """
     known = tensor(rows.tokens)
     device = known.device
@@ -67,11 +69,17 @@ def make_batch(
         arrays.append(owners[sampled] * known.shape[1] + places)
         drawn = rows.draws(columns[sampling], places)
         arrays += drawn.values()
+    lists = [] if planner is None else planner.lists(counts, lengths)
+    arrays += [each.ravel() for each in lists]
     row_of_token, positions, block, offset, entries, sample_rows, query_starts, ends, *more = (
         all_to_device(arrays, device)
     )
     types = more.pop(0) if token_types else None
     targets = more.pop(0) if draws else None
+    drawn_on_device = [more.pop(0) for _ in drawn]
+    attention = None
+    if planner is not None:
+        attention = planner.plan([each.view(-1, COLUMNS) for each in more], counts)
     max_length = int(lengths.max())
     used = -(-max_length // size)
     groups = [
@@ -93,7 +101,8 @@ def make_batch(
         max_length=max_length,
         types=types,
         host=HostStep(counts, lengths, sampled),
-        draws=_parameters(dict(zip(drawn, more, strict=True))) if drawn else None,
+        draws=_parameters(dict(zip(drawn, drawn_on_device, strict=True))) if drawn else None,
+        plan=attention,
         targets=targets,
         adapters=rows.adapters(plan.rows, plan.counts),
     )

@@ -260,6 +260,7 @@ class Worker:
                     pool=pool,
                     token_types=typed,
                     draws=True,
+                    planner=self._operators.planner(self._cache, options.drafts),
                 )
             )
             if program.lowered:

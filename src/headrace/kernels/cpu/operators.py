@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import Array, address, floats_like, stride
+from ..attention_plan import Planner
 from ..backend import Shelf
-from ..operators import Dequantise, KvLayer, StepBatch, StepLimits
+from ..operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import CallByCall, Program
 from ..weights import BlockWeight, DenseWeight, PanelWeight, StackedWeight, Weight
@@ -51,6 +52,9 @@ class CpuOperators:
 
     def compile(self, plain: CallByCall, limits: StepLimits) -> Program | None:
         return compile_program(self, plain, limits)
+
+    def planner(self, cache: KvCache, drafts: int = 0) -> Planner | None:
+        return None
 
     def graph_bytes(self, plain: CallByCall, limits: StepLimits) -> int:
         return 0

@@ -1,24 +1,25 @@
-"""Paged attention for entries of one token: flash decoding, split along the KV.
+"""Paged attention for entries of few tokens: flash decoding, split along the KV.
 
 Arithmetic. A query head reads nothing that its group does not share, so per entry and KV head the
-kernel moves 2 · L · E elements of K and V and does 4 · L · E · (H / G) operations: with bf16 KV
-that is 2 · H / G operations per byte, far below the ridge of any GPU (H200: 206), so bandwidth
-binds and the aim is to stream K and V once, from all multiprocessors.
+kernel moves 2 · L · E elements of K and V and does 4 · L · E · (H / G) operations a token: with
+bf16 KV that is 2 · H / G operations per byte, far below the ridge of any GPU (H200: 206), so
+bandwidth binds and the aim is to stream K and V once, from all multiprocessors. Entries that verify
+drafts have a few tokens; they read the same KV, and stay far below the ridge too.
 
-Shape. One program takes one entry, one KV head and one *split* of `SPLIT` tokens; its H / G query
-rows are packed into one tile (padded to 16, what the tensor cores take), so K and V are read once
-per KV head. Splits are cut at multiples of `SPLIT` from the sequence's start. The program of an
-entry and KV head that finishes last (a counter) joins all of its splits, in order, as in
-`product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
-operator at one row. `SPLIT` is shorter in small steps, so a row's rounding depends on the step's
-bucket (the deterministic mode has one kernel for all entries instead). Programs whose split lies
-outside the row's window leave at once, which costs about a microsecond per wave of empty programs.
+Shape. One program takes one KV head and one *piece* of an entry's KV, from the list that the host
+makes (`attention_plan`): as many as keep the device busy, however long the sequences are and
+however unequal, and no more. The query rows of its H / G heads and of all tokens are packed into
+one tile (padded to 16, what the tensor cores take), so K and V are read once per KV head. The
+program of an entry and KV head that finishes last (a counter) joins all of its pieces, in order, as
+in `product_skinny`: a second kernel would be 3 of 120 microseconds at 32 x 4k and a fifth of the
+operator at one row. How long a piece is follows from the step, so a row's rounding depends on what
+else is in it (the deterministic mode has one kernel for all entries instead).
 
 Codes. An 8-bit cache halves the bytes, and then instructions bind: at 4.8 TB/s each of an H200's
 528 schedulers has 790 slots for 4 KiB. Widened to bf16 the loop took 1,068 and 128 conversions at
 an eighth of the rate; as fp16 (`quantise.from_codes`) it takes 360 (machine code of sm_90).
 
-Source: Dao et al., "Flash-Decoding for long-context inference" (2023), with the split fixed.
+Source: Dao et al., "Flash-Decoding for long-context inference" (2023).
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ import torch
 import triton
 import triton.language as tl
 
-from ..operators import GroupBatch, KvLayer, StepBatch
+from ..arrays import tensor
+from ..attention_plan import SHORTEST, AttentionPlan
+from ..operators import GroupBatch, KvLayer
 from .early import launch_options, wait_for_inputs
 from .quantise import from_codes
 from .support import INTERPRETED, LOG2E, matrix_product, soft_cap
 
-SHORTEST = 128
-"""Tokens of a split at least: shorter ones are mostly beginning, end and a part to add."""
 LIFT = tl.constexpr(256.0)
 """On the scales of V where weights are fp16, whose smallest number is 6e-8; taken off at the end.
 """
+CUT = tl.constexpr(SHORTEST)
 HIGHEST = tl.constexpr(65504.0)
 """Largest fp16."""
 TOGETHER = 4096
@@ -48,25 +50,12 @@ thread. With twice as many Triton 3.6 gives the whole kernel 152 registers, not 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How a decode launch is cut; `split` is part of the result's rounding, the rest is not."""
+    """How a decode launch is cut."""
 
-    split: int = 512
-    """Tokens of the KV that one program takes, where the entries alone are programs enough."""
     tile: int = 64
-    """Tokens per turn of the inner loop; divides `split`."""
+    """Tokens per turn of the inner loop; divides `attention_plan.SHORTEST`."""
     warps: int = 4
     stages: int = 3
-    programs: int = 264
-    """A step of nothing but few decodes halves `split`, down to `SHORTEST` or one tile, until
-    there are so many programs: a lone sequence of 1,024 tokens is two splits of 512 for each KV
-    head, 16 programs on 132 multiprocessors."""
-
-    def split_of(self, sequences: int, longest: int) -> int:
-        """For so many (entry, KV head) of at most `longest` tokens."""
-        split = self.split
-        while split > max(SHORTEST, self.tile) and sequences * -(-longest // split) < self.programs:
-            split //= 2
-        return split
 
 
 @triton.jit
@@ -74,28 +63,33 @@ def _join(
     partial,
     log_sums,
     out_at,
-    first_row,
+    out_stride,
     first,
     last,
-    splits,
+    kv_heads,
+    head,
+    count,
     GROUP: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
+    PACKED: tl.constexpr,
+    PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_PADDED: tl.constexpr,
     JOINED: tl.constexpr,
 ):
-    """The splits [first, last) of GROUP query heads, whose parts begin at row `first_row` of
-    `partial` [rows, splits, WIDTH] → out_at [GROUP, WIDTH]; JOINED of them in a turn."""
-    heads = tl.arange(0, GROUP_PADDED)
+    """The pieces [first, last) of the query rows of one KV head, PACKED = tokens x GROUP of a
+    piece in `partial` [pieces, kv_heads, PACKED, WIDTH] → `count` tokens at out_at […, GROUP,
+    WIDTH]; JOINED of them in a turn."""
+    rows = tl.arange(0, PADDED)
     columns = tl.arange(0, WIDTH_PADDED)
-    real = (heads < GROUP)[:, None] & (columns < WIDTH)[None, :]
-    best = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PADDED], tl.float32)
-    output = tl.zeros([GROUP_PADDED, WIDTH_PADDED], tl.float32)
+    owned = rows < count * GROUP
+    real = owned[:, None] & (columns < WIDTH)[None, :]
+    best = tl.full([PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([PADDED], tl.float32)
+    output = tl.zeros([PADDED, WIDTH_PADDED], tl.float32)
     for at in range(first, last, JOINED):
-        split = at + tl.arange(0, JOINED)
-        cell = (first_row + heads)[None, :] * splits + split[:, None]
-        there = (split < last)[:, None] & (heads < GROUP)[None, :]
+        piece = at + tl.arange(0, JOINED)
+        cell = (piece * kv_heads + head)[:, None] * PACKED + rows[None, :]
+        there = (piece < last)[:, None] & owned[None, :]
         # What other multiprocessors wrote is in L2; this one's own cache may hold what was before.
         peak = tl.load(log_sums + cell * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
         mass = tl.load(log_sums + cell * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
@@ -106,18 +100,78 @@ def _join(
             cache_modifier=".cg",
         )
         top = tl.maximum(best, tl.max(peak, 0))
-        # Heads that only fill the tile have no peak.
-        top = tl.where(heads < GROUP, top, 0.0)
-        grow = tl.exp2(peak - top[None, :])
-        shrink = tl.exp2(best - top)
+        # Rows that only fill the tile have no peak, and a token may have none in a piece.
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        grow = tl.exp2(peak - safe[None, :])
+        shrink = tl.exp2(best - safe)
         output = output * shrink[:, None] + tl.sum(part * grow[:, :, None], 0)
         total = total * shrink + tl.sum(mass * grow, 0)
         best = top
-    at_out = out_at + heads[:, None] * WIDTH + columns[None, :]
+    place = rows * WIDTH
+    if PACKED > GROUP:
+        place = rows // GROUP * out_stride + rows % GROUP * WIDTH
+    at_out = out_at + place[:, None] + columns[None, :]
     tl.store(at_out, (output / total[:, None]).to(out_at.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])
+@triton.jit
+def _leave(
+    partial,
+    log_sums,
+    tickets,
+    out_at,
+    out_stride,
+    output,
+    best,
+    total,
+    number,
+    part,
+    parts,
+    entry,
+    head,
+    kv_heads,
+    count,
+    real,
+    GROUP: tl.constexpr,
+    PACKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    JOINED: tl.constexpr,
+):
+    """This program's piece, one of several, to memory; the last to come joins all of them."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH_PADDED)
+    cell = (number * kv_heads + head) * PACKED + rows
+    tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
+    tl.store(log_sums + cell * 2, best, mask=rows < count * GROUP)
+    tl.store(log_sums + cell * 2 + 1, total, mask=rows < count * GROUP)
+    # All threads have written before one of them says so to the whole device.
+    tl.debug_barrier()
+    pair = entry * kv_heads + head
+    if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == parts - 1:
+        tl.store(tickets + pair, 0)
+        _join(
+            partial,
+            log_sums,
+            out_at,
+            out_stride,
+            number - part,
+            number - part + parts,
+            kv_heads,
+            head,
+            count,
+            GROUP,
+            PACKED,
+            PADDED,
+            WIDTH,
+            WIDTH_PADDED,
+            JOINED,
+        )
+
+
+@triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
     q,
     k,
@@ -125,8 +179,7 @@ def _split_kernel(
     k_scale,
     v_scale,
     tables,
-    lengths,
-    query_starts,
+    pieces,
     partial,
     log_sums,
     tickets,
@@ -138,46 +191,56 @@ def _split_kernel(
     table_stride,
     out_stride,
     kv_heads,
-    splits,
     scale_log2,
     GROUP: tl.constexpr,
+    TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
     HALVES: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
+    PADDED: tl.constexpr,
     JOINED: tl.constexpr,
     EARLY: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):
     """HALVES: codes are multiplied as fp16, with `scale` in the query already."""
     wait_for_inputs(EARLY)
-    entry = tl.program_id(0)
-    head = tl.program_id(1)
-    split = tl.program_id(2)
-    first_row = tl.load(query_starts + entry)
-    if tl.load(query_starts + entry + 1) - first_row != 1:
+    head = tl.program_id(0)
+    number = tl.program_id(1)
+    # Columns: see `attention_plan.COLUMNS`.
+    line = pieces + number * 8
+    parts = tl.load(line + 7)
+    if parts == 0:
         return
-    length = tl.load(lengths + entry)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - WINDOW, 0)
-    low = split * SPLIT
-    high = tl.minimum(low + SPLIT, length)
-    if (low >= length) | (high <= begin):
-        return
+    entry = tl.load(line)
+    first_row = tl.load(line + 1)
+    count = tl.load(line + 2)
+    length = tl.load(line + 3)
+    # A product, by which the compiler knows that tiles begin with a block: 128 registers, not 166.
+    low = tl.load(line + 4) * CUT
+    high = tl.load(line + 5)
+    part = tl.load(line + 6)
 
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH_PADDED)
-    real = (rows < GROUP)[:, None] & (columns < WIDTH)[None, :]
-    q_at = first_row.to(tl.int64) * q_stride + (head * GROUP + rows) * WIDTH
-    query = tl.load(q + q_at[:, None] + columns[None, :], mask=real, other=0.0)
+    if TOKENS == 1:
+        count = 1
+    real = (rows < count * GROUP)[:, None] & (columns < WIDTH)[None, :]
+    q_at = q + first_row.to(tl.int64) * q_stride + head * GROUP * WIDTH
+    place = rows * WIDTH
+    if TOKENS > 1:
+        place = rows // GROUP * q_stride + rows % GROUP * WIDTH
+    query = tl.load(q_at + place[:, None] + columns[None, :], mask=real, other=0.0)
+    # Rows that work for nobody repeat the last token: their softmax stays finite.
+    position = length - count + tl.minimum(rows // GROUP, count - 1)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - count + 1 - WINDOW, 0)
 
     if HALVES:
         scaled = query.to(tl.float32) * scale_log2
@@ -212,10 +275,20 @@ def _split_kernel(
             scores *= 1.4426950408889634
         else:
             scores *= scale_log2
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+        if TOKENS > 1:
+            visible = places[None, :] <= position[:, None]
+            if WINDOW > 0:
+                visible &= places[None, :] > position[:, None] - WINDOW
+            scores = tl.where(visible & seen[None, :], scores, float("-inf"))
+        else:
+            scores = tl.where(seen[None, :], scores, float("-inf"))
         top = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - top[:, None])
-        shrink = tl.exp2(best - top)
+        safe = top
+        if TOKENS > 1:
+            # A token may see nothing of a tile, or of a piece: keep its exponents finite.
+            safe = tl.where(top == float("-inf"), 0.0, top)
+        weights = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(best - safe)
         total = total * shrink + tl.sum(weights, 1)
         if SCALED:
             value_scale = tl.load(v_scale + scale_at, mask=seen, other=0.0)
@@ -229,43 +302,46 @@ def _split_kernel(
 
     if HALVES:
         output *= 1.0 / LIFT
-    first = begin // SPLIT
-    last = tl.cdiv(length, SPLIT)
     out_at = out + first_row.to(tl.int64) * out_stride + head * GROUP * WIDTH
-    if last - first == 1:
+    if parts == 1:
         finished = (output / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out_at + rows[:, None] * WIDTH + columns[None, :], finished, mask=real)
+        place = rows * WIDTH
+        if TOKENS > 1:
+            place = rows // GROUP * out_stride + rows % GROUP * WIDTH
+        tl.store(out_at + place[:, None] + columns[None, :], finished, mask=real)
     else:
-        pair = entry * kv_heads + head
-        own = pair.to(tl.int64) * GROUP
-        cell = (own + rows) * splits + split
-        tl.store(partial + cell[:, None] * WIDTH + columns[None, :], output, mask=real)
-        tl.store(log_sums + cell * 2, best, mask=rows < GROUP)
-        tl.store(log_sums + cell * 2 + 1, total, mask=rows < GROUP)
-        # All threads have written before one of them says so to the whole device.
-        tl.debug_barrier()
-        if tl.atomic_add(tickets + pair, 1, sem="acq_rel") == last - first - 1:
-            tl.store(tickets + pair, 0)
-            _join(
-                partial,
-                log_sums,
-                out_at,
-                own,
-                first,
-                last,
-                splits,
-                GROUP,
-                GROUP_PADDED,
-                WIDTH,
-                WIDTH_PADDED,
-                JOINED,
-            )
+        _leave(
+            partial,
+            log_sums,
+            tickets,
+            out_at,
+            out_stride,
+            output,
+            best,
+            total,
+            number,
+            part,
+            parts,
+            entry,
+            head,
+            kv_heads,
+            count,
+            real,
+            GROUP,
+            TOKENS * GROUP,
+            ROWS,
+            PADDED,
+            WIDTH,
+            WIDTH_PADDED,
+            JOINED,
+        )
 
 
 def attention_decode(
     q: torch.Tensor,
     kv: KvLayer,
-    batch: StepBatch,
+    plan: AttentionPlan,
+    group_number: int,
     view: GroupBatch,
     out: torch.Tensor,
     scale: float,
@@ -275,39 +351,38 @@ def attention_decode(
     *,
     early: bool = False,
 ) -> None:
-    """Fill `out` [N, H, E] for the entries of one token; rows of others are left alone.
+    """Fill `out` [N, H, E] for the entries that `plan` cuts in pieces; rows of others are left
+    alone. `group_number`: whose pieces.
 
     `tickets` [entries · G or more] int32: zero before and after, see `split.make_tickets`.
 
     q [N, H, E] in bf16, fp16 or fp32; KV in q's dtype, or fp8 / int8 codes with scales. H is a
-    multiple of G. Nothing is read back: safe inside a CUDA graph whose `max_length` bounds L.
+    multiple of G. Nothing is read back: safe inside a CUDA graph whose list has the same length.
     """
     _, heads, width = q.shape
     kv_heads, block = kv.k.shape[1], kv.k.shape[2]
-    entries = batch.lengths.shape[0]
-    split = config.split
-    if batch.max_count == 1:
-        # Such steps are graphs, made before readiness; others would compile one more kernel.
-        split = config.split_of(entries * kv_heads, batch.max_length)
-    splits = max(1, -(-batch.max_length // split))
-    partial = torch.empty(entries, heads, splits, width, dtype=torch.float32, device=q.device)
-    log_sums = torch.empty(entries, heads, splits, 2, dtype=torch.float32, device=q.device)
-    group = heads // kv_heads
+    pieces = tensor(plan.pieces[group_number])
+    group, count = heads // kv_heads, len(pieces)
+    if not count:
+        return
+    tokens = triton.next_power_of_2(plan.widest)
+    packed = group * tokens
+    partial = torch.empty(count, kv_heads, packed, width, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(count, kv_heads, packed, 2, dtype=torch.float32, device=q.device)
     k_scale, v_scale = (q, q) if kv.k_scale is None else (kv.k_scale, kv.v_scale)
     scaled = kv.k_scale is not None
     padded = max(16, triton.next_power_of_2(width))
-    group_padded = triton.next_power_of_2(group)
-    window = view.window or 0
+    rows_padded = triton.next_power_of_2(packed)
+    entries = len(view.tables)
     assert entries * kv_heads <= len(tickets), f"{entries} entries of {kv_heads} heads"
-    _split_kernel[(entries, kv_heads, splits)](
+    _split_kernel[(kv_heads, count)](
         q,
         kv.k,
         kv.v,
         k_scale,
         v_scale,
         view.tables,
-        batch.lengths,
-        batch.query_starts,
+        pieces,
         partial,
         log_sums,
         tickets,
@@ -319,21 +394,20 @@ def attention_decode(
         view.tables.stride(0),
         out.stride(0),
         kv_heads,
-        splits,
         scale * LOG2E,
         GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),
+        TOKENS=tokens,
+        ROWS=max(16, rows_padded),
         WIDTH=width,
         WIDTH_PADDED=padded,
         BLOCK=block,
-        SPLIT=split,
         TILE=config.tile,
-        WINDOW=window,
+        WINDOW=view.window or 0,
         SOFTCAP=softcap or 0.0,
         SCALED=scaled,
         HALVES=scaled and q.dtype != torch.float32,
-        GROUP_PADDED=group_padded,
-        JOINED=max(1, TOGETHER // (group_padded * padded)),
+        PADDED=rows_padded,
+        JOINED=max(1, TOGETHER // (rows_padded * padded)),
         INTERPRET=INTERPRETED,
         num_warps=config.warps,
         num_stages=config.stages,

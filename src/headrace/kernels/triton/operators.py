@@ -11,10 +11,12 @@ from torch.nn import functional
 
 from ...base.graph import AttentionSpec, Role, RouteSpec
 from ..arrays import tensor
+from ..attention_lists import plan_step
+from ..attention_plan import Planner
 from ..cuda_graphs import CudaGraphMaker, GraphProgram, null_step
 from ..draws import Drawing, DrawParameters
 from ..fuse import Norm, Way
-from ..operators import Dequantise, KvLayer, StepBatch, StepLimits
+from ..operators import Dequantise, KvCache, KvLayer, StepBatch, StepLimits
 from ..prepared import RopeTable
 from ..program import LOGITS, CallByCall, Program
 from ..reference import ReferenceOperators, unpack_rows
@@ -53,6 +55,9 @@ WARM_UP = (1, 2, 5, 17, 65, 512, 1024)
 """Steps of these many tokens use every configuration of the table and every specialisation."""
 EXPERT_ROWS = 5
 """Mean rows of an expert up to which 7 % of them, if tokens choose at random, have more than 8."""
+FEW_TOKENS = 8
+"""Tokens of an entry up to which its attention reads KV as fast as for one: with eight heads a
+group they are 64 query rows, a tile that still leaves its registers to what is on its way."""
 FP8_OUTS = 256
 """A matrix with fewer outputs (a router) stays as it is: nothing to gain, and its ties matter."""
 
@@ -86,6 +91,12 @@ class TritonOperators(ReferenceOperators):
     @property
     def joined(self) -> TritonOperators:
         return self
+
+    def planner(self, cache: KvCache, drafts: int = 0) -> Planner:
+        # One kernel for every entry where rows must be invariant: the two sum in other orders.
+        few = 1 + drafts if drafts < FEW_TOKENS else 1
+        heads = cache.layers[0].k.shape[1]
+        return Planner(heads, cache.windows, 0 if self.deterministic else few)
 
     def prepare(self, weight: Weight, role: Role, dequantise: Dequantise) -> Weight:
         """Dense weights stay dense; packed ones are tiled; what is looked up is made dense."""
@@ -244,40 +255,44 @@ class TritonOperators(ReferenceOperators):
     def attend(
         self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
     ) -> torch.Tensor:
-        """Entries of one token are split along the KV, the others along their queries."""
+        """Entries of few tokens are cut along the KV, the others along their queries."""
         assert kv is not None, "no kernel for attention to both sides"
         flat, width, scale, softcap = q, spec.size, spec.scale, spec.softcap
         q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)
         table, view = self._table(q.device), batch.groups[group]
         coded = kv.k_scale is not None
-        # One kernel for every entry where rows must be invariant: the two sum in other orders.
-        split = not self.deterministic
-        if batch.max_count > 1 or not split:
-            attention_prefill(
-                q,
-                kv,
-                batch,
-                view,
-                out,
-                scale,
-                softcap,
-                table.prefill(width, coded=coded),
-                skip_single=split,
-            )
-        if split:
-            attention_decode(
-                q,
-                kv,
-                batch,
-                view,
-                out,
-                scale,
-                softcap,
-                table.decode(width, coded=coded),
-                self._ticket(q.device),
-                early=self._early(q).early,
-            )
+        plan = batch.plan
+        if plan is None:
+            windows = [each.window for each in batch.groups]
+            plan = plan_step(batch, self.planner(KvCache([kv], [group], windows)))
+            # One that may come again has other numbers then.
+            batch.plan = None if batch.fixed else plan
+        reach = batch.max_length
+        attention_prefill(
+            q,
+            kv,
+            plan,
+            view,
+            out,
+            scale,
+            softcap,
+            table.prefill(width, coded=coded),
+            longest=reach if view.window is None else min(reach, view.window + batch.max_count),
+        )
+        attention_decode(
+            q,
+            kv,
+            plan,
+            group,
+            view,
+            out,
+            scale,
+            softcap,
+            table.decode(width, coded=coded),
+            self._ticket(q.device),
+            early=self._early(q).early,
+        )
         return out.view_as(flat)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:

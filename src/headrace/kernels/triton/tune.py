@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..attention_lists import plan_step
+from ..attention_plan import Planner
 from ..cuda_graphs import CudaGraphMaker
 from ..fuse import Norm
-from ..operators import GroupBatch, KvLayer, StepBatch
+from ..operators import GroupBatch, HostStep, KvLayer, StepBatch
 from ..weights import DenseWeight, PackedWeight
 from .attention_decode import DecodeConfig, attention_decode
 from .attention_prefill import PrefillConfig, attention_prefill
@@ -178,6 +180,7 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
     x = torch.randn(1, hidden, device=device).to(dtype)
     tickets = make_tickets(torch.device(device))
     batch, kv = _batch(shapes, [(shapes.context // 4 - 1, 1)], width, device, dtype)
+    plan = plan_step(batch, Planner(shapes.kv_heads, [None]))
     cut, decode = replace(table.skinny(1), library=False), table.decode(width)
 
     def layer(early: EarlyConfig) -> None:
@@ -199,8 +202,9 @@ def early_starts(table: Table, shapes: Shapes, device: str, dtype: torch.dtype) 
         q = normed(x, qkv)
         heads = q[:, :hidden].view(1, shapes.heads, width)
         out = torch.empty_like(heads)
+        view = batch.groups[0]
         attention_decode(
-            heads, kv, batch, batch.groups[0], out, 0.1, None, decode, tickets, early=early.early
+            heads, kv, plan, 0, view, out, 0.1, None, decode, tickets, early=early.early
         )
         y = product_skinny(out.view(1, hidden), output, None, cut, tickets, residual=x, early=early)
         acted = normed(y, gate_up, "silu")
@@ -231,23 +235,33 @@ def _attention(
     tickets = make_tickets(torch.device(device))
     if up_to != 64:  # The table's first bucket of decode attention reaches to 128.
         q = query(single)
+        single_plan = plan_step(single, Planner(shapes.kv_heads, [None]))
 
         def decode(config: DecodeConfig) -> object:
             out = torch.empty_like(q)
-            attention_decode(q, kv, single, single.groups[0], out, 0.1, None, config, tickets)
+            view = single.groups[0]
+            attention_decode(q, kv, single_plan, 0, view, out, 0.1, None, config, tickets)
             return out
 
         now = table.decode(width)
-        tried = [
-            DecodeConfig(s, t, w, g)
-            for s, t, w, g in product((256, 512, 1024), (32, 64, 128), (4, 8), (2, 3, 4))
-        ]
+        tried = [DecodeConfig(t, w, g) for t, w, g in product((32, 64, 128), (4, 8), (2, 3, 4))]
         yield Problem("attention_decode", up_to, _with(now, tried), decode)
     many = query(chunk)
+    chunk_plan = plan_step(chunk, Planner(shapes.kv_heads, [None]))
 
     def prefill(config: PrefillConfig) -> object:
         out = torch.empty_like(many)
-        attention_prefill(many, chunk_kv, chunk, chunk.groups[0], out, 0.1, None, config)
+        attention_prefill(
+            many,
+            chunk_kv,
+            chunk_plan,
+            chunk.groups[0],
+            out,
+            0.1,
+            None,
+            config,
+            longest=shapes.chunk,
+        )
         return out
 
     cuts = [
@@ -337,6 +351,7 @@ def _batch(
         bounds[1:].to(device) - 1,
         int(counts.max()),
         int(lengths.max()),
+        host=HostStep(counts.numpy(), lengths.numpy(), bounds[1:].numpy() - 1),
     )
     shape = (len(entries) * used + 1, shapes.kv_heads, block, width)
     k, v = (torch.randn(shape, device=device).to(dtype) for _ in range(2))
