@@ -14,7 +14,7 @@ from rich.console import Console
 from ..factory.build import store_folder
 from ..factory.bundle import read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
-from ..factory.fleet import locally, on_ray, read_fleet, run_fleet
+from ..factory.fleet import locally, read_fleet, run_fleet
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
 from ..factory.sign import key_folder, trusted_keys
@@ -131,16 +131,13 @@ def chart(
 
 def fleet(
     file: Annotated[Path, typer.Argument(help="TOML: models, recipes, build.")],
-    on: Annotated[str, typer.Option(help="Who builds: local, ray, or a Ray address.")] = "local",
-    workers: Annotated[int, typer.Option(min=1, help="Processes at once, with local.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
     store: At = None,
     as_json: AsJson = False,
 ) -> None:
     """Build every model by every recipe of FILE; what is unchanged starts nothing."""
-    ray = None if on == "ray" else on
-    execute = locally(workers) if on == "local" else on_ray(ray)
     rows = []
-    for one in run_fleet(read_fleet(file, store), execute):
+    for one in run_fleet(read_fleet(file, store), locally(workers)):
         rows.append({"cell": one.name, "end": one.end, "why": one.why})
         if not as_json and one.end != "kept":
             print(f"{one.name}: {one.end} {one.why}".rstrip(), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Many cells: models by recipes from one file, planned here, built by processes or Ray's tasks.
+"""Many cells: models by recipes from one file, planned here, built by processes.
 
 What is unchanged is found by planning and starts no process. A cell is built by the command that
 builds one; the store sees to it that cells which share a stage run it once, wherever they are.
@@ -130,28 +130,6 @@ def locally(workers: int) -> Executor:
             running = {pool.submit(build_cell, one.words()): at for at, one in enumerate(cells)}
             for one in as_completed(running):
                 yield running[one], *one.result()
-
-    return execute
-
-
-def on_ray(address: str | None = None) -> Executor:
-    """Tasks of a Ray cluster whose nodes share the store's folder; what a dead node had goes on."""
-
-    def execute(cells: list[Cell]) -> Iterator[tuple[int, int, str]]:
-        try:
-            import ray
-        except ModuleNotFoundError:
-            raise OptionError("ray is not installed: pip install ray", param="on") from None
-        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-        task = ray.remote(max_retries=TRIES)(build_cell)
-        running = {task.remote(one.words()): at for at, one in enumerate(cells)}
-        while running:
-            (one,), _ = ray.wait(list(running))
-            try:
-                ended = ray.get(one)
-            except ray.exceptions.RayError as error:
-                ended = 2, f"{error!s:.200}"
-            yield running.pop(one), *ended
 
     return execute
 
