@@ -1,5 +1,5 @@
-"""Set before anything of Headrace is imported: every step plan is verified in tests, and the
-property tests run the same examples every time."""
+"""Set before any test is imported: every step plan is verified in tests, and the property tests run
+the same examples every time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace.base.hardware import sum_in_one_order
+
 os.environ.setdefault("HEADRACE_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Before PyTorch and NumPy are loaded: as many workers as cores, each with a team of OpenMP threads
 # that spin until the other's let go of a core, took seven times as long (ADR 0265).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A test's oracle may be the first to multiply in its process.
+sum_in_one_order()
 
 # A background job of a shell ignores SIGINT, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

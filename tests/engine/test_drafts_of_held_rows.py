@@ -129,24 +129,12 @@ def plain(workers) -> dict[tuple[str, int], Answer]:
     return answers(workers())[0]
 
 
-def same(
-    ran: tuple[dict[tuple[str, int], Answer], Driver], wanted: dict[tuple[str, int], Answer]
-) -> None:
-    """The same tokens; the same bits of log-probabilities from our kernels, and of torch's products
-    beside other rows, which promise none, the same to a hair."""
-    found, driver = ran
-    hair = 1e-5 if driver.worker.options.kernels == "ref" else 0.0
+def same(found: dict[tuple[str, int], Answer], wanted: dict[tuple[str, int], Answer]) -> None:
     assert found.keys() == wanted.keys()
     for key, answer in wanted.items():
-        ours, theirs = (
-            replace(one, preemptions=0, cached=0, logprobs=[]) for one in (found[key], answer)
-        )
-        assert ours == theirs, (key, found[key].error)
-        for one, other in zip(found[key].logprobs, answer.logprobs, strict=True):
-            assert (one.rank, one.top_ids) == (other.rank, other.top_ids)
-            assert [one.logprob, *one.top_logprobs] == pytest.approx(
-                [other.logprob, *other.top_logprobs], rel=hair, abs=hair
-            )
+        assert replace(found[key], preemptions=0, cached=0) == replace(
+            answer, preemptions=0, cached=0
+        ), (key, found[key].error)
 
 
 def test_no_budget_cuts_a_character(plain) -> None:
@@ -170,7 +158,7 @@ def told(plain: dict[tuple[str, int], Answer]) -> type[Told]:
 @pytest.mark.parametrize(("blocks", "depth"), [(80, 1), (26, 2)])
 def test_one_who_knows_changes_no_answer(workers, plain, blocks: int, depth: Literal[1, 2]) -> None:
     found, driver = answers(workers(makers=[told(plain)]), blocks=blocks, depth=depth)
-    same((found, driver), plain)
+    same(found, plain)
     assert sum(max(plan.counts, default=0) > 1 for plan in driver.plans) > len(WISHES)
     if blocks == 26:
         assert any(answer.preemptions for answer in found.values())
@@ -178,7 +166,7 @@ def test_one_who_knows_changes_no_answer(workers, plain, blocks: int, depth: Lit
 
 @pytest.mark.parametrize("names", [DEFAULT, ("forced",), ("ngram",)], ids=" ".join)
 def test_the_houses_own_change_no_answer(workers, plain, names: Sequence[str]) -> None:
-    same(answers(workers(names)), plain)
+    same(answers(workers(names))[0], plain)
 
 
 def test_forced_tokens_are_never_refused(workers) -> None:

@@ -45,6 +45,11 @@ def debug() -> bool:
     return os.environ.get("HEADRACE_DEBUG") == "1"
 
 
+def choose_sums(vectors: str) -> None:
+    """Let Intel's MKL sum products in its strict order on AVX2 or AVX512, unless the user chose."""
+    os.environ.setdefault("MKL_CBWR", f"{vectors},STRICT")
+
+
 def with_temporary_folder(folder: Path) -> dict[str, str]:
     """The environment for a child process that keeps its temporary files in `folder`."""
     return {**os.environ, "TMPDIR": str(folder)}

@@ -11,7 +11,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from .environment import visible_gpus
+from .environment import choose_sums, visible_gpus
 
 _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 2**60
@@ -138,6 +138,16 @@ def _stat(path: Path, key: str) -> int:
         if name == key:
             return int(value)
     return 0
+
+
+def sum_in_one_order() -> None:
+    """Ask MKL for sums that do not depend on a product's rows and threads, where it must be asked.
+
+    It must be before the first product of the process (ADR 0320).
+    """
+    facts = cpu()
+    if "Intel" in facts.name:
+        choose_sums("AVX512" if "avx512f" in facts.flags else "AVX2")
 
 
 @functools.cache
