@@ -38,7 +38,7 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_260,
+    "base": 4_280,
     "bench": 9_530,
     "cli": 4_780,
     "dist": 510,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_630,
 }
 """Lines of Python in each package."""
-TOTAL = 78_940
+TOTAL = 78_960
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
