@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 6_850,
     "factory": 3_390,
-    "kernels": 12_560,
+    "kernels": 12_570,
     "kv": 650,
     "layers": 300,
     "loader": 4_150,
