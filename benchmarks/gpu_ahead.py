@@ -1,8 +1,11 @@
 """Fills Triton's cache for this machine's GPU from several processes, without touching the GPU.
 
-What the checks of early starts launch comes first, started early and not, so that their time is for
-running; then, unless `--checks` is given, every kernel of the dry run's models. Code is compiled
-and not read.
+What the checks of `gpu_bench.py --smoke` launch comes first, taken from the checks themselves,
+started early and not (`gpu_absent.py`), so that their time is for running; then, unless `--checks`
+is given, every kernel of the dry run's models. Code is compiled and not read. How long a cold
+machine takes is a number:
+
+    TRITON_CACHE_DIR=$(mktemp -d) python benchmarks/gpu_ahead.py --checks --architecture sm_90
 """
 
 from __future__ import annotations
@@ -13,26 +16,24 @@ import signal
 import subprocess
 import sys
 import time
-from unittest.mock import patch
 
 import torch
-from gpu_aot import compiling
-from gpu_dry import ARCHITECTURES, KV, MODELS, launched
-from gpu_models import build, make_batch, make_cache, windows_of
-from gpu_paths import EARLY_MODELS, EARLY_STEPS, EARLY_SWITCHES
+from gpu_absent import WORKERS, compiled, names, switches
+from gpu_checks import EARLY, SMOKE
+from gpu_dry import ARCHITECTURES, MODELS, launched
+from gpu_paths import EARLY_SWITCHES
 from gpu_sass import unread
 
-from headrace.kernels.triton.operators import TritonOperators
-from headrace.kernels.triton.table import Table
-
-CHECKS = [f"early {number}" for number in range(len(EARLY_MODELS) * len(EARLY_SWITCHES))]
+SHARDS = 8
+CHECKS = [f"checks {number}" for number in range(SHARDS * len(EARLY_SWITCHES))]
+"""Parts that compile the checks: for each switch `SHARDS` processes."""
 DRY = [f"model {number}" for number in range(len(MODELS))]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=70)
-    parser.add_argument("--checks", action="store_true", help="for the checks of early starts only")
+    parser.add_argument("--checks", action="store_true", help="for the checks of --smoke only")
     parser.add_argument("--architecture", choices=ARCHITECTURES, help="that of the device")
     parser.add_argument("--part", choices=[*CHECKS, *DRY], help="this one, in this process")
     arguments = parser.parse_args()
@@ -41,11 +42,14 @@ def main() -> int:
         print(f"no target {name}", file=sys.stderr)
         return 0
     if arguments.part:
-        compile_part(arguments.part, name)
+        print(compile_part(arguments.part, name))
         return 0
     parts = CHECKS if arguments.checks else [*CHECKS, *DRY]
-    late = run_parts(parts, name, time.perf_counter() + arguments.seconds)
-    print(f"{len(parts) - late} of {len(parts)} parts compiled", file=sys.stderr)
+    begin = time.perf_counter()
+    late = run_parts(parts, name, begin + arguments.seconds)
+    seconds = time.perf_counter() - begin
+    done = f"{len(parts) - late} of {len(parts)} parts compiled"
+    print(f"{done} in {seconds:.0f} s on {os.cpu_count()} cores", file=sys.stderr)
     return 0
 
 
@@ -83,31 +87,20 @@ def run_parts(parts: list[str], architecture: str, deadline: float) -> int:
     return late
 
 
-def compile_part(part: str, architecture: str) -> None:
-    """Everything that one part launches."""
+def compile_part(part: str, architecture: str) -> int:
+    """Everything that one part launches; → how many kernels, those in the cache among them."""
     torch.set_num_threads(1)
     kind, number = part.split()
     if kind == "model":
-        for _ in launched(architecture, MODELS[int(number) : int(number) + 1], read=unread):
-            pass
-        return
-    model, switch = divmod(int(number), len(EARLY_SWITCHES))
-    arch, weights, kv = EARLY_MODELS[model]
-    operators = TritonOperators(
-        torch.bfloat16,
-        architecture=architecture,
-        quantise="fp8" if weights == "fp8" else "auto",
-    )
-    with (
-        torch.inference_mode(),
-        patch.object(Table, "early", lambda _: EARLY_SWITCHES[switch]),
-        compiling(architecture, read=unread),
-    ):
-        built = build(arch, operators, device="meta", weights=weights, max_context=512)
-        cache = make_cache(arch, 64, "meta", KV[kv])
-        for step in EARLY_STEPS:
-            built.forward(operators, make_batch(step, windows_of(arch), "meta"), cache)
-        operators.warm_draws(torch.empty(8, arch.vocab_size, device="meta"))
+        steps = launched(architecture, MODELS[int(number) : int(number) + 1], read=unread)
+        return len({id(each.code) for _, _, found in steps for each in found})
+    switch, shard = divmod(int(number), SHARDS)
+    if switch >= len(switches(architecture)):
+        return 0
+    there = [*names(architecture), *WORKERS]
+    wanted = [name for name in dict.fromkeys([*EARLY, *SMOKE]) if name in there][shard::SHARDS]
+    checks = compiled(architecture, wanted, EARLY_SWITCHES[switch], unread)
+    return len({id(each.code) for _, found in checks for each in found})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ if "--tiny" in sys.argv:  # Read by triton when it is imported.
 
 import torch
 from gpu_kernels import error
-from gpu_models import BLOCK, Step, attend, make_batch, mixture
+from gpu_models import BLOCK, Step, attend, make_batch, mixture, seeded
 from gpu_paths import PATHS
 
 from headrace.base.graph import AttentionSpec
@@ -345,7 +345,7 @@ def _attend(
 ) -> torch.Tensor:
     """Attention whose first sequence has the same content in every call."""
     batch: StepBatch = make_batch(Step("", entries), [None], device)
-    generator = torch.Generator(device).manual_seed(1)
+    generator = seeded(device, 1)
     first = torch.randn(90, 8, 64, device=device, generator=generator).to(dtype)
     store = torch.randn(2, 6 * BLOCK, 2, 64, device=device, generator=generator).to(dtype)
     blocks = int(batch.groups[0].tables.max()) + 1

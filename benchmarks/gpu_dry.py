@@ -1,10 +1,11 @@
 """`make gpu-dry`: everything that can be known of the GPU path without a GPU.
 
 Compiles every kernel that a step of real models launches, ahead of time, for sm_80, sm_90 and
-sm_100: the model's own forward pass runs on tensors without memory while each launch is turned
-into a compilation. Reads registers, spills, shared memory and instructions from the machine code,
-prints them as a table next to what the roofline predicts for the same steps on H100, H200 and
-B200, and fails where a kernel would not run or is not what it should be.
+sm_100, and for sm_90 those that the checks of `gpu_checks.py` launch (`gpu_absent.py`): the model's
+own forward pass runs on tensors without memory while each launch is turned into a compilation.
+Reads registers, spills, shared memory and instructions from the machine code, prints them as a
+table next to what the roofline predicts for the same steps on H100, H200 and B200, and fails where
+a kernel would not run or is not what it should be.
 
     python benchmarks/gpu_dry.py [--quick] [--json FILE] [--table FILE]
 
@@ -79,6 +80,9 @@ MODELS = (
 QUICK = (MODELS[0], MODELS[6])
 KV = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """Stored types of a cache by name."""
+CHECKED = "sm_90"
+"""For whose devices the checks' kernels are compiled too."""
+CHECK = "check: "
 MATRIX_ROWS = 512
 """Steps of this many tokens are matrix-bound: their products and their attention must use the
 warpgroup instructions on sm_90."""
@@ -183,9 +187,27 @@ def main() -> int:
 
 
 def compile_list(architecture: str, models: tuple[tuple[str, str, str, bool], ...]) -> list[Row]:
-    """In a process of its own."""
+    """In a process of its own; of all models also what the checks launch."""
     torch.set_num_threads(1)
-    return list(compile_all(architecture, models))
+    rows = list(compile_all(architecture, models))
+    if architecture == CHECKED and len(models) == len(MODELS):
+        rows += compile_checks(architecture)
+    return rows
+
+
+def compile_checks(architecture: str) -> Iterator[Row]:
+    """Kernels of the checks that a device will run first, started early and not, each once."""
+    from gpu_absent import WORKERS, compiled, names, switches
+
+    seen: set[int] = set()
+    for switch in switches(architecture):
+        wanted = [*names(architecture), *WORKERS[:1]]
+        for name, found in compiled(architecture, wanted, switch, read_code):
+            for each in found:
+                if id(each.code) not in seen:
+                    seen.add(id(each.code))
+                    yield make_row(each, CHECK + name, Step("check", ((0, 1),)))
+        print(f"{architecture} checks, {switch}: {len(seen)} kernels", file=sys.stderr)
 
 
 def launched(
@@ -309,7 +331,7 @@ def kernel_table(rows: list[Row]) -> str:
             row.stages,
             row.matrix,
         )
-        if figures in shown:
+        if figures in shown or row.model.startswith(CHECK):
             continue  # Another specialisation, the same code to the eye; the JSON has both.
         shown.add(figures)
         matrix = row.matrix

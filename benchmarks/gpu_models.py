@@ -131,11 +131,17 @@ def build(
         )
 
 
+def seeded(device: torch.device | str, seed: int) -> torch.Generator | None:
+    """None where there is no memory to draw numbers into."""
+    meta = torch.device(device).type == "meta"
+    return None if meta else torch.Generator(device).manual_seed(seed)
+
+
 def random_weights(
     arch: ModelArch, *, device: str, weights: str, dtype: torch.dtype
 ) -> Iterator[tuple[str, Named]]:
     """Every tensor by its name; matrices of layers in the format `weights`, the ends dense."""
-    generator = None if device == "meta" else torch.Generator(device).manual_seed(1)
+    generator = seeded(device, 1)
 
     def dense(shape: tuple[int, ...]) -> torch.Tensor:
         if device == "meta" or len(shape) == 1:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 from gpu_kernels import error
-from gpu_models import ARCHS, Step, build, make_batch, make_cache, windows_of
+from gpu_models import ARCHS, Step, build, make_batch, make_cache, seeded, windows_of
 from gpu_worker import Setup, block_bytes, make_worker, pool_of
 
 from headrace.base.arch import ModelArch, Moe
@@ -180,7 +180,7 @@ def early(arch: ModelArch, weights: str, kv: str) -> Callable[[str, torch.dtype]
 
 def _fill(first: KvCache, second: KvCache) -> None:
     """The same numbers in both."""
-    generator = torch.Generator(first.layers[0].k.device).manual_seed(5)
+    generator = seeded(first.layers[0].k.device, 5)
     for one, other in zip(first.layers, second.layers, strict=True):
         for name in ("k", "v"):
             target = getattr(one, name)

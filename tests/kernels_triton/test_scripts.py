@@ -16,8 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import gpu_absent  # noqa: E402
 import gpu_ahead  # noqa: E402
 import gpu_bench  # noqa: E402
+import gpu_checks  # noqa: E402
 import gpu_kernels  # noqa: E402
 
 
@@ -202,6 +204,42 @@ def test_no_git_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_bench.commit() == ""
     assert gpu_bench.Bench(1, tmp_path / "bench.json", "small").record["commit"] == ""
+
+
+def test_every_check_is_compiled_ahead() -> None:
+    """From the checks' own list: on sm_80, which has no fp8, the others."""
+    checks = list(gpu_checks.all_checks())
+    assert sorted([*gpu_absent.names("sm_90"), *gpu_absent.WORKERS]) == sorted(checks)
+    assert "rope and cache, bf16, normed" in gpu_absent.names("sm_80")
+    assert not [name for name in gpu_absent.names("sm_80") if "fp8" in name]
+    assert len(gpu_absent.switches("sm_90")) == 2
+    assert len(gpu_absent.switches("sm_80")) == 1
+
+
+@pytest.mark.slow
+def test_checks_are_compiled_without_a_gpu(tmp_path: Path) -> None:
+    """What `--smoke` asks for first, from an empty cache."""
+    code = (
+        "import gpu_absent, gpu_sass\n"
+        "wanted = ['norms', 'experts, dense, 1 tokens']\n"
+        "for switch in gpu_absent.switches('sm_90'):\n"
+        "    checks = dict(gpu_absent.compiled('sm_90', wanted, switch, gpu_sass.unread))\n"
+        "    assert list(checks) == wanted and all(checks.values())\n"
+        "    early = [bool(each.constants.get('EARLY')) for each in checks[wanted[1]]]\n"
+        "    assert any(early) == switch.early, (switch, early)\n"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+    } | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT / "benchmarks",
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_what_is_late_is_ended_with_what_it_started(
