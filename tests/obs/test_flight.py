@@ -16,7 +16,7 @@ from headrace.obs.flight import FlightRecorder, read_flight, write_dump
 
 def plan(number: int, entries: int = 2) -> StepPlan:
     rows = list(range(entries))
-    return StepPlan(number, rows, [10**9] * entries, [3] * entries, [True] * entries)
+    return StepPlan(number, rows, [10**9] * entries, [3] * entries, [True] * entries, drafts=2)
 
 
 def test_the_ring_keeps_the_last_steps_in_order(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_ring_keeps_the_last_steps_in_order(tmp_path: Path) -> None:
     steps = read_flight(tmp_path / "f")
     assert [step["step"] for step in steps] == list(range(12, 20))
     assert [step["state"] for step in steps] == ["done"] * 7 + ["submitted"]
-    assert steps[0]["sampled"] == 2
+    assert (steps[0]["sampled"], steps[0]["drafts"]) == (2, 2)
     assert steps[0]["kv_usage"] == 0.5
     assert recorder.read() == steps
 

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.arch import ModelArch
+from headrace.base.step import StepPlan
 from headrace.roofline.collectives import collective_seconds, moved_bytes
 from headrace.roofline.composition import (
     compose,
+    compose_plan,
     decode_step,
     prefill_step,
     verify_step,
@@ -154,6 +156,14 @@ def test_a_verify_step_is_a_decode_with_more_rows() -> None:
     assert verify["attention"].kv_bytes == plain["attention"].kv_bytes
     pairs = 4 * (1001 + 1002 + 1003 + 1004)
     assert verify["attention"].flops == pairs * 32 * (4 * 128 + 5)
+
+
+def test_a_plan_that_verifies_pays_for_the_head_of_each_draft() -> None:
+    """A chunk beside it gives no token. By this the engine predicts its steps."""
+    plan = StepPlan(0, [0, 1, 2], [1000, 900, 0], [4, 2, 64], [True, True, False], drafts=4)
+    wanted = compose(LLAMA_8B, plan.starts, plan.counts, 6)
+    assert compose_plan(LLAMA_8B, plan) == wanted
+    assert by_label(count_step(Case(LLAMA_8B), wanted))["head"].rows == 6
 
 
 def test_deepseek_v3_by_hand() -> None:

@@ -151,3 +151,5 @@ def test_priced_drafts_change_no_answer(drafter: str) -> None:
         assert stats.accepted_tokens == (drafter == "right") * stats.draft_tokens
     lengths = {count for plan in driver.plans for count in plan.counts}
     assert len(lengths) > 2
+    tried = sum(plan.drafts for plan in driver.plans)
+    assert stats.draft_tokens <= tried, "a step whose sequence has ended tries for nobody"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -165,3 +167,46 @@ def test_who_has_no_drafts_decodes(workers) -> None:
     answer = driver.ask([1, 2, 3], sampling)
     assert [plan.counts for plan in driver.plans] == [[3], *[[1]] * 8]
     assert answer == Driver(workers()).ask([1, 2, 3], sampling)
+
+
+@pytest.mark.parametrize("workers", ["cpu"], indirect=True)
+def test_draws_behind_drafts_have_the_targets_odds(workers) -> None:
+    """Temperature 1 and six tokens, drafted by chance: how often each is drawn behind a text,
+    against its odds as the model gives them for that text as a prompt (chi-squared)."""
+    allowed, prompt = tuple(range(20, 26)), [5, 17, 400, 31]
+    chance = random.Random(3)
+
+    class Guess:
+        name = "guess"
+
+        def extend(self, tokens: Sequence[int]) -> None:
+            pass
+
+        def propose(self, most: int) -> Proposal:
+            return Proposal([chance.choice(allowed) for _ in range(most)], 9, self.name)
+
+    driver = Driver(workers(Guess), drafts=DRAFTS)
+    for seed in range(600):
+        hot = SamplingParams(temperature=1, seed=seed, max_tokens=3, allowed_token_ids=allowed)
+        driver.add(f"{seed}", prompt, hot)
+    drawn: dict[tuple[int, ...], Counter[int]] = {}
+    for answer in driver.run().values():
+        for place in (1, 2):
+            behind = tuple(answer.tokens[:place])
+            drawn.setdefault(behind, Counter())[answer.tokens[place]] += 1
+    assert driver.scheduler.stats().accepted_tokens > 30, "of six by chance every sixth is right"
+    distance, degrees = 0.0, 0
+    scores = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    for behind, counts in drawn.items():
+        if counts.total() < 50:
+            continue
+        odds = [
+            math.exp(driver.ask([*prompt, *behind, one], scores).prompt_logprobs[-1].logprob)
+            for one in allowed
+        ]
+        for one, each in zip(allowed, odds, strict=True):
+            expected = counts.total() * each / sum(odds)
+            distance += (counts[one] - expected) ** 2 / expected
+        degrees += len(allowed) - 1
+    assert degrees >= 20
+    assert distance < degrees + 4 * math.sqrt(2 * degrees)

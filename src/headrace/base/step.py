@@ -121,6 +121,8 @@ class StepPlan:
     """Rows given back before this step's admissions take theirs."""
     stages: tuple[int, ...] = ()
     """Which program of the model each entry runs; empty: all the first, as text does."""
+    drafts: int = 0
+    """Tokens of `counts` that are drafts, at most; each is followed by a draw of its own."""
 
     @property
     def tokens(self) -> int:

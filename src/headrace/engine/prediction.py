@@ -115,7 +115,7 @@ class StepPredictor:
         for admission in plan.admitted:
             self._pooling[admission.row] = not admission.spec.generates
         if arch.task == "tokens" and any(self._pooling.get(row) for row in plan.rows):
-            sampled = sum(
+            sampled = plan.drafts + sum(
                 sample and not self._pooling.get(row)
                 for row, sample in zip(plan.rows, plan.samples, strict=True)
             )

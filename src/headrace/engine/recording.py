@@ -74,7 +74,7 @@ def step_lines(steps: Sequence[RecordedStep]) -> list[dict[str, Any]]:
         {
             "starts": step.plan.starts,
             "counts": step.plan.counts,
-            "samples": sum(step.plan.samples),
+            "samples": sum(step.plan.samples) + step.plan.drafts,
             "seconds": step.device_seconds,
         }
         for step in steps

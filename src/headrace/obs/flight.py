@@ -38,6 +38,7 @@ class _Step(msgspec.Struct):
     state: str
     entries: int
     tokens: int
+    drafts: int
 
 
 class _Submitted(_Step):
@@ -92,6 +93,7 @@ class FlightRecorder:
                 "submitted",
                 len(plan.rows),
                 plan.tokens,
+                plan.drafts,
                 plan.rows[:_SHOWN],
                 plan.starts[:_SHOWN],
                 plan.counts[:_SHOWN],
@@ -113,6 +115,7 @@ class FlightRecorder:
                 "failed" if error else "done",
                 len(plan.rows),
                 plan.tokens,
+                plan.drafts,
                 error[:500] if error else None,
                 sum(map(len, result.tokens)),
                 result.seconds,
@@ -130,9 +133,8 @@ class FlightRecorder:
         if len(data) > RECORD_BYTES - _HEADER.size:
             # One character may take six bytes in JSON.
             error = (record.error or "")[:200] if isinstance(record, _Finished) else ""
-            data = _encode(
-                _Short(record.step, record.at, record.state, record.entries, record.tokens, error)
-            )
+            of_step = record.step, record.at, record.state, record.entries
+            data = _encode(_Short(*of_step, record.tokens, record.drafts, error))
         at = record.step % self._size * RECORD_BYTES
         self._ring[at : at + _HEADER.size] = _HEADER.pack(0)  # A torn one reads as empty.
         self._ring[at + _HEADER.size : at + _HEADER.size + len(data)] = data

@@ -101,7 +101,7 @@ def compose(
 
 
 def compose_plan(arch: ModelArch, plan: StepPlan) -> Composition:
-    return compose(arch, plan.starts, plan.counts, sum(plan.samples))
+    return compose(arch, plan.starts, plan.counts, sum(plan.samples) + plan.drafts)
 
 
 def decode_step(arch: ModelArch, batch: int, context: int) -> Composition:

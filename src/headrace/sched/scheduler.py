@@ -12,8 +12,7 @@ gets what comes next: a token, a vector, an end. What the units are only its kin
 3. *place*: decodes first, one unit each; then chunks of what was known, by rank, as the budget
    lasts;
 4. *admit*: waiting work by rank, while rows, budget and blocks last;
-5. *draft*: decodes verify drafts in what is left of the budget, where that pays and where there are
-   blocks without taking anyone's.
+5. *draft*: decodes verify drafts that pay, in what is left of the budget and in free blocks.
 
 **Nobody starves.** At most `Limits.running` run, so few that each can decode in every step and a
 prompt always gets a part of the budget. Who finds no blocks waits in place while those before it
@@ -232,7 +231,6 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
-        # A chunk of a prompt says little of a row that gives a token: it has no head.
         if self.prices is not None and flight.decodes == len(plan.rows):
             self.prices.observe(plan.tokens, result.seconds)
         number, decodes, failures = plan.number, flight.decodes, result.failures
@@ -423,6 +421,7 @@ class Scheduler:
                 work.capacity = min(held, work.limit)
             count = min(count, work.capacity - work.scheduled)
             plan.counts[entry] += count
+            plan.drafts += count
             work.scheduled += count
 
     # Books

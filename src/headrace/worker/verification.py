@@ -150,7 +150,6 @@ class Verification:
         of many rows that do not draft, about one a step (of more than `MOST_ASLEEP`, a few).
         """
         proposed: list[bytes] | None = None
-        patience = min(len(plan.rows) - 1, MOST_ASLEEP)
         for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
             found = self._rows.get(row)
             if found is None:
@@ -165,20 +164,20 @@ class Verification:
             if found.asleep:
                 found.asleep, found.ready = found.asleep - 1, NOTHING
                 continue
-            drafts = found.drafts
-            drafts.extend(found.fresh)
+            found.drafts.extend(found.fresh)
             found.fresh = []
             found.unused += 1
             # A grammar forces tokens now and then, and those are always right.
-            found.asleep = 0 if found.held else min(found.unused - 1, patience)
-            found.ready = _before_end(drafts.propose(self._most), found.ends)
+            patience = 1 if found.held else min(len(plan.rows), 1 + MOST_ASLEEP)
+            found.asleep = min(found.unused, patience) - 1
+            found.ready = _before_end(found.drafts.propose(self._most), found.ends)
             if found.held:
                 assert self._masks is not None
                 found.ready = _cut(found.ready, self._masks.announce(row, found.ready.tokens))
             if proposed is None:
                 proposed = [b""] * len(plan.rows)
             if found.ready:
-                alive = drafts.survival(found.ready)
+                alive = found.drafts.survival(found.ready)
                 proposed[entry] = bytes([round(255 * one) for one in alive])
         result.proposed = proposed
 
