@@ -67,8 +67,7 @@ class StepPrices:
         return self._prior(tokens) * ratio
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Note that a step of so many tokens took so long; none with a chunk of a prompt, whose
-        tokens have no head and say little of those that do."""
+        """Note what a step of so many tokens took: one without chunks, whose tokens have no head."""
         if seconds <= 0:
             return
         self._steps += 1

@@ -403,8 +403,7 @@ class Scheduler:
             roster.waiting.push(work)
 
     def _draft(self, plan: StepPlan, decodes: list[Work]) -> None:
-        """Let decodes verify drafts beside their own token. What a draft takes it takes last: no
-        prompt waits for it, and nobody gives up a block."""
+        """Let decodes verify drafts, last: no prompt waits for one, and nobody gives up a block."""
         tokens, most = plan.tokens, self.limits.drafts
         room = self.limits.step_tokens - tokens
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
