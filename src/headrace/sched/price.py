@@ -67,7 +67,7 @@ class StepPrices:
         return self._prior(tokens) * ratio
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Note what a step of so many tokens took: one without chunks, whose tokens have no head."""
+        """Note what a step of so many tokens took, without chunks: their tokens have no head."""
         if seconds <= 0:
             return
         self._steps += 1
