@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,12 @@ def greedy(tokens: int = 24, **fields: Any) -> SamplingParams:
 
 def ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_paths_are_paths(tiny: Path, tmp_path: Path) -> None:
+    with LLM(Path(tiny), **OPTIONS, cache_dir=tmp_path) as opened:
+        assert opened.generate("one", greedy(1))[0].finished
+        assert opened.options.cache_dir == str(tmp_path)
 
 
 def test_results_come_in_order_and_do_not_depend_on_the_batch(llm: LLM) -> None:

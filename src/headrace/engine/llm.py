@@ -69,12 +69,17 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, worker: str = REAL_WORKER, **options: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        worker: str = REAL_WORKER,
+        **options: Any,
     ) -> None:
-        """`options` are the fields of `EngineOptions`."""
+        """`options` are the fields of `EngineOptions`; where these are text, a path is, too."""
         if model is not None:
             options["model"] = model
-        self.options = EngineOptions(**options)
+        paths = {key: os.fspath(it) for key, it in options.items() if isinstance(it, os.PathLike)}
+        self.options = EngineOptions(**options | paths)
         self.options.verify()
         self.phases: dict[str, float] = {}
         """Seconds of each start phase."""
