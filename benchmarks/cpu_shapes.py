@@ -47,7 +47,7 @@ class Shape:
     kv_heads: int
     head: int
     feed_forward: int
-    """Of a mixture, of one expert."""
+    """Inner width of the feed-forward part; in a mixture that of one expert."""
     matrices: gguf.GGMLQuantizationType
     experts: int = 0
     chosen: int = 0
