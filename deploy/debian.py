@@ -1,9 +1,9 @@
 """Writes `src/headrace/factory/debian.json`: the packages of the image's base, by their digests.
 
-    python deploy/debian.py
+    python deploy/debian.py [http://MIRROR/]
 
 Python and the libraries that it and the kernels load, for both architectures, as Debian's lists
-have them today. Who runs it anew reads the difference, and builds and tries the image.
+have them today, from this machine's mirror or from an address. Who runs it anew reads the difference, and builds and tries the image.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import json
 import lzma
 import re
 import subprocess
+import sys
 from pathlib import Path
 from urllib.request import urlopen
 
+from headrace.factory.image import own_mirror
+
 OUT = Path(__file__).parent.parent / "src" / "headrace" / "factory" / "debian.json"
-MIRROR = "http://deb.debian.org/"
+MIRROR = sys.argv[1] if len(sys.argv) > 1 else own_mirror()
 LISTS = [("debian", "bookworm"), ("debian-security", "bookworm-security")]
 PACKAGES = """python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1
     libstdc++6 libexpat1 zlib1g libssl3 libffi8 libbz2-1.0 liblzma5 libsqlite3-0 libuuid1
@@ -50,4 +53,4 @@ def found(architecture: str) -> dict[str, tuple[str, str]]:
 
 if __name__ == "__main__":
     both = {name: sorted(found(name).values()) for name in ("amd64", "arm64")}
-    OUT.write_text(json.dumps({"mirror": MIRROR, "packages": both}, indent=1) + "\n")
+    OUT.write_text(json.dumps({"packages": both}, indent=1) + "\n")

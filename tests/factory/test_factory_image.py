@@ -87,7 +87,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = write_wheel(folder / "river-1.0-py3-none-any.whl", names)
     lock = f"river==1.0 \\\n    --hash=sha256:{sha256(made.read_bytes())}\n"
     (folder / "lock").write_text(lock)
-    pinned = {"mirror": "", "packages": {HERE: [["pool/python_amd64.deb", sha256(package)]]}}
+    pinned = {"packages": {HERE: [["pool/python_amd64.deb", sha256(package)]]}}
     (folder / "debian.json").write_text(json.dumps(pinned))
     monkeypatch.setattr(image, "PINNED", folder / "debian.json")
     return folder
@@ -249,3 +249,37 @@ def test_the_pinned_packages_are_the_same_for_both_processors() -> None:
     assert sorted(names["amd64"]) == sorted(names["arm64"])
     assert "python3.11-minimal" in names["amd64"]
     assert all(len(digest) == 64 for one in pinned for _, digest in pinned[one])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        (
+            "sources.list",
+            "deb [signed-by=x] https://here.test/debian bookworm main\n",
+            "https://here.test/",
+        ),
+        (
+            "sources.list.d/a.sources",
+            "# http://old.test/debian\nURIs: http://new.test/debian\n",
+            "http://new.test/",
+        ),
+        ("sources.list", "# deb http://off.test/debian bookworm main\n", ""),
+        ("sources.list", "deb http://other.test/ubuntu noble main\n", ""),
+    ],
+)
+def test_the_mirror_is_the_machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, text: str, wanted: str
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    monkeypatch.setattr(image, "APT", tmp_path)
+    assert image.own_mirror() == wanted
+
+
+def test_without_a_mirror_it_says_what_names_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inputs: Path
+) -> None:
+    monkeypatch.setattr(image, "APT", tmp_path / "none")
+    with pytest.raises(DownloadError, match="--debian"):
+        build(tmp_path / "store", inputs, mirror=None).run()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ LOCK = PACKAGE.parents[1] / "deploy" / "image.lock"
 """Lock of a checkout, with what checks profiles: `make lock` writes it."""
 PINNED = Path(__file__).parent / "debian.json"
 """Written by `deploy/debian.py`."""
+APT = Path("/etc/apt")
+"""What a Debian knows of mirrors."""
 USER = 65532
 """Nobody's number, as other images without a shell have it."""
 MOST_SECONDS = 300
@@ -52,11 +55,20 @@ class ImagePlace:
     """Where packages come from, which changes no result: they are known by their digests."""
 
     mirror: str
-    """URL or folder of Debian's packages."""
+    """URL or folder of Debian's packages; empty: none is known."""
     lock: str
     wheels: Path | None
     """Folder with wheels: of this package, and of the lock's where no index is asked."""
     offline: bool
+
+
+def own_mirror() -> str:
+    """Address below which this machine's apt finds Debian, with a slash; empty: nowhere."""
+    for file in (*sorted(APT.glob("sources.list.d/*")), APT / "sources.list"):
+        text = file.read_text(errors="replace") if file.is_file() else ""
+        if found := re.search(r"^(?:deb|URIs:)[^\n#]*?(https?://\S+/)debian/?\s", text, re.M):
+            return found[1]
+    return ""
 
 
 class ImageBuild:
@@ -84,7 +96,7 @@ class ImageBuild:
             raise InvalidRequest(f"{lock or LOCK} cannot be read: {reason}", param="lock") from None
         pinned = json.loads(PINNED.read_bytes())
         self.store, self.name = store, f"headrace:{VERSION}"
-        self._place = ImagePlace(mirror or pinned["mirror"], text, wheels, offline)
+        self._place = ImagePlace(mirror or own_mirror(), text, wheels, offline)
         packing = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
         stages = []
         for one in architectures:
@@ -159,6 +171,10 @@ def _base(work: Work) -> Result:
 
 def _fetched(client: httpx.Client, place: ImagePlace, path: str) -> bytes:
     """One of Debian's packages, from the mirror or a folder."""
+    if not place.mirror:
+        raise DownloadError(
+            "no mirror of Debian is known here; --debian takes an address or a folder of packages"
+        )
     try:
         if "://" not in place.mirror:
             return (Path(place.mirror) / path.rpartition("/")[2]).read_bytes()
