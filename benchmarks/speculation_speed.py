@@ -18,7 +18,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from headrace.bench.workload import Wish, make_workload
 
 Messages = list[dict[str, Any]]
 MIXED = "mixed"
+WAVES = 3
+"""Prompts of a round for each that runs."""
 
 
 def prompts(name: str, count: int, seed: int, tokens: int) -> list[Messages]:
@@ -67,36 +69,27 @@ def measure(
     options: dict[str, Any],
 ) -> list[dict[str, Any]]:
     cells: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
-    with (
-        LLM(DEFAULT_MODEL, **options) as plain,
-        LLM(DEFAULT_MODEL, speculate="auto", **options) as drafting,
-    ):
-        engines = (plain, drafting)
-        for llm in engines:
-            timed(llm, prompts("prose", 1, 10**6, tokens), tokens)  # Warm.
-        for number in range(rounds):
-            for count in at_once:
-                for name in classes:
-                    # Alone a single short answer is over in a second: three, one after the other.
-                    waves = 3 if count == 1 else 1
-                    asked = prompts(name, count * waves, 1000 * number + count, tokens)
-                    order = engines if number % 2 else engines[::-1]
-                    seconds = {id(llm): 0.0 for llm in engines}
-                    said: dict[int, list[list[int]]] = {id(llm): [] for llm in engines}
-                    for wave in range(waves):
-                        for llm in order:
-                            took, ids = timed(llm, asked[wave * count :][:count], tokens)
-                            seconds[id(llm)] += took
-                            said[id(llm)] += ids
-                    assert said[id(plain)] == said[id(drafting)], f"{name}: another answer"
-                    total = sum(map(len, said[id(plain)]))
-                    pair = seconds[id(plain)], seconds[id(drafting)], total
-                    cells.setdefault((name, count), []).append(pair)
-                    print(
-                        f"round {number} {name} x{count}: {pair[0]:.2f} s, {pair[1]:.2f} s, "
-                        f"x{pair[0] / pair[1]:.2f}",
-                        flush=True,
-                    )
+    for count in at_once:
+        limits = {**options, "max_sequences": count}
+        with (
+            LLM(DEFAULT_MODEL, **limits) as plain,
+            LLM(DEFAULT_MODEL, speculate="auto", **limits) as drafting,
+        ):
+            for llm in (plain, drafting):
+                timed(llm, prompts("prose", 1, 10**6, tokens), tokens)  # Warm.
+            for number, name in product(range(rounds), classes):
+                asked = prompts(name, WAVES * count, 1000 * number + count, tokens)
+                order = (plain, drafting) if number % 2 else (drafting, plain)
+                found = {id(llm): timed(llm, asked, tokens) for llm in order}
+                (without, wanted), (drafted, said) = found[id(plain)], found[id(drafting)]
+                assert said == wanted, f"{name}: another answer"
+                total = sum(map(len, said))
+                cells.setdefault((name, count), []).append((without, drafted, total))
+                print(
+                    f"round {number} {name} x{count}: {without:.2f} s, {drafted:.2f} s, "
+                    f"x{without / drafted:.2f}",
+                    flush=True,
+                )
     return [summary(*cell, found) for cell, found in cells.items()]
 
 
@@ -122,7 +115,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    options = {"max_sequences": max(args.at_once), "max_context": 4096}
+    options = {"max_context": 4096}
     if args.threads:
         options["threads"] = args.threads
     found = measure(args.classes, args.at_once, args.rounds, args.tokens, options)
