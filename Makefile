@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make run        install, fetch the default model, serve it on 127.0.0.1:$(PORT)"
 	@echo "make test       install, run every test that CI runs"
-	@echo "make check      format, lint, types, ranks, unit and property tests (four minutes on two cores)"
+	@echo "make check      format, lint, types, ranks, unit and property tests (under four minutes on two cores)"
 	@echo "make coverage   lines that the tests of make check run; fails below FLOOR, 81 per cent"
 	@echo "make explore    the property tests with examples that were never tried"
 	@echo "make faults     the whole fault table and mutations of every input: two hours"
