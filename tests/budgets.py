@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_280,
     "bench": 9_530,
-    "cli": 4_780,
+    "cli": 4_820,
     "dist": 510,
     "engine": 6_850,
-    "factory": 3_390,
+    "factory": 3_610,
     "kernels": 12_570,
     "kv": 650,
     "layers": 300,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_630,
 }
 """Lines of Python in each package."""
-TOTAL = 78_960
+TOTAL = 79_230
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

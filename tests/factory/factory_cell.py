@@ -18,7 +18,8 @@ from served_model import make_tiny_model
 from headrace.base.config import EngineOptions
 from headrace.factory.build import Build, BuildOptions, CellResult
 from headrace.factory.profile import ProfileBody, read_profile
-from headrace.factory.sign import STATEMENT, trusted_keys
+from headrace.factory.revoke import trusted
+from headrace.factory.sign import STATEMENT
 from headrace.factory.store import Store
 
 AT_LEAST = 0.001
@@ -40,7 +41,7 @@ class Made:
 
     @property
     def keys(self) -> list[Any]:
-        return trusted_keys(None, str(self.cache))
+        return trusted(None, str(self.cache))
 
     @property
     def envelope(self) -> bytes:

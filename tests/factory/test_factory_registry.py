@@ -22,6 +22,7 @@ from headrace.factory.bundle import read_bundle, shipped, take_in, write_bundle
 from headrace.factory.key import canonical, digest_of
 from headrace.factory.profile import envelopes, profile_problems
 from headrace.factory.registry import Remote
+from headrace.factory.sign import Trust
 from headrace.factory.store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
 
 
@@ -58,7 +59,7 @@ def push(shop: Workshop, reference: str) -> Descriptor:
 
 def pull(shop: Workshop, reference: str) -> list[str]:
     found = Remote(reference).pull(shop.store, quiet)
-    return take_in(shop.store, {"anything": found}, shop.rings._keys)
+    return take_in(shop.store, {"anything": found}, shop.rings._trust)
 
 
 def test_a_profile_goes_to_a_registry_and_is_served_elsewhere(
@@ -69,7 +70,7 @@ def test_a_profile_goes_to_a_registry_and_is_served_elsewhere(
     assert server.tags["one"] == root.digest
     assert pull(other, reference) == ["one"]
     assert envelopes(other.store) == envelopes(shop.store)
-    assert list(profile_problems(other.store, other.rings._keys)) == []
+    assert list(profile_problems(other.store, other.rings._trust)) == []
     assert other.promote("one", "production").profile == shop.rings.find("one").digest
     # From there to a second registry: the same bytes.
     with running() as second:
@@ -114,7 +115,7 @@ def test_nothing_changed_comes_out_of_a_registry(
 ) -> None:
     """Each blob and manifest in turn has other bytes than its digest says."""
     assert callable(damage)
-    root, keys = push(shop, f"{server.host}/models:one"), other.rings._keys
+    root, keys = push(shop, f"{server.host}/models:one"), other.rings._trust
     parts: list[dict[str, Any]] = [server.blobs, server.manifests]
     places = [(part, digest) for part in parts for digest in part]
     assert len(places) == 6, "weights, two configurations, the envelope; two manifests"
@@ -149,9 +150,9 @@ def test_a_manifest_that_is_not_its_profiles_is_refused(shop: Workshop, other: W
     mixed = canonical({**documents[0], "subject": documents[1]["subject"]})
     root = shop.store.put(mixed, MANIFEST_TYPE)
     with pytest.raises(Untrusted, match="is not that of its profile"):
-        take_in(shop.store, {"one": root}, shop.rings._keys)
+        take_in(shop.store, {"one": root}, shop.rings._trust)
     with pytest.raises(Untrusted, match="neither a profile nor an image"):
-        take_in(shop.store, {"x": Descriptor.read(documents[0]["subject"])}, shop.rings._keys)
+        take_in(shop.store, {"x": Descriptor.read(documents[0]["subject"])}, shop.rings._trust)
 
 
 def test_registries_that_are_out_of_order_are_named(shop: Workshop, server: OciRegistry) -> None:
@@ -177,7 +178,7 @@ def bundle(shop: Workshop, path: Path) -> Path:
 def test_a_bundle_brings_everything(shop: Workshop, other: Workshop, tmp_path: Path) -> None:
     path = bundle(shop, tmp_path / "one.tar")
     things = read_bundle(other.store, path)
-    assert take_in(other.store, things, other.rings._keys) == ["one"]
+    assert take_in(other.store, things, other.rings._trust) == ["one"]
     assert other.promote("one", "dev").profile == shop.rings.find("one").digest
     # The same bundle, written where it was taken in.
     assert bundle(other, tmp_path / "again.tar").read_bytes() == path.read_bytes()
@@ -190,7 +191,7 @@ def test_an_image_travels_too(shop: Workshop, other: Workshop, tmp_path: Path) -
     shop.store.tag("headrace:9", shop.store.put(index, INDEX_TYPE))
     things = {"headrace:9": shipped(shop.store, shop.rings, "headrace:9")}
     write_bundle(shop.store, things, tmp_path / "image.tar")
-    taken = take_in(other.store, read_bundle(other.store, tmp_path / "image.tar"), [])
+    taken = take_in(other.store, read_bundle(other.store, tmp_path / "image.tar"), Trust())
     assert taken == ["headrace:9"]
     assert named(other.store) == things
 
@@ -225,7 +226,7 @@ def test_a_bundle_that_was_changed_is_refused(
                 assert read_bundle(fresh, path) == {}
                 continue
             with pytest.raises(Untrusted):
-                take_in(fresh, read_bundle(fresh, path), other.rings._keys)
+                take_in(fresh, read_bundle(fresh, path), other.rings._trust)
             assert named(fresh) == {}
 
 

@@ -23,7 +23,8 @@ from headrace.base.errors import Forbidden, NotFound, OptionError, Untrusted
 from headrace.factory.key import canonical, hardware_class
 from headrace.factory.profile import ENVELOPE_TYPE
 from headrace.factory.release import NEEDED, RingPointer, Rings
-from headrace.factory.sign import opened, sign, signer, trusted_keys
+from headrace.factory.revoke import trusted
+from headrace.factory.sign import opened, sign, signer
 from headrace.factory.stage import KEY_TYPE, Result
 from headrace.factory.store import MANIFEST_TYPE, Store
 
@@ -47,12 +48,18 @@ class Workshop:
 
     @property
     def rings(self) -> Rings:
-        return Rings(self.store, trusted_keys(None, str(self.cache)), str(self.cache))
+        return Rings(self.store, trusted(None, str(self.cache)), str(self.cache))
 
     def ring_file(self, ring: str) -> Path:
         return self.store.root / "rings" / f"{ring}.json"
 
-    def profile(self, name: str, outcomes: dict[str, str] | None = None, named: bool = True) -> str:
+    def profile(
+        self,
+        name: str,
+        outcomes: dict[str, str] | None = None,
+        named: bool = True,
+        **more: Any,
+    ) -> str:
         """Digest of a signed profile of a model of its own."""
         weights = self.store.put(name.encode(), "application/octet-stream")
         file = {"path": "weights", "digest": weights.digest, "size": weights.size}
@@ -68,6 +75,7 @@ class Workshop:
             "identity": {},
             "hardware": hardware_class(),
             "gates": {gate: {"outcome": outcome, **ended} for gate, outcome in gates.items()},
+            **more,
         }
         envelope = self.store.put(sign(statement(body), self.key), ENVELOPE_TYPE)
         if named:
@@ -80,7 +88,8 @@ class Workshop:
         return self.store.blob(self.store.put(name.encode(), "").digest)
 
     def promote(self, name: str, ring: str, unevaluated: tuple[str, ...] = ()) -> RingPointer:
-        return self.rings.promote(name, ring, self.key, unevaluated)
+        key = self.key  # Believed from its first use on, so before the rings are opened.
+        return self.rings.promote(name, ring, key, unevaluated)
 
     def rollback(self, ring: str) -> RingPointer:
         return self.rings.rollback(ring, self.key)
@@ -290,7 +299,7 @@ def test_a_pointer_that_is_gone_is_missed(promoted: Workshop) -> None:
 
 
 def test_another_pointer_with_the_same_counter_is_refused(promoted: Workshop) -> None:
-    body = opened(promoted.ring_file("production").read_bytes(), promoted.rings._keys)
+    body = opened(promoted.ring_file("production").read_bytes(), promoted.rings._trust)
     body["predicate"]["unevaluated"] = ["accuracy"]
     promoted.ring_file("production").write_bytes(sign(body, promoted.key))
     refused(promoted, "is not pointer 2, which was seen")
@@ -298,7 +307,7 @@ def test_another_pointer_with_the_same_counter_is_refused(promoted: Workshop) ->
 
 def test_a_strangers_pointer_is_refused(promoted: Workshop, tmp_path: Path) -> None:
     path = promoted.ring_file("production")
-    statement = opened(path.read_bytes(), promoted.rings._keys)
+    statement = opened(path.read_bytes(), promoted.rings._trust)
     path.write_bytes(sign(statement, signer(None, str(tmp_path / "stranger"))))
     refused(promoted, "whose key is not trusted here")
 
@@ -318,7 +327,7 @@ def test_a_signature_over_something_else_is_no_pointer(
     promoted: Workshop, changes: dict[str, Any]
 ) -> None:
     path = promoted.ring_file("production")
-    statement = opened(path.read_bytes(), promoted.rings._keys)
+    statement = opened(path.read_bytes(), promoted.rings._trust)
     path.write_bytes(sign({**statement, **changes}, promoted.key))
     refused(promoted, "what is signed is no pointer")
 
@@ -349,9 +358,9 @@ def test_a_way_back_that_was_changed_is_refused(promoted: Workshop) -> None:
 def test_another_machine_believes_what_it_sees_first(promoted: Workshop, tmp_path: Path) -> None:
     """It has the public key and no memory; from then on it takes nothing older either."""
     other = tmp_path / "other"
-    trusted = promoted.cache / "factory" / "trusted"
-    shutil.copytree(trusted, other / "factory" / "trusted")
-    rings = Rings(promoted.store, trusted_keys(None, str(other)), str(other))
+    keys = promoted.cache / "factory" / "trusted"
+    shutil.copytree(keys, other / "factory" / "trusted")
+    rings = Rings(promoted.store, trusted(None, str(other)), str(other))
     assert rings.read("production") == promoted.pointer("production")
     data = promoted.ring_file("production").read_bytes()
     promoted.promote("one", "production")
@@ -371,7 +380,7 @@ def test_promotions_at_once_follow_each_other(shop: Workshop) -> None:
     found, now = set(), shop.pointer("production")
     while now.replaces is not None:
         found.add(now.profile)
-        statement = opened(shop.store.read(now.replaces), shop.rings._keys)
+        statement = opened(shop.store.read(now.replaces), shop.rings._trust)
         now = msgspec.convert(statement["predicate"], RingPointer)
     assert found | {now.profile} == digests
 
@@ -449,7 +458,8 @@ PROMOTE = """
 import os, signal, sys
 from pathlib import Path
 from headrace.factory.release import Rings
-from headrace.factory.sign import signer, trusted_keys
+from headrace.factory.revoke import trusted
+from headrace.factory.sign import signer
 from headrace.factory.store import Store
 
 cache, wanted, moment, left = *sys.argv[1:4], int(sys.argv[4])
@@ -461,7 +471,7 @@ def replace(source, target, replace=os.replace):
     replace(source, target)
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-rings = Rings(Store(Path(cache) / "factory" / "store"), trusted_keys(None, cache), cache)
+rings = Rings(Store(Path(cache) / "factory" / "store"), trusted(None, cache), cache)
 key = signer(None, cache)
 os.replace = replace
 rings.promote(wanted, "production", key)

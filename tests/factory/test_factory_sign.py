@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from headrace.base.errors import OptionError, PackageAbsent, Untrusted
 from headrace.factory.key import canonical
+from headrace.factory.revoke import trusted
 from headrace.factory.sbom import LOCK as LOCK_FILE
 from headrace.factory.sbom import bill, locked
-from headrace.factory.sign import MOST_BYTES, STATEMENT, opened, sign, signer, trusted_keys
+from headrace.factory.sign import MOST_BYTES, STATEMENT, Trust, opened, sign, signer
 
 WORDS = {"_type": STATEMENT, "subject": [], "predicateType": "urn:test", "predicate": {"a": 1}}
 
@@ -31,12 +32,12 @@ def cache(tmp_path: Path) -> str:
 
 def test_what_was_signed_is_read(cache: str) -> None:
     data = sign(WORDS, signer(None, cache))
-    assert opened(data, trusted_keys(None, cache)) == WORDS
+    assert opened(data, trusted(None, cache)) == WORDS
     assert sign(WORDS, signer(None, cache)) == data, "Ed25519 signs the same the same way"
 
 
 def test_no_byte_of_an_envelope_can_change(cache: str) -> None:
-    data, keys = sign(WORDS, signer(None, cache)), trusted_keys(None, cache)
+    data, keys = sign(WORDS, signer(None, cache)), trusted(None, cache)
     for place in range(len(data)):
         with pytest.raises(Untrusted):
             opened(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :], keys)
@@ -50,11 +51,11 @@ def test_no_byte_of_an_envelope_can_change(cache: str) -> None:
 def test_what_is_no_envelope_is_refused(cache: str, data: bytes) -> None:
     signer(None, cache)
     with pytest.raises(Untrusted):
-        opened(data, trusted_keys(None, cache))
+        opened(data, trusted(None, cache))
 
 
 def test_another_spelling_of_an_envelope_is_refused(cache: str) -> None:
-    data, keys = sign(WORDS, signer(None, cache)), trusted_keys(None, cache)
+    data, keys = sign(WORDS, signer(None, cache)), trusted(None, cache)
     document = json.loads(data)
     more = {**document, "more": 1}
     for wrong in (data + b"\n", b" " + data, json.dumps(document).encode(), canonical(more)):
@@ -63,13 +64,13 @@ def test_another_spelling_of_an_envelope_is_refused(cache: str) -> None:
 
 
 def test_a_payload_of_another_type_is_refused(cache: str) -> None:
-    data, keys = sign(WORDS, signer(None, cache)), trusted_keys(None, cache)
+    data, keys = sign(WORDS, signer(None, cache)), trusted(None, cache)
     with pytest.raises(Untrusted, match="text/plain"):
         opened(canonical({**json.loads(data), "payloadType": "text/plain"}), keys)
 
 
 def test_another_payload_under_the_signature_is_refused(cache: str) -> None:
-    data, keys = sign(WORDS, signer(None, cache)), trusted_keys(None, cache)
+    data, keys = sign(WORDS, signer(None, cache)), trusted(None, cache)
     payload = base64.b64encode(canonical({**WORDS, "predicate": {"a": 2}})).decode()
     with pytest.raises(Untrusted, match="does not match what is signed"):
         opened(canonical({**json.loads(data), "payload": payload}), keys)
@@ -78,17 +79,17 @@ def test_another_payload_under_the_signature_is_refused(cache: str) -> None:
 def test_a_statement_of_another_version_is_refused(cache: str) -> None:
     data = sign({**WORDS, "_type": "https://in-toto.io/Statement/v0.1"}, signer(None, cache))
     with pytest.raises(Untrusted, match="no in-toto statement"):
-        opened(data, trusted_keys(None, cache))
+        opened(data, trusted(None, cache))
 
 
 def test_a_strangers_key_is_not_believed(cache: str, tmp_path: Path) -> None:
     signer(None, cache)
     data = sign(WORDS, signer(None, str(tmp_path / "other")))
     with pytest.raises(Untrusted, match="not trusted here"):
-        opened(data, trusted_keys(None, cache))
+        opened(data, trusted(None, cache))
     with pytest.raises(Untrusted, match="not trusted here"):
-        opened(data, [])
-    assert opened(data, trusted_keys(None, str(tmp_path / "other"))) == WORDS
+        opened(data, Trust())
+    assert opened(data, trusted(None, str(tmp_path / "other"))) == WORDS
 
 
 def test_the_own_key_is_its_owners_alone_and_stays(cache: str) -> None:
@@ -103,7 +104,7 @@ def test_either_half_of_a_key_says_whom_to_believe(cache: str) -> None:
     data = sign(WORDS, signer(None, cache))
     (public,) = (Path(cache) / "factory" / "trusted").iterdir()
     for half in (Path(cache) / "factory" / "key.pem", public):
-        assert opened(data, trusted_keys(half)) == WORDS
+        assert opened(data, trusted(half)) == WORDS
 
 
 def pem(key: Any) -> bytes:
@@ -115,7 +116,7 @@ def test_a_users_own_key_signs(cache: str, tmp_path: Path) -> None:
     path = tmp_path / "own.pem"
     path.write_bytes(pem(Ed25519PrivateKey.generate()))
     data = sign(WORDS, signer(path, cache))
-    assert opened(data, trusted_keys(None, cache)) == WORDS
+    assert opened(data, trusted(None, cache)) == WORDS
     assert not (Path(cache) / "factory" / "key.pem").exists()
 
 
@@ -130,7 +131,7 @@ def test_what_is_no_key_is_refused_by_its_path(cache: str, tmp_path: Path) -> No
     with pytest.raises(OptionError, match=r"absent\.pem holds no private key"):
         signer(tmp_path / "absent.pem", cache)
     with pytest.raises(OptionError, match=r"wrong\.pem holds no key"):
-        trusted_keys(wrong)
+        trusted(wrong)
 
 
 LOCK = "a==1 \\\n    --hash=sha256:" + "0" * 64 + "\nb==2 ; sys_platform == 'win32'\n"

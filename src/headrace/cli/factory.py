@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,16 +15,18 @@ from ..base.errors import Untrusted
 from ..factory.audit import problems
 from ..factory.build import Build, BuildOptions
 from ..factory.graph import Step
-from ..factory.key import hardware_class
+from ..factory.key import hardware_class, is_digest
 from ..factory.profile import (
     Compatibility,
     compatibility,
     envelopes,
+    find_profile,
     profile_problems,
     read_profile,
 )
 from ..factory.release import Ring, Rings
-from ..factory.sign import signer, trusted_keys
+from ..factory.revoke import revoke, take_list, trusted
+from ..factory.sign import public_keys, signer, until
 from .brief import BriefHelp
 from .configured import configured
 from .factory_parts import AsJson, At, Signing, Trusted, existing, show, tell
@@ -36,6 +39,9 @@ for one in (image, publish, bundle, load, chart, fleet):
 
 FAILED = 1
 """Exit status where a gate failed; `Untrusted` has one of its own."""
+Until = Annotated[
+    str | None, typer.Option(help="Day of UTC, as in 2027-01-31, from which on it is refused.")
+]
 InRing = Annotated[Ring, typer.Argument(help="Which pointer.")]
 
 
@@ -92,7 +98,7 @@ def verify(
     key: Trusted = None,
 ) -> None:
     """Check every digest and signature of the store, or one profile; name what does not match."""
-    keys = trusted_keys(key)
+    keys = trusted(key)
     place = existing(store)
     if profile is not None:
         found = Rings(place, keys).find(profile)
@@ -112,7 +118,7 @@ def verify(
 @command.command()
 def profiles(store: At = None, key: Trusted = None, as_json: AsJson = False) -> None:
     """List the rings and profiles of the store: which of them this machine can serve, and why."""
-    keys, place, here = trusted_keys(key), existing(store), hardware_class()
+    keys, place, here = trusted(key), existing(store), hardware_class()
     rows = []
     for name, digest in [*dict.fromkeys(Ring, "").items(), *envelopes(place).items()]:
         try:
@@ -135,22 +141,56 @@ def promote(
     unevaluated: Annotated[
         str | None, typer.Option(help="Gates that may be open, as in accuracy,performance.")
     ] = None,
+    valid_until: Until = None,
     store: At = None,
     key: Signing = None,
 ) -> None:
     """Let RING point to PROFILE, where its gates have passed and a rollback would succeed."""
-    place, own = existing(store), signer(key)
+    place, own, end = existing(store), signer(key), until(valid_until)
     accepted = (unevaluated or "").split(",")
-    now = Rings(place, trusted_keys(None)).promote(profile, ring, own, accepted)
+    now = Rings(place, trusted(None)).promote(profile, ring, own, accepted, end)
     print(f"{ring} {now.counter}: {now.profile}")
 
 
 @command.command()
-def rollback(ring: InRing, store: At = None, key: Signing = None) -> None:
+def rollback(
+    ring: InRing, valid_until: Until = None, store: At = None, key: Signing = None
+) -> None:
     """Let RING point to what it had before; again: back to what it has now."""
     place, own = existing(store), signer(key)
-    now = Rings(place, trusted_keys(None)).rollback(ring, own)
+    now = Rings(place, trusted(None)).rollback(ring, own, until(valid_until))
     print(f"{ring} {now.counter}: {now.profile}")
+
+
+@command.command("revoke")
+def revoke_command(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(help="Profiles, digests of what they bind, public keys (PEM); none: list."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="What is said to whoever is refused.")] = "revoked",
+    take: Annotated[
+        Path | None, typer.Option("--take", help="A newer list, instead of the one here.")
+    ] = None,
+    valid_until: Until = None,
+    store: At = None,
+    key: Signing = None,
+) -> None:
+    """Sign that these are believed no more; the list is factory/trusted/revoked.json."""
+    if take is not None:
+        take_list(take)
+    elif what or valid_until:
+        own, found = signer(key), [_revocable(one, store) for one in what or ()]
+        revoke(dict.fromkeys(found, reason), own, valid_until=until(valid_until))
+    for one, why in trusted(None).revoked.items():
+        print(f"{one} {why}")
+
+
+def _revocable(what: str, store: str | None) -> str:
+    """A key's id, a digest, or that of the profile of this name."""
+    if what.endswith(".pem"):
+        return str(public_keys([Path(what)])[0].keyid)
+    return what if is_digest(what) else find_profile(what, existing(store), trusted(None)).digest
 
 
 def _plain(step: Step) -> dict[str, object]:

@@ -17,7 +17,8 @@ from ..factory.chart import write_chart
 from ..factory.fleet import locally, read_fleet, run_fleet
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
-from ..factory.sign import key_folder, trusted_keys
+from ..factory.revoke import FILE, trusted
+from ..factory.sign import key_folder
 from ..factory.store import Descriptor, Store
 from .factory_parts import AsJson, At, Trusted, existing, tell
 
@@ -65,7 +66,7 @@ def publish(
     from ..factory.registry import Remote  # Local: other commands do without its packages.
 
     place, moved = existing(store), Moved()
-    root = shipped(place, Rings(place, trusted_keys(None)), name)
+    root = shipped(place, Rings(place, trusted(None)), name)
     Remote(reference).push(place, root, moved)
     print(f"{reference} {root.digest}: {moved}")
 
@@ -77,7 +78,7 @@ def bundle(
 ) -> None:
     """Write profiles, weights and images into one file, for a place without a network."""
     place = existing(store)
-    rings = Rings(place, trusted_keys(None))
+    rings = Rings(place, trusted(None))
     size = write_bundle(place, {name: shipped(place, rings, name) for name in names}, file)
     print(f"{file}: {size:,} bytes")
 
@@ -95,7 +96,7 @@ def load(
         from ..factory.registry import Remote  # Local, as above.
 
         things = {source.rpartition("/")[2]: Remote(source).pull(place, moved)}
-    print(f"{', '.join(take_in(place, things, trusted_keys(key)))}: taken in")
+    print(f"{', '.join(take_in(place, things, trusted(key)))}: taken in")
 
 
 class Moved:
@@ -123,9 +124,10 @@ def chart(
 ) -> None:
     """Write a Helm chart that serves PROFILE and nothing else; its pods believe what you do."""
     folder_of_keys, place = key_folder() / "trusted", existing(store)
-    found = Rings(place, trusted_keys(None)).find(profile)
-    trusted = {path.name: path.read_text() for path in sorted(folder_of_keys.glob("*.pem"))}
-    write_chart(folder, found, image=image, reference=reference, trusted=trusted)
+    found = Rings(place, trusted(None)).find(profile)
+    shown = [*sorted(folder_of_keys.glob("*.pem")), *folder_of_keys.glob(FILE)]
+    believed = {path.name: path.read_text() for path in shown}
+    write_chart(folder, found, image=image, reference=reference, trusted=believed)
     print(f"{folder}: helm install {found.body.model.name} {folder}")
 
 

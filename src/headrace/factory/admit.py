@@ -24,7 +24,8 @@ from .profile import (
     with_profile,
 )
 from .release import Rings
-from .sign import key_folder, trusted_keys
+from .revoke import trusted
+from .sign import key_folder
 from .source import model_folder, model_path
 from .store import Descriptor, Store
 
@@ -45,16 +46,16 @@ def admit(wanted: str, options: EngineOptions) -> Admitted:
     bytes. Raises `NotFound`, `Untrusted`, `OptionError`, each with the name of what does not match.
     """
     cache = options.cache_dir
-    keys = trusted_keys(None, cache)
-    if not keys:
+    trust = trusted(None, cache)
+    if not trust.keys:
         raise OptionError(
             f"no key is trusted here; put a public key (PEM) into {key_folder(cache) / 'trusted'}",
             param="profile",
         )
     folder = store_folder(None, cache)
     store = Store(folder) if folder.is_dir() else None
-    rings = None if store is None else Rings(store, keys, cache)
-    profile = rings.find(wanted) if rings else find_profile(wanted, None, keys)
+    rings = None if store is None else Rings(store, trust, cache)
+    profile = rings.find(wanted) if rings else find_profile(wanted, None, trust)
     body = profile.body
     fits, why = compatibility(body, hardware_class())
     if fits is Compatibility.INCOMPATIBLE:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..base.version import VERSION
 from .checks import Place, need
 from .key import canonical, hardware_class
-from .profile import ENVELOPE_TYPE, PREDICATE, SCHEMA, subjects
+from .profile import ENVELOPE_TYPE, PREDICATE, SCHEMA
 from .sbom import model_document
-from .sign import STATEMENT, sign
+from .sign import STATEMENT, sign, subjects
 from .stage import Recipe, Result, Work
 
 PROFILE_TYPE = "application/vnd.headrace.profile.v1+json"
@@ -37,6 +37,8 @@ def bind(work: Work) -> Result:
         "hardware": hardware_class(),
         "gates": gates,
     }
+    if end := work.stage.parameters.get("valid_until"):
+        body["valid_until"] = end
     return Result({"profile.json": work.store.put(canonical(body), PROFILE_TYPE)})
 
 

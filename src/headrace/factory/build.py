@@ -23,7 +23,7 @@ from .key import canonical, digest_of, hardware_class
 from .measure import MEASUREMENTS
 from .profile import bound_options
 from .sbom import LOCK, MATERIALS
-from .sign import signer
+from .sign import signer, until
 from .source import Source, find_source
 from .stage import Outcome, Stage
 from .store import Descriptor, Store
@@ -49,6 +49,7 @@ class BuildOptions:
     windows: int = option(8, "Windows of text for the perplexity.", low=1)
     at_least: float | None = option(None, "Tokens a second of eight requests at once.", low=0)
     lock: str | None = option(None, "Lock with hashes, for the bill; none: the checkout's.")
+    valid_until: str | None = option(None, "Day of UTC from which on nobody serves the profile.")
     fresh: str | None = option(None, "Stages to run though they are kept, as in limits,sbom.")
 
     def verify(self) -> None:
@@ -162,6 +163,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
     }
     lock = place.lock and digest_of(place.lock.encode())
     gates = [one for one in GATES if one not in without]
+    dated = {"valid_until": end} if (end := until(wanted.valid_until)) else {}
     found = [
         Stage("fetch", "fetch", (), files),
         Stage("verify", "verify", ("fetch",), files),
@@ -180,7 +182,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
             "profile",
             "profile",
             ("fetch", "limits", *gates),
-            {**model, "name": cell, "options": options},
+            {**model, "name": cell, "options": options, **dated},
         ),
     ]
     assert place.key is not None

@@ -8,9 +8,8 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..base.errors import NotFound, OptionError, Untrusted
 from .artifact import profile_manifest
@@ -18,10 +17,8 @@ from .audit import named
 from .key import is_digest
 from .profile import ENVELOPE_TYPE, read_profile
 from .release import Rings
+from .sign import Trust
 from .store import INDEX_TYPE, LAYOUT, SMALL, Descriptor, Store, index_document, name_of
-
-if TYPE_CHECKING:
-    from securesystemslib.signer import SSlibKey
 
 
 def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
@@ -75,18 +72,18 @@ def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
     return found
 
 
-def take_in(store: Store, things: Mapping[str, Descriptor], keys: Iterable[SSlibKey]) -> list[str]:
+def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> list[str]:
     """Give what came its names, once all of it is there and every profile's signature was checked.
 
     A profile has the name that is signed. Raises `Untrusted`; then nothing has a name.
     """
-    known, names = list(keys), {}
+    names = {}
     for name, root in things.items():
         store.closure(root)
         layers = store.document(root.digest).get("layers") or []
         signed = [one for one in map(Descriptor.read, layers) if one.media_type == ENVELOPE_TYPE]
         if signed:
-            profile = read_profile(store.read(signed[0].digest), known)
+            profile = read_profile(store.read(signed[0].digest), trust)
             if profile_manifest(store, profile) != root:
                 raise Untrusted(f"the manifest of {profile.body.name} is not that of its profile")
             name = profile.body.name

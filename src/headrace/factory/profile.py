@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,11 +18,8 @@ from ..kernels.cpu.library import LEVELS_OF
 from ..loader.partial import file_sha256
 from .audit import named
 from .key import digest_of, is_digest
-from .sign import MOST_BYTES, opened
+from .sign import MOST_BYTES, Trust, opened, subjects
 from .store import INDEX_TYPE, Descriptor, Store
-
-if TYPE_CHECKING:
-    from securesystemslib.signer import SSlibKey
 
 SCHEMA = "headrace.profile/1"
 PREDICATE = "urn:headrace:profile:v1"
@@ -66,6 +63,7 @@ class ProfileBody(msgspec.Struct):
     identity: dict[str, Any]
     hardware: dict[str, Any]
     gates: dict[str, GateRecord]
+    valid_until: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +82,9 @@ class SignedProfile:
         return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
-def subjects(files: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """What an in-toto statement says that it is about: (path, digest) of each file."""
-    return [
-        {"name": path, "digest": {"sha256": digest.removeprefix("sha256:")}}
-        for path, digest in files
-    ]
-
-
-def read_profile(data: bytes, keys: Iterable[SSlibKey]) -> SignedProfile:
+def read_profile(data: bytes, trust: Trust) -> SignedProfile:
     """Check signature, type and shape of an envelope. Raises `Untrusted`."""
-    statement = opened(data, keys)
+    statement = opened(data, trust)
     if statement.get("predicateType") != PREDICATE:
         raise Untrusted(f"what is signed is {statement.get('predicateType')!r:.80}, no profile")
     try:
@@ -113,17 +103,17 @@ def read_profile(data: bytes, keys: Iterable[SSlibKey]) -> SignedProfile:
     return SignedProfile(body, digest_of(data))
 
 
-def find_profile(wanted: str, store: Store | None, keys: Iterable[SSlibKey]) -> SignedProfile:
+def find_profile(wanted: str, store: Store | None, trust: Trust) -> SignedProfile:
     """The profile in a file, or under a name or digest in the store. Raises `NotFound`."""
     path = Path(wanted)
     if path.is_file():
         if path.stat().st_size > MOST_BYTES:
             raise Untrusted(f"{wanted}: larger than {MOST_BYTES:,} bytes")
-        return read_profile(path.read_bytes(), keys)
+        return read_profile(path.read_bytes(), trust)
     digest = f"sha256:{wanted.removeprefix('sha256:')}"
     for name, found in envelopes(store).items() if store is not None else ():
         if store is not None and (wanted == name or digest == found):
-            return read_profile(store.read(found), keys)
+            return read_profile(store.read(found), trust)
     raise NotFound(
         f"no profile {wanted!r:.100}: neither a file nor a name or digest of the store",
         param="profile",
@@ -140,9 +130,8 @@ def envelopes(store: Store) -> dict[str, str]:
     }
 
 
-def profile_problems(store: Store, keys: Iterable[SSlibKey]) -> Iterator[str]:
+def profile_problems(store: Store, trust: Trust) -> Iterator[str]:
     """One line for each profile of the store that is not believed, or lacks what it binds."""
-    known = list(keys)
     try:
         found = envelopes(store)
     except Untrusted as error:
@@ -153,7 +142,7 @@ def profile_problems(store: Store, keys: Iterable[SSlibKey]) -> Iterator[str]:
             yield f"index.json: {name} names neither a profile nor an image"
     for name, digest in found.items():
         try:
-            body = read_profile(store.read(digest), known).body
+            body = read_profile(store.read(digest), trust).body
         except Untrusted as error:
             yield f"profile {name} {digest}: {error.message}"
             continue

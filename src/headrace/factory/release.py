@@ -8,7 +8,7 @@ store, so that an older one that is put back is refused. A ring changes by one r
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -18,13 +18,23 @@ import msgspec
 
 from ..base.errors import Forbidden, NotFound, Untrusted
 from .key import DIGEST, digest_of
-from .profile import ENVELOPE_TYPE, SignedProfile, find_profile, read_profile, subjects
-from .sign import MOST_BYTES, STATEMENT, appear, key_folder, opened, sign
+from .profile import ENVELOPE_TYPE, SignedProfile, find_profile, read_profile
+from .sign import (
+    MOST_BYTES,
+    STATEMENT,
+    Trust,
+    Withdrawn,
+    appear,
+    key_folder,
+    opened,
+    sign,
+    subjects,
+)
 from .stage import Outcome
 from .store import Descriptor, Store, held
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, SSlibKey
+    from securesystemslib.signer import CryptoSigner
 
 PREDICATE = "urn:headrace:ring:v1"
 Ring = StrEnum("Ring", ["dev", "staging", "production"])
@@ -33,7 +43,7 @@ NEEDED = {"dev": (), "staging": ("performance",), "production": ("accuracy", "pe
 Digest = Annotated[str, msgspec.Meta(pattern=rf"\A{DIGEST.pattern}\Z")]
 
 
-class RingPointer(msgspec.Struct, frozen=True):
+class RingPointer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is signed."""
 
     ring: str
@@ -44,21 +54,25 @@ class RingPointer(msgspec.Struct, frozen=True):
     """The pointer before it, to whose profile a rollback returns."""
     unevaluated: list[str]
     """Gates that the ring needs, the profile was not held to, and somebody let pass."""
+    valid_until: str | None = None
 
 
 class Rings:
     """The rings of a store, as these keys and this machine's memory believe them."""
 
-    def __init__(self, store: Store, keys: Iterable[SSlibKey], cache_dir: str | None = None):
+    def __init__(self, store: Store, trust: Trust, cache_dir: str | None = None):
         place = digest_of(str(store.root.resolve()).encode()).removeprefix("sha256:")[:16]
-        self._store, self._keys = store, list(keys)
+        self._store, self._trust = store, trust
         self._seen = key_folder(cache_dir) / "seen" / place
 
     def read(self, ring: str) -> RingPointer | None:
         """The ring's pointer; None where there never was one. Raises `Untrusted`."""
+        return self._read(ring, self._trust)
+
+    def _read(self, ring: str, trust: Trust) -> RingPointer | None:
         # The memory first: it is written after the ring, so it is never the newer of the two.
         last, _ = self._load(self._seen, ring)
-        now, data = self._load(self._store.root / "rings", ring)
+        now, data = self._load(self._store.root / "rings", ring, trust)
         if last and (now is None or now.counter < last.counter + (now != last)):
             raise Untrusted(f"rings/{ring}.json is not pointer {last.counter}, which was seen")
         if now is not None and now != last:
@@ -68,13 +82,18 @@ class Rings:
     def find(self, wanted: str) -> SignedProfile:
         """The profile of a ring, in a file, or under a name or digest of the store."""
         if wanted not in NEEDED:
-            return find_profile(wanted, self._store, self._keys)
+            return find_profile(wanted, self._store, self._trust)
         if (now := self.read(wanted)) is None:
             raise NotFound(f"nothing was promoted to {wanted}", param="profile")
-        return read_profile(self._store.read(now.profile), self._keys)
+        return read_profile(self._store.read(now.profile), self._trust)
 
     def promote(
-        self, wanted: str, ring: str, key: CryptoSigner, unevaluated: Collection[str] = ()
+        self,
+        wanted: str,
+        ring: str,
+        key: CryptoSigner,
+        unevaluated: Collection[str] = (),
+        valid_until: str | None = None,
     ) -> RingPointer:
         """Point to a profile, once it and what a rollback would return to are servable. Raises
         `Untrusted`, `NotFound`, `Forbidden` where a gate failed or, not `unevaluated`, is open."""
@@ -86,40 +105,53 @@ class Rings:
         if wrong := [f"{name}: {ended[name]}" for name in missing if name not in fine]:
             raise Forbidden(f"{ring} needs {', '.join(wrong)} (see --unevaluated)")
         with self._store.lock(f"ring-{ring}"):
-            now = self.read(ring)
-            if now is not None and self._servable(now.profile).digest == found.digest:
-                return now
-            return self._write(ring, key, found.digest, missing)
+            # What was withdrawn is what a promotion is to replace: nobody wants to return to it.
+            with suppress(Withdrawn):
+                now = self.read(ring)
+                same = now and self._servable(now.profile).digest == found.digest
+                if now and same and now.valid_until == valid_until:
+                    return now
+            self._read(ring, self._trust.signatures)
+            return self._write(ring, key, found.digest, missing, valid_until)
 
-    def rollback(self, ring: str, key: CryptoSigner) -> RingPointer:
+    def rollback(self, ring: str, key: CryptoSigner, valid_until: str | None = None) -> RingPointer:
         """Point to what the ring had before, by a new pointer. Raises `NotFound`, `Untrusted`."""
         with self._store.lock(f"ring-{ring}"):
-            if (old := self._before(self.read(ring))) is None:
+            if (old := self._before(self._read(ring, self._trust.signatures))) is None:
                 raise NotFound(f"{ring} has nothing to go back to", param="ring")
-            return self._write(ring, key, self._servable(old.profile).digest, old.unevaluated)
+            digest = self._servable(old.profile).digest
+            return self._write(ring, key, digest, old.unevaluated, valid_until)
 
     def problems(self) -> Iterator[str]:
         """One line for each ring that is not to be believed, or could not be served or go back."""
         for ring in NEEDED:
             try:
-                now = self.read(ring)
-                for one in filter(None, (now, self._before(now))):
-                    self._servable(one.profile)
+                if (now := self.read(ring)) is not None:
+                    self._servable(now.profile)
+                with suppress(Withdrawn):  # It was replaced for that, perhaps.
+                    if (old := self._before(now)) is not None:
+                        self._servable(old.profile)
             except Untrusted as error:
                 yield f"ring {ring}: {error.message}"
 
-    def _load(self, folder: Path, ring: str) -> tuple[RingPointer | None, bytes]:
+    def _load(
+        self, folder: Path, ring: str, trust: Trust | None = None
+    ) -> tuple[RingPointer | None, bytes]:
+        """The pointer in a folder, whatever became of it unless `trust` asks."""
+        path = folder / f"{ring}.json"
         try:
-            with (folder / f"{ring}.json").open("rb") as file:
+            with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
-            return self._opened(data, ring), data
+            return self._opened(data, ring, trust or self._trust.signatures), data
         except FileNotFoundError:
             return None, b""
-        except (OSError, Untrusted) as error:
-            raise Untrusted(f"{folder / ring}.json: {error}") from None
+        except Untrusted as error:
+            raise type(error)(f"{path}: {error}") from None
+        except OSError as error:
+            raise Untrusted(f"{path}: {error}") from None
 
-    def _opened(self, data: bytes, ring: str) -> RingPointer:
-        statement = opened(data, self._keys)
+    def _opened(self, data: bytes, ring: str, trust: Trust) -> RingPointer:
+        statement = opened(data, trust)
         try:
             found = msgspec.convert(statement.get("predicate"), RingPointer)
         except msgspec.ValidationError as error:
@@ -131,26 +163,30 @@ class Rings:
     def _before(self, now: RingPointer | None) -> RingPointer | None:
         if now is None or now.replaces is None:
             return None
-        return self._opened(self._store.read(now.replaces), now.ring)
+        return self._opened(self._store.read(now.replaces), now.ring, self._trust.signatures)
 
     def _servable(self, digest: str) -> SignedProfile:
         """A profile whose signature and every file of whose model was checked."""
         try:
-            found = read_profile(self._store.read(digest), self._keys)
+            found = read_profile(self._store.read(digest), self._trust)
             bound = found.body.model.files
             files = {one.path: Descriptor(digest=one.digest, size=one.size) for one in bound}
             self._store.checkout(files)
         except Untrusted as error:
-            raise Untrusted(f"profile {digest} cannot be served: {error.message}") from None
+            raise type(error)(f"profile {digest} cannot be served: {error.message}") from None
         return found
 
-    def _write(self, ring: str, key: CryptoSigner, profile: str, gates: list[str]) -> RingPointer:
+    def _write(
+        self, ring: str, key: CryptoSigner, profile: str, gates: list[str], end: str | None
+    ) -> RingPointer:
         """Replace the ring's pointer, then the memory of it: who dies between leaves it older."""
         with self._store.lock("rings"):
             last, before = self._load(self._store.root / "rings", ring)
             replaces = self._store.put(before, ENVELOPE_TYPE).digest if last else None
-            made = RingPointer(ring, last.counter + 1 if last else 1, profile, replaces, gates)
+            counter = last.counter + 1 if last else 1
+            made = RingPointer(ring, counter, profile, replaces, gates, end)
             data = sign(_statement(made), key)
+            self._opened(data, ring, self._trust)  # A revoked key, or an end that is past.
             with self._store.writing():
                 appear(self._store.root / "rings" / f"{ring}.json", data, 0o644, replace=True)
             self._remember(made, data)

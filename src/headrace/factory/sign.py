@@ -1,6 +1,7 @@
 """Signatures: in-toto statements in DSSE envelopes, made and checked by securesystemslib.
 
-An envelope is believed in one spelling alone, so that no byte of its file can change unseen.
+An envelope is believed in one spelling alone, so that no byte of its file can change unseen; by
+whom, until when and whether still is `Trust`'s.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..base.environment import cache_root
 from ..base.errors import OptionError, Untrusted
 from ..base.extras import needing_factory
-from .key import canonical
+from .key import canonical, digest_of
 
 with needing_factory():
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -68,9 +71,56 @@ def signer(path: Path | None, cache_dir: str | None = None) -> CryptoSigner:
     return found
 
 
-def trusted_keys(path: Path | None, cache_dir: str | None = None) -> list[SSlibKey]:
-    """The public key in a file (PEM, of either half); None: all in the folder `trusted`."""
-    places = [path] if path else sorted((key_folder(cache_dir) / "trusted").glob("*.pem"))
+class Withdrawn(Untrusted):
+    """The signature holds, but its time is over, or somebody revoked it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom this machine believes, and what it no longer does."""
+
+    keys: tuple[SSlibKey, ...] = ()
+    revoked: Mapping[str, str] = field(default_factory=dict)
+    """Reasons, by an envelope's digest, that of something it is about, or a key's id."""
+    since: datetime | None = None
+    """When the revocations were signed: no clock is believed that shows an earlier time."""
+    dated: bool = True
+    """Does time end it?"""
+
+    @property
+    def signatures(self) -> Trust:
+        """The same keys, for what was once believed: nothing revoked, no time over."""
+        return Trust(self.keys, dated=False)
+
+    def hold(self, data: bytes, signers: Iterable[str], statement: Mapping[str, Any]) -> None:
+        """Raise `Withdrawn` for an envelope of these bytes, whose signature was checked."""
+        about = [one["digest"]["sha256"] for one in statement["subject"]]
+        for one in (digest_of(data), *(f"sha256:{digest}" for digest in about), *signers):
+            if (why := self.revoked.get(one)) is not None:
+                raise Withdrawn(f"{one} was revoked: {why:.200}")
+        end = (statement.get("predicate") or {}).get("valid_until")
+        if not self.dated or end is None:
+            return
+        now = max(datetime.now(UTC), self.since or datetime.min.replace(tzinfo=UTC))
+        if now >= datetime.fromisoformat(end):
+            raise Withdrawn(f"it was valid until {end}")
+
+
+def until(text: str | None) -> str | None:
+    """A day (its first second) or a time of UTC, in one spelling. Raises `OptionError`."""
+    try:
+        found = text and datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            f"{text!r:.40} is no date as in 2027-01-31", param="valid_until"
+        ) from None
+    if not found:
+        return None
+    return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC).isoformat(timespec="seconds")
+
+
+def public_keys(places: Iterable[Path]) -> list[SSlibKey]:
+    """The public key in each file (PEM, of either half). Raises `OptionError`."""
     found = []
     for place in places:
         try:
@@ -86,6 +136,14 @@ def trusted_keys(path: Path | None, cache_dir: str | None = None) -> list[SSlibK
     return found
 
 
+def subjects(files: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """What an in-toto statement says that it is about: (path, digest) of each file."""
+    return [
+        {"name": path, "digest": {"sha256": digest.removeprefix("sha256:")}}
+        for path, digest in files
+    ]
+
+
 def sign(statement: Mapping[str, Any], key: CryptoSigner) -> bytes:
     """The envelope around a statement."""
     envelope = Envelope(canonical(dict(statement)), PAYLOAD_TYPE, {})
@@ -93,9 +151,8 @@ def sign(statement: Mapping[str, Any], key: CryptoSigner) -> bytes:
     return canonical(envelope.to_dict())
 
 
-def opened(data: bytes, keys: Iterable[SSlibKey]) -> dict[str, Any]:
-    """The statement in an envelope that one of these keys signed. Raises `Untrusted`."""
-    known = list(keys)
+def opened(data: bytes, trust: Trust) -> dict[str, Any]:
+    """The statement in an envelope that a trusted key signed. Raises `Untrusted`, `Withdrawn`."""
     if len(data) > MOST_BYTES:
         raise Untrusted(f"the envelope is larger than {MOST_BYTES:,} bytes")
     try:
@@ -110,19 +167,26 @@ def opened(data: bytes, keys: Iterable[SSlibKey]) -> dict[str, Any]:
         raise Untrusted("the envelope is not as it was written") from None
     if envelope.payload_type != PAYLOAD_TYPE:
         raise Untrusted(f"the envelope holds {envelope.payload_type!r:.80}, not {PAYLOAD_TYPE}")
-    if not {key.keyid for key in known} & set(envelope.signatures):
+    known = {key.keyid: key for key in trust.keys if key.keyid in envelope.signatures}
+    # A revoked key beside one that is not says nothing; alone it is named.
+    signers = {one: key for one, key in known.items() if one not in trust.revoked} or known
+    if not signers:
         named = ", ".join(one[:16] for one in envelope.signatures) or "nobody"
         raise Untrusted(
             f"the signature is by {named}, whose key is not trusted here; its public half belongs "
             "into the folder factory/trusted of the cache"
         )
     try:
-        envelope.verify(known, 1)
+        envelope.verify(list(signers.values()), 1)
         statement = json.loads(payload)
     except (Error, ValueError):
         raise Untrusted("the signature does not match what is signed") from None
     if not isinstance(statement, dict) or statement.get("_type") != STATEMENT:
         raise Untrusted("what is signed is no in-toto statement")
+    try:
+        trust.hold(data, signers, statement)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise Untrusted("what is signed has no subjects, or an end that is no time") from None
     return statement
 
 

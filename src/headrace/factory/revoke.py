@@ -1,0 +1,137 @@
+"""What is no longer believed: one signed list beside the trusted keys, which only grows.
+
+It travels as they do: who hands out the folder `trusted` hands it out with them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from ..base.errors import NotFound, OptionError, Untrusted
+from .key import DIGEST
+from .sign import (
+    MOST_BYTES,
+    STATEMENT,
+    Trust,
+    appear,
+    key_folder,
+    opened,
+    public_keys,
+    sign,
+    subjects,
+    until,
+)
+from .store import held
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+PREDICATE = "urn:headrace:revocations:v1"
+FILE = "revoked.json"
+Revocable = Annotated[str, msgspec.Meta(pattern=rf"\A({DIGEST.pattern}|[0-9a-f]{{64}})\Z")]
+"""Digest of an envelope or of something it is about, or a key's id."""
+
+
+class Revocations(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is signed."""
+
+    counter: Annotated[int, msgspec.Meta(ge=1)]
+    issued: str
+    revoked: dict[Revocable, str]
+    """Reasons."""
+    valid_until: str | None = None
+    """When nothing is believed any more without a newer list."""
+
+
+def trusted(path: Path | None, cache_dir: str | None = None) -> Trust:
+    """The public key in a file (PEM, of either half); None: all in the folder `trusted`.
+
+    Either is held to the folder's list. Raises `OptionError`; `Untrusted` where the list is none.
+    """
+    folder = key_folder(cache_dir) / "trusted"
+    keys = tuple(public_keys([path] if path else sorted(folder.glob("*.pem"))))
+    found = believed(folder / FILE, cache_dir)
+    if found is None:
+        return Trust(keys)
+    return Trust(keys, found.revoked, datetime.fromisoformat(found.issued))
+
+
+def believed(path: Path, cache_dir: str | None = None, dated: bool = True) -> Revocations | None:
+    """The list in a file, by a key of the folder that it does not itself revoke; None: no file.
+
+    `dated`: may its time be over? Raises `Untrusted`.
+    """
+    folder = key_folder(cache_dir) / "trusted"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        keys = tuple(public_keys(sorted(folder.glob("*.pem"))))
+        statement = opened(data, Trust(keys, dated=dated))
+        found = msgspec.convert(statement.get("predicate"), Revocations)
+        if statement != _statement(found) or found.issued != until(found.issued):
+            raise Untrusted("what is signed is no list of revocations")
+        opened(
+            data, Trust(tuple(one for one in keys if one.keyid not in found.revoked), dated=False)
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, OptionError, msgspec.ValidationError, Untrusted) as error:
+        raise Untrusted(f"{path}: {error}") from None
+    return found
+
+
+def revoke(
+    what: Mapping[str, str],
+    key: CryptoSigner,
+    cache_dir: str | None = None,
+    valid_until: str | None = None,
+) -> Revocations:
+    """Add these, with a reason each, to the list. Raises `Untrusted`, `OptionError`."""
+    with _changing(cache_dir) as path:
+        old = believed(path, cache_dir, dated=False)
+        revoked = {**(old.revoked if old else {}), **what}
+        if key.public_key.keyid in revoked:
+            raise OptionError("a list cannot revoke the key that signs it", param="key")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        made = Revocations(old.counter + 1 if old else 1, now, revoked, valid_until)
+        appear(path, sign(_statement(made), key), 0o644, replace=True)
+    return made
+
+
+def take_list(fresh: Path, cache_dir: str | None = None) -> Revocations:
+    """Replace the list by a newer one, from which nothing may be missing. Raises `Untrusted`,
+    `NotFound`."""
+    if (found := believed(fresh, cache_dir)) is None:
+        raise NotFound(f"{fresh} is not there", param="take")
+    with _changing(cache_dir) as path:
+        old = believed(path, cache_dir, dated=False)
+        if old and (found.counter < old.counter or not old.revoked.keys() <= found.revoked.keys()):
+            raise Untrusted(f"{fresh} is older than list {old.counter}, or lacks some of it")
+        appear(path, fresh.read_bytes(), 0o644, replace=True)
+    return found
+
+
+@contextmanager
+def _changing(cache_dir: str | None) -> Iterator[Path]:
+    """The list's path, while nobody else changes it."""
+    folder = key_folder(cache_dir) / "trusted"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with held(lock):
+            yield folder / FILE
+    except OSError as error:
+        raise OptionError(f"{folder} cannot be written: {error.strerror}", param="key") from None
+
+
+def _statement(found: Revocations) -> dict[str, object]:
+    named = [(one, one) for one in sorted(found.revoked)]
+    about = {"subject": subjects(named), "predicateType": PREDICATE}
+    return {"_type": STATEMENT, **about, "predicate": msgspec.to_builtins(found)}
