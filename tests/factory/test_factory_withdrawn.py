@@ -160,7 +160,7 @@ def test_a_strangers_list_and_a_profile_in_its_place_are_refused(
 
 
 def test_a_list_by_a_key_that_it_revokes_is_refused(shop: Workshop) -> None:
-    """Who stole a key may not sign that the others are revoked with it."""
+    """A thief of a key may not sign that the others are revoked with it."""
     key = shop.key
     withdraw(shop, shop.rings.find("one").digest)
     statement = opened(the_list(shop).read_bytes(), shop.rings._trust.signatures)

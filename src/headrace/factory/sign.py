@@ -77,7 +77,7 @@ class Withdrawn(Untrusted):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom this machine believes, and what it no longer does."""
+    """The keys that this machine believes, and what it believes no longer."""
 
     keys: tuple[SSlibKey, ...] = ()
     revoked: Mapping[str, str] = field(default_factory=dict)
