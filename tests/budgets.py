@@ -38,28 +38,28 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_280,
+    "base": 4_356,
     "bench": 9_530,
     "cli": 4_820,
     "dist": 510,
-    "engine": 6_850,
+    "engine": 6_856,
     "factory": 3_610,
     "kernels": 12_570,
     "kv": 650,
     "layers": 300,
     "loader": 4_150,
     "models": 330,
-    "obs": 1_620,
+    "obs": 1_680,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_500,
-    "server": 13_880,
+    "sched": 1_504,
+    "server": 13_884,
     "speculate": 900,
     "text": 5_100,
-    "worker": 3_630,
+    "worker": 3_638,
 }
 """Lines of Python in each package."""
-TOTAL = 79_230
+TOTAL = 79_474
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

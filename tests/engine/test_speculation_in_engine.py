@@ -58,6 +58,13 @@ def test_what_is_expected_comes_in_fewer_steps(options: dict[str, Any]) -> None:
             (told,) = llm.generate(PROMPTS[1], drawn, prediction=prediction)
             assert told.outputs == plain.outputs
             accepted.append(llm.stats.accepted_tokens)
+            assert plain.drafted is None
+            assert told.drafted is not None
+            stats = llm.stats
+            totals = told.drafted.totals()
+            assert totals == (stats.drafts, stats.draft_tokens, stats.accepted_tokens)
+            assert (told.drafted.saved > 0) == (stats.accepted_tokens > 0)
+            assert (told.drafted.totals("prediction")[2] > 0) == (prediction is not None)
             with pytest.raises(InvalidRequest, match="2 predictions for 1 prompts"):
                 llm.generate(PROMPTS[1], drawn, prediction=["a", "b"])
     assert accepted[0] < accepted[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.drafted import Verified
 from headrace.base.request import StepStats
 from headrace.base.step import StepPlan, StepResult
 from headrace.obs.flight import FlightRecorder, read_flight, write_dump
@@ -24,13 +25,15 @@ def test_the_ring_keeps_the_last_steps_in_order(tmp_path: Path) -> None:
     for number in range(20):
         recorder.submitted(plan(number), 2, 0)
         if number < 19:
-            result = StepResult(number, [[1], [2]], seconds=0.5)
+            verified = {1: Verified("suffix", 2, 0)}
+            result = StepResult(number, [[1], [2]], seconds=0.5, verified=verified)
             recorder.finished(plan(number), result, StepStats(kv_usage=0.5))
     steps = read_flight(tmp_path / "f")
     assert [step["step"] for step in steps] == list(range(12, 20))
     assert [step["state"] for step in steps] == ["done"] * 7 + ["submitted"]
     assert (steps[0]["sampled"], steps[0]["drafts"]) == (2, 2)
     assert steps[0]["kv_usage"] == 0.5
+    assert steps[0]["verified"] == [[1, "suffix", 2, 0]]
     assert recorder.read() == steps
 
 

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.base.drafted import Verified
 from headrace.base.request import StepStats
 from headrace.obs.instruments import OTHER, Labelled, one_two_five
 from headrace.obs.instruments import Histogram as Own
@@ -86,6 +87,23 @@ def test_failures_and_successes_are_told_apart() -> None:
         finish(metrics, reason)
     assert value(metrics, "request_success_total") == 2
     assert value(metrics, "request_failure_total") == 1
+
+
+def test_drafts_are_told_by_place_and_drafter() -> None:
+    metrics = EngineMetrics("m")
+    metrics.verified(Verified("suffix", 4, 3, spent=0.004, saved=0.03))
+    metrics.verified(Verified("suffix", 2, 1, spent=0.002, saved=0.01))
+    metrics.verified(Verified("ngram", 1, 0))
+    place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(metrics, place, position=str(one)) for one in range(4)] == [2, 1, 1, None]
+    assert value(metrics, "headrace:draft_tokens_total", drafter="suffix") == 6
+    assert value(metrics, "headrace:accepted_draft_tokens_total", drafter="suffix") == 4
+    assert value(metrics, "headrace:accepted_draft_tokens_total", drafter="ngram") == 0
+    seconds = [
+        value(metrics, "headrace:draft_seconds_total", kind=kind)
+        for kind in ("saved", "spent", "vain")
+    ]
+    assert seconds == pytest.approx([0.04, 0.006, 0.002])
 
 
 def test_totals_survive_a_restart_of_the_engine() -> None:

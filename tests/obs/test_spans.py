@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from headrace.base.config import ServerOptions
+from headrace.base.drafted import Drafted, Verified
 from headrace.base.errors import OptionError
 from headrace.obs.life import RequestLife
 from headrace.obs.spans import Spans, attributes, phases, traces_url
@@ -86,6 +87,8 @@ class LivingEngine(FakeEngine):
         life.scheduled, life.first_token, life.last_token = now - 0.2, now - 0.1, now
         life.generated, life.reason, life.ended = sampling.max_tokens, "length", now
         life.trace, life.temperature = CURRENT.get(), sampling.temperature
+        life.drafted = Drafted()
+        life.drafted.add(Verified("suffix", 4, 3, 0.004, 0.03))
         if self.on_end is not None:
             self.on_end(request_id, life)
         return stream
@@ -141,6 +144,9 @@ async def test_a_request_becomes_a_tree_under_the_callers_span(
     assert told["gen_ai.request.model"] == "fake"
     assert told["gen_ai.usage.output_tokens"] == 4
     assert told["gen_ai.request.temperature"] == 0.5
+    assert (told["headrace.draft_tokens"], told["headrace.accepted_tokens"]) == (4, 3)
+    assert (told["headrace.draft_saved"], told["headrace.draft_spent"]) == (0.03, 0.004)
+    assert [one.string_value for one in told["headrace.drafters"].values] == ["suffix"]
     assert told["gen_ai.response.finish_reasons"].values[0].string_value == "length"
     names = ("queue", "prefill", "decode")
     queue, prefill, decode = (sink.one(name) for name in names)

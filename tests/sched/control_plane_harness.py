@@ -17,18 +17,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headrace.base.drafted import Verified
+from headrace.base.outputs import Output, Vector
 from headrace.base.request import Request, SequenceDelta
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan, RequestSpec, Task
 from headrace.base.step import (
     NULL_BLOCK,
     GroupShape,
-    Output,
     PoolShape,
     StepPlan,
     StepResult,
     TokenLogprobs,
-    Vector,
 )
 from headrace.kv import KvManager
 from headrace.sched import Limits, Resource, Scheduler, State, Work
@@ -153,12 +153,12 @@ class FakeWorker:
             table[write.first : write.first + len(write.blocks)] = write.blocks
         touched: set[tuple[int, int]] = set()
         work = []
+        verified: dict[int, Verified] = {}
         stages = plan.stages or (0,) * len(plan.rows)
         for entry, row in enumerate(plan.rows):
             assert stages[entry] == self.rows[row].work.stage
-        for row, start, count, samples in zip(
-            plan.rows, plan.starts, plan.counts, plan.samples, strict=True
-        ):
+        columns = zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True)
+        for entry, (row, start, count, samples) in enumerate(columns):
             stay = self.rows[row]
             if stay.computed is None:
                 stay.computed = start
@@ -178,6 +178,8 @@ class FakeWorker:
                 accepted = self.right(self.rng, ready)
                 for _ in range(accepted):
                     stay.learn(next_token(stay.identities[-1], stay.choice))
+                if ready:
+                    verified[entry] = Verified("fake", ready, accepted)
             assert tainted or begin == stay.computed, "a gap, or work done twice"
             assert samples == (start + planned >= known)
             if not stay.work.keeps:
@@ -228,7 +230,7 @@ class FakeWorker:
             prompt_logprobs.append(scores)
         result = StepResult(plan.number, result_tokens, logprobs, prompt_logprobs, outputs)
         if self.drafts:
-            result.proposed = proposed
+            result.proposed, result.verified = proposed, verified or None
         if fails:
             result = StepResult(plan.number, [], error="the step failed")
         return Flying(plan, result, touched)

@@ -8,8 +8,18 @@ from control_plane_harness import Driver as ControlDriver
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.base.drafted import Drafted, Verified
+from headrace.base.step import StepPlan, StepResult
 from headrace.sched import Limits
-from headrace.sched.price import MARGIN, StepPrices, draft_lengths, least
+from headrace.sched.price import (
+    MARGIN,
+    DraftCounts,
+    StepPrices,
+    computed,
+    draft_lengths,
+    least,
+    paying,
+)
 
 
 def flat(tokens: int) -> float:
@@ -135,6 +145,59 @@ def test_one_slow_step_is_forgotten() -> None:
     assert prices.seconds(3) < 0.0105
 
 
+def test_what_drafts_saved_and_took() -> None:
+    """Of a step of two decodes and three drafts, which takes 11 where one of two takes 8 and a
+    decode of two takes 8: each row a third of what the three took."""
+    prices = StepPrices(lambda tokens: 6.0 + tokens)
+    counts, verified = DraftCounts(), {0: Verified("a", 2, 1), 1: Verified("b", 1, 0)}
+    counts.note(5, 2, verified, prices)
+    assert verified[0].spent == verified[0].saved == 0, "nothing is known of this machine yet"
+    prices.observe(5, 0.011)
+    counts.note(5, 2, verified, prices)
+    assert counts.totals == (4, 6, 2)
+    assert verified[0][3:] == pytest.approx((0.002, 0.008))
+    assert verified[1][3:] == pytest.approx((0.001, 0.0))
+    told = Drafted()
+    for one in verified.values():
+        told.add(one)
+    assert told.totals() == (2, 3, 1)
+    assert (told.saved, told.spent, told.vain) == pytest.approx((0.008, 0.003, 0.002))
+    both = Drafted()
+    both.join(told)
+    both.join(told)
+    assert both.told()["acceptance_histogram"] == [2, 2]
+    assert both.told()["draft_acceptance_rate"] == pytest.approx(1 / 3)
+    assert both.totals("a") == (2, 4, 2)
+
+
+def test_prices_learn_from_what_was_computed() -> None:
+    """With two steps in flight more drafts may be planned than are ready."""
+    plan = StepPlan(0, [0, 1], [8, 8], [8, 4], [True, True], drafts=10)
+    result = StepResult(0, [[1, 2], [3]], verified={0: Verified("a", 3, 1)})
+    assert computed(plan, result) == 5
+    assert computed(plan, StepResult(0, [[1], [3]])) == 2
+
+
+def test_a_plan_has_no_more_drafts_than_places_for_them() -> None:
+    StepPlan(0, [0, 1], [8, 0], [8, 4], [True, False], drafts=7).verify()
+    with pytest.raises(AssertionError, match="8 drafts in 7"):
+        StepPlan(0, [0, 1], [8, 0], [8, 4], [True, False], drafts=8).verify()
+
+
+def test_from_which_chance_on_drafts_pay() -> None:
+    prices = StepPrices(least)
+    for running in (1, 2, 8):
+        chance = paying(running, prices)
+        assert chance == pytest.approx(
+            MARGIN * (1 + 0.4 * running - 0.2) / (0.8 + 0.2 * running) - 1
+        )
+        for survival in (chance - 0.01, chance + 0.01):
+            likely = [bytes([round(255 * survival)])] * running
+            assert (sum(draft_lengths(likely, running, 99, prices)) == running) == (
+                survival > chance
+            )
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_priced_drafts_change_no_answer(drafter: str) -> None:
     """Steps cost what the stairs say; the fake's chances are any, its answers are checked."""
@@ -151,5 +214,6 @@ def test_priced_drafts_change_no_answer(drafter: str) -> None:
         assert stats.accepted_tokens == (drafter == "right") * stats.draft_tokens
     lengths = {count for plan in driver.plans for count in plan.counts}
     assert len(lengths) > 2
+    assert stats.draft_tokens >= sum(one.verified.tried for one in driver.deltas if one.verified)
     tried = sum(plan.drafts for plan in driver.plans)
     assert stats.draft_tokens <= tried, "a step whose sequence has ended tries for nobody"

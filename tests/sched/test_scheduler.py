@@ -16,10 +16,11 @@ from control_plane_harness import (
 )
 
 from headrace.base.errors import ContextOverflow, InvalidRequest, OptionError, Overloaded
+from headrace.base.outputs import Vector
 from headrace.base.request import Request
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import InputSpan, RequestSpec
-from headrace.base.step import PoolShape, StepPlan, StepResult, Vector
+from headrace.base.step import PoolShape, StepPlan, StepResult
 from headrace.kv import KvManager
 from headrace.sched import ALL, Limits, Scheduler, Sequence, State, Work
 

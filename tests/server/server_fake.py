@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.base.arch import ModelArch
 from headrace.base.config import Decision, EngineOptions
+from headrace.base.drafted import Drafted
 from headrace.base.errors import EngineDead, HeadraceError, InvalidRequest, NotFound
 from headrace.base.identity import Identity
 from headrace.base.modelfiles import ModelFiles
@@ -152,6 +153,8 @@ class FakeEngine:
         self.gate = gate
         self.held: set[str] = set()
         """What waits at the gate."""
+        self.drafted: Drafted | None = None
+        """What each request says that came of its drafts."""
         self.once = False
         """Ends with the answer's end."""
         self.state = Health(ready=True, alive=True)
@@ -227,6 +230,7 @@ class FakeEngine:
                     prompt_tokens=len(stream.prompt_ids),
                     cached_tokens=3,
                     finish_reason="stop" if ends else "length" if last else None,
+                    drafted=self.drafted if last and choice == sampling.n - 1 else None,
                 )
                 if sampling.logprobs is not None:
                     top = list(range(65, 65 + sampling.logprobs))

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from server_fake import FakeEngine
 
+from headrace.base.drafted import Drafted, Verified
 from headrace.base.errors import EngineFault
 from headrace.engine.face import Health
 
@@ -74,6 +75,36 @@ async def test_chat_counts_what_was_expected(
     options = {"stream": True, "stream_options": {"include_usage": True}}
     usage = events(await client.post(CHAT, json=body | options))[-1]["usage"]
     assert usage["completion_tokens_details"] == wanted
+
+
+@pytest.mark.parametrize(("path", "prompts"), [(CHAT, 1), (TEXT, 1), (TEXT, 2)])
+async def test_an_answer_says_what_came_of_its_drafts(
+    engine: FakeEngine, client: httpx.AsyncClient, path: str, prompts: int
+) -> None:
+    """Under vLLM's names, whole and streamed, over all prompts; nothing where none were verified,
+    and usage is the same."""
+    body = HELLO if path == CHAT else {"prompt": ["hi"] * prompts, "max_tokens": 4}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    plain = (await client.post(path, json=body)).json()
+    assert "metrics" not in plain
+    engine.drafted = Drafted()
+    for one in Verified("suffix", 4, 3, 0.004, 0.03), Verified("ngram", 2, 0, 0.002, 0.0):
+        engine.drafted.add(one)
+    reply = (await client.post(path, json=body)).json()
+    last = events(await client.post(path, json=body | streamed))[-1]
+    assert reply["metrics"] == last["metrics"]
+    assert reply["usage"] == last["usage"] == plain["usage"]
+    told = reply["metrics"]["speculative_decoding"]
+    assert told["num_spec_steps"] == 2 * prompts
+    assert told["num_draft_tokens"] == 6 * prompts
+    assert told["num_accepted_draft_tokens"] == 3 * prompts
+    assert told["draft_acceptance_rate"] == 0.5
+    assert told["mean_acceptance_length"] == 2.5
+    assert told["acceptance_histogram"] == [prompts, 0, 0, prompts]
+    assert told["num_spec_tokens"] == 4
+    assert told["drafters"]["suffix"]["num_accepted_tokens"] == 3 * prompts
+    assert told["saved_seconds"] == pytest.approx(0.03 * prompts)
+    assert told["vain_seconds"] == pytest.approx(0.003 * prompts)
 
 
 @pytest.mark.parametrize(

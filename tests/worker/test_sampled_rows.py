@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.base.outputs import Output
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, BlockWrite, Output, StepPlan
+from headrace.base.step import Admission, BlockWrite, StepPlan
 from headrace.kernels.arrays import host, tensor
 from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.program import LOGITS, Hidden, want

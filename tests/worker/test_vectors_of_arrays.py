@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from headrace.base.arch import Pooling
+from headrace.base.outputs import Scores, Vector
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
-from headrace.base.step import Admission, Scores, StepPlan, StepResult, TokenLogprobs, Vector
+from headrace.base.step import Admission, StepPlan, StepResult, TokenLogprobs
 from headrace.kernels.program import Outputs
 from headrace.worker.features import RowFeature
 from headrace.worker.pooling import TILE, Pooler

@@ -12,6 +12,7 @@ from typing import Literal
 import pytest
 
 from headrace.base.sampling import SamplingParams
+from headrace.base.step import StepResult
 from headrace.loader.open import open_model
 from headrace.speculate import NOTHING, Drafter, NGramDrafter, Proposal, Speculation
 from headrace.worker import Worker, WorkerOptions
@@ -133,6 +134,37 @@ def test_oracles_change_no_answer(
     assert len(verified) > len(SAMPLINGS), "drafts were verified"
     if blocks == 14:
         assert any(answer.preemptions for answer in found.values())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_result_says_what_was_verified(workers, texts, depth: Literal[1, 2]) -> None:
+    """Entry by entry: whose drafts, how many were compared, and that those accepted were said."""
+    worker = workers(oracle_of(texts, 1))
+    driver = Driver(worker, step_tokens=40, drafts=DRAFTS, depth=depth)
+    sampling = SamplingParams(temperature=0, max_tokens=30)
+    for place in range(2):
+        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        driver.add(f"{place}", prompt, sampling, stop_ids=(11, 12))
+    tried: Counter[int] = Counter()
+
+    def look(result: StepResult) -> StepResult:
+        plan, verified = driver.plans[-1], result.verified or {}
+        tried.update(one.tried for one in verified.values())
+        for entry, new in enumerate(result.tokens):
+            one = verified.get(entry)
+            assert one is not None or len(new) <= 1
+            if one is not None:
+                assert (one.drafter, one.accepted) == ("oracle", len(new) - 1)
+                assert one.accepted <= min(one.tried, 1)
+                assert one.tried <= plan.counts[entry] - 1
+                assert depth == 2 or one.tried == plan.counts[entry] - 1
+        return result
+
+    while driver.scheduler.has_work:
+        assert driver.step(look)
+    assert len(tried) > 2
+    stats = driver.scheduler.stats()
+    assert (stats.drafts, stats.draft_tokens) == (tried.total(), sum(tried.elements()))
 
 
 def test_right_drafts_save_steps(workers, plain, texts) -> None:

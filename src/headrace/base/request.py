@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .drafted import Drafted, Verified
+from .outputs import Output
 from .spec import RequestSpec
-from .step import Output, TokenLogprobs
+from .step import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -61,6 +63,8 @@ class SequenceDelta:
     preemptions: int = 0
     output: Output | None = None
     """What the choice got at its end that is no token: a vector or scores."""
+    verified: Verified | None = None
+    """The drafts of it that the step verified."""
 
 
 @dataclass(slots=True)
@@ -86,7 +90,7 @@ class StepStats:
     drafts: int = 0
     """Times that a sequence verified drafts, since the start, and so the next two."""
     draft_tokens: int = 0
-    """Drafts that were to be verified."""
+    """Drafts that were verified."""
     accepted_tokens: int = 0
     """Drafts that were what the model said."""
     seconds: float = 0.0
@@ -127,6 +131,8 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Entry 0 is None: nothing predicts the first token."""
     cached_tokens: int = 0
+    drafted: Drafted | None = None
+    """What came of drafts, once the answer is whole; None where none were verified."""
 
 
 @dataclass(slots=True)
@@ -169,6 +175,8 @@ class OutputDelta:
     """Whole, on the first delta of choice 0, where it was asked."""
     output: Output | None = None
     """What was wanted instead of text."""
+    drafted: Drafted | None = None
+    """What came of the request's drafts, on its last delta of all."""
     queue_seconds: float = 0.0
     """Arrival to first step, on the delta that carries the first token."""
     preemptions: int = 0

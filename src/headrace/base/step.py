@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from .drafted import Verified
+from .outputs import Output
 from .spec import RequestSpec
-from .tagged import Tagged
 
 NULL_BLOCK = 0
 """Block 0 of every group is never owned: table entries that are not to be read point to it."""
@@ -138,6 +139,9 @@ class StepPlan:
         assert budget is None or self.tokens <= budget, f"{self.tokens} tokens over {budget}"
         assert rows is None or all(0 <= row < rows for row in self.rows)
         assert len(self.stages) in (0, size)
+        # Drafts stand behind the token of an entry that decodes, which is one that samples.
+        longer = sum(count - 1 for count, one in zip(self.counts, self.samples, strict=True) if one)
+        assert 0 <= self.drafts <= longer, f"{self.drafts} drafts in {longer} tokens"
         # An admitted row that computes nothing yet waits for its data: it holds row and tables.
         admitted = [admission.row for admission in self.admitted]
         assert len(set(admitted)) == len(admitted), "a row is admitted twice"
@@ -152,31 +156,6 @@ class TokenLogprobs(NamedTuple):
     """1 for the most likely token."""
     top_ids: list[int]
     top_logprobs: list[float]
-
-
-class Vector(Tagged, frozen=True, array_like=True, tag="vector"):
-    """The vector of an input, as `ModelFiles.pooling` says."""
-
-    values: list[float]
-
-
-class Scores(Tagged, frozen=True, array_like=True, tag="scores"):
-    """What a model that scores makes of an input: one logit for each of its labels."""
-
-    values: list[float]
-
-
-class Artefact(Tagged, frozen=True, array_like=True, tag="artefact"):
-    """Something too large for a message (pixels, sound): where it lies and what it is."""
-
-    handle: str
-    bytes: int
-    media_type: str
-    final: bool
-
-
-Output = Vector | Scores | Artefact
-"""What a step gives an entry that wants no tokens."""
 
 
 class CopyEnd(NamedTuple):
@@ -205,6 +184,8 @@ class StepResult:
     proposed: list[bytes] | None = None
     """Per entry: for each draft that is ready for the next step one byte, how likely it and all
     before it survive (of 255). None where nobody drafts."""
+    verified: dict[int, Verified] | None = None
+    """Entry → the drafts of it that this step verified; None where none were."""
     copied: tuple[CopyEnd, ...] = ()
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""

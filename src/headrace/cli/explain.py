@@ -14,6 +14,7 @@ from rich.table import Table
 from ..base.config import Decision, EngineOptions, ServerOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
+from ..engine.prediction import drafts_that_pay
 from ..engine.start import explain as resolve
 from ..loader import open_model
 from ..roofline.memory import MemoryPlan
@@ -43,6 +44,8 @@ def show(options: EngineOptions, server: ServerOptions | None, *, as_json: bool 
             options.model, cache_dir=options.cache_dir, offline=options.offline, progress=bars
         )
     decisions, memory = resolve(options, files, hardware())
+    if options.speculate != "off":
+        decisions.append(drafts_that_pay(options, files))
     if as_json:
         print(json.dumps(_plain(options, server, files, decisions, memory), ensure_ascii=False))
         return

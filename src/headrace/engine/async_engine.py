@@ -20,9 +20,9 @@ from ..base import environment
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest, Overloaded
 from ..base.identity import Identity
+from ..base.outputs import Vector
 from ..base.request import EmbeddingOutput, OutputDelta, RequestOutput, StepStats
 from ..base.sampling import SamplingParams
-from ..base.step import Vector
 from ..obs.life import RequestLife
 from ..obs.metrics import EngineMetrics
 from ..obs.tasks import TaskWatch

@@ -17,24 +17,23 @@ from ..base.facts import WorkerFacts
 from ..base.hardware import cpu, hardware
 from ..base.identity import Identity
 from ..base.modelfiles import ModelFiles
+from ..base.outputs import Scores, Vector
 from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
 from ..base.spec import RequestSpec
-from ..base.step import Scores, Vector
 from ..kv import KvManager
 from ..loader.content import content_digest
 from ..obs.flight import FlightRecorder
 from ..roofline.memory import MemoryPlan
-from ..sched import Limits, Scheduler, StepPrices
+from ..sched import Limits, Scheduler
 from ..sched.limits import Policy
-from ..sched.price import least
 from ..sched.resource import Resource
 from .adapters import AdapterSlots
 from .calibration import calibrate_quickly, needs_calibration
 from .core import EngineCore
 from .executor import Executor, InlineExecutor
 from .grammar import GrammarResource
-from .prediction import step_predictor
+from .prediction import draft_prices, step_predictor
 from .real import REAL_WORKER, worker_loader
 from .start import Resolved, drafts_of, plan, resolve, weight_bytes_on_disk, worker_settings
 
@@ -190,9 +189,7 @@ def _core(
         identity=identity.fingerprint,
         adapter_content=str if adapters is None else adapters.content,
     )
-    prices: StepPrices | None = None
-    if limits.drafts:
-        prices = StepPrices(least if predict is None else predict.verifying)
+    prices = draft_prices(predict) if limits.drafts else None
     return EngineCore(
         Scheduler(limits, kv, resources, prices=prices),
         executor,

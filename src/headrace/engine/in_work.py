@@ -166,6 +166,8 @@ class RequestsInWork:
         elif delta.output is not None:
             life.scheduled = delta.scheduled
         life.preemptions = max(life.preemptions, delta.preemptions)
+        if delta.verified is not None:
+            self._metrics.verified(delta.verified)
         if delta.finish == "error":
             self._fail(work, delta)
             return
@@ -256,7 +258,7 @@ class RequestsInWork:
         work.stream.fail(kind(message))
 
     def _end(self, work: InWork, reason: str) -> None:
-        work.life.longest = work.outputs.longest
+        work.life.longest, work.life.drafted = work.outputs.longest, work.outputs.drafted
         work.life.ended = time.monotonic()
         self._metrics.ended(work.life, reason, work.life.ended)
         self._forget(work)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.config import Decision, EngineOptions
 from ..base.errors import EngineDead, EngineFault, HeadraceError, InvalidRequest
+from ..base.outputs import Scores, Vector
 from ..base.request import (
     EmbeddingOutput,
     OutputDelta,
@@ -27,7 +28,6 @@ from ..base.request import (
 )
 from ..base.sampling import SamplingParams
 from ..base.spec import Task
-from ..base.step import Scores, Vector
 from ..dist.wake import wait
 from ..loader import open_model
 from ..obs.progress import TokenProgress

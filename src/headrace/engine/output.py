@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..base.drafted import Drafted
 from ..base.request import CompletionOutput, OutputDelta, Request, RequestOutput, SequenceDelta
 from ..base.step import TokenLogprobs
 from ..text import IncrementalDetokenizer, StopStrings, Tokenizer
@@ -97,13 +98,14 @@ class ChoiceOutput:
 class RequestOutputs:
     """All choices of one request."""
 
-    __slots__ = ("_choices", "_ended", "_prompt_logprobs", "_tokenizer", "request")
+    __slots__ = ("_choices", "_ended", "_prompt_logprobs", "_tokenizer", "drafted", "request")
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
         self._tokenizer = tokenizer
         self._choices: list[ChoiceOutput | None] = [None] * request.spec.sampling.n
         self._ended = 0
+        self.drafted: Drafted | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         if request.spec.sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
@@ -125,6 +127,9 @@ class RequestOutputs:
         gathered = self._prompt_logprobs
         if gathered is not None and delta.choice == 0 and delta.prompt_logprobs:
             gathered += delta.prompt_logprobs
+        if delta.verified is not None:
+            self.drafted = self.drafted or Drafted()
+            self.drafted.add(delta.verified)
         if not delta.tokens and delta.finish is None and delta.output is None:
             return None  # A chunk of the prompt, with log-probabilities only.
         first = not choice.tokens
@@ -138,6 +143,8 @@ class RequestOutputs:
                 out.prompt_logprobs = gathered
         if choice.ended:
             self._ended += 1
+            if self.finished:
+                out.drafted = self.drafted
         return out
 
 
@@ -165,6 +172,7 @@ class Answer:
         if delta.prompt_logprobs is not None:
             output.prompt_logprobs = delta.prompt_logprobs
         output.cached_tokens = max(output.cached_tokens, delta.cached_tokens)
+        output.drafted = delta.drafted or output.drafted
         if delta.finish_reason is not None:
             choice.text = "".join(self._texts[delta.index])
             choice.finish_reason = delta.finish_reason

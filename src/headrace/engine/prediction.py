@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 
-from ..base.config import EngineOptions
+from ..base.config import Decision, EngineOptions
 from ..base.hardware import hardware
 from ..base.modelfiles import ModelFiles
 from ..base.step import StepPlan
@@ -20,7 +20,7 @@ from ..roofline.machine import this_hardware
 from ..roofline.routing import typical_skew
 from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import WeightBytes, from_tensors
-from ..sched.price import least
+from ..sched.price import StepPrices, least, paying
 from .start import resolve
 
 _SAFETENSORS = {
@@ -89,6 +89,26 @@ def step_predictor(
         return None
     model = StepModel(case_of(files, dtype=dtype, kv_dtype=kv_dtype), known)
     return StepPredictor(model)
+
+
+def draft_prices(predict: StepPredictor | None) -> StepPrices:
+    """The prices of drafts with which an engine begins."""
+    return StepPrices(least if predict is None else predict.verifying)
+
+
+def drafts_that_pay(options: EngineOptions, files: ModelFiles) -> Decision:
+    """The chances from which on an engine that has not run a step yet verifies drafts."""
+    asked = resolve(options, files, hardware()).options
+    known = step_predictor(files, device=asked.device, dtype=asked.dtype, kv_dtype=asked.kv_dtype)
+    prices = draft_prices(known)
+    chances = {running: paying(running, prices) for running in (1, 8, 32)}
+    told = (f"{one} from {chance:.0%}" for one, chance in chances.items() if chance <= 1)
+    source = "the roofline" if known is not None else "a guess"
+    return Decision(
+        "drafts that pay",
+        ", ".join(told) or "none",
+        f"sequences at once, and the chance of one draft each; by {source} until steps show more",
+    )
 
 
 class StepPredictor:

@@ -168,5 +168,6 @@ def merge(first: OutputDelta, second: OutputDelta) -> None:
     first.cached_tokens = max(first.cached_tokens, second.cached_tokens)
     first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     first.output = first.output or second.output
+    first.drafted = second.drafted
     first.queue_seconds = first.queue_seconds or second.queue_seconds
     first.preemptions = second.preemptions

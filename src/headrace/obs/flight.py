@@ -57,6 +57,8 @@ class _Submitted(_Step):
 class _Finished(_Step):
     error: str | None
     sampled: int
+    verified: list[list[int | str]]
+    """(row, drafter, drafts verified, accepted) each."""
     seconds: float
     schedule_seconds: float
     idle_seconds: float
@@ -108,6 +110,10 @@ class FlightRecorder:
 
     def finished(self, plan: StepPlan, result: StepResult, stats: StepStats) -> None:
         error = result.error
+        verified: list[list[int | str]] = [
+            [plan.rows[entry], one.drafter, one.tried, one.accepted]
+            for entry, one in list((result.verified or {}).items())[:_SHOWN]
+        ]
         self._write(
             _Finished(
                 plan.number,
@@ -118,6 +124,7 @@ class FlightRecorder:
                 plan.drafts,
                 error[:500] if error else None,
                 sum(map(len, result.tokens)),
+                verified,
                 result.seconds,
                 stats.schedule_seconds,
                 stats.idle_seconds,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..base.drafted import Drafted
+
 
 @dataclass(slots=True)
 class RequestLife:
@@ -32,6 +34,8 @@ class RequestLife:
     """The span that the request came under, where traces are on (`obs.spans`)."""
     temperature: float | None = None
     top_p: float | None = None
+    drafted: Drafted | None = None
+    """What came of its drafts, once it has ended; None where none were verified."""
 
     @property
     def ttft(self) -> float:

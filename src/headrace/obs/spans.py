@@ -175,6 +175,13 @@ def attributes(
         found["gen_ai.request.top_p"] = life.top_p
     if life.first_token:
         found["headrace.time_to_first_token"] = life.ttft
+    if life.drafted is not None:
+        drafts, tokens, accepted = life.drafted.totals()
+        found["headrace.drafts"], found["headrace.draft_tokens"] = drafts, tokens
+        found["headrace.accepted_tokens"] = accepted
+        found["headrace.drafters"] = sorted({name for name, _, _ in life.drafted.cases})
+        found["headrace.draft_saved"] = life.drafted.saved
+        found["headrace.draft_spent"] = life.drafted.spent
     if life.reason == "error":
         found["error.type"] = "engine"
     return found

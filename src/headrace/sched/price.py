@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headrace.base.drafted import Verified
+from headrace.base.step import StepPlan, StepResult
+
 MEMORY = 0.1
 """Share of the newest step in what is known of steps about as large."""
 FORGOTTEN = 500
@@ -57,6 +60,11 @@ class StepPrices:
         self._knots: dict[int, _Knot] = {}
         """By exponent."""
         self._steps = 0
+
+    @property
+    def known(self) -> bool:
+        """Has a step been observed? Until then only ratios of `seconds` mean anything."""
+        return bool(self._knots)
 
     def seconds(self, tokens: int) -> float:
         """Expect so long of a step of so many tokens, as steps are now."""
@@ -114,6 +122,12 @@ def _between(tokens: int) -> tuple[int, float]:
     return low, tokens / (1 << low) - 1
 
 
+def paying(running: int, prices: StepPrices) -> float:
+    """The least chance of a draft, of so many sequences one each, at which a step verifies them;
+    above 1 it never does."""
+    return MARGIN * prices.seconds(2 * running) / prices.seconds(running) - 1
+
+
 class DraftCounts:
     """What came of drafts since the start, as `StepStats` has it."""
 
@@ -121,13 +135,31 @@ class DraftCounts:
         self.totals = (0, 0, 0)
         """`drafts`, `draft_tokens` and `accepted_tokens`."""
 
-    def note(self, counts: Sequence[int], tokens: Sequence[list[int]]) -> None:
-        """Count the decodes, which stand first in a step: their tokens, and what each gave."""
+    def note(
+        self, tokens: int, decodes: int, verified: dict[int, Verified], prices: StepPrices | None
+    ) -> None:
+        """Count what a step of `tokens` and so many decodes verified, and price it.
+
+        Drafts cost what they made the step longer, each row alike. Each that was accepted saves
+        its sequence a step of the decodes alone.
+        """
         drafts, tried, accepted = self.totals
-        for count, new in zip(counts, tokens, strict=False):
-            if count > 1 and new:
-                drafts, tried, accepted = drafts + 1, tried + count - 1, accepted + len(new) - 1
-        self.totals = drafts, tried, accepted
+        rows = sum(one.tried for one in verified.values())
+        step = row = 0.0
+        if prices is not None and prices.known:
+            step = prices.seconds(decodes)
+            row = max(0.0, prices.seconds(tokens) - prices.seconds(tokens - rows)) / rows
+        for entry, one in verified.items():
+            verified[entry] = one._replace(spent=row * one.tried, saved=step * one.accepted)
+            accepted += one.accepted
+        self.totals = drafts + len(verified), tried + rows, accepted
+
+
+def computed(plan: StepPlan, result: StepResult) -> int:
+    """Tokens that a step computed: with two steps in flight fewer drafts may have been ready than
+    were planned."""
+    verified = result.verified or {}
+    return plan.tokens - plan.drafts + sum(one.tried for one in verified.values())
 
 
 def draft_lengths(

@@ -42,7 +42,7 @@ from headrace.kv import KvManager
 
 from .admission import RetryEstimate, verify_request, work_of
 from .limits import Limits
-from .price import DraftCounts, StepPrices, draft_lengths
+from .price import DraftCounts, StepPrices, computed, draft_lengths
 from .resource import Resource
 from .roster import RESERVE, Roster
 from .work import NO_ROW, State, Work
@@ -232,10 +232,10 @@ class Scheduler:
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
         if self.prices is not None and flight.decodes == len(plan.rows):
-            self.prices.observe(plan.tokens, result.seconds)
+            self.prices.observe(computed(plan, result), result.seconds)
         number, decodes, failures = plan.number, flight.decodes, result.failures
-        if self.limits.drafts:
-            self._drafts.note(plan.counts[:decodes], result.tokens)
+        if result.verified:
+            self._drafts.note(computed(plan, result), decodes, result.verified, self.prices)
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
         delta: SequenceDelta | None

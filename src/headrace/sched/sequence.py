@@ -71,6 +71,8 @@ class Sequence(Work):
             delta = self.news()
         logprobs = None if result.logprobs is None else result.logprobs[entry]
         delta.tokens, delta.logprobs = new, logprobs
+        if result.verified is not None:
+            delta.verified = result.verified.get(entry)
         tokens, stops = self.tokens, self.stops
         for taken, token in enumerate(new, start=1):
             tokens.append(token)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..base.drafted import Drafted
 from ..base.errors import Overloaded
 from ..base.request import OutputDelta
 from ..speculate import PredictedDrafter
@@ -23,7 +24,7 @@ class Aborted(Overloaded):
 class Usage:
     """Tokens of one HTTP request, over all its prompts and choices."""
 
-    __slots__ = ("_followed", "_prompts", "completion", "expected", "reasoning")
+    __slots__ = ("_drafted", "_followed", "_prompts", "completion", "expected", "reasoning")
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
@@ -33,6 +34,7 @@ class Usage:
         """An answer that the client expects; what each choice keeps of it is counted on the answer
         itself, so speculation has no part in the number."""
         self._followed: dict[int, PredictedDrafter] = {}
+        self._drafted = Drafted()
 
     def count(self, prompt: int, delta: OutputDelta) -> None:
         self.completion += len(delta.token_ids) - (delta.void or 0)
@@ -40,6 +42,8 @@ class Usage:
             if delta.void is not None or delta.index not in self._followed:
                 self._followed[delta.index] = PredictedDrafter(self.expected)
             self._followed[delta.index].extend(delta.token_ids)
+        if delta.drafted is not None:
+            self._drafted.join(delta.drafted)
         if delta.prompt_tokens:
             self._prompts[prompt] = (delta.prompt_tokens, delta.cached_tokens)
 
@@ -54,6 +58,14 @@ class Usage:
     @property
     def cached(self) -> int:
         return sum(cached for _, cached in self._prompts.values())
+
+    def told(self) -> dict[str, Any]:
+        """The members of an answer that say what it took: `usage`, and `metrics` of the drafts
+        where some were verified, under vLLM's names."""
+        told: dict[str, Any] = {"usage": self.as_openai()}
+        if self._drafted.cases:
+            told["metrics"] = {"speculative_decoding": self._drafted.told()}
+        return told
 
     def as_openai(self) -> dict[str, Any]:
         prompt, completion = self.prompt, self.completion

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..base.errors import ContextOverflow, EngineFault, InvalidRequest
+from ..base.outputs import Scores, Vector
 from ..base.sampling import SamplingParams
-from ..base.step import Scores, Vector
 from .caller import engine_id
 from .generation import Usage, check_whole
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..base.arch import Pooling
-from ..base.step import Admission, Scores, StepPlan, StepResult, Vector
+from ..base.outputs import Scores, Vector
+from ..base.step import Admission, StepPlan, StepResult
 from ..kernels.arrays import Array
 from ..kernels.program import EVERY, Outputs
 from .arrays import concatenate, copy, fp32, normalised, stack

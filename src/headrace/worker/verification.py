@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.drafted import Verified
 from ..base.step import Admission, StepPlan, StepResult
 from ..speculate import NOTHING, Drafts, Proposal, Speculation
 from .grammar import GrammarMasks
@@ -58,6 +59,8 @@ class Verification:
         self._table, self._speculation, self._most = rows, speculation, most
         self._masks = masks
         self._rows: dict[int, _Row] = {}
+        self._verified: dict[int, Verified] = {}
+        """What a step's result will have."""
 
     def admit(self, admission: Admission) -> None:
         """Begin to draft for a row that is to get tokens."""
@@ -110,12 +113,13 @@ class Verification:
         follow from tokens that are true: of each entry those up to the first that is no draft."""
         kept: list[int] = []
         at = 0
+        self._verified = {}
         while at < len(entries):
             entry = entries[at]
             row, tried = plan.rows[entry], drafted[entry]
             kept.append(at)
             if tried:
-                right = self._settle(row, chosen[at : at + tried])
+                right = self._settle(entry, row, chosen[at : at + tried])
                 self._table.computed[row] = plan.starts[entry] + 1 + right
                 kept += range(at + 1, at + 1 + right)
             at += 1 + tried
@@ -125,8 +129,10 @@ class Verification:
         """Like `accept` where every entry decodes and samples: the tokens that each gets, the last
         of which is written behind the others."""
         tokens, at = [], 0
-        for row, start, tried in zip(plan.rows, plan.starts, drafted, strict=True):
-            right = self._settle(row, chosen[at : at + tried]) if tried else 0
+        self._verified = {}
+        columns = zip(plan.rows, plan.starts, drafted, strict=True)
+        for entry, (row, start, tried) in enumerate(columns):
+            right = self._settle(entry, row, chosen[at : at + tried]) if tried else 0
             self._table.computed[row] = start + 1 + right
             new = chosen[at : at + right + 1]
             self._table.host_tokens[row, start + right + 1] = new[-1]
@@ -134,13 +140,14 @@ class Verification:
             at += 1 + tried
         return tokens
 
-    def _settle(self, row: int, chosen: Sequence[int]) -> int:
+    def _settle(self, entry: int, row: int, chosen: Sequence[int]) -> int:
         """How many of a row's drafts are right; `chosen` are the target's own tokens there."""
         found = self._rows[row]
         right, ready = 0, found.ready
         while right < len(chosen) and chosen[right] == ready.tokens[right]:
             right += 1
         found.drafts.settle(_cut(ready, len(chosen)), right)
+        self._verified[entry] = Verified(ready.drafter, len(chosen), right)
         return right
 
     def propose(self, plan: StepPlan, result: StepResult) -> None:
@@ -180,6 +187,8 @@ class Verification:
                 alive = found.drafts.survival(found.ready)
                 proposed[entry] = bytes([round(255 * one) for one in alive])
         result.proposed = proposed
+        if self._verified:
+            result.verified, self._verified = self._verified, {}
 
 
 def sampled_tokens(

@@ -57,7 +57,7 @@ async def whole(chat: Chat, stream: OutputStream) -> Response:
             )
     reply["choices"] = [_finished(chat, index, parts) for index, parts in enumerate(choices)]
     chat.usage.reasoning = sum(parts.reasoning_tokens for parts in choices)
-    reply["usage"] = chat.usage.as_openai()
+    reply |= chat.usage.told()
     if chat.body.return_token_ids:
         reply["prompt_token_ids"] = chat.prompt
     if chat.body.prompt_logprobs is not None or chat.top_logprobs is not None:
@@ -153,7 +153,7 @@ class _Telling:
     def end(self) -> bytes:
         chat = self._chat
         if chat.body.usage_wanted:
-            return frame({**self._head, "choices": [], "usage": chat.usage.as_openai()}) + DONE
+            return frame({**self._head, "choices": [], **chat.usage.told()}) + DONE
         return DONE
 
 

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from ....text.tools import MAX_TOOLS
 from ...fields import Integer, Loose, ToolName, inert, unsupported
 from ...form import FormFields
-from ..completions.schema import UsageReply
+from ..completions.schema import MetricsReply, UsageReply
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -251,5 +251,6 @@ class ChatReply(TypedDict):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: UsageReply
+    metrics: NotRequired[MetricsReply]
     prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
     prompt_token_ids: NotRequired[list[int]]

@@ -56,6 +56,11 @@ class UsageReply(TypedDict):
     completion_tokens_details: CompletionTokensDetails
 
 
+class MetricsReply(TypedDict):
+    speculative_decoding: dict[str, Any]
+    """What `base.drafted.Drafted.told` says; seconds are predicted."""
+
+
 class CompletionLogprobsReply(TypedDict):
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -81,3 +86,4 @@ class CompletionReply(TypedDict):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: NotRequired[UsageReply | None]
+    metrics: NotRequired[MetricsReply]

@@ -263,7 +263,7 @@ async def _whole(work: Completion, streams: list[OutputStream]) -> Response:
         if work.body.logprobs is not None:
             await asyncio.sleep(0)  # All choices may come at once.
     reply = work.reply([_joined(parts[index]) for index in sorted(parts)])
-    reply["usage"] = work.usage.as_openai()
+    reply |= work.usage.told()
     if work.large or work.body.logprobs is not None:
         return await large_response(reply)
     return json_response(reply)
@@ -299,9 +299,7 @@ def _events(work: Completion, streams: list[OutputStream]) -> Frames:
     def end() -> bytes:
         if not body.usage_wanted:
             return DONE
-        chunk = work.reply([])
-        chunk["usage"] = work.usage.as_openai()
-        return frame(chunk) + DONE
+        return frame(work.reply([]) | work.usage.told()) + DONE
 
     return Frames(streams, news, end, straight=not work.large)
 
