@@ -49,7 +49,7 @@ LINES = {
     "layers": 300,
     "loader": 4_150,
     "models": 330,
-    "obs": 1_680,
+    "obs": 1_682,
     "quant": 780,
     "roofline": 4_580,
     "sched": 1_504,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_638,
 }
 """Lines of Python in each package."""
-TOTAL = 79_474
+TOTAL = 79_476
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -91,9 +91,9 @@ def test_failures_and_successes_are_told_apart() -> None:
 
 def test_drafts_are_told_by_place_and_drafter() -> None:
     metrics = EngineMetrics("m")
-    metrics.verified(Verified("suffix", 4, 3, spent=0.004, saved=0.03))
-    metrics.verified(Verified("suffix", 2, 1, spent=0.002, saved=0.01))
-    metrics.verified(Verified("ngram", 1, 0))
+    metrics.drafted.verified(Verified("suffix", 4, 3, spent=0.004, saved=0.03))
+    metrics.drafted.verified(Verified("suffix", 2, 1, spent=0.002, saved=0.01))
+    metrics.drafted.verified(Verified("ngram", 1, 0))
     place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert [value(metrics, place, position=str(one)) for one in range(4)] == [2, 1, 1, None]
     assert value(metrics, "headrace:draft_tokens_total", drafter="suffix") == 6

@@ -146,8 +146,8 @@ def test_one_slow_step_is_forgotten() -> None:
 
 
 def test_what_drafts_saved_and_took() -> None:
-    """Of a step of two decodes and three drafts, which takes 11 where one of two takes 8 and a
-    decode of two takes 8: each row a third of what the three took."""
+    """A step of two decodes and three drafts takes 11, one of two decodes 8: each row a third of
+    what the three took, each accepted draft a step of the two."""
     prices = StepPrices(lambda tokens: 6.0 + tokens)
     counts, verified = DraftCounts(), {0: Verified("a", 2, 1), 1: Verified("b", 1, 0)}
     counts.note(5, 2, verified, prices)

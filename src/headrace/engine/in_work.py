@@ -167,7 +167,7 @@ class RequestsInWork:
             life.scheduled = delta.scheduled
         life.preemptions = max(life.preemptions, delta.preemptions)
         if delta.verified is not None:
-            self._metrics.verified(delta.verified)
+            self._metrics.drafted.verified(delta.verified)
         if delta.finish == "error":
             self._fail(work, delta)
             return

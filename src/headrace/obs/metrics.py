@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ..base.drafted import Verified
 from ..base.request import StepStats
+from .draft_metrics import DraftMetrics
 from .instruments import Exposition, Histogram, Labelled, one_two_five
 from .life import RequestLife
 from .sketch import Sketch
@@ -138,10 +138,6 @@ class EngineMetrics(Collector):
         self._cached_sources = Labelled("device")
         self._adapter_requests = Labelled(most=MOST_ADAPTERS)
         self._adapter_tokens = Labelled(most=MOST_ADAPTERS)
-        self._accepted_at = Labelled()
-        self._drafter_tokens = Labelled()
-        self._drafter_accepted = Labelled()
-        self._draft_seconds = Labelled("saved", "spent", "vain")
         self._restarts = 0
         self._retried = 0
         self._prompt_tokens = 0
@@ -158,6 +154,7 @@ class EngineMetrics(Collector):
         self._preemptions = _Restarting()
         self._prefix_queries = _Restarting()
         self._prefix_hits = _Restarting()
+        self.drafted = DraftMetrics()
         self._drafts = _Restarting()
         self._draft_tokens = _Restarting()
         self._accepted_tokens = _Restarting()
@@ -199,16 +196,6 @@ class EngineMetrics(Collector):
             self._cached_sources.add("device", life.cached)
         life.generated += count
         life.last_token = now
-
-    def verified(self, one: Verified) -> None:
-        """A step verified drafts of one sequence."""
-        for position in range(one.accepted):
-            self._accepted_at.add(str(position))
-        self._drafter_tokens.add(one.drafter, one.tried)
-        self._drafter_accepted.add(one.drafter, one.accepted)
-        self._draft_seconds.add("saved", one.saved)
-        self._draft_seconds.add("spent", one.spent)
-        self._draft_seconds.add("vain", one.spent * (1 - one.accepted / one.tried))
 
     def between_tokens(self, seconds: float, count: int, choices: int = 1) -> None:
         """So many choices got `count` tokens each, `seconds` after their previous ones."""
@@ -271,6 +258,7 @@ class EngineMetrics(Collector):
         """All families, as they are now."""
         yield from self._state()
         yield from self._counters()
+        yield from self.drafted.families(self._exposition)
         yield from self._histograms()
 
     def _state(self) -> Iterator[Metric]:
@@ -350,33 +338,6 @@ class EngineMetrics(Collector):
             self._accepted_tokens.total,
             "vllm:spec_decode_num_accepted_tokens",
         )
-        for help_, label, values, name in (
-            (
-                "Drafts that were accepted, by their place among those of a step.",
-                "position",
-                self._accepted_at,
-                "vllm:spec_decode_num_accepted_tokens_per_pos",
-            ),
-            (
-                "Drafts that were verified, by drafter.",
-                "drafter",
-                self._drafter_tokens,
-                "headrace:draft_tokens",
-            ),
-            (
-                "Drafts that were accepted, by drafter.",
-                "drafter",
-                self._drafter_accepted,
-                "headrace:accepted_draft_tokens",
-            ),
-            (
-                "Predicted time that drafts saved and took, and the part for those refused.",
-                "kind",
-                self._draft_seconds,
-                "headrace:draft_seconds",
-            ),
-        ):
-            yield from x.counters(help_, label, values, name)
         yield from x.counter(
             "Prompt tokens.", self._prompt_tokens, "vllm:prompt_tokens", "prompt_tokens"
         )
