@@ -39,6 +39,7 @@ def test_a_build_ends_in_a_signed_profile(made: Made) -> None:
         "sbom": "passed",
         "profile": "passed",
         "sign": "passed",
+        "provenance": "passed",
     }
     body = made.body
     names = sorted(path.name for path in made.model.iterdir())
@@ -60,7 +61,7 @@ def test_again_nothing_runs(made: Made) -> None:
 def test_one_changed_wish_runs_what_depends_on_it(made: Made) -> None:
     plan = made.again(accept_licences="mine").plan()
     todo = {step.stage.name: step.why for step in plan if step.result is None}
-    assert list(todo) == ["licence", "profile", "sign"]
+    assert list(todo) == ["licence", "profile", "sign", "provenance"]
     assert todo["licence"].startswith("parameters.accepted was []")
 
 
@@ -81,7 +82,7 @@ def test_two_builders_make_the_same(made: Made, tmp_path: Path) -> None:
     theirs = Build(made.engine(moved), options).run()
     assert theirs.profile == ours.profile
     assert theirs.page.read_bytes() == ours.page.read_bytes()
-    assert len(theirs.ran) == 9
+    assert len(theirs.ran) == 10
 
 
 # Gates
@@ -94,7 +95,7 @@ def test_a_pickle_is_never_loaded(made: Made, tmp_path: Path) -> None:
     assert result.failed == ["format"]
     assert result.profile is None
     left_out = {step.stage.name for step in result.steps if step.result is None}
-    assert {"limits", "accuracy", "performance", "profile", "sign"} == left_out
+    assert {"limits", "accuracy", "performance", "profile", "sign", "provenance"} == left_out
 
 
 def test_too_slow_is_a_failed_gate_and_no_profile(made: Made, tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_the_commands(made: Made, tmp_path: Path) -> None:
     same = (str(made.model), "--threads", "1", "--without", "accuracy,performance")
     store = ("--store", str(tmp_path / "store"))
     first = made.call("build", *same, *store)
-    assert "8 of 8 stages ran" in first
+    assert "9 of 9 stages ran" in first
     assert f"headrace serve --profile {tmp_path}/store/profiles/{made.cell}.json" in first
     assert "nothing was to run" in made.call("build", *same, *store)
     told = json.loads(made.call("build", *same, *store, "--json").splitlines()[0])

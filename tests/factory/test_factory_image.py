@@ -20,9 +20,12 @@ from factory_cell import rewrite
 
 from headrace.base.errors import DownloadError, InvalidRequest, ModelFileError, Untrusted
 from headrace.factory import image
+from headrace.factory.attest import attestation_problems, check
 from headrace.factory.audit import problems
 from headrace.factory.image import ImageBuild
 from headrace.factory.layer import debian, wheel
+from headrace.factory.revoke import trusted
+from headrace.factory.sign import signer
 from headrace.factory.store import INDEX_TYPE, Descriptor, Store
 
 HERE = {machine: name for name, machine in image.MACHINES.items()}[platform.machine()]
@@ -87,15 +90,22 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = write_wheel(folder / "river-1.0-py3-none-any.whl", names)
     lock = f"river==1.0 \\\n    --hash=sha256:{sha256(made.read_bytes())}\n"
     (folder / "lock").write_text(lock)
-    pinned = {"packages": {HERE: [["pool/python_amd64.deb", sha256(package)]]}}
-    (folder / "debian.json").write_text(json.dumps(pinned))
+    document = {"packages": {HERE: [["pool/python_amd64.deb", sha256(package)]]}}
+    (folder / "debian.json").write_text(json.dumps(document))
     monkeypatch.setattr(image, "PINNED", folder / "debian.json")
     return folder
 
 
 def build(store: Path, inputs: Path, **wanted: Any) -> ImageBuild:
     words = {"lock": inputs / "lock", "wheels": inputs, "mirror": str(inputs), "offline": True}
-    return ImageBuild(Store(store), [HERE], **{**words, **wanted})
+    return ImageBuild(
+        Store(store), signer(None, str(inputs.parent / "cache")), [HERE], **{**words, **wanted}
+    )
+
+
+def pinned(inputs: Path) -> list[list[str]]:
+    found: list[list[str]] = json.loads((inputs / "debian.json").read_text())["packages"][HERE]
+    return found
 
 
 def named(store: Store) -> Descriptor:
@@ -138,7 +148,7 @@ def test_two_builders_make_the_same_bytes(
     with (inputs / "lock").open("a") as file:
         file.write("# the same packages\n")
     ran = [step.stage.name for step in build(tmp_path / "one", inputs).run() if step.ran]
-    assert ran == [f"libraries-{HERE}"], "the same layer: the image stays as it is"
+    assert ran == [f"libraries-{HERE}", "provenance"], "the same layer: the image stays as it is"
 
 
 @pytest.mark.slow
@@ -173,6 +183,18 @@ def test_what_is_in_the_image(tmp_path: Path, inputs: Path) -> None:
     ]
     assert config["rootfs"]["diff_ids"] == unpacked
     assert list(problems(store)) == []
+    trust = trusted(None, str(tmp_path / "cache"))
+    assert list(attestation_problems(store, trust)) == []
+    packages = [(path, f"sha256:{digest}") for path, digest in pinned(inputs)]
+    attested = store.attested(named(store).digest)
+    assert attested is not None
+    check(store, trust, attested, named(store).digest, packages)
+    with pytest.raises(Untrusted, match="does not name pool/other"):
+        check(store, trust, attested, named(store).digest, [("pool/other", "sha256:0")])
+    path = store.root / "attested" / named(store).digest.removeprefix("sha256:")
+    path.rename(tmp_path / "attested")
+    assert list(attestation_problems(store, trust)) == ["image headrace:0.1.0 has no provenance"]
+    (tmp_path / "attested").rename(path)
     blob = store.blob(manifest["config"]["digest"])
     data = blob.read_bytes()
     rewrite(blob, data[:-1] + b" ")
@@ -201,15 +223,16 @@ def test_a_wheel_that_the_lock_does_not_know_is_refused(tmp_path: Path, inputs: 
 
 
 def test_wrong_wishes_are_named(tmp_path: Path, inputs: Path) -> None:
+    store, key = Store(tmp_path / "store"), signer(None, str(tmp_path / "cache"))
     with pytest.raises(InvalidRequest, match="'mips' is none of amd64, arm64"):
-        ImageBuild(Store(tmp_path / "store"), ["mips"], lock=inputs / "lock")
+        ImageBuild(store, key, ["mips"], lock=inputs / "lock")
     with pytest.raises(InvalidRequest, match="nowhere cannot be read: No such file"):
         build(tmp_path / "store", inputs, lock=Path("nowhere"))
     (other,) = {"amd64", "arm64"} - {HERE}
-    pinned = json.loads((inputs / "debian.json").read_text())
-    (inputs / "debian.json").write_text(json.dumps({**pinned, "packages": {other: []}}))
+    document = json.loads((inputs / "debian.json").read_text())
+    (inputs / "debian.json").write_text(json.dumps({**document, "packages": {other: []}}))
     with pytest.raises(DownloadError, match="make wheels"):
-        ImageBuild(Store(tmp_path / "store"), [other], lock=inputs / "lock", wheels=inputs)
+        ImageBuild(store, key, [other], lock=inputs / "lock", wheels=inputs)
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../out"])

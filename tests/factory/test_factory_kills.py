@@ -12,7 +12,10 @@ from factory_cell import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
-STAGES = "fetch", "licence", "verify", "format", "sbom", "limits", "accuracy", "profile", "sign"
+STAGES = (
+    *("fetch", "licence", "verify", "format", "sbom", "limits", "accuracy"),
+    *("profile", "sign", "provenance"),
+)
 BUILD = """
 import os, signal, sys
 from headrace.base.config import EngineOptions

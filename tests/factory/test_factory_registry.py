@@ -22,8 +22,7 @@ from headrace.factory.bundle import read_bundle, shipped, take_in, write_bundle
 from headrace.factory.key import canonical, digest_of
 from headrace.factory.profile import envelopes, profile_problems
 from headrace.factory.registry import Remote
-from headrace.factory.sign import Trust
-from headrace.factory.store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
+from headrace.factory.store import MANIFEST_TYPE, Descriptor, Store
 
 
 def quiet(_one: Descriptor, _moved: bool) -> None:
@@ -184,16 +183,6 @@ def test_a_bundle_brings_everything(shop: Workshop, other: Workshop, tmp_path: P
     assert bundle(other, tmp_path / "again.tar").read_bytes() == path.read_bytes()
     with pytest.raises(OptionError, match=r"one\.tar cannot be written: File exists"):
         bundle(shop, path)
-
-
-def test_an_image_travels_too(shop: Workshop, other: Workshop, tmp_path: Path) -> None:
-    index = canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": []})
-    shop.store.tag("headrace:9", shop.store.put(index, INDEX_TYPE))
-    things = {"headrace:9": shipped(shop.store, shop.rings, "headrace:9")}
-    write_bundle(shop.store, things, tmp_path / "image.tar")
-    taken = take_in(other.store, read_bundle(other.store, tmp_path / "image.tar"), Trust())
-    assert taken == ["headrace:9"]
-    assert named(other.store) == things
 
 
 @pytest.mark.parametrize("part", ["index.json", "blobs/sha256/"])

@@ -9,6 +9,7 @@ import pytest
 from factory_cell import DAMAGES, Made, flip, make, rewrite, statement
 
 from headrace.base.errors import Untrusted
+from headrace.factory.attest import attestation_problems
 from headrace.factory.audit import problems
 from headrace.factory.profile import (
     Compatibility,
@@ -22,7 +23,16 @@ from headrace.factory.store import Descriptor, Store
 
 pytestmark = pytest.mark.slow
 
-TAMPERED = ("blobs", "stages", "models", "profiles", "evidence", "oci-layout", "index.json")
+TAMPERED = (
+    "blobs",
+    "stages",
+    "models",
+    "profiles",
+    "evidence",
+    "attested",
+    "oci-layout",
+    "index.json",
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +41,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def told(made: Made) -> list[str]:
-    return [*problems(made.store), *profile_problems(made.store, made.keys)]
+    lines = [*problems(made.store), *profile_problems(made.store, made.keys)]
+    return lines or list(attestation_problems(made.store, made.keys))
 
 
 def in_store(root: Path, name: str) -> list[Path]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from ..base.config import EngineOptions
 from ..base.errors import Untrusted
+from ..factory.attest import attestation_problems, check
 from ..factory.audit import problems
 from ..factory.build import Build, BuildOptions
 from ..factory.graph import Step
@@ -103,16 +104,25 @@ def verify(
     if profile is not None:
         found = Rings(place, keys).find(profile)
         print(f"{found.body.name} {found.digest}: the signature holds")
+        if (attested := place.attested(found.digest)) is not None:
+            bound = [(one.path, one.digest) for one in found.body.model.files]
+            check(place, keys, attested, found.digest, bound)
+            print("provenance: of the files that the profile binds")
         for name, gate in found.body.gates.items():
             print(f"{name}: {gate.outcome}" + (f": {gate.reason}" if gate.reason else ""))
         return
     wrong = [*problems(place), *profile_problems(place, keys), *Rings(place, keys).problems()]
+    if not wrong:  # Whatever is told above, names and envelopes among it, this relies on.
+        wrong = [*attestation_problems(place, keys)]
     for line in wrong:
         print(line)
     if wrong:
         raise Untrusted(f"{len(wrong)} things in {place.root} are not what they should be")
+    held = envelopes(place)
+    if lacking := [name for name, digest in held.items() if not place.attested(digest)]:
+        print(f"without provenance: {', '.join(lacking)}")
     blobs = sum(1 for _ in (place.root / "blobs" / "sha256").iterdir())
-    print(f"{blobs} blobs, {len(envelopes(place))} profiles: all are what they should be")
+    print(f"{blobs} blobs, {len(held)} profiles: all are what they should be")
 
 
 @command.command()

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ..base.errors import NotFound
 from ..factory.build import store_folder
-from ..factory.bundle import read_bundle, shipped, take_in, write_bundle
+from ..factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
 from ..factory.fleet import locally, read_fleet, run_fleet
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
 from ..factory.revoke import FILE, trusted
-from ..factory.sign import key_folder
+from ..factory.sign import key_folder, signer
 from ..factory.store import Descriptor, Store
-from .factory_parts import AsJson, At, Trusted, existing, tell
+from .factory_parts import AsJson, At, Signing, Trusted, existing, tell
 
 
 def image(
@@ -34,12 +36,14 @@ def image(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Use folders alone.")] = False,
     store: At = None,
+    key: Signing = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the engine's image, without a daemon; the same inputs give the same bytes."""
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
     build = ImageBuild(
         Store(store_folder(store)),
+        signer(key),
         [one.strip() for one in architectures.split(",")],
         lock=lock,
         wheels=wheels,
@@ -47,11 +51,10 @@ def image(
         offline=offline,
     )
     steps = build.run(lambda what, step: tell(console, what, step))
-    result = steps[-1].result
-    assert result is not None
     ran = [step.stage.name for step in steps if step.ran]
-    digest = result.outputs["index.json"].digest
-    sizes = {step.stage.name: step.result.figures["bytes"] for step in steps[:-1] if step.result}
+    done = {step.stage.name: step.result for step in steps if step.result}
+    digest = done["image"].outputs["index.json"].digest
+    sizes = {name: one.figures["bytes"] for name, one in done.items() if one.figures}
     if as_json:
         print(json.dumps({"image": digest, "ran": ran, "bytes": sizes}))
     console.print(f"{build.name} {digest}: {len(ran)} of {len(steps)} stages ran")
@@ -63,11 +66,15 @@ def publish(
     store: At = None,
 ) -> None:
     """Bring a profile with its weights, or the image, to a registry; what is there is not sent."""
-    from ..factory.registry import Remote  # Local: other commands do without its packages.
+    # Local: other commands do without its packages.
+    from ..factory.registry import Remote, attestation_tag
 
     place, moved = existing(store), Moved()
     root = shipped(place, Rings(place, trusted(None)), name)
-    Remote(reference).push(place, root, moved)
+    remote = Remote(reference)
+    remote.push(place, root, moved)
+    if (attested := beside(place, root)) is not None:
+        remote.push(place, attested, moved, attestation_tag(root))
     print(f"{reference} {root.digest}: {moved}")
 
 
@@ -79,7 +86,12 @@ def bundle(
     """Write profiles, weights and images into one file, for a place without a network."""
     place = existing(store)
     rings = Rings(place, trusted(None))
-    size = write_bundle(place, {name: shipped(place, rings, name) for name in names}, file)
+    things = {}
+    for name in names:
+        things[name] = root = shipped(place, rings, name)
+        if (attested := beside(place, root)) is not None:
+            things[f"{name}.att"] = attested
+    size = write_bundle(place, things, file)
     print(f"{file}: {size:,} bytes")
 
 
@@ -93,9 +105,12 @@ def load(
     if Path(source).is_file():
         things = read_bundle(place, Path(source))
     else:
-        from ..factory.registry import Remote  # Local, as above.
+        from ..factory.registry import Remote, attestation_tag  # Local, as above.
 
-        things = {source.rpartition("/")[2]: Remote(source).pull(place, moved)}
+        remote = Remote(source)
+        things = {source.rpartition("/")[2]: (root := remote.pull(place, moved))}
+        with suppress(NotFound):
+            things["attestation"] = remote.pull(place, moved, attestation_tag(root))
     print(f"{', '.join(take_in(place, things, trusted(key)))}: taken in")
 
 

@@ -12,9 +12,11 @@ from typing import Any
 from ..base.config import EngineOptions, option, verify_options
 from ..base.environment import cache_root
 from ..base.errors import InvalidRequest
+from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
 from ..bench.reference import load_reference
 from ..loader import Progress
+from .attest import ATTESTING
 from .bind import BINDING
 from .checks import CHECKS, Place
 from .evidence import page
@@ -28,7 +30,7 @@ from .source import Source, find_source
 from .stage import Outcome, Stage
 from .store import Descriptor, Store
 
-RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **BINDING}
+RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **BINDING, **ATTESTING}
 GATES = ("verify", "format", "licence", "accuracy", "performance", "sbom")
 OPTIONAL = ("accuracy", "performance", "sbom")
 """Gates that a build may leave out; its profile then lacks them."""
@@ -126,6 +128,8 @@ class Build:
             profile = signed.result.outputs["profile.dsse.json"]
             self.store.tag(self.cell, signed.manifest)
             self.store.export(f"profiles/{self.cell}.json", self.store.read(profile.digest))
+            if (made := done["provenance"].result) is not None:
+                self.store.attest(profile.digest, made.outputs["attestation"])
         html = page(self.cell, steps, profile, hardware_class())
         self.store.put(html, "text/html")
         return CellResult(steps, profile, self.store.export(f"evidence/{self.cell}.html", html))
@@ -186,7 +190,10 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         ),
     ]
     assert place.key is not None
-    found.append(Stage("sign", "sign", ("profile",), {"key": place.key.public_key.keyid}))
+    key = {"key": place.key.public_key.keyid}
+    found.append(Stage("sign", "sign", ("profile",), key))
+    before = tuple(one.name for one in found if one.name not in without)
+    found.append(Stage("provenance", "provenance", before, {**key, "headrace": VERSION}))
     return [one for one in found if one.name not in without]
 
 

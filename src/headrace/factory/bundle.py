@@ -13,12 +13,22 @@ from pathlib import Path
 
 from ..base.errors import NotFound, OptionError, Untrusted
 from .artifact import profile_manifest
+from .attest import ATTESTATION, about, check
 from .audit import named
 from .key import is_digest
 from .profile import ENVELOPE_TYPE, read_profile
 from .release import Rings
 from .sign import Trust
-from .store import INDEX_TYPE, LAYOUT, SMALL, Descriptor, Store, index_document, name_of
+from .store import (
+    INDEX_TYPE,
+    LAYOUT,
+    MANIFEST_TYPE,
+    SMALL,
+    Descriptor,
+    Store,
+    index_document,
+    name_of,
+)
 
 
 def shipped(store: Store, rings: Rings, name: str) -> Descriptor:
@@ -72,16 +82,32 @@ def read_bundle(store: Store, path: Path) -> dict[str, Descriptor]:
     return found
 
 
-def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> list[str]:
-    """Give what came its names, once all of it is there and every profile's signature was checked.
+def beside(store: Store, root: Descriptor) -> Descriptor | None:
+    """The attestation of what is shipped, where there is one. Raises `Untrusted`."""
+    if (digest := store.attested(about(store, root))) is None:
+        return None
+    return Descriptor(digest=digest, size=len(store.read(digest)), media_type=MANIFEST_TYPE)
 
-    A profile has the name that is signed. Raises `Untrusted`; then nothing has a name.
+
+def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> list[str]:
+    """Give what came its names, once all of it is there and every signature was checked.
+
+    A profile has the name that is signed; an image needs its provenance. Raises `Untrusted`; then
+    nothing has a name.
     """
-    names = {}
+    names: dict[str, Descriptor] = {}
+    attested: dict[str, str] = {}
     for name, root in things.items():
         store.closure(root)
-        layers = store.document(root.digest).get("layers") or []
-        signed = [one for one in map(Descriptor.read, layers) if one.media_type == ENVELOPE_TYPE]
+        document = store.document(root.digest)
+        layers = map(Descriptor.read, document.get("layers") or [])
+        signed = [one for one in layers if one.media_type == ENVELOPE_TYPE]
+        if document.get("artifactType") == ATTESTATION:
+            subject = Descriptor.read(document.get("subject"))
+            wanted = about(store, subject)
+            check(store, trust, root.digest, wanted)
+            attested[wanted] = root.digest
+            continue
         if signed:
             profile = read_profile(store.read(signed[0].digest), trust)
             if profile_manifest(store, profile) != root:
@@ -91,7 +117,12 @@ def take_in(store: Store, things: Mapping[str, Descriptor], trust: Trust) -> lis
             raise Untrusted(f"{name:.80} is neither a profile nor an image")
         names[name] = root
     for name, root in names.items():
+        if root.media_type == INDEX_TYPE and root.digest not in attested:
+            raise Untrusted(f"the image {name:.80} came without its provenance")
+    for name, root in names.items():
         store.tag(name, root)
+        if (found := attested.get(about(store, root))) is not None:
+            store.attest(about(store, root), Descriptor(digest=found, size=0))
     return list(names)
 
 

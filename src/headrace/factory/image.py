@@ -17,11 +17,13 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
 from ..base.errors import DownloadError, InvalidRequest, ModelFileError
 from ..base.version import VERSION
+from .attest import CONFIG_TYPE, attestation, provenance
 from .checks import need
 from .graph import Graph, Step, Watch
 from .key import PACKAGE, canonical, digest_of
@@ -29,7 +31,9 @@ from .layer import Entry, debian, folder, pack, wheel
 from .stage import Recipe, Result, Stage, Work
 from .store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
 
-CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """OCI's name of a processor, and everybody else's."""
 PYTHON = "3.11"
@@ -77,6 +81,7 @@ class ImageBuild:
     def __init__(
         self,
         store: Store,
+        key: CryptoSigner,
         architectures: list[str],
         *,
         lock: Path | None = None,
@@ -98,14 +103,16 @@ class ImageBuild:
         self.store, self.name = store, f"headrace:{VERSION}"
         self._place = ImagePlace(mirror or own_mirror(), text, wheels, offline)
         packing = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
-        stages = []
+        stages, used = [], [("image.lock", digest_of(text.encode()))]
         for one in architectures:
+            used += [(path, f"sha256:{sha256}") for path, sha256 in pinned["packages"][one]]
             about = {"architecture": one, **packing}
             engine = {
                 name: digest_of(entry.read())
                 for name, entry in self._engine(one).items()
                 if entry.read
             }
+            used.append((f"headrace-{one}", digest_of(canonical(engine))))
             stages += [
                 Stage(f"base-{one}", "base", (), {**about, "packages": pinned["packages"][one]}),
                 Stage(
@@ -122,15 +129,20 @@ class ImageBuild:
             "libraries": Recipe(_libraries, code=_CODE),
             "engine": Recipe(self._pack_engine, code=_CODE),
             "image": Recipe(_image, code=_CODE),
+            "provenance": Recipe(self._attest, code=("factory/image.py", "factory/attest.py")),
         }
-        self._graph = Graph(stages, recipes)
+        parameters = {"key": key.public_key.keyid, "headrace": VERSION, "used": used}
+        stages.append(Stage("provenance", "provenance", ("image",), parameters))
+        self._key, self._graph = key, Graph(stages, recipes)
 
     def run(self, watch: Watch = lambda _what, _step: None) -> list[Step]:
         """Do what is missing; give the image its name in the store."""
         steps = self._graph.run(self.store, place=self._place, watch=watch)
-        result = steps[-1].result
-        assert result is not None
-        self.store.tag(self.name, result.outputs["index.json"])
+        outputs = {
+            name: one for step in steps if step.result for name, one in step.result.outputs.items()
+        }
+        self.store.attest(outputs["index.json"].digest, outputs["attestation"])
+        self.store.tag(self.name, outputs["index.json"])
         return steps
 
     def _engine(self, architecture: str) -> dict[str, Entry]:
@@ -144,6 +156,17 @@ class ImageBuild:
                 "folder"
             )
         return folder(PACKAGE, f"{SITE}/headrace")
+
+    def _attest(self, work: Work) -> Result:
+        """The image's provenance: Debian's packages, the lock, the engine's files."""
+        made = need(work, "image").outputs
+        index = made["index.json"]
+        told = [(self.name, index.digest)]
+        told += [(name, one.digest) for name, one in made.items() if name.startswith("manifest-")]
+        names = [one.removeprefix("manifest-") for one, _ in told[1:]]
+        used, asked = work.stage.parameters["used"], {"architectures": names}
+        envelope = provenance("image", told, used, self._key, asked=asked, found={})
+        return Result({"attestation": attestation(work.store, index, [envelope])})
 
     def _pack_engine(self, work: Work) -> Result:
         return _layer(work, self._engine(work.stage.parameters["architecture"]))

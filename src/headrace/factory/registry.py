@@ -32,6 +32,11 @@ Watch = Callable[[Descriptor, bool], None]
 """Told of each blob, and whether it had to be moved."""
 
 
+def attestation_tag(root: Descriptor) -> str:
+    """The tag of what is attested about a thing, as cosign names it."""
+    return root.digest.replace(":", "-") + ".att"
+
+
 class _Once(Registry):  # type: ignore[misc]
     """A registry that is asked once: oras repeats a call that fails for two minutes."""
 
@@ -58,8 +63,11 @@ class Remote:
             self._registry.auth.load_configs(self._at)
         self._host, self._tag = host, self._at.digest or self._at.tag
 
-    def push(self, store: Store, root: Descriptor, watch: Watch) -> None:
-        """Bring everything that `root` needs, what is needed first; give it its tag at the end."""
+    def push(self, store: Store, root: Descriptor, watch: Watch, tag: str | None = None) -> None:
+        """Bring everything that `root` needs, what is needed first; give it its tag at the end.
+
+        `tag`: another than the reference's.
+        """
         for one in store.closure(root):
             if one.media_type in MANIFESTS:
                 continue
@@ -72,14 +80,14 @@ class Remote:
             if one.media_type in MANIFESTS:
                 self._put_manifest(store.read(one.digest), one, one.digest)
                 watch(one, True)
-        self._put_manifest(store.read(root.digest), root, self._tag)
+        self._put_manifest(store.read(root.digest), root, tag or self._tag)
 
-    def pull(self, store: Store, watch: Watch) -> Descriptor:
+    def pull(self, store: Store, watch: Watch, tag: str | None = None) -> Descriptor:
         """Bring what the tag names and all that it needs into the store; → its descriptor."""
-        data, kind = self._get_manifest(self._tag)
+        data, kind = self._get_manifest(tag := tag or self._tag)
         root = Descriptor(digest=digest_of(data), size=len(data), media_type=kind)
-        if is_digest(self._tag) and self._tag != root.digest:
-            raise Untrusted(f"{self._host} gives other bytes for {self._tag}")
+        if is_digest(tag) and tag != root.digest:
+            raise Untrusted(f"{self._host} gives other bytes for {tag}")
         waiting = [root]
         while waiting:
             one = waiting.pop()

@@ -3,7 +3,8 @@
 `blobs/sha256/…`, `index.json` and `oci-layout` are as the OCI image specification 1.1 has them, so
 that other tools read the folder. Beside them: `stages/<key>` names the manifest of a stage's
 result, `runs/<cell>` the results of a cell's last run, `models/<digest>` has a model's blobs under
-their own names, `rings` signed pointers; `locks`, `tmp`. Files appear by renaming: whoever dies
+their own names, `rings` signed pointers, `attested/<digest>` the manifest of what is
+attested about it; `locks`, `tmp`. Files appear by renaming: whoever dies
 leaves nothing half done but in `tmp`; nothing is believed before its digest was computed again.
 """
 
@@ -163,13 +164,24 @@ class Store:
 
     def kept(self, key: str) -> str | None:
         """Digest of the manifest that this key has given, where there is one."""
+        return self._pointer(f"stages/{key.removeprefix('sha256:')}")
+
+    def attest(self, subject: str, attestation: Descriptor) -> None:
+        """From now on this is what is attested about what has this digest."""
+        data = attestation.digest.encode()
+        self.export(f"attested/{subject.removeprefix('sha256:')}", data)
+
+    def attested(self, subject: str) -> str | None:
+        """Digest of the manifest of what is attested about this, where there is one."""
+        return self._pointer(f"attested/{subject.removeprefix('sha256:')}")
+
+    def _pointer(self, path: str) -> str | None:
         try:
-            text = (self.root / "stages" / key.removeprefix("sha256:")).read_bytes()[:80]
+            found = (self.root / path).read_bytes()[:80].decode(errors="replace")
         except OSError:
             return None
-        found = text.decode(errors="replace")
         if not is_digest(found):
-            raise Untrusted(f"stages/{key.removeprefix('sha256:')} names no digest")
+            raise Untrusted(f"{path} names no digest")
         return found
 
     def remember(self, cell: str, results: Mapping[str, str]) -> None:

@@ -1,0 +1,205 @@
+"""Provenance: what a thing was made of and by whom, in SLSA's form, signed like a profile.
+
+It lies beside what it is about, which keeps its digest: a manifest as cosign writes one, whose
+subject is the thing and whose layers are the envelopes. Nothing in it is a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..base.errors import Untrusted
+from ..base.version import VERSION
+from .artifact import profile_manifest, weights_manifest
+from .audit import named
+from .checks import need
+from .key import canonical
+from .profile import ENVELOPE_TYPE, SignedProfile, envelopes, read_profile
+from .sign import STATEMENT, Trust, Withdrawn, opened, sign, subjects
+from .stage import Recipe, Result, Work
+from .store import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Store
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import CryptoSigner
+
+PREDICATE = "https://slsa.dev/provenance/v1"
+ATTESTATION = "application/vnd.in-toto+json"
+"""Artifact type of the manifest."""
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+BUILD = "urn:headrace:build:{}:v1"
+BUILDER = "urn:headrace:builder:{}"
+Digests = Iterable[tuple[str, str]]
+"""(name, digest) of each of several things."""
+
+
+class Resource(msgspec.Struct):
+    name: str
+    digest: dict[str, str]
+
+
+class Definition(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    build_type: str
+    external_parameters: dict[str, Any]
+    """What somebody asked for."""
+    internal_parameters: dict[str, Any]
+    """What the builder found."""
+    resolved_dependencies: list[Resource]
+
+
+class Builder(msgspec.Struct):
+    id: str
+    version: dict[str, str]
+
+
+class RunDetails(msgspec.Struct, forbid_unknown_fields=True):
+    builder: Builder
+
+
+class Provenance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """SLSA's predicate 1, with the fields that we write."""
+
+    build_definition: Definition
+    run_details: RunDetails
+
+
+def provenance(
+    kind: str,
+    about: Digests,
+    used: Digests,
+    key: CryptoSigner,
+    *,
+    asked: dict[str, Any],
+    found: dict[str, Any],
+) -> bytes:
+    """The envelope that says of which inputs things were made. `kind`: of the build."""
+    made_of = [Resource(**one) for one in subjects(used)]
+    predicate = Provenance(
+        Definition(BUILD.format(kind), asked, found, made_of),
+        RunDetails(Builder(BUILDER.format(key.public_key.keyid), {"headrace": VERSION})),
+    )
+    told = {"subject": subjects(about), "predicateType": PREDICATE}
+    return sign({"_type": STATEMENT, **told, "predicate": msgspec.to_builtins(predicate)}, key)
+
+
+def attest_profile(
+    store: Store, profile: SignedProfile, key: CryptoSigner, found: dict[str, Any]
+) -> Descriptor:
+    """The attestation of a profile and of its weights, put into the store."""
+    body, root = profile.body, profile_manifest(store, profile)
+    weights = weights_manifest(store, body)
+    files = [(one.path, one.digest) for one in body.model.files]
+    model = (body.model.name, weights.digest)
+    asked = {"model": body.model.name}
+    signed = [(body.name, profile.digest), ("manifest", root.digest)]
+    envelopes = [
+        provenance("weights", [model, *files], files, key, asked=asked, found={}),
+        provenance(
+            "profile", signed, [model], key, asked={**asked, "options": body.options}, found=found
+        ),
+    ]
+    return attestation(store, root, envelopes)
+
+
+def attestation(store: Store, subject: Descriptor, envelopes: Iterable[bytes]) -> Descriptor:
+    """Put envelopes about a thing into the store, under one manifest; → its descriptor."""
+    layers = [store.put(one, ENVELOPE_TYPE) for one in envelopes]
+    rootfs = {"type": "layers", "diff_ids": [one.digest for one in layers]}
+    config = canonical({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
+    document = _document(subject, store.put(config, CONFIG_TYPE), layers)
+    return store.put(canonical(document), MANIFEST_TYPE)
+
+
+def about(store: Store, root: Descriptor) -> str:
+    """The digest by which a thing is attested: a profile's envelope, an image's index."""
+    layers = map(Descriptor.read, store.document(root.digest).get("layers") or [])
+    return next((one.digest for one in layers if one.media_type == ENVELOPE_TYPE), root.digest)
+
+
+def check(
+    store: Store, trust: Trust, manifest: str, wanted: str, bound: Collection[tuple[str, str]] = ()
+) -> None:
+    """Hold an attestation to the digest that it has to be about, and to the (name, digest) of what
+    that was made of. Raises `Untrusted`, `Withdrawn`."""
+    document, told, used = store.document(manifest), set(), set()
+    try:
+        parts = [Descriptor.read(document[name]) for name in ("subject", "config")]
+        layers = [Descriptor.read(one) for one in document["layers"]]
+    except (LookupError, TypeError):
+        raise Untrusted("it is no attestation") from None
+    if document != _document(parts[0], parts[1], layers):
+        raise Untrusted("the attestation is not as it was written")
+    for one in layers:
+        statement = opened(store.read(one.digest), trust)
+        if statement.get("predicateType") != PREDICATE:
+            raise Untrusted("what is signed is no provenance")
+        try:
+            made = msgspec.convert(statement.get("predicate"), Provenance)
+        except msgspec.ValidationError as error:
+            raise Untrusted(f"the provenance is not in shape: {error}") from None
+        told |= {f"sha256:{part['digest']['sha256']}" for part in statement["subject"]}
+        inputs = made.build_definition.resolved_dependencies
+        used |= {(part.name, f"sha256:{part.digest.get('sha256')}") for part in inputs}
+    if not {wanted, parts[0].digest} <= told:
+        raise Untrusted(f"the provenance is not about {wanted}")
+    if lacking := sorted(set(bound) - used):
+        raise Untrusted(f"the provenance does not name {lacking[0][0]:.80}")
+
+
+def attestation_problems(store: Store, trust: Trust) -> Iterator[str]:
+    """One line for each attestation that is not to be believed, and each image without one."""
+    bound: dict[str, list[tuple[str, str]]] = {}
+    for digest in envelopes(store).values():
+        with suppress(Untrusted):  # Told where profiles are.
+            files = read_profile(store.read(digest), trust).body.model.files
+            bound[digest] = [(one.path, one.digest) for one in files]
+    images = {
+        one.digest: name for name, one in named(store).items() if one.media_type == INDEX_TYPE
+    }
+    held = sorted(path.name for path in (store.root / "attested").glob("*"))
+    for name in (
+        one for digest, one in images.items() if digest.removeprefix("sha256:") not in held
+    ):
+        yield f"image {name} has no provenance"
+    for one in held:
+        try:
+            found = store.attested(wanted := f"sha256:{one}") if len(one) == 64 else None
+            if found is None:
+                raise Untrusted("it names no attestation")
+            check(store, trust, found, wanted, bound.get(wanted, ()))
+        except Withdrawn as error:  # Of what has no name any more, it is as it should be.
+            if wanted in {*images, *bound}:
+                yield f"attested/{one}: {error.message}"
+        except Untrusted as error:
+            yield f"attested/{one}: {error.message}"
+
+
+def attest_cell(work: Work) -> Result:
+    """The attestation of a cell's profile: what every stage gave, on which machine."""
+    signed, place = need(work, "sign").outputs["profile.dsse.json"], work.place
+    own = Trust((place.key.public_key,), dated=False)
+    profile = read_profile(work.store.read(signed.digest), own)
+    results = {name.rpartition("/")[2]: one.content for name, one in work.inputs.items()}
+    found = {"results": results, "hardware": profile.body.hardware}
+    return Result({"attestation": attest_profile(work.store, profile, place.key, found)})
+
+
+def _document(subject: Descriptor, config: Descriptor, layers: list[Descriptor]) -> dict[str, Any]:
+    notes = {"predicateType": PREDICATE, "dev.cosignproject.cosign/signature": ""}
+    return {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "artifactType": ATTESTATION,
+        "config": config.document(),
+        "layers": [one.document(**notes) for one in layers],
+        "subject": subject.document(),
+    }
+
+
+_CODE = ("factory/attest.py", "factory/artifact.py", "factory/profile.py", "factory/sign.py")
+ATTESTING = {
+    "provenance": Recipe(attest_cell, code=_CODE, tools=("securesystemslib", "cryptography"))
+}
