@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_356,
     "bench": 9_530,
-    "cli": 4_820,
+    "cli": 4_850,
     "dist": 510,
     "engine": 6_856,
-    "factory": 3_610,
+    "factory": 3_895,
     "kernels": 12_570,
     "kv": 650,
     "layers": 300,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 3_638,
 }
 """Lines of Python in each package."""
-TOTAL = 79_476
+TOTAL = 79_791
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 
