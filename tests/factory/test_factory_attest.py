@@ -99,7 +99,7 @@ def things(shop: Workshop, *names: str) -> dict[str, Descriptor]:
 
 
 def test_provenance_is_slsas(shop: Workshop) -> None:
-    """Names and nesting of https://slsa.dev/spec/v1.0/provenance; the required fields are there."""
+    """Names and nesting are those of https://slsa.dev/spec/v1.0/provenance; the required fields are there."""
     weights, profile = statements(shop, "one")
     assert {weights["predicateType"], profile["predicateType"]} == {PREDICATE}
     body = shop.rings.find("one").body
@@ -215,7 +215,7 @@ def test_it_goes_into_a_bundle(shop: Workshop, other: Workshop, tmp_path: Path) 
 def test_an_image_without_its_provenance_is_not_taken_in(
     shop: Workshop, other: Workshop, tmp_path: Path
 ) -> None:
-    """Nor with another's, or one by a key that is not trusted."""
+    """Another's does not help, nor one by a key that is not trusted."""
     whole, strange = things(shop, "headrace:9"), image(shop.store, "headrace:10")
     told_of = provenance(
         "image", [("i", strange.digest)], [], signer(None, str(tmp_path / "s")), asked={}, found={}
