@@ -99,7 +99,7 @@ def things(shop: Workshop, *names: str) -> dict[str, Descriptor]:
 
 
 def test_provenance_is_slsas(shop: Workshop) -> None:
-    """Names and nesting are those of https://slsa.dev/spec/v1.0/provenance; the required fields are there."""
+    """Names and nesting are those of https://slsa.dev/spec/v1.0/provenance."""
     weights, profile = statements(shop, "one")
     assert {weights["predicateType"], profile["predicateType"]} == {PREDICATE}
     body = shop.rings.find("one").body
