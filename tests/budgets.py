@@ -38,13 +38,13 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_356,
+    "base": 4_375,
     "bench": 9_530,
     "cli": 4_850,
     "dist": 510,
-    "engine": 6_856,
+    "engine": 6_994,
     "factory": 3_895,
-    "kernels": 12_570,
+    "kernels": 12_574,
     "kv": 650,
     "layers": 300,
     "loader": 4_150,
@@ -52,14 +52,14 @@ LINES = {
     "obs": 1_682,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_504,
+    "sched": 1_538,
     "server": 13_884,
     "speculate": 900,
     "text": 5_100,
-    "worker": 3_638,
+    "worker": 4_020,
 }
 """Lines of Python in each package."""
-TOTAL = 79_791
+TOTAL = 80_381
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -91,7 +91,12 @@ def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     files = open_model(str(folder))
     tokenizer = tokenizer_for_grammars(files)
 
-    def make(names: Sequence[str] = (), *, makers: list[Callable[[], Drafter]] | None = None):
+    def make(
+        names: Sequence[str] = (),
+        *,
+        makers: list[Callable[[], Drafter]] | None = None,
+        model: bool = False,
+    ):
         options = WorkerOptions(
             kernels=request.param,
             dtype="float32",
@@ -99,7 +104,10 @@ def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             rows=6,
             step_tokens=40,
             max_context=192,
-            drafts=DRAFTS if names or makers else 0,
+            drafts=DRAFTS if names or makers or model else 0,
+            draft_model=str(folder) if model else None,
+            draft_slots=6,
+            draft_context=192,
         )
         speculation = Speculation(makers, names=names)
         worker = Worker(files, options, grammar_tokenizer=tokenizer, speculation=speculation)
@@ -167,6 +175,14 @@ def test_one_who_knows_changes_no_answer(workers, plain, blocks: int, depth: Lit
 @pytest.mark.parametrize("names", [DEFAULT, ("forced",), ("ngram",)], ids=" ".join)
 def test_the_houses_own_change_no_answer(workers, plain, names: Sequence[str]) -> None:
     same(answers(workers(names))[0], plain)
+
+
+@pytest.mark.parametrize("names", [(), DEFAULT], ids=["alone", "beside"])
+def test_a_draft_model_changes_no_answer(workers, plain, names: Sequence[str]) -> None:
+    """It knows nothing of the grammar, which cuts what it says."""
+    found, driver = answers(workers(names, model=True))
+    same(found, plain)
+    assert sum(plan.drafts for plan in driver.plans) > 100
 
 
 def test_forced_tokens_are_never_refused(workers) -> None:

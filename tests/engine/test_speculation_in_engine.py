@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_model
 
 from headrace import LLM, SamplingParams
 from headrace.base.config import EngineOptions
-from headrace.base.errors import InvalidRequest, OptionError
+from headrace.base.errors import DoesNotFit, InvalidRequest, ModelNotFound, OptionError
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
-from headrace.engine import start
+from headrace.engine import prediction, start
 from headrace.engine.start import DRAFTS, drafts_of, resolve
 from headrace.loader import open_model
+from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT
 from oracle import tiny_encoder
 
@@ -44,6 +47,44 @@ def test_the_same_answers(options: dict[str, Any], depth: int, drafters: str) ->
     assert answers({**options, "speculate": drafters}) == answers(options)
 
 
+@pytest.fixture
+def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model's steps take as long as its draft model's, so none would pay."""
+
+    class Free(StepPrices):
+        def seconds(self, tokens: int) -> float:
+            return 1.0
+
+    monkeypatch.setattr(prediction, "StepPrices", Free)
+
+
+@pytest.mark.parametrize(("depth", "drafters"), [(1, "draft"), (2, "auto")])
+def test_a_draft_model_changes_no_answer(
+    options: dict[str, Any], tmp_path: Path, depth: int, drafters: str, free_rows: None
+) -> None:
+    options["depth"] = depth
+    draft = tiny_model.write(tmp_path / "draft", layers=1)
+    drafting = {**options, "speculate": drafters, "draft_model": str(draft)}
+    assert answers(drafting) == answers(options)
+    with LLM(**drafting) as llm:
+        llm.generate("zzzzz", SamplingParams(max_tokens=30, ignore_eos=True, logit_bias={65: 1}))
+        assert llm.stats.draft_tokens > 10
+
+
+def test_a_draft_model_in_a_worker_of_its_own(
+    options: dict[str, Any], tiny: Path, free_rows: None
+) -> None:
+    """Its drafts are counted, and those of the target itself are all accepted."""
+    told = {"speculate": "draft", "draft_model": str(tiny), "executor": "multiproc"}
+    greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    with LLM(**options) as llm:
+        plain = llm.generate(PROMPTS, greedy)
+    with LLM(**{**options, **told}) as llm:
+        found = llm.generate(PROMPTS, greedy)
+        assert llm.stats.accepted_tokens == llm.stats.draft_tokens > 100
+    assert [one.outputs for one in found] == [one.outputs for one in plain]
+
+
 def test_what_is_expected_comes_in_fewer_steps(options: dict[str, Any]) -> None:
     """Over Python, as over HTTP: the same answer, drafted from the text that was given for it."""
     with LLM(**options) as llm:
@@ -53,9 +94,9 @@ def test_what_is_expected_comes_in_fewer_steps(options: dict[str, Any]) -> None:
         text = plain.outputs[0].text
         assert llm.tokenizer.encode(text) == plain.outputs[0].token_ids, "it is said as it is read"
     accepted = []
-    for prediction in (None, [text]):
+    for told_text in (None, [text]):
         with LLM(**{**options, "speculate": "auto"}) as llm:
-            (told,) = llm.generate(PROMPTS[1], drawn, prediction=prediction)
+            (told,) = llm.generate(PROMPTS[1], drawn, prediction=told_text)
             assert told.outputs == plain.outputs
             accepted.append(llm.stats.accepted_tokens)
             assert plain.drafted is None
@@ -68,6 +109,37 @@ def test_what_is_expected_comes_in_fewer_steps(options: dict[str, Any]) -> None:
             with pytest.raises(InvalidRequest, match="2 predictions for 1 prompts"):
                 llm.generate(PROMPTS[1], drawn, prediction=["a", "b"])
     assert accepted[0] < accepted[1]
+
+
+def test_a_draft_model_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
+    files, machine = open_model(str(tiny)), Hardware(CPU, ())
+
+    def refused(kind: type[Exception], match: str, **wishes: Any) -> None:
+        options = EngineOptions(**{"speculate": "draft", "draft_model": str(tiny), **wishes})
+        with pytest.raises(kind, match=match) as caught:
+            resolve(options, files, machine)
+        assert caught.value.param == "draft_model"  # type: ignore[attr-defined]
+
+    refused(OptionError, "must name one", draft_model=None)
+    refused(OptionError, "auto or draft, not off", speculate="off")
+    refused(OptionError, "auto or draft, not ngram", speculate="ngram")
+    refused(ModelNotFound, "no model 'nothing'", draft_model="nothing")
+    encoder = tiny_encoder.make_encoder(tmp_path)
+    refused(OptionError, "makes no tokens", draft_model=str(encoder))
+    other = tiny_model.write(tmp_path / "other")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace("<|mark|>", "<|note|>"))
+    refused(
+        OptionError, "another vocabulary.*note.*as token 257, not.*mark", draft_model=str(other)
+    )
+    text = text.replace("<extra", "<<extra")
+    (other / "tokenizer.json").write_text(text)
+    refused(OptionError, "another vocabulary", draft_model=str(other))
+    less = Hardware(replace(CPU, available=2**20), ())
+    options = EngineOptions(speculate="draft", draft_model=str(tiny))
+    with pytest.raises(DoesNotFit, match="needs 65536 bytes of cache for 256 tokens"):
+        resolve(options, files, replace(less, cpu=replace(CPU, available=2**19)))
+    assert resolve(options, files, less).draft is not None
 
 
 CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, available=2**33)

@@ -217,3 +217,30 @@ def test_priced_drafts_change_no_answer(drafter: str) -> None:
     assert stats.draft_tokens >= sum(one.verified.tried for one in driver.deltas if one.verified)
     tried = sum(plan.drafts for plan in driver.plans)
     assert stats.draft_tokens <= tried, "a step whose sequence has ended tries for nobody"
+
+
+def test_drafts_that_are_still_to_be_made_cost_their_time_once_for_all() -> None:
+    """Rows cost nothing here: what counts is the deepest draft that a model makes."""
+    prices, likely = StepPrices(lambda tokens: 1.0), bytes([250, 200, 150])
+    for making, wanted in ((0.1, 3), (0.5, 2), (0.75, 1), (0.95, 0)):
+        assert draft_lengths([likely], 1, 9, prices, [making]) == [wanted]
+    # Two sequences share the time of each draft.
+    assert draft_lengths([likely, b""], 2, 9, prices, [0.75, 0.75]) == [0, 0]
+    assert draft_lengths([likely, likely], 2, 9, prices, [0.75, 0.75]) == [1, 1]
+
+
+def test_drafts_that_are_there_are_verified_where_making_others_does_not_pay() -> None:
+    prices = StepPrices(lambda tokens: 1.0)
+    sure, likely = bytes([150, 150]), bytes([250])
+    assert draft_lengths([likely, sure], 2, 9, prices, [5.0, 0.0]) == [0, 2]
+    assert draft_lengths([likely, sure], 2, 9, prices, [0.1, 0.0]) == [1, 2]
+    assert draft_lengths([likely, sure], 2, 9, None, [5.0, 0.0]) == [1, 2]
+
+
+def test_made_drafts_spend_the_time_of_their_making() -> None:
+    counts, prices = DraftCounts(), StepPrices(least)
+    prices.observe(1, 1.0)
+    verified = {0: Verified("draft", 3, 1), 1: Verified("suffix", 3, 1)}
+    counts.note(8, 2, verified, prices, 0.6)
+    assert verified[0].spent - verified[1].spent == pytest.approx(0.6)
+    assert verified[0].saved == verified[1].saved > 0

@@ -83,9 +83,14 @@ class EngineOptions:
     depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
     speculate: str = option(
         "off",
-        "Draft tokens from the text itself and verify several at once: the same answers in fewer "
-        "steps, where that pays.",
-        choices=("off", "auto", "ngram", "suffix"),
+        "Draft tokens from the text itself, or by a draft model, and verify several at once: the "
+        "same answers in fewer steps, where that pays.",
+        choices=("off", "auto", "ngram", "suffix", "draft"),
+    )
+    draft_model: str | None = option(
+        None,
+        "A smaller model of the same vocabulary, named as a model is, that drafts: alone "
+        "(--speculate draft) or beside what looks at the text (auto); none: there is none.",
     )
     max_waiting: int = option(1024, "Waiting requests before new ones are refused.", low=0)
     max_adapters: int = option(

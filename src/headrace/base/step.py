@@ -168,6 +168,18 @@ class CopyEnd(NamedTuple):
     failed: bool
 
 
+class Drafting(NamedTuple):
+    """What a draft model takes. It drafts when the step that verifies begins: until then there are
+    only the chances of what it will say."""
+
+    entries: list[int]
+    """The sequences whose drafts it would make."""
+    each: float
+    """Seconds of one more draft of each of these."""
+    seconds: float
+    """Its part of this step's."""
+
+
 @dataclass(slots=True)
 class StepResult:
     """What came out of one step (data → control). Lists run parallel to the plan's rows."""
@@ -186,6 +198,8 @@ class StepResult:
     before it survive (of 255). None where nobody drafts."""
     verified: dict[int, Verified] | None = None
     """Entry → the drafts of it that this step verified; None where none were."""
+    drafting: Drafting | None = None
+    """None where no model drafts."""
     copied: tuple[CopyEnd, ...] = ()
     seconds: float = 0.0
     """Time on the device, as the worker measured it."""

@@ -88,7 +88,7 @@ def build(
         resolved = resolve(options, files, found)
         if found.gpus and resolved.options.device == "cpu" and options.device == "auto":
             log.warning("%s is left alone: %s", found.gpus[0].name, resolved.decisions[0].reason)
-        wish = plan(resolved, files, weight_bytes_on_disk(files))
+        wish = plan(resolved, files, weight_bytes_on_disk(resolved, files))
     executor = _executor(resolved, wish, files, worker)
     try:
         begin = time.monotonic()

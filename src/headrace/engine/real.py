@@ -77,8 +77,8 @@ def _shelf(files: ModelFiles, settings: dict[str, Any]) -> PanelShelf | None:
 def kernel_decisions(files: ModelFiles, settings: dict[str, Any]) -> list[Decision]:
     """Which kernels would serve, operator by operator; loads no weight."""
     with needing_torch(lambda: _who_needs_torch(files, settings)):
+        from ..worker.loading import kernel_decisions as decide
         from ..worker.options import WorkerOptions  # Local, as above.
-        from ..worker.worker import kernel_decisions as decide
 
         return decide(files, WorkerOptions(**settings))
 

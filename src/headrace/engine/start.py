@@ -12,7 +12,8 @@ from ..base.hardware import Hardware, torch_build
 from ..base.modelfiles import ModelFiles
 from ..loader.panels import panel_folder
 from ..roofline.memory import MemoryPlan, plan_memory
-from ..speculate import DEFAULT
+from ..speculate import names_of
+from .draft_model import DraftPlan, plan_draft, tokenizer_of
 from .real import kernel_decisions
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -33,6 +34,8 @@ class Resolved:
     available: int
     """Bytes on the device when the plan was made, weights not yet loaded."""
     kv_memory: int | None
+    draft: DraftPlan | None = None
+    """The model that drafts."""
 
 
 def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Resolved:
@@ -75,12 +78,15 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         )
     if options.speculate != "off":
         _verify_drafting(device, files)
-        asked = DEFAULT if options.speculate == "auto" else (options.speculate,)
+        asked = names_of(options.speculate)
+        if options.draft_model is not None:
+            asked = (*asked, "a draft model")
         decide(
             "speculate",
             options.speculate,
             f"{', '.join(asked)} draft; a step verifies as many as pay, at most {DRAFTS} of each",
         )
+    _verify_draft_model(options)
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
     kv_memory = None if options.kv_memory == "auto" else parse_size(options.kv_memory, "kv_memory")
@@ -93,7 +99,22 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         threads=threads,
     )
     available = hardware.gpus[0].free if device == "cuda" else hardware.cpu.available
-    return Resolved(resolved, tuple(decisions), available, kv_memory)
+    draft = None
+    if options.draft_model is not None:
+        draft = plan_draft(resolved, files, available)
+        decisions.append(draft.decision)
+    return Resolved(resolved, tuple(decisions), available, kv_memory, draft)
+
+
+def _verify_draft_model(options: EngineOptions) -> None:
+    """Raise `OptionError` where a draft model has nothing to do, or there is none."""
+    if options.speculate == "draft" and options.draft_model is None:
+        raise OptionError("speculate is draft, so draft_model must name one", param="draft_model")
+    if options.draft_model is not None and options.speculate not in ("auto", "draft"):
+        raise OptionError(
+            f"draft_model drafts where speculate is auto or draft, not {options.speculate}",
+            param="draft_model",
+        )
 
 
 def _verify_drafting(device: str, files: ModelFiles) -> None:
@@ -137,9 +158,10 @@ def _dtype(device: str, hardware: Hardware) -> tuple[str, str]:
     return "float16", f"compute capability {major}.{minor} has no bfloat16"
 
 
-def weight_bytes_on_disk(files: ModelFiles) -> int:
+def weight_bytes_on_disk(resolved: Resolved, files: ModelFiles) -> int:
     """What the weights will take, before they are loaded: the size of their files."""
-    return sum(path.stat().st_size for path in files.weights)
+    drafts = 0 if resolved.draft is None else resolved.draft.file_bytes
+    return drafts + sum(path.stat().st_size for path in files.weights)
 
 
 def plan(
@@ -154,11 +176,11 @@ def plan(
 
     `step_bytes` and `graph_bytes`: as a worker measured them; 0 before there is one.
     """
-    options = resolved.options
+    options, draft = resolved.options, resolved.draft
     assert options.step_tokens is not None
     return plan_memory(
         files.arch,
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes + (0 if draft is None else draft.kv_bytes),
         available=resolved.available,
         rows=options.max_sequences,
         step_tokens=options.step_tokens,
@@ -192,6 +214,9 @@ def worker_settings(resolved: Resolved, memory: MemoryPlan) -> dict[str, Any]:
         "adapter_rank": options.adapter_rank,
         "drafts": drafts_of(options),
         "drafters": options.speculate if drafts_of(options) else "auto",
+        "draft_model": None if resolved.draft is None else str(resolved.draft.files.path),
+        "draft_slots": 0 if resolved.draft is None else resolved.draft.slots,
+        "draft_context": 0 if resolved.draft is None else resolved.draft.context,
         "panels": str(panel_folder(options.cache_dir)) if options.keep_packed else None,
     }
 
@@ -205,9 +230,7 @@ def explain(
     damaged one ends this as it would end a start.
     """
     resolved = resolve(options, files, hardware)
-    memory = plan(resolved, files, weight_bytes_on_disk(files))
+    memory = plan(resolved, files, weight_bytes_on_disk(resolved, files))
     kernels = kernel_decisions(files, worker_settings(resolved, memory))
-    from ..text import load_tokenizer  # Local: the engine process, which starts here too, has none.
-
-    tokenizer = load_tokenizer(files.tokenizer).served
+    tokenizer = tokenizer_of(files).served
     return [*resolved.decisions, *memory.decisions, *kernels, tokenizer], memory

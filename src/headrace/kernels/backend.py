@@ -60,6 +60,9 @@ class Question:
     """The backend was named by the user: it may serve where it would not offer itself."""
     shelf: Shelf | None = None
     """Where repacked weights are kept; None: they are repacked at each start."""
+    beside: Provider | None = None
+    """Operators of another model here, which never compute at the same time: their threads serve
+    both."""
 
     @property
     def attentions(self) -> list[AttentionSpec]:

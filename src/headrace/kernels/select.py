@@ -33,6 +33,7 @@ class ComposedOperators:
         self.host = all(provider.host for provider in distinct)
         self._single = distinct[0] if len(distinct) == 1 else None
         """Makes steps into programs, where it serves all of them."""
+        self.team = getattr(self._single, "team", None)
 
         def of(kind: str) -> Provider:
             return providers.get(kind, distinct[0])

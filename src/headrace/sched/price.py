@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.base.drafted import Verified
 from headrace.base.step import StepPlan, StepResult
+from headrace.speculate import MODEL
 
 MEMORY = 0.1
 """Share of the newest step in what is known of steps about as large."""
@@ -136,12 +137,18 @@ class DraftCounts:
         """`drafts`, `draft_tokens` and `accepted_tokens`."""
 
     def note(
-        self, tokens: int, decodes: int, verified: dict[int, Verified], prices: StepPrices | None
+        self,
+        tokens: int,
+        decodes: int,
+        verified: dict[int, Verified],
+        prices: StepPrices | None,
+        drafting: float = 0.0,
     ) -> None:
         """Count what a step of `tokens` and so many decodes verified, and price it.
 
-        Drafts cost what they made the step longer, each row alike. Each that was accepted saves
-        its sequence a step of the decodes alone.
+        Drafts cost what they made the step longer, each row alike; those of a draft model also the
+        seconds of `drafting`. Each that was accepted saves its sequence a step of the decodes
+        alone.
         """
         drafts, tried, accepted = self.totals
         rows = sum(one.tried for one in verified.values())
@@ -149,8 +156,10 @@ class DraftCounts:
         if prices is not None and prices.known:
             step = prices.seconds(decodes)
             row = max(0.0, prices.seconds(tokens) - prices.seconds(tokens - rows)) / rows
+        made = sum(one.tried for one in verified.values() if one.drafter == MODEL)
         for entry, one in verified.items():
-            verified[entry] = one._replace(spent=row * one.tried, saved=step * one.accepted)
+            each = row + (drafting / made if one.drafter == MODEL else 0.0)
+            verified[entry] = one._replace(spent=each * one.tried, saved=step * one.accepted)
             accepted += one.accepted
         self.totals = drafts + len(verified), tried + rows, accepted
 
@@ -163,7 +172,11 @@ def computed(plan: StepPlan, result: StepResult) -> int:
 
 
 def draft_lengths(
-    survivals: Sequence[bytes], tokens: int, room: int, prices: StepPrices | None
+    survivals: Sequence[bytes],
+    tokens: int,
+    room: int,
+    prices: StepPrices | None,
+    making: Sequence[float] = (),
 ) -> list[int]:
     """How many drafts of each sequence a step of `tokens` others verifies, `room` together.
 
@@ -171,23 +184,37 @@ def draft_lengths(
     with all before it. Prompts' tokens and decodes are sure, so they count as 1: the step that
     gives most expected tokens a second is taken, and none of the drafts where that gives less than
     `MARGIN` times what a step without gives. Without `prices` every draft is verified.
+
+    `making`: the seconds that it takes to make one more draft of a sequence, 0 where they are
+    there. Those are made one behind the other and for all sequences together, so a step is longer
+    by its deepest. Where some are to be made, a step without these is considered, too.
     """
     # By chance, and for equal ones by depth: so each sequence's drafts stay in their order.
     slots = sorted(
         (-chance, depth, place)
         for place, chances in enumerate(survivals)
         for depth, chance in enumerate(chances)
-    )[: max(room, 0)]
-    most = len(slots)
-    if prices is not None:
-        expected = float(tokens)
-        best, most = MARGIN * expected / prices.seconds(tokens), 0
-        for count, (chance, _, _) in enumerate(slots, 1):
+    )
+    if prices is None:
+        return _lengths(slots[: max(room, 0)], survivals)
+    best, chosen = MARGIN * tokens / prices.seconds(tokens), slots[:0]
+    dear = max(making, default=0.0)
+    there = [slot for slot in slots if not making[slot[2]]] if dear else slots
+    for some in (there, slots) if dear else (there,):
+        expected, deepest = float(tokens), 0
+        for count, (chance, depth, place) in enumerate(some[: max(room, 0)], 1):
             expected -= chance / 255
-            rate = expected / prices.seconds(tokens + count)
+            if dear and making[place]:
+                deepest = max(deepest, depth + 1)
+            rate = expected / (prices.seconds(tokens + count) + deepest * dear)
             if rate > best:
-                best, most = rate, count
+                best, chosen = rate, some[:count]
+    return _lengths(chosen, survivals)
+
+
+def _lengths(chosen: Sequence[tuple[int, int, int]], survivals: Sequence[bytes]) -> list[int]:
+    """How many of the chosen drafts are of each sequence."""
     lengths = [0] * len(survivals)
-    for _, _, place in slots[:most]:
+    for _, _, place in chosen:
         lengths[place] += 1
     return lengths

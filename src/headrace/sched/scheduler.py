@@ -231,11 +231,13 @@ class Scheduler:
         flight = self._land(plan)
         assert len(result.tokens) == len(flight.entries), "the result is not of this plan"
         self.kv.settle(plan.number)
+        drafting = 0.0 if result.drafting is None else result.drafting.seconds
         if self.prices is not None and flight.decodes == len(plan.rows):
-            self.prices.observe(computed(plan, result), result.seconds)
+            self.prices.observe(computed(plan, result), result.seconds - drafting)
         number, decodes, failures = plan.number, flight.decodes, result.failures
         if result.verified:
-            self._drafts.note(computed(plan, result), decodes, result.verified, self.prices)
+            tokens = computed(plan, result)
+            self._drafts.note(tokens, decodes, result.verified, self.prices, drafting)
         running, finished = State.RUNNING, State.FINISHED
         deltas: list[SequenceDelta] = []
         delta: SequenceDelta | None
@@ -409,7 +411,8 @@ class Scheduler:
         ready = [work.drafts[: min(most, work.limit - work.scheduled)] for work in decodes]
         if room <= 0 or not any(ready):
             return
-        for entry, count in enumerate(draft_lengths(ready, tokens, room, self.prices)):
+        making = [work.draft_seconds for work in decodes]
+        for entry, count in enumerate(draft_lengths(ready, tokens, room, self.prices, making)):
             work = decodes[entry]
             if not count:
                 continue

@@ -59,7 +59,8 @@ class Sequence(Work):
         """Append new tokens up to the first that ends it; what follows that one is dropped."""
         new, delta = result.tokens[entry], None
         if result.proposed is not None:
-            self.drafts = result.proposed[entry]
+            self.drafts, drafting = result.proposed[entry], result.drafting
+            self.draft_seconds = drafting.each if drafting and entry in drafting.entries else 0.0
         if grows:
             # Drafts that were not accepted are not computed after all.
             self.scheduled -= plan.counts[entry] - len(new)

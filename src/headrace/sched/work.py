@@ -61,6 +61,7 @@ class Work:
         "chain",
         "choice",
         "chunk_start",
+        "draft_seconds",
         "drafts",
         "id",
         "in_flight",
@@ -126,6 +127,8 @@ class Work:
         self.capacity = 0
         self.drafts = b""
         """Drafts that are ready for its next step, as `StepResult.proposed` has them."""
+        self.draft_seconds = 0.0
+        """What one more of these takes to be made, together with those of others."""
         self.in_flight = 0
         """Steps in flight that contain it."""
         self.void_until = -1

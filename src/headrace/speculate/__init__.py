@@ -12,12 +12,13 @@ from .drafter import NOTHING, Drafter, Proposal
 from .forced import ForcedDrafter, Forcing
 from .ngram import NGramDrafter
 from .predicted import PredictedDrafter
-from .speculation import DEFAULT, DRAFTERS, Drafts, Speculation
+from .speculation import DEFAULT, DRAFTERS, MODEL, Drafts, Speculation, names_of
 from .suffix import Corpus, SuffixDrafter
 
 __all__ = [
     "DEFAULT",
     "DRAFTERS",
+    "MODEL",
     "NOTHING",
     "Acceptance",
     "Corpus",
@@ -30,4 +31,5 @@ __all__ = [
     "Proposal",
     "Speculation",
     "SuffixDrafter",
+    "names_of",
 ]

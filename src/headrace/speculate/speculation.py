@@ -17,6 +17,8 @@ DRAFTERS = ("forced", "prediction", "suffix", "ngram")
 """Names of the house's own."""
 DEFAULT = ("forced", "prediction", "suffix")
 """Worth asking for every sequence: what n-grams find, the suffix drafter finds too."""
+MODEL = "draft"
+"""Name of a draft model beside these: a worker has it, since it needs a device."""
 TENANTS = 64
 """Tenants about whom something is remembered; whoever was not seen longest is forgotten."""
 
@@ -129,3 +131,10 @@ class Speculation:
         if len(self._tenants) > TENANTS:
             self._tenants.popitem(last=False)
         return found
+
+
+def names_of(choice: str) -> tuple[str, ...]:
+    """The drafters of text behind a choice of the option `speculate`."""
+    if choice == MODEL:
+        return ()
+    return DEFAULT if choice == "auto" else (choice,)

@@ -14,7 +14,6 @@ from ..kernels.draws import DrawParameters
 from ..kernels.operators import GroupBatch, HostStep, StepBatch
 from .rows import BlockTables, Rows
 from .transfer import all_to_device
-from .verification import sampled_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -110,3 +109,19 @@ def make_batch(
 
 def _parameters(columns: dict[str, torch.Tensor]) -> DrawParameters:
     return DrawParameters(**{name: columns.get(name) for name in DrawParameters.__slots__})
+
+
+def sampled_tokens(
+    bounds: npt.NDArray[np.signedinteger[Any]],
+    samples: npt.NDArray[np.bool_],
+    drafted: list[int] | None,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(tokens [R] whose logits are wanted, the entry [R] of each), ascending. Entry b owns the
+    tokens bounds[b] : bounds[b + 1], and draws behind its last one and each draft's forerunner."""
+    (entries,) = samples.nonzero()
+    ends = bounds[1:][entries].astype(np.int64) - 1
+    if drafted is None:
+        return ends, entries
+    each = 1 + np.array(drafted)[entries]
+    behind = np.repeat(each.cumsum() - 1, each) - np.arange(each.sum())
+    return np.repeat(ends, each) - behind, np.repeat(entries, each)

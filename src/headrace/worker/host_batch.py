@@ -17,9 +17,8 @@ import numpy.typing as npt
 from ..base.step import PoolShape, StepPlan
 from ..kernels.arrays import Array, tensor
 from ..kernels.operators import GroupBatch, StepBatch, StepLimits
-from .batch import make_batch
+from .batch import make_batch, sampled_tokens
 from .rows import BlockTables, Rows
-from .verification import sampled_tokens
 
 _FEW = 3
 _TABLE_STEP = 8

@@ -34,7 +34,14 @@ class WorkerOptions:
     drafts: int = 0
     """Drafts of a row that are verified in one step, at most; 0: none are made."""
     drafters: str = "auto"
-    """The one of `speculate.DRAFTERS` that makes them; auto: those that are best together."""
+    """The one of `speculate.DRAFTERS` that makes them; auto: those that are best together; draft:
+    the draft model alone."""
+    draft_model: str | None = None
+    """Path of a model that drafts, too; None: only text is looked at."""
+    draft_slots: int = 0
+    """Sequences for which it drafts at the same time."""
+    draft_context: int = 0
+    """Tokens of the longest of them."""
     panels: str | None = None
     """Folder that keeps repacked weights between starts; None: they are repacked each time."""
 

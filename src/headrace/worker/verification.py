@@ -12,21 +12,27 @@ it; the next step writes over that, and no prefix index was told of it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from itertools import accumulate
 
 from ..base.drafted import Verified
 from ..base.step import Admission, StepPlan, StepResult
-from ..speculate import NOTHING, Drafts, Proposal, Speculation
+from ..speculate import MODEL, NOTHING, Drafts, Proposal, Speculation
+from .draft_model import DraftModel
 from .grammar import GrammarMasks
 from .rows import Rows
 
 MOST_ASLEEP = 8
 """Steps that a row may be left alone: so many tokens late it is seen that it copies."""
+MATCHED = 4
+"""What a draft model's drafts count as before any was tried: a matched context of so many."""
+PLAIN = 64
+"""Times that a row is promised drafts until it is left out once: what its steps take without is
+else never learnt again, where it was learnt in a slow moment."""
+MEMORY = 0.1
+"""Share of the newest step in what is known of the time of one."""
 
 
 @dataclass(slots=True)
@@ -40,6 +46,9 @@ class _Row:
     """To a grammar, which has masks for no drafts but those that were announced to it."""
     ready: Proposal = NOTHING
     """For the next step."""
+    promised: bool = False
+    """The model drafts when the next step begins."""
+    promises: int = 0
     fresh: list[int] = field(default_factory=list)
     """Tokens that its drafters were not told of."""
     unused: int = 0
@@ -52,12 +61,19 @@ class Verification:
     """The rows that draft. Tokens lie in the host's memory. Calls come from the worker's thread."""
 
     def __init__(
-        self, rows: Rows, speculation: Speculation, most: int, masks: GrammarMasks | None
+        self,
+        rows: Rows,
+        speculation: Speculation,
+        most: int,
+        masks: GrammarMasks | None,
+        model: DraftModel | None = None,
     ) -> None:
         """`most`: drafts of one row and step. `masks`: of rows with a grammar, which were admitted
-        there before."""
+        there before. `model`: drafts, too, and is bound to `rows`."""
         self._table, self._speculation, self._most = rows, speculation, most
-        self._masks = masks
+        self._masks, self._model = masks, model
+        self._began = self._step = 0.0
+        """When the step began that runs, drafts made; seconds of one, as they were lately."""
         self._rows: dict[int, _Row] = {}
         self._verified: dict[int, Verified] = {}
         """What a step's result will have."""
@@ -82,11 +98,15 @@ class Verification:
             if found is not None:
                 found.drafts.extend(found.fresh)
                 found.drafts.end()
+                if self._model is not None:
+                    self._model.release(row, found.known)
 
     def begin(self, plan: StepPlan) -> tuple[StepPlan, list[int] | None]:
         """Put drafts behind what is known. → the plan as it is computed, with the starts that are
         true and no more drafts than are ready, and the drafts of each entry, None without any."""
         starts, counts, drafted = plan.starts, plan.counts, [0] * len(plan.rows)
+        if self._model is not None:
+            self._draft(self._model, plan)
         changed = False
         for entry, row in enumerate(plan.rows):
             found = self._rows.get(row)
@@ -105,6 +125,22 @@ class Verification:
         if not changed:
             return plan, None
         return replace(plan, starts=starts, counts=counts), drafted if any(drafted) else None
+
+    def _draft(self, model: DraftModel, plan: StepPlan) -> None:
+        """Have the model make the drafts that the plan has of those that were promised."""
+        wishes: dict[int, tuple[int, int]] = {}
+        for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+            found = self._rows.get(row)
+            if found is not None and found.promised and start + count > found.known and count > 1:
+                wishes[row] = found.known, min(count - 1, model.room(found.known))
+        if wishes:
+            for row, tokens in model.draft(wishes).items():
+                found = self._rows[row]
+                # A step may begin twice.
+                found.promised, found.ready = False, _before_end(_by_model(tokens), found.ends)
+                if found.held:
+                    found.ready = self._announced(row, found.ready)
+        self._began = time.perf_counter()
 
     def accept(
         self, plan: StepPlan, drafted: list[int], entries: list[int], chosen: Sequence[int]
@@ -157,6 +193,10 @@ class Verification:
         of many rows that do not draft, about one a step (of more than `MOST_ASLEEP`, a few).
         """
         proposed: list[bytes] | None = None
+        model, entries = self._model, list[int]()
+        if model is not None and len(plan.rows) == plan.tokens - plan.drafts:
+            passed = time.perf_counter() - self._began
+            self._step += (MEMORY if self._step else 1.0) * (passed - self._step)
         for entry, (row, new) in enumerate(zip(plan.rows, result.tokens, strict=True)):
             found = self._rows.get(row)
             if found is None:
@@ -164,8 +204,10 @@ class Verification:
             if entry in result.failures:
                 # It has ended, but a step may have been planned for it before that was known.
                 found.known, found.ready = int(self._table.computed[row]) + 1, NOTHING
+                found.promised = False
             if not new:
                 continue
+            found.promised = False
             found.known += len(new)
             found.fresh += new
             if found.asleep:
@@ -178,33 +220,43 @@ class Verification:
             patience = 1 if found.held else min(len(plan.rows), 1 + MOST_ASLEEP)
             found.asleep = min(found.unused, patience) - 1
             found.ready = _before_end(found.drafts.propose(self._most), found.ends)
-            if found.held:
-                assert self._masks is not None
-                found.ready = _cut(found.ready, self._masks.announce(row, found.ready.tokens))
+            alive = found.drafts.survival(found.ready)
+            if model is not None and (promise := self._promise(model, row, found, sum(alive))):
+                alive, found.ready, found.promised = promise, NOTHING, True
+                entries.append(entry)
+            elif found.held:
+                found.ready = self._announced(row, found.ready)
+                alive = alive[: len(found.ready)]
             if proposed is None:
                 proposed = [b""] * len(plan.rows)
-            if found.ready:
-                alive = found.drafts.survival(found.ready)
+            if alive:
                 proposed[entry] = bytes([round(255 * one) for one in alive])
         result.proposed = proposed
         if self._verified:
             result.verified, self._verified = self._verified, {}
+        if model is not None:
+            model.read()
+            result.drafting = model.account(entries, self._step)
 
+    def _promise(self, model: DraftModel, row: int, found: _Row, looked: float) -> list[float]:
+        """The chances of what the model would draft for a row; none where it cannot at once, or
+        where what it takes is better spent on `looked` drafts that are expected to hold as they
+        are."""
+        most = min(self._most, model.room(found.known))
+        chances = found.drafts.survival(_by_model([0] * most))
+        if looked:
+            worth = accumulate(chance - model.share for chance in chances)
+            if max(worth, default=0.0) <= looked:
+                return []
+        if not most or not model.ready(row, found.known):
+            return []
+        found.promises += 1
+        return chances if found.promises % PLAIN else []
 
-def sampled_tokens(
-    bounds: npt.NDArray[np.signedinteger[Any]],
-    samples: npt.NDArray[np.bool_],
-    drafted: list[int] | None,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(tokens [R] whose logits are wanted, the entry [R] of each), ascending. Entry b owns the
-    tokens bounds[b] : bounds[b + 1], and draws behind its last one and each draft's forerunner."""
-    (entries,) = samples.nonzero()
-    ends = bounds[1:][entries].astype(np.int64) - 1
-    if drafted is None:
-        return ends, entries
-    each = 1 + np.array(drafted)[entries]
-    behind = np.repeat(each.cumsum() - 1, each) - np.arange(each.sum())
-    return np.repeat(ends, each) - behind, np.repeat(entries, each)
+    def _announced(self, row: int, proposal: Proposal) -> Proposal:
+        """The part of it that the row's grammar lets stand, whose masks are then computed."""
+        assert self._masks is not None
+        return _cut(proposal, self._masks.announce(row, proposal.tokens))
 
 
 def _before_end(proposal: Proposal, ends: frozenset[int]) -> Proposal:
@@ -213,6 +265,10 @@ def _before_end(proposal: Proposal, ends: frozenset[int]) -> Proposal:
         if token in ends:
             return _cut(proposal, place)
     return proposal
+
+
+def _by_model(tokens: Sequence[int]) -> Proposal:
+    return Proposal(tokens, MATCHED, MODEL)
 
 
 def _cut(proposal: Proposal, length: int) -> Proposal:

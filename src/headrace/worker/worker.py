@@ -6,7 +6,6 @@ import gc
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +19,11 @@ from ..base.facts import WorkerFacts
 from ..base.groups import layer_groups, pool_bytes
 from ..base.modelfiles import ModelFiles
 from ..base.step import PoolShape, StepPlan, StepResult
-from ..kernels.backend import Question, Shelf
 from ..kernels.operators import StepBatch, StepLimits
-from ..kernels.program import BEST, EVERY, CallByCall, Program, Provider
-from ..kernels.select import choose
+from ..kernels.program import BEST, EVERY, CallByCall, Program
 from ..kernels.timing import OperatorTimes, operator_times
 from ..loader.adapters import open_adapter
+from ..loader.open import open_model
 from ..loader.panels import PanelShelf
 from ..loader.prepare import prepare
 from ..loader.weight_source import WeightSource
@@ -35,14 +33,16 @@ from .bans import AllowedTokens, BadWords
 from .batch import make_batch
 from .device_memory import DeviceMemory, StepMemory, check, out_of_memory
 from .draft_batch import DraftBatches
+from .draft_model import DraftModel
 from .features import Features, RowFeature
 from .filters import Filters
 from .grammar import GrammarCompiler, GrammarMasks, MakeTokenizer
 from .host_batch import HostBatches
 from .kv_tensors import allocate_kv, clear_null_blocks
+from .loading import choose_operators, inference_of
 from .logprobs import Logprobs
 from .masks import LogitBias, MinTokens, Penalties
-from .options import Resolved, WorkerOptions, resolve
+from .options import WorkerOptions, resolve
 from .pooling import Pooler
 from .prompt_scores import PromptScores
 from .reasoning import ReasoningBudgets
@@ -53,35 +53,6 @@ from .verification import Verification
 
 if TYPE_CHECKING:
     from .adapters import Adapters
-
-
-def choose_operators(
-    files: ModelFiles,
-    options: WorkerOptions,
-    resolved: Resolved,
-    source: WeightSource,
-    shelf: Shelf | None = None,
-) -> tuple[Provider, list[Decision]]:
-    """The kernels that serve this model here, operator by operator, with reasons."""
-    question = Question(
-        device=resolved.device,
-        dtype=resolved.dtype,
-        kv_dtype=resolved.kv_dtype,
-        graph=describe(files.arch),
-        weights=source.kinds(),
-        threads=options.threads or hardware.cpu().cores,
-        deterministic=options.deterministic,
-        quantise=options.quantise,
-        shelf=shelf,
-    )
-    return choose(question, options.kernels)
-
-
-def kernel_decisions(files: ModelFiles, options: WorkerOptions) -> list[Decision]:
-    """What a worker would choose, without loading a weight. Raises as `Worker` does."""
-    resolved = resolve(options)
-    source = WeightSource(load_weights(files))
-    return choose_operators(files, options, resolved, source)[1]
 
 
 class Worker:
@@ -107,8 +78,9 @@ class Worker:
         it is kept when the tables are made anew."""
         self._grammars = None if grammar_tokenizer is None else GrammarCompiler(grammar_tokenizer)
         self._masks: GrammarMasks | None = None
-        names = speculate.DEFAULT if options.drafters == "auto" else (options.drafters,)
-        self._speculation = speculation or speculate.Speculation(names=names)
+        self._speculation = speculation or speculate.Speculation(
+            names=speculate.names_of(options.drafters)
+        )
         self.options = options
         self.arch = files.arch
         self._pooling = files.pooling
@@ -120,7 +92,7 @@ class Worker:
         source = WeightSource(load_weights(files))
         phases["open_weights"] = time.perf_counter() - begin
         self._operators, decisions = choose_operators(files, options, self._resolved, source, shelf)
-        self._inference = _inference_of(self._operators)
+        self._inference = inference_of(self._operators)
         if device == "cpu":
             _set_torch_threads(threads)
         begin = time.perf_counter()
@@ -149,6 +121,13 @@ class Worker:
                     dtype=getattr(torch, dtype),
                 )
                 weight_bytes += self._adapters.nbytes
+            self._draft_model: DraftModel | None = None
+            if options.draft_model is not None:
+                drafting = open_model(options.draft_model)
+                self._draft_model = DraftModel(
+                    drafting, options, self._resolved, self._operators, self._model
+                )
+                weight_bytes += self._draft_model.nbytes
             phases["load_weights"] = time.perf_counter() - begin
             begin = time.perf_counter()
             if shelf is not None and shelf.finish():
@@ -286,7 +265,10 @@ class Worker:
     def _verification(self) -> Verification | None:
         if not self.options.drafts or not self._model.generates:
             return None
-        return Verification(self._rows, self._speculation, self.options.drafts, self._masks)
+        model = self._draft_model
+        if model is not None:
+            model.bind(self._rows)
+        return Verification(self._rows, self._speculation, self.options.drafts, self._masks, model)
 
     def _listed(self, program: Program) -> list[RowFeature]:
         """What rows may ask for, in the order of `features`, for a table without a held row."""
@@ -411,15 +393,6 @@ def _failed(plan: StepPlan, begin: float, error: Exception) -> StepResult:
         seconds=time.perf_counter() - begin,
         error=f"{type(error).__name__}: {' '.join(str(error).split())}",
     )
-
-
-def _inference_of(operators: Provider) -> Callable[[], AbstractContextManager[object]]:
-    """What their tensors are computed in; nothing where arrays are the host's."""
-    if operators.host:
-        return nullcontext
-    import torch  # Local: imported where it computes.
-
-    return torch.inference_mode
 
 
 def _memory_of(device: str) -> DeviceMemory | None:

@@ -48,7 +48,8 @@ class CpuBackend:
         return None
 
     def build(self, question: Question) -> Provider:
-        return CpuOperators(question.threads, self._level, question.shelf)
+        beside = getattr(question.beside, "team", None)
+        return CpuOperators(question.threads, self._level, question.shelf, beside)
 
     def decisions(self) -> list[Decision]:
         """The ISA level that serves, and why not the best one where it does not; which sources."""

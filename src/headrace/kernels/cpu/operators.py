@@ -32,8 +32,15 @@ class CpuOperators:
     host = True
     joined = None
 
-    def __init__(self, threads: int, level: str | None = None, shelf: Shelf | None = None) -> None:
-        self.team = Team(threads, level)
+    def __init__(
+        self,
+        threads: int,
+        level: str | None = None,
+        shelf: Shelf | None = None,
+        team: Team | None = None,
+    ) -> None:
+        """`team`: one that is there already, in place of one of its own."""
+        self.team = team or Team(threads, level)
         self._packer = Packer(self.team, shelf)
         self.drawing = drawing(self.team)
 

@@ -1,0 +1,115 @@
+"""A draft model before a start: found, held against the target, and its cache planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base.config import Decision, EngineOptions
+from ..base.errors import DoesNotFit, HeadraceError, OptionError
+from ..base.groups import layer_groups, pool_bytes
+from ..base.modelfiles import ModelFiles
+from ..base.step import PoolShape
+from ..loader import open_model
+
+if TYPE_CHECKING:
+    from ..text import Tokenizer
+
+SLOTS = 8
+"""Sequences that it drafts for at the same time: with more of them a draft that is verified must
+all but surely be right to pay, which a model's are not."""
+SHARE = 0.0625
+"""Part of the available memory for its cache."""
+LEAST = 256
+"""Tokens of a cache below which there is none."""
+FOREIGN = 0.02
+"""Share of the longer vocabulary that the other may lack at its end: files list rows that stand
+for nothing, or leave them out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What a worker is told, and what the memory plan counts."""
+
+    files: ModelFiles
+    slots: int
+    context: int
+    """Tokens of each slot."""
+    kv_bytes: int
+    decision: Decision
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of its weights as they are stored."""
+        return sum(path.stat().st_size for path in self.files.weights)
+
+
+def plan_draft(options: EngineOptions, target: ModelFiles, available: int) -> DraftPlan:
+    """Open the model `draft_model` and divide its memory; `options` are resolved ones.
+
+    Raises what `open_model` raises, `OptionError` where it cannot draft for `target`, and
+    `DoesNotFit` where its weights and the least cache are more than its part of `available` bytes.
+    """
+    assert options.draft_model is not None
+    folder = Path(options.cache_dir) if options.cache_dir else None
+    try:
+        files = open_model(options.draft_model, cache_dir=folder, offline=options.offline)
+    except HeadraceError as error:
+        error.param = "draft_model"
+        raise
+    name = files.name
+    if files.arch.task != "tokens":
+        raise OptionError(f"draft_model {name} makes no tokens", param="draft_model")
+    _verify_vocabulary(files, target)
+    block = options.block_size
+    each = pool_bytes(PoolShape(1, layer_groups(files.arch, options.kv_dtype, 1)))
+    context = min(options.max_context or target.arch.max_context, files.arch.max_context)
+    tokens = int(available * SHARE) // each
+    if tokens < min(LEAST, context):
+        raise DoesNotFit(
+            f"draft_model {name} needs {LEAST * each} bytes of cache for {LEAST} tokens, and "
+            f"{int(available * SHARE)} are its part of the memory",
+            param="draft_model",
+        )
+    context = min(context, tokens // block * block)
+    slots = max(1, min(SLOTS, options.max_sequences, tokens // context))
+    return DraftPlan(
+        files,
+        slots,
+        context,
+        slots * context * each,
+        Decision(
+            "draft_model",
+            name,
+            f"drafts for {slots} sequences at once, each up to {context} tokens of "
+            f"{each} bytes in its cache",
+        ),
+    )
+
+
+def tokenizer_of(files: ModelFiles) -> Tokenizer:
+    """The tokenizer of a model, opened here."""
+    from ..text import load_tokenizer  # Local: most engine processes, which start here, have none.
+
+    return load_tokenizer(files.tokenizer)
+
+
+def _verify_vocabulary(files: ModelFiles, target: ModelFiles) -> None:
+    """Raise `OptionError` where an id may mean another token to the two models."""
+    ours, its = (tokenizer_of(one).vocabulary for one in (target, files))
+    both, longer = sorted((len(ours.tokens), len(its.tokens)))
+    if both < (1 - FOREIGN) * longer:
+        why = f"{len(its.tokens)} tokens, not {len(ours.tokens)}"
+    elif ours.kind != its.kind:
+        why = f"{its.kind} pieces, not {ours.kind}"
+    else:
+        pairs = zip(ours.tokens, its.tokens, strict=False)
+        other = next((id for id, (one, two) in enumerate(pairs) if one != two), None)
+        if other is None:
+            return
+        why = f"{its.tokens[other]!r:.40} as token {other}, not {ours.tokens[other]!r:.40}"
+    raise OptionError(
+        f"draft_model {files.name} has another vocabulary than {target.name}: {why}",
+        param="draft_model",
+    )

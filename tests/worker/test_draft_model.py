@@ -1,0 +1,177 @@
+"""A draft model decides how many steps an answer takes, and not one bit of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from headrace.base.modelfiles import ModelFiles
+from headrace.base.sampling import SamplingParams
+from headrace.base.step import StepPlan
+from headrace.loader.open import open_model
+from headrace.worker import Worker, WorkerOptions
+from headrace.worker.draft_model import NEAR, READ
+from oracle import tiny
+from oracle.driving import Answer, Driver
+
+DRAFTS = 4
+CONTEXT = 640
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0),
+    "warm": SamplingParams(temperature=0.7, seed=3),
+    "hot": SamplingParams(temperature=1.3, seed=4, top_k=40, top_p=0.95, n=3),
+    "scores": SamplingParams(temperature=0.7, seed=5, logprobs=3, prompt_logprobs=1),
+    "moved": SamplingParams(temperature=0.5, seed=6, repetition_penalty=1.3, logit_bias={5: 4.0}),
+}
+PLAIN = ("greedy", "warm", "hot")
+"""What asks for nothing that a draft model does not know of."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return open_model(str(tiny.make("qwen2", tmp_path_factory.mktemp("models"))))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return open_model(str(tiny.make("llama", tmp_path_factory.mktemp("models"))))
+
+
+def make(target: ModelFiles, draft: ModelFiles | None, **wishes: Any) -> Worker:
+    options: dict[str, Any] = {
+        "kernels": "cpu",
+        "dtype": "float32",
+        "threads": 1,
+        "rows": 7,
+        "step_tokens": 400,
+        "max_context": CONTEXT,
+        **wishes,
+    }
+    if draft is not None:
+        told = {"drafts": DRAFTS, "drafters": "draft", "draft_model": str(draft.path)}
+        options = {**told, "draft_slots": 7, "draft_context": CONTEXT, **options}
+    return Worker(target, WorkerOptions(**options))
+
+
+def prompt(place: int, length: int) -> list[int]:
+    return [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(length)]
+
+
+def answers(
+    worker: Worker,
+    *,
+    names: tuple[str, ...] = tuple(SAMPLINGS),
+    stops: tuple[int, ...] = (11, 12),
+    blocks: int = 300,
+    depth: Literal[1, 2] = 1,
+) -> tuple[dict[tuple[str, int], Answer], Driver]:
+    """Samplings by name, one after the other into a running batch; one prompt is read in parts."""
+    drafts = worker.options.drafts
+    driver = Driver(worker, blocks=blocks, step_tokens=400, drafts=drafts, depth=depth)
+    for place, name in enumerate(names):
+        length = READ + 2 * NEAR if name == "warm" else 9 + 7 * place
+        sampling = replace(SAMPLINGS[name], max_tokens=30)
+        driver.add(name, prompt(place, length), sampling, stop_ids=stops)
+        driver.step()
+    return driver.run(), driver
+
+
+def same(found: dict[tuple[str, int], Answer], wanted: dict[tuple[str, int], Answer]) -> None:
+    assert found.keys() == wanted.keys()
+    for key, answer in wanted.items():
+        got = found[key]
+        # How often it was preempted, and what it then found, is how it was computed.
+        assert replace(got, preemptions=0, cached=0) == replace(answer, preemptions=0, cached=0)
+
+
+def tokens(plan: StepPlan, row: int) -> int:
+    return plan.counts[plan.rows.index(row)] if row in plan.rows else 0
+
+
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+@pytest.mark.parametrize("drafter", ["itself", "another"])
+def test_no_answer_changes(target: ModelFiles, other: ModelFiles, kernels: str, drafter: str):
+    draft = target if drafter == "itself" else other
+    plain, _ = answers(make(target, None, kernels=kernels))
+    for slots, blocks, depth in ((7, 300, 1), (2, 300, 2), (7, 30, 2)):
+        worker = make(target, draft, kernels=kernels, draft_slots=slots)
+        found, driver = answers(worker, blocks=blocks, depth=depth)
+        same(found, plain)
+        assert sum(plan.drafts for plan in driver.plans) > 20, "drafts were verified"
+        if blocks == 30:
+            assert any(answer.preemptions for answer in found.values())
+
+
+def test_the_target_itself_is_always_right(target: ModelFiles) -> None:
+    """Greedy and drawn, several choices, behind a prompt that it reads in two parts."""
+    _, driver = answers(make(target, target), names=PLAIN, stops=())
+    stats = driver.scheduler.stats()
+    assert stats.draft_tokens > 60
+    assert stats.accepted_tokens == stats.draft_tokens
+
+
+def test_another_model_is_sometimes_wrong(target: ModelFiles, other: ModelFiles) -> None:
+    _, driver = answers(make(target, other), names=PLAIN, stops=())
+    stats = driver.scheduler.stats()
+    assert stats.accepted_tokens < stats.draft_tokens
+
+
+def test_a_row_without_a_slot_gets_none_until_one_is_left(target: ModelFiles) -> None:
+    worker = make(target, target, draft_slots=1)
+    driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
+    driver.add("first", prompt(1, 9), SamplingParams(temperature=0, max_tokens=12))
+    driver.add("second", prompt(2, 9), SamplingParams(temperature=0, max_tokens=40))
+    driver.run()
+    first, second = (
+        [place for place, plan in enumerate(driver.plans) if tokens(plan, row) > 1 and place > 1]
+        for row in (0, 1)
+    )
+    assert first
+    assert second
+    assert max(first) < min(second)
+
+
+def test_the_next_turn_is_read_once(target: ModelFiles) -> None:
+    worker = make(target, target)
+    driver = Driver(worker, blocks=300, step_tokens=400, drafts=DRAFTS)
+    text = prompt(3, READ)
+    first = driver.ask(text, SamplingParams(temperature=0, max_tokens=20))
+    model = worker._draft_model
+    assert model is not None
+    read = []
+    enter = model._enter
+    model._enter = lambda plan, row, start, *rest, **more: (
+        read.append(start),
+        enter(plan, row, start, *rest, **more),
+    )
+    driver.ask([*text, *first.tokens, 7, 8, 9], SamplingParams(temperature=0, max_tokens=20))
+    assert min(read) > len(text) + len(first.tokens) - DRAFTS
+
+
+def test_ids_that_one_of_the_models_lacks(
+    target: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller vocabulary drafts for the larger one and the other way round."""
+    stem, values = tiny.MODELS["llama"]
+    monkeypatch.setitem(tiny.MODELS, "fewer", (stem, {**values, "vocab_size": tiny.VOCAB - 100}))
+    smaller = open_model(str(tiny.make("fewer", tmp_path)))
+    for one, two in ((target, smaller), (smaller, target)):
+        prompts = [[one.arch.vocab_size - 1, 4, 5, 6], [3, 4, 5, 6]]
+        said = []
+        for draft in (None, two):
+            driver = Driver(make(one, draft), blocks=300, drafts=DRAFTS if draft else 0)
+            hot = SamplingParams(temperature=3.0, seed=9, max_tokens=60)
+            said.append([driver.ask(each, hot) for each in prompts])
+        assert said[0] == said[1]
+
+
+def test_it_sleeps_and_wakes_with_the_worker(target: ModelFiles) -> None:
+    worker = make(target, target)
+    text, greedy = prompt(1, 20), SamplingParams(temperature=0, max_tokens=20)
+    first = Driver(worker, blocks=300, drafts=DRAFTS).ask(text, greedy)
+    driver = Driver(worker, blocks=300, drafts=DRAFTS)
+    assert driver.ask(text, greedy) == first
+    assert driver.scheduler.stats().accepted_tokens > 10
