@@ -40,9 +40,9 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_375,
     "bench": 9_530,
-    "cli": 4_850,
+    "cli": 4_855,
     "dist": 510,
-    "engine": 6_994,
+    "engine": 7_133,
     "factory": 3_895,
     "kernels": 12_574,
     "kv": 650,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 4_020,
 }
 """Lines of Python in each package."""
-TOTAL = 80_381
+TOTAL = 80_540
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from headrace.bench.report import html_report, result_charts
 from headrace.bench.virtual import Simulation
 from headrace.cli.plan import command as plan_command
 from headrace.cli.simulate import command
+from headrace.engine.draft_law import LENGTHS, MEASURED, draft_law
 from headrace.engine.sim import (
     Cluster,
     LeastLoaded,
@@ -340,6 +342,75 @@ def test_memory_is_planned_as_the_engine_would() -> None:
         Cluster(SPEC, 2, "random")
     with pytest.raises(HeadraceError):
         Cluster(SPEC, 2, prefill=2)
+
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "speculation_accept.json"
+
+
+def test_the_laws_of_drafts_are_those_that_were_measured() -> None:
+    told = {
+        (one["class"], one["length"]): (one["tokens_per_step"], one["accepted_share"])
+        for one in json.loads(RECORDED.read_text())
+        if one["drafters"] == "suffix, past answers too"
+    }
+    for name, columns in MEASURED.items():
+        assert list(zip(*columns, strict=True)) == [told[name, length] for length in LENGTHS]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_law_gives_back_what_it_was_made_from(name: str) -> None:
+    """Expected numbers of its chances, exactly, and of draws."""
+    law, chance = draft_law(name), random.Random(1)
+    drawn = [law.draw(chance) for _ in range(4000)]
+    for length, tokens, share in zip(LENGTHS, *MEASURED[name], strict=True):
+        alive = law.survival(length)
+        found = list(zip(law.proposed[:length], alive, strict=True))
+        right = sum(one * all for one, all in found)
+        assert right == pytest.approx(tokens - 1, rel=0.05)
+        assert right / sum(law.proposed[:length]) == pytest.approx(share, rel=0.05)
+        mean = sum(min(right, length) for _, right in drawn) / len(drawn)
+        assert mean == pytest.approx(tokens - 1, rel=0.15, abs=0.02)
+
+
+def test_drafts_take_steps_away_where_rows_are_cheap() -> None:
+    """A chance of one: each decode gets eight tokens a step. Of nought: as without, once it is
+    known, and nobody's tokens are lost or come twice."""
+    spec = replace(SPEC, hardware=HOME, rows=4)
+    load = {"requests": 8, "concurrency": 1, "input": "64", "output": "64"}
+    plain = simulate(Cluster(spec, 1), **load)
+    found = {
+        wish: simulate(Cluster(replace(spec, drafts=draft_law(wish)), 1), **load)
+        for wish in ("1", "0", "code-edit")
+    }
+    for one in found.values():
+        assert one["succeeded"] == 8
+        assert one["samples"]["output_tokens"] == plain["samples"]["output_tokens"]
+    steps = {wish: one["simulation"]["steps"] for wish, one in found.items()}
+    assert steps["1"] == 8 * (1 + math.ceil(63 / 8))
+    assert steps["0"] == plain["simulation"]["steps"]
+    assert steps["1"] < steps["code-edit"] < steps["0"]
+    told = {wish: one["simulation"]["speculation"] for wish, one in found.items()}
+    assert (told["1"]["synthetic"], told["code-edit"]["synthetic"]) == (True, False)
+    assert told["1"]["accepted_tokens"] == told["1"]["draft_tokens"] > told["0"]["draft_tokens"]
+    assert "speculation" not in plain["simulation"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_go_with_pools_that_are_short_and_two_steps_in_flight(depth: int) -> None:
+    spec = replace(SPEC, depth=depth, drafts=draft_law("0.7"), kv_tokens=2048, max_context=1024)
+    result = simulate(Cluster(spec, 2, prefill=1), requests=40)
+    assert result["samples"]["output_tokens"]["percentiles"]["p50"] == 64
+    assert result["succeeded"] == 40
+    assert result["simulation"]["speculation"]["accepted_tokens"] > 0
+    again = simulate(Cluster(spec, 2, prefill=1), requests=40)
+    assert result["samples"] == again["samples"]
+
+
+@pytest.mark.parametrize("wish", ["poems", "1.5", "nan", ""])
+def test_a_law_that_is_none(wish: str) -> None:
+    with pytest.raises(OptionError, match="a chance from 0 to 1") as caught:
+        draft_law(wish)
+    assert caught.value.param == "speculate"
 
 
 def test_too_long_prompts_are_refused_not_lost() -> None:

@@ -119,7 +119,7 @@ class Simulation:
     def _extra(self, run: Run) -> dict[str, Any]:
         replicas = self.cluster.replicas
         queries = sum(replica.kv.prefix_queries for replica in replicas)
-        return {
+        found = {
             "replicas": len(replicas),
             "devices": self.cluster.devices,
             "steps": sum(replica.steps for replica in replicas),
@@ -127,6 +127,16 @@ class Simulation:
             "prefix_hit_rate": sum(r.kv.prefix_hits for r in replicas) / queries if queries else 0,
             "preemptions": sum(r.scheduler.stats().preemptions for r in replicas),
         }
+        if (law := self.cluster.spec.drafts) is not None:
+            stats = [replica.scheduler.stats() for replica in replicas]
+            found["speculation"] = {
+                "law": law.name,
+                "synthetic": law.synthetic,
+                "drafts": sum(one.drafts for one in stats),
+                "draft_tokens": sum(one.draft_tokens for one in stats),
+                "accepted_tokens": sum(one.accepted_tokens for one in stats),
+            }
+        return found
 
     def _ask(self, user: _User, at: float) -> list[tuple[float, SimRequest]]:
         turn = user.session.turns[user.turn]

@@ -17,6 +17,7 @@ from ..bench.options import RunOptions
 from ..bench.report import html_report
 from ..bench.virtual import COURSES, Simulation, bands
 from ..engine.described import make_case
+from ..engine.draft_law import MEASURED, draft_law
 from ..engine.sim import ROUTERS, Cluster, ReplicaSpec
 from ..roofline.counts import Layout
 from ..roofline.hardware import find_hardware
@@ -74,6 +75,12 @@ def simulate(
     max_context: Annotated[int | None, typer.Option(help="Longest sequence.")] = None,
     depth: Annotated[int, typer.Option(min=1, max=2, help="Steps in flight.")] = 2,
     prefix_cache: Annotated[bool, typer.Option(help="Share prefixes.")] = True,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help=f"Drafts: off, as measured of {', '.join(MEASURED)}, or a chance from 0 to 1."
+        ),
+    ] = "off",
     gateway_ms: Annotated[
         float | None,
         typer.Option(min=0, help="Before the engine; none: as calibrated (--measure-loop), or 1."),
@@ -105,6 +112,7 @@ def simulate(
         max_context=max_context,
         depth=depth,
         prefix_cache=prefix_cache,
+        drafts=None if speculate == "off" else draft_law(speculate),
     )
     options = replace(options, url="simulated", model=model, devices=replicas * case.layout.devices)
     begin = time.perf_counter()
@@ -135,6 +143,8 @@ def simulate(
             f"{extra['prefix_hit_rate']:.0%} of looked-up tokens; {extra['preemptions']} "
             f"preemptions; efficiencies {device.efficiency.source}"
         )
+        if spec.drafts is not None:
+            console.print(f"drafts {spec.drafts.name}: {extra['speculation']}")
     if html is not None:
         try:
             html.write_text(html_report(result))

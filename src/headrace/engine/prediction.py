@@ -21,6 +21,7 @@ from ..roofline.routing import typical_skew
 from ..roofline.step import Estimate, StepModel
 from ..roofline.weights import WeightBytes, from_tensors
 from ..sched.price import StepPrices, least, paying
+from .draft_law import verifying
 from .start import resolve
 
 _SAFETENSORS = {
@@ -32,8 +33,6 @@ _SAFETENSORS = {
     "U8": "int4",
     "I32": "int4",
 }
-USUAL = 512
-"""Context of which a draft's row is priced: what it adds to a step hardly changes with it."""
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 
 
@@ -122,13 +121,8 @@ class StepPredictor:
         self._pooling: dict[int, bool] = {}
 
     def verifying(self, tokens: int) -> float:
-        """Seconds of a step that verifies so many tokens of one sequence of `USUAL` tokens, and no
-        less than `sched.price.least` says."""
-        arch = self._model.case.arch
-        one, all = (
-            self._model.seconds(compose(arch, [USUAL], [each], each)) for each in (1, tokens)
-        )
-        return max(all, one * least(tokens))
+        """Seconds of a step that verifies so many tokens of one sequence."""
+        return verifying(self._model, tokens)
 
     def __call__(self, plan: StepPlan) -> Estimate:
         arch = self._model.case.arch

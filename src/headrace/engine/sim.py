@@ -4,6 +4,9 @@ No device and no sleeping: a heap of events. One replica is what one engine woul
 that of `engine.core`: fill up to `depth`, land the oldest); a cluster is many of them behind a
 router, all alike or split into a prefill and a decode pool. The same input gives the same output.
 
+With a law of drafts (`draft_law`) steps verify as many as the real prices choose, which are the
+roofline's and learn from the steps as in an engine.
+
 What is not simulated: what HTTP and text cost beyond a constant, contention on the link between
 pools, unevenly routed experts, failures.
 """
@@ -16,8 +19,10 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
+from ..base.drafted import Verified
 from ..base.errors import HeadraceError, OptionError
 from ..base.request import Request, SequenceDelta
 from ..base.sampling import SamplingParams
@@ -30,7 +35,8 @@ from ..roofline.formats import kv_token_bytes
 from ..roofline.hardware import Hardware
 from ..roofline.memory import MemoryPlan, plan_memory
 from ..roofline.step import StepModel
-from ..sched import Limits, Scheduler
+from ..sched import Limits, Scheduler, StepPrices
+from .draft_law import LENGTHS, DraftLaw, verifying
 
 TOKEN = 1
 """What every simulated answer consists of, so that a next turn finds it in the prefix index."""
@@ -62,6 +68,7 @@ class ReplicaSpec:
     depth: int = 1
     prefix_cache: bool = True
     max_waiting: int = 1 << 20
+    drafts: DraftLaw | None = None
     kv_tokens: int | None = None
     """Cap of the KV pool, below what memory holds: the simulator keeps an object per block, which
     counts where hundreds of replicas never fill theirs."""
@@ -159,9 +166,13 @@ class Replica:
         limits = Limits(
             memory.rows, budget, memory.max_context, spec.max_waiting, "fcfs", spec.depth
         )
-        self.kv = KvManager(memory.pool, prefix_cache=spec.prefix_cache)
-        self.scheduler = Scheduler(limits, self.kv, clock=clock)
         self.model = StepModel(spec.case, spec.hardware)
+        prices = None
+        if spec.drafts is not None and role != "prefill":
+            limits = replace(limits, drafts=LENGTHS[-1])
+            prices = StepPrices(partial(verifying, self.model))
+        self.kv = KvManager(memory.pool, prefix_cache=spec.prefix_cache)
+        self.scheduler = Scheduler(limits, self.kv, clock=clock, prices=prices)
         self.outstanding = 0
         """Requests given to it and not ended."""
         self.waiting_tokens = 0
@@ -170,7 +181,9 @@ class Replica:
         self.steps = 0
         self._last_end = 0.0
         self._random = draws or random.Random(number)
-        self._flying: deque[StepPlan] = deque()
+        self._drawn: dict[int, tuple[int, int]] = {}
+        """Row → drafts that are ready for it, and those that are right."""
+        self._flying: deque[tuple[StepPlan, float]] = deque()
         self._received: dict[int, int] = {}
         """Row → tokens whose KV came from the prefill pool."""
 
@@ -184,7 +197,7 @@ class Replica:
             seconds = self._seconds(plan)
             self.busy += seconds / self.spec.case.layout.pp
             self.steps += 1
-            self._flying.append(plan)
+            self._flying.append((plan, seconds))
             # The next token of a sequence needs the last one: a batch is in one stage at a time.
             self._last_end = self._stages.take(max(now, self._last_end), seconds)
             ends.append(self._last_end)
@@ -192,9 +205,28 @@ class Replica:
 
     def land(self) -> list[SequenceDelta]:
         """The oldest step is done."""
-        plan = self._flying.popleft()
+        plan, seconds = self._flying.popleft()
         tokens = [[TOKEN] if sampled else [] for sampled in plan.samples]
-        return self.scheduler.update(plan, StepResult(plan.number, tokens))
+        result = StepResult(plan.number, tokens, seconds=seconds)
+        if self.scheduler.limits.drafts:
+            self._speculate(plan, result)
+        return self.scheduler.update(plan, result)
+
+    def _speculate(self, plan: StepPlan, result: StepResult) -> None:
+        """Accept drafts, and propose those of the next step."""
+        law, fresh = self.spec.drafts, {one.row for one in plan.admitted}
+        assert law is not None
+        verified, proposed = {}, []
+        for entry, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
+            ready, right = (0, 0) if row in fresh else self._drawn.get(row, (0, 0))
+            tried = min(count - 1, ready)
+            if tried:
+                verified[entry] = Verified(law.name, tried, min(tried, right))
+                result.tokens[entry] *= 1 + verified[entry].accepted
+            self._drawn[row] = law.draw(self._random) if plan.samples[entry] else (0, 0)
+            alive = law.survival(self._drawn[row][0])
+            proposed.append(bytes(round(255 * one) for one in alive))
+        result.verified, result.proposed = verified or None, proposed
 
     def _seconds(self, plan: StepPlan) -> float:
         starts, counts = plan.starts, plan.counts
@@ -202,8 +234,9 @@ class Replica:
             starts, counts = self._without_received(plan)
         arch = self.spec.case.arch
         loop = self.spec.hardware.loop
+        samples = sum(plan.samples) + plan.drafts
         between = loop.around(len(plan.rows)) if self.spec.depth == 1 else 0.0
-        seconds = between + self.model.seconds(compose(arch, starts, counts, sum(plan.samples)))
+        seconds = between + self.model.seconds(compose(arch, starts, counts, samples))
         return seconds + self._hitches(seconds * loop.hitch_rate) * loop.hitch_seconds
 
     def _hitches(self, expected: float) -> float:
