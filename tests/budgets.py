@@ -56,10 +56,10 @@ LINES = {
     "server": 13_884,
     "speculate": 900,
     "text": 5_100,
-    "worker": 4_020,
+    "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 80_540
+TOTAL = 80_554
 """Lines of Python in all of them: half of the budget's room is for what is not built yet."""
 
 

@@ -20,6 +20,7 @@ from headrace.speculate import DEFAULT, Drafter, Proposal, Speculation
 from headrace.text.grammar import after_reasoning, from_regex, from_schema
 from headrace.text.reasoning import THINK as MARKS
 from headrace.worker import Worker, WorkerOptions
+from headrace.worker.draft_model import DraftModel
 from oracle.driving import Answer, Driver
 
 DRAFTS = 4
@@ -178,8 +179,12 @@ def test_the_houses_own_change_no_answer(workers, plain, names: Sequence[str]) -
 
 
 @pytest.mark.parametrize("names", [(), DEFAULT], ids=["alone", "beside"])
-def test_a_draft_model_changes_no_answer(workers, plain, names: Sequence[str]) -> None:
+def test_a_draft_model_changes_no_answer(
+    workers, plain, names: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It knows nothing of the grammar, which cuts what it says."""
+    given = property(lambda model: 0.0, lambda model, share: None)
+    monkeypatch.setattr(DraftModel, "share", given, raising=False)
     found, driver = answers(workers(names, model=True))
     same(found, plain)
     assert sum(plan.drafts for plan in driver.plans) > 100

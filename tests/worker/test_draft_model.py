@@ -10,10 +10,10 @@ import pytest
 
 from headrace.base.modelfiles import ModelFiles
 from headrace.base.sampling import SamplingParams
-from headrace.base.step import StepPlan
+from headrace.base.step import Drafting, StepPlan
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from headrace.worker.draft_model import NEAR, READ
+from headrace.worker.draft_model import NEAR, READ, DraftModel
 from oracle import tiny
 from oracle.driving import Answer, Driver
 
@@ -28,6 +28,14 @@ SAMPLINGS = {
 }
 PLAIN = ("greedy", "warm", "hot")
 """What asks for nothing that a draft model does not know of."""
+
+
+@pytest.fixture(autouse=True)
+def for_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model takes as long to draft as its target takes to verify: here it is given away."""
+    if "dear" not in request.node.name:
+        given = property(lambda model: 0.0, lambda model, share: None)
+        monkeypatch.setattr(DraftModel, "share", given, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +183,21 @@ def test_it_sleeps_and_wakes_with_the_worker(target: ModelFiles) -> None:
     driver = Driver(worker, blocks=300, drafts=DRAFTS)
     assert driver.ask(text, greedy) == first
     assert driver.scheduler.stats().accepted_tokens > 10
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(3, 0.02), (300, 0.02), (300, 2.0)])
+def test_a_dear_text_is_read_where_the_answer_is_long_enough(
+    target: ModelFiles, monkeypatch: pytest.MonkeyPatch, tokens: int, share: float
+) -> None:
+    """Reading 300 tokens at a sixteenth of a draft each, for so many tokens of an answer."""
+    monkeypatch.setattr(
+        DraftModel, "account", lambda model, entries, step: Drafting(entries, 0.0, 0.0)
+    )
+    worker = make(target, target)
+    model = worker._draft_model
+    assert model is not None
+    model.share, model._reading = share, share / NEAR
+    driver = Driver(worker, blocks=300, drafts=DRAFTS)
+    driver.ask(prompt(5, 300), SamplingParams(temperature=0, max_tokens=tokens))
+    drafted = sum(plan.drafts for plan in driver.plans)
+    assert (drafted > 0) == (tokens == 300 and share < 1)

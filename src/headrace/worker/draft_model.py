@@ -48,6 +48,8 @@ BLOCK = 16
 """Tokens of a block of its cache."""
 MEMORY = 0.1
 """Share of the newest draft in what is known of the time of one."""
+LATEST = 0.5
+"""Share of the newest in what is known of the time of reading, which comes seldom."""
 FORGOTTEN = 0.002
 """Share of that which each step without drafts forgets."""
 
@@ -98,9 +100,13 @@ class DraftModel:
         self.share = self._read_share
         """What one more draft of each row takes of a step, as it was lately; to begin with what it
         reads of what that reads."""
+        self._reading = self.share / NEAR
+        """What a token to be read takes of a step, in the same way."""
         self._seconds, self._drafted = 0.0, (0.0, 0)
         """Time that it took since `account` was asked; the part of drafts, and how many of them
         stood one behind the other."""
+        self._read = 0
+        """Tokens that were read since."""
 
     def bind(self, rows: Rows) -> None:
         """Make the cache, empty, for the sequences in these tables."""
@@ -133,9 +139,10 @@ class DraftModel:
         """Drafts that it could make of a sequence of so many tokens."""
         return max(0, self._options.draft_context - known)
 
-    def ready(self, row: int, known: int) -> bool:
+    def ready(self, row: int, known: int, saves: float) -> bool:
         """Could it draft for this row, of which so many tokens are known, at once? If it could but
-        for what it has not read, it reads some with `read`."""
+        for what it has not read, it reads some with `read`, unless that takes more steps' time than
+        its drafts are expected to save."""
         slot = self._held.get(row) or self._take(row, known)
         if slot is None:
             return False
@@ -145,7 +152,8 @@ class DraftModel:
         if int(fresh.max()) >= self._arch.vocab_size:
             return False  # The target's vocabulary has rows that stand for nothing.
         if len(fresh) > NEAR:
-            self._behind.append((slot, row, known))
+            if len(fresh) * self._reading < saves:
+                self._behind.append((slot, row, known))
             return False
         return True
 
@@ -175,6 +183,7 @@ class DraftModel:
                 batch.adapters = None
                 self._program.step(batch, want())
             self._seconds += time.perf_counter() - begin
+            self._read += plan.tokens
 
     def account(self, entries: list[int], step: float) -> Drafting:
         """What it takes, and took since the last time it was asked. `entries`: of the next plan's
@@ -185,7 +194,9 @@ class DraftModel:
         else:
             # What was too dear once is tried again.
             self.share += FORGOTTEN * (self._read_share - self.share)
-        self._seconds, self._drafted = 0.0, (0.0, 0)
+        if step and self._read:
+            self._reading += LATEST * ((spent - seconds) / self._read / step - self._reading)
+        self._seconds, self._drafted, self._read = 0.0, (0.0, 0), 0
         return Drafting(entries, self.share * step, spent)
 
     def draft(self, wishes: Mapping[int, tuple[int, int]]) -> dict[int, list[int]]:

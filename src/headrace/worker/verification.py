@@ -42,6 +42,8 @@ class _Row:
     """Ids that end the sequence: no draft goes on behind one."""
     known: int
     """Tokens of the sequence that are known."""
+    limit: int
+    """Tokens that it may have at last."""
     held: bool
     """To a grammar, which has masks for no drafts but those that were announced to it."""
     ready: Proposal = NOTHING
@@ -90,7 +92,8 @@ class Verification:
             admission.tenant, prompt=known, expected=spec.expected, grammar=form
         )
         drafts.extend(admission.tokens)
-        self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, form is not None)
+        limit = admission.prompt_length + (spec.sampling.max_tokens or 0)
+        self._rows[row] = _Row(drafts, frozenset(spec.stop_ids), known, limit, form is not None)
 
     def release(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -244,11 +247,11 @@ class Verification:
         are."""
         most = min(self._most, model.room(found.known))
         chances = found.drafts.survival(_by_model([0] * most))
-        if looked:
-            worth = accumulate(chance - model.share for chance in chances)
-            if max(worth, default=0.0) <= looked:
-                return []
-        if not most or not model.ready(row, found.known):
+        worth = max(accumulate(chance - model.share for chance in chances), default=0.0)
+        if looked and worth <= looked:
+            return []
+        saves = worth / (1 + worth) * (found.limit - found.known) if worth > 0 else 0.0
+        if not most or not model.ready(row, found.known, saves):
             return []
         found.promises += 1
         return chances if found.promises % PLAIN else []
