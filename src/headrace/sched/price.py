@@ -69,11 +69,19 @@ class StepPrices:
 
     def seconds(self, tokens: int) -> float:
         """Expect so long of a step of so many tokens, as steps are now."""
-        low, part = _between(tokens)
-        ratio = self._ratio(low)
-        if part:
-            ratio += part * (self._ratio(low + 1) - ratio)
-        return self._prior(tokens) * ratio
+        return self.rising(tokens, tokens)[0]
+
+    def rising(self, least: int, most: int) -> list[float]:
+        """`seconds` of each number of tokens from `least` to `most`; a knot is read once for all,
+        since thirty sequences have two hundred drafts ready, and no step waits for their sum."""
+        places = range(least.bit_length() - 1, most.bit_length() + 1)
+        knots = {place: self._ratio(place) for place in places}
+        found = []
+        for tokens in range(least, most + 1):
+            low, part = _between(tokens)
+            ratio = knots[low] + part * (knots[low + 1] - knots[low])
+            found.append(self._prior(tokens) * ratio)
+        return found
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Note what a step of so many tokens took, without chunks: their tokens have no head."""
@@ -197,7 +205,8 @@ def draft_lengths(
     )
     if prices is None:
         return _lengths(slots[: max(room, 0)], survivals)
-    best, chosen = MARGIN * tokens / prices.seconds(tokens), slots[:0]
+    seconds = prices.rising(tokens, tokens + min(len(slots), max(room, 0)))
+    best, chosen = MARGIN * tokens / seconds[0], slots[:0]
     dear = max(making, default=0.0)
     there = [slot for slot in slots if not making[slot[2]]] if dear else slots
     for some in (there, slots) if dear else (there,):
@@ -206,7 +215,7 @@ def draft_lengths(
             expected -= chance / 255
             if dear and making[place]:
                 deepest = max(deepest, depth + 1)
-            rate = expected / (prices.seconds(tokens + count) + deepest * dear)
+            rate = expected / (seconds[count] + deepest * dear)
             if rate > best:
                 best, chosen = rate, some[:count]
     return _lengths(chosen, survivals)
