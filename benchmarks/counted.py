@@ -89,6 +89,7 @@ def count(work: dict[str, Any], marks: Marks) -> dict[str, Any]:
         step_tokens=max(512, prefill, max(rows) * context),
         kv_memory="256MiB",
         offline=work["offline"],
+        speculate="off",
     ) as llm:
         level, vocabulary = library.level(), llm.files.arch.vocab_size
         say(f"loaded; the CPU that valgrind offers has level {level}")

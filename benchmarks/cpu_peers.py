@@ -158,7 +158,7 @@ def shared(generate: Generate, sizes: Sizes, *, cold: bool) -> Values:
 def child_headrace_start() -> Values:
     from headrace import LLM, SamplingParams
 
-    with LLM(threads=THREADS, max_context=4096, offline=True) as llm:
+    with LLM(threads=THREADS, max_context=4096, offline=True, speculate="off") as llm:
         llm.generate([ids(16)], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
         return {"first_token_at": time.time()}
 
@@ -166,7 +166,7 @@ def child_headrace_start() -> Values:
 def child_headrace(sizes: Sizes) -> Values:
     from headrace import LLM, SamplingParams
 
-    llm = LLM(threads=THREADS, max_context=4096, offline=True)
+    llm = LLM(threads=THREADS, max_context=4096, offline=True, speculate="off")
 
     def generate(prompts: list[list[int]], output: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)

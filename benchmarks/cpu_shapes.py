@@ -157,7 +157,8 @@ def child(model: str, cache: str) -> dict[str, float]:
     """Headrace, in a process of its own."""
     from headrace import LLM, SamplingParams
 
-    with LLM(model, threads=THREADS, max_context=2048, offline=True, cache_dir=cache) as llm:
+    options = {"max_context": 2048, "offline": True, "cache_dir": cache, "speculate": "off"}
+    with LLM(model, threads=THREADS, **options) as llm:
 
         def seconds(prompt: int, output: int) -> float:
             ids = [random.randrange(VOCABULARY - 1) for _ in range(prompt)]

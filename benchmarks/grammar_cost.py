@@ -85,7 +85,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
-    with LLM(arguments.model, max_sequences=max(arguments.rows), threads=arguments.threads) as llm:
+    options = {"max_sequences": max(arguments.rows), "threads": arguments.threads}
+    with LLM(arguments.model, speculate="off", **options) as llm:
         worker = llm._engine.core.executor._loaded  # type: ignore[attr-defined]
         begin = time.perf_counter()
         for form in FORMS.values():

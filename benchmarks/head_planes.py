@@ -154,7 +154,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
-    with LLM(threads=THREADS, max_context=1024, max_sequences=max(arguments.rows)) as llm:
+    most = max(arguments.rows)
+    with LLM(threads=THREADS, max_context=1024, max_sequences=most, speculate="off") as llm:
         weights = dict(load_weights(llm.files))
         weight = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
         assert isinstance(weight, BlockWeight)

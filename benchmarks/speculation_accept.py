@@ -39,7 +39,7 @@ SESSIONS = {"code-edit": 6, "tool-loop": 2, "conversation": 2}
 
 def record(model: str, tokens: int, seed: int, file: Path) -> None:
     """Write the answers of a model to every class, a line each as they come."""
-    with LLM(model) as llm, file.open("w") as kept:
+    with LLM(model, speculate="off") as llm, file.open("w") as kept:
         greedy = SamplingParams(temperature=0, max_tokens=tokens)
         for name in CLASSES:
             lengths = parse_lengths(str(tokens))

@@ -43,7 +43,7 @@ def main() -> None:
     ]
     options: dict[str, Any] = {"max_sequences": args.at_once, "max_context": 4096}
     begin = time.perf_counter()
-    with LLM(DEFAULT_MODEL, **options) as llm:
+    with LLM(DEFAULT_MODEL, speculate="off", **options) as llm:
         wanted = [answer.outputs for answer in llm.chat(asked, wishes)]
     tokens = sum(len(one.token_ids) for outputs in wanted for one in outputs)
     print(f"without: {tokens} tokens, {time.perf_counter() - begin:.0f} s", flush=True)

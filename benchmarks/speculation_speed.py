@@ -72,7 +72,7 @@ def measure(
     for count in at_once:
         limits = {**options, "max_sequences": count}
         with (
-            LLM(DEFAULT_MODEL, **limits) as plain,
+            LLM(DEFAULT_MODEL, speculate="off", **limits) as plain,
             LLM(DEFAULT_MODEL, speculate="auto", **limits) as drafting,
         ):
             for llm in (plain, drafting):

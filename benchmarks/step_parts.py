@@ -275,6 +275,7 @@ def main() -> None:
             max_context=1024,
             kv_memory="200MiB",
             depth=arguments.depth,
+            speculate="off",
         ) as llm:
             for rows, heat in cases:
                 results.append(in_process(llm, calls, rows, arguments.tokens, heat))

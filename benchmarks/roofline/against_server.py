@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     spec = ReplicaSpec(case, hardware, ROWS, STEP_TOKENS, CONTEXT, depth=depth)
     port = free_port()
     flags = f"--port {port} --max-context {CONTEXT} --max-sequences {ROWS} "
-    flags += f"--step-tokens {STEP_TOKENS}"
+    flags += f"--step-tokens {STEP_TOKENS} --speculate off"
     server = subprocess.Popen(
         [sys.executable, "-m", "headrace", "serve", given.model, *flags.split()],
         stdout=subprocess.DEVNULL,

@@ -10,11 +10,11 @@ import pytest
 import tiny_model
 
 from headrace import LLM, SamplingParams
-from headrace.base.config import EngineOptions
+from headrace.base.config import Decision, EngineOptions
 from headrace.base.errors import DoesNotFit, InvalidRequest, ModelNotFound, OptionError
 from headrace.base.hardware import CpuFacts, GpuFacts, Hardware
 from headrace.engine import prediction, start
-from headrace.engine.start import DRAFTS, drafts_of, resolve
+from headrace.engine.start import DRAFTS, Resolved, drafts_of, resolve
 from headrace.loader import open_model
 from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT
@@ -45,7 +45,7 @@ def answers(options: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize(("depth", "drafters"), [(1, "auto"), (1, "ngram"), (2, "suffix")])
 def test_the_same_answers(options: dict[str, Any], depth: int, drafters: str) -> None:
     options["depth"] = depth
-    assert answers({**options, "speculate": drafters}) == answers(options)
+    assert answers({**options, "speculate": drafters}) == answers({**options, "speculate": "off"})
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def free_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model's steps take as long as its draft model's, so none would pay."""
 
     class Free(StepPrices):
-        def seconds(self, tokens: int) -> float:
-            return 1.0
+        def rising(self, least: int, most: int) -> list[float]:
+            return [1.0] * (most - least + 1)
 
     monkeypatch.setattr(prediction, "StepPrices", Free)
     given = property(lambda model: 0.0, lambda model, share: None)
@@ -68,7 +68,7 @@ def test_a_draft_model_changes_no_answer(
     options["depth"] = depth
     draft = tiny_model.write(tmp_path / "draft", layers=1)
     drafting = {**options, "speculate": drafters, "draft_model": str(draft)}
-    assert answers(drafting) == answers(options)
+    assert answers(drafting) == answers({**options, "speculate": "off"})
     with LLM(**drafting) as llm:
         llm.generate("zzzzz", SamplingParams(max_tokens=30, ignore_eos=True, logit_bias={65: 1}))
         assert llm.stats.draft_tokens > 10
@@ -80,7 +80,7 @@ def test_a_draft_model_in_a_worker_of_its_own(
     """Its drafts are counted, and those of the target itself are all accepted."""
     told = {"speculate": "draft", "draft_model": str(tiny), "executor": "multiproc"}
     greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    with LLM(**options) as llm:
+    with LLM(**{**options, "speculate": "off"}) as llm:
         plain = llm.generate(PROMPTS, greedy)
     with LLM(**{**options, **told}) as llm:
         found = llm.generate(PROMPTS, greedy)
@@ -149,20 +149,34 @@ CPU = CpuFacts("a CPU", frozenset(), cores=8, physical_cores=4, memory=2**34, av
 GPU = GpuFacts(0, "a GPU", (9, 0), 80 * 2**30, 79 * 2**30)
 
 
-def test_off_unless_asked_for(tiny: Path) -> None:
-    files = open_model(str(tiny))
-    assert drafts_of(resolve(EngineOptions(), files, Hardware(CPU, ())).options) == 0
-    resolved = resolve(EngineOptions(speculate="auto"), files, Hardware(CPU, ()))
-    assert drafts_of(resolved.options) == DRAFTS
+def decided(resolved: Resolved) -> Decision:
     (decision,) = [one for one in resolved.decisions if one.name == "speculate"]
-    assert all(name in decision.reason for name in DEFAULT)
+    return decision
 
 
-def test_refused_with_the_reason(
+def test_on_where_drafts_can_be_verified(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
-    options = EngineOptions(speculate="auto")
+    files = open_model(str(tiny))
+    resolved = resolve(EngineOptions(), files, Hardware(CPU, ()))
+    assert drafts_of(resolved.options) == DRAFTS
+    assert all(name in decided(resolved).reason for name in DEFAULT)
+    off = resolve(EngineOptions(speculate="off"), files, Hardware(CPU, ()))
+    assert drafts_of(off.options) == 0
+    encoder = open_model(str(tiny_encoder.make_encoder(tmp_path)))
+    for model, gpus, obstacle in ((files, (GPU,), "cuda"), (encoder, (), "encoder")):
+        resolved = resolve(EngineOptions(), model, Hardware(CPU, gpus))
+        assert drafts_of(resolved.options) == 0
+        assert decided(resolved).value == "off"
+        assert obstacle in decided(resolved).reason
+
+
+def test_who_is_named_is_refused_with_the_reason(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
+    options = EngineOptions(speculate="suffix")
     with pytest.raises(OptionError, match="cuda") as caught:
         resolve(options, open_model(str(tiny)), Hardware(CPU, (GPU,)))
     assert caught.value.param == "speculate"

@@ -82,9 +82,10 @@ class EngineOptions:
     policy: str = option("fcfs", "Order of the waiting queue.", choices=("fcfs", "priority"))
     depth: int = option(1, "Steps in flight; 2 plans the next while one runs.", low=1, high=2)
     speculate: str = option(
-        "off",
+        "auto",
         "Draft tokens from the text itself, or by a draft model, and verify several at once: the "
-        "same answers in fewer steps, where that pays.",
+        "same answers in fewer steps, where that pays. auto: where drafts can be verified, which "
+        "is on a CPU.",
         choices=("off", "auto", "ngram", "suffix", "draft"),
     )
     draft_model: str | None = option(

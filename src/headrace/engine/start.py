@@ -76,16 +76,9 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
             min(cpu.physical_cores, MOST_THREADS),
             f"cores without their second hardware threads, of {cpu.cores} that this process has",
         )
+    speculate, why = _drafting(options, device, files)
     if options.speculate != "off":
-        _verify_drafting(device, files)
-        asked = names_of(options.speculate)
-        if options.draft_model is not None:
-            asked = (*asked, "a draft model")
-        decide(
-            "speculate",
-            options.speculate,
-            f"{', '.join(asked)} draft; a step verifies as many as pay, at most {DRAFTS} of each",
-        )
+        decide("speculate", speculate, why)
     _verify_draft_model(options)
     if options.depth > 1 and options.executor == "inline":
         decide("executor", "inline", "the worker has a thread of its own, for depth 2")
@@ -97,6 +90,7 @@ def resolve(options: EngineOptions, files: ModelFiles, hardware: Hardware) -> Re
         kv_dtype=kv_dtype,
         step_tokens=step_tokens,
         threads=threads,
+        speculate=speculate,
     )
     available = hardware.gpus[0].free if device == "cuda" else hardware.cpu.available
     draft = None
@@ -117,12 +111,23 @@ def _verify_draft_model(options: EngineOptions) -> None:
         )
 
 
-def _verify_drafting(device: str, files: ModelFiles) -> None:
-    """Raise `OptionError` where nothing can be drafted."""
+def _drafting(options: EngineOptions, device: str, files: ModelFiles) -> tuple[str, str]:
+    """(who drafts, reason); of "auto" nobody where nothing can be drafted. Raises `OptionError`
+    where somebody was asked for by name all the same."""
+    wish, obstacle = options.speculate, ""
     if files.arch.task != "tokens":
-        raise OptionError("an encoder makes no tokens to draft", param="speculate")
-    if device != "cpu":
-        raise OptionError(f"drafts are not verified on {device} yet", param="speculate")
+        obstacle = "an encoder makes no tokens to draft"
+    elif device != "cpu":
+        obstacle = f"drafts are not verified on {device} yet"
+    if obstacle and (wish not in ("off", "auto") or options.draft_model is not None):
+        raise OptionError(obstacle, param="speculate")
+    if obstacle or wish == "off":
+        return "off", obstacle
+    asked = names_of(wish)
+    if options.draft_model is not None:
+        asked = (*asked, "a draft model")
+    names = ", ".join(asked)
+    return wish, f"{names} draft; a step verifies as many as pay, at most {DRAFTS} of each"
 
 
 def drafts_of(options: EngineOptions) -> int:
