@@ -101,7 +101,8 @@ def test_a_gpu_that_torch_cannot_use_is_said(
 
 
 def test_what_was_asked_for_is_kept(files: ModelFiles) -> None:
-    options = EngineOptions(dtype="bfloat16", kv_dtype="int8", step_tokens=64, threads=3)
+    asked = {"dtype": "bfloat16", "kv_dtype": "int8", "step_tokens": 64, "threads": 3}
+    options = EngineOptions(**asked, speculate="off")
     resolved = resolve(options, files, Hardware(CPU, ()))
     assert set(decisions(options, files, Hardware(CPU, ()))) == {"device"}
     assert resolved.options == replace(options, device="cpu")
