@@ -38,11 +38,11 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_375,
+    "base": 4_380,
     "bench": 9_530,
     "cli": 4_855,
     "dist": 510,
-    "engine": 7_133,
+    "engine": 7_145,
     "factory": 3_895,
     "kernels": 12_574,
     "kv": 650,
@@ -52,15 +52,15 @@ LINES = {
     "obs": 1_682,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_538,
+    "sched": 1_547,
     "server": 13_884,
     "speculate": 900,
     "text": 5_100,
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 80_554
-"""Lines of Python in all of them: half of the budget's room is for what is not built yet."""
+TOTAL = 80_569
+"""Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
 FRAGMENT = re.compile(
