@@ -164,7 +164,7 @@ def test_any_text_at_any_cut(name: str | None, data: st.DataObject) -> None:
     every_cut(text, dialect, reasoning=data.draw(st.sampled_from([None, THINK])))
 
 
-@pytest.mark.parametrize("name", sorted(DIALECTS))
+@pytest.mark.parametrize("name", sorted({*DIALECTS} - {"harmony"}))  # Whose heads are no content.
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_what_is_no_call_is_content_as_written(name: str, data: st.DataObject) -> None:

@@ -11,7 +11,7 @@ from ..base.arch_reader import from_hf
 from ..base.errors import ModelFileError
 from ..base.modelfiles import ModelFiles
 from ..quant.schemes import scheme_of
-from .gguf_model import END_OF_TURN
+from .gguf_model import end_of_turn
 from .jsonfile import read_json
 from .pooling import read_pooling
 from .shards import find_shards
@@ -165,7 +165,7 @@ def _end_ids(
     """Ids that end a turn: of both configs, of the tokenizer, and the well-known ones."""
     text = config.get("text_config")
     found = _ids(generation, config, text if isinstance(text, dict) else {}, key="eos_token_id")
-    for token in (tokenizer.special.get("eos_token"), *END_OF_TURN):
+    for token in (tokenizer.special.get("eos_token"), *end_of_turn(tokenizer.added.__contains__)):
         if token in tokenizer.added:
             found.append(tokenizer.added[token])
     return tuple(dict.fromkeys(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ END_OF_TURN = (
     "<EOT>",
 )
 """Tokens that end a turn in a well-known chat format, whatever the metadata says of eos."""
+_HARMONY = ("<|return|>", "<|call|>", "<|endoftext|>")
+"""The same of gpt-oss, where `<|end|>` ends a message and the turn goes on."""
 
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -103,13 +106,18 @@ def _token_id(metadata: dict[str, Any], field: str, count: int) -> int | None:
     return value
 
 
+def end_of_turn(known: Callable[[str], bool]) -> tuple[str, ...]:
+    """The tokens that end a turn where the vocabulary has those that are `known`."""
+    return _HARMONY if known("<|channel|>") and known("<|return|>") else END_OF_TURN
+
+
 def _end_ids(metadata: dict[str, Any], tokens: StringArray, eos: int | None) -> tuple[int, ...]:
     """eos first, then eot and eom, then the well-known ones that the vocabulary has."""
     count = len(tokens)
     fields = (_token_id(metadata, f"{kind}_token_id", count) for kind in ("eot", "eom"))
     found = [eos, *fields]
     types = metadata.get("tokenizer.ggml.token_type")
-    for text in END_OF_TURN:
+    for text in end_of_turn(lambda text: tokens.find(text) is not None):
         at = tokens.find(text)
         if at is not None and (types is None or len(types) != count or types[at] == _CONTROL):
             found.append(at)

@@ -38,10 +38,14 @@ class Speech:
 
     def hidden(self, *, tools: bool) -> frozenset[str]:
         """Special tokens that carry meaning: they must reach the router, and not the user."""
-        markers = set(self.dialect.markers) if tools and self.dialect else set()
+        markers = set(self.dialect.markers) if self._read(tools) and self.dialect else set()
         if self.marks is not None:
             markers |= {self.marks.open, self.marks.close}
         return frozenset(markers & self.special.keys())
+
+    def _read(self, tools: bool) -> bool:
+        """Does the dialect read the answer?"""
+        return tools or (self.dialect is not None and bool(self.dialect.head))
 
     def ids(self, hidden: frozenset[str]) -> tuple[int, ...]:
         """Ids of these special tokens."""
@@ -52,11 +56,12 @@ class Speech:
     ) -> StreamRouter | None:
         """For one choice; None where everything is content. `opened`: the prompt ends inside
         reasoning; `tools` None: none are on offer; `held`: a grammar holds the answer."""
-        if tools is None and self.marks is None:
+        read = self._read(tools is not None)
+        if not read and self.marks is None:
             return None
         return StreamRouter(
-            self.dialect if tools is not None else None,
-            tools=tools,
+            self.dialect if read else None,
+            tools=frozenset() if tools is None else tools,
             reasoning=self.marks,
             in_reasoning=opened,
             hidden=hidden,

@@ -276,7 +276,8 @@ def after_reasoning(
         closing = [("thoughts", f"{TEXT} <[{special[marks.close]}]>")]
     else:
         closing = [(f"thoughts[suffix={json.dumps(marks.close)}]", TEXT)]
-    start = "thoughts SPACE" if opened else f"({literal(marks.open, special)} thoughts SPACE)?"
+    start = f"thoughts SPACE {literal(marks.behind, special)}"
+    start = start if opened else f"({literal(marks.open, special)} {start})?"
     outer = grammar(f"{start} @answer", [("SPACE", r"/[ \t\r\n]{0,8}/"), *closing])
     return verified(joined(outer, {"answer": source}), "grammar")
 

@@ -52,6 +52,9 @@ def _message(message: Mapping[str, Any], where: str, absent: str | None) -> dict
         clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"{where}.tool_calls")
         if not clean["tool_calls"]:
             del clean["tool_calls"]
+    thought = clean.get("reasoning_content")
+    if isinstance(thought, str) and not ("tool_calls" in clean and clean.get("content")):
+        clean.setdefault("thinking", thought)  # As gpt-oss's template names it; beside calls alone.
     if clean.get("content") is None:
         if role not in ("assistant", "tool", "function"):
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class ReasoningMarks:
     open: str
     close: str
+    behind: str = ""
+    """What stands between reasoning and the answer's own beginning."""
 
     def open_in(self, prompt: str, answer: str = "") -> bool:
         """Does the prompt end inside reasoning, which the model then goes on with?
@@ -23,6 +25,7 @@ class ReasoningMarks:
 
 
 THINK = ReasoningMarks("<think>", "</think>")
+HARMONY = ReasoningMarks("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant")
 MARKS = (
     THINK,
     ReasoningMarks("[THINK]", "[/THINK]"),
@@ -33,4 +36,6 @@ MARKS = (
 
 def detect_reasoning(template: str | None) -> ReasoningMarks | None:
     """The marks that a chat template speaks of: one that strips earlier reasoning, or opens it."""
+    if template and HARMONY.open in template:  # Others end a turn with what closes it.
+        return HARMONY
     return next((marks for marks in MARKS if template and marks.close in template), None)

@@ -213,7 +213,11 @@ class StreamRouter:
             except StopIteration as done:
                 self._commit(events)
                 self._leave_section()
-                return (done.value or "") + text[place + 1 :]
+                rest = text[place + 1 :]
+                if self._marks is None or done.value != self._marks.open:
+                    return (done.value or "") + rest
+                self._enter_reasoning()
+                return rest
             except Malformed:
                 return self._give_up(events) + text[place + 1 :]
             if calls.committed:

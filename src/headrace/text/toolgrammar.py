@@ -60,6 +60,13 @@ def tool_grammar(
     return verified(_free(dialect, tools, parallel, special), "tools")
 
 
+def headed(form: str, dialect: Dialect, special: Mapping[str, int] = _NO_SPECIAL) -> str:
+    """A form behind what stands before content in this dialect."""
+    if not dialect.head:
+        return form
+    return joined(grammar(f"{literal(dialect.head, special)} @content"), {"content": form})
+
+
 def _arguments(tool: Tool) -> str:
     schema = {"type": "object", **tool.parameters}
     return json_value(schema) if tool.strict else loose_value(schema)
@@ -168,6 +175,10 @@ def _free(
     dialect: Dialect, tools: Sequence[Tool], parallel: bool, special: Mapping[str, int]
 ) -> str:
     """Text, and calls where the dialect's opener, or the answer's beginning, shows one."""
+    if dialect.head:
+        text = f"{literal(dialect.head, special)} TEXT"
+        calls = _calls(dialect, tools, parallel, special)
+        return grammar(f"calls | {text}", [*calls, ("TEXT", TEXT)])
     form, plain = dialect.format, _plain_heads(tools, parallel)
     if not _marked(dialect):
         return grammar("plain | PROSE", plain)

@@ -12,6 +12,7 @@ from headrace.base.errors import InvalidRequest
 from .deepseek import DEEPSEEK, DEEPSEEK_V31
 from .dialect import CallFormat, Dialect
 from .generic import GENERIC
+from .harmony import HARMONY
 from .hermes import HERMES
 from .listed import COMMAND, GRANITE
 from .llama3 import LLAMA3
@@ -20,6 +21,7 @@ from .mistral import MISTRAL, MISTRAL_V11
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
+        HARMONY,
         DEEPSEEK,
         DEEPSEEK_V31,
         MISTRAL_V11,
@@ -51,4 +53,4 @@ def find_dialect(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-__all__ = ["DIALECTS", "CallFormat", "Dialect", "detect_dialect", "find_dialect"]
+__all__ = ["DIALECTS", "HARMONY", "CallFormat", "Dialect", "detect_dialect", "find_dialect"]

@@ -63,6 +63,8 @@ class Dialect:
     """Texts that must survive detokenising, also where they are special tokens."""
     marks: tuple[str, ...] = ()
     """Texts that are all in a chat template that speaks this dialect."""
+    head: str = ""
+    """What stands before content: then no message is read without the dialect."""
     new_id: Callable[[], str] = long_id
 
     def special_markers(

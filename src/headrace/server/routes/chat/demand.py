@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....base.errors import InvalidRequest
 from ....text.grammar import after_reasoning
-from ....text.toolgrammar import tool_grammar
+from ....text.toolgrammar import headed, tool_grammar
 from ....text.tools import Tool, ToolChoice, read_choice, read_tools
 from .schema import AllowedChoice, ChatBody, NamedTool
 
@@ -38,6 +38,8 @@ def grammar_of(
     """One grammar for everything that is demanded, or None; `opened`: the prompt ends inside
     reasoning. Raises `InvalidRequest`."""
     source = body.form()
+    if source is not None and speech.dialect is not None:
+        source = headed(source, speech.dialect, speech.special)
     if tools and speech.dialect is not None:
         source = tool_grammar(
             speech.dialect,
