@@ -24,7 +24,7 @@ CEILINGS = {
     "lines of a file": 510,  # What is read in one sitting.
     "lines of a function": 133,  # What is understood without scrolling back.
     "lines of a command": 148,  # Most of them say what an option means.
-    "lines of a class": 418,  # What has one reason to change.
+    "lines of a class": 427,  # What has one reason to change.
     "lines of a Triton function": 163,
     "parameters": 16,  # What a caller can get right without looking it up.
     "parameters of a command": 39,  # Each is an option that `--help` prints.
@@ -38,28 +38,28 @@ CEILINGS = {
 WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
-    "base": 4_380,
+    "base": 4_432,
     "bench": 9_530,
     "cli": 4_855,
     "dist": 510,
     "engine": 7_145,
     "factory": 3_895,
-    "kernels": 12_574,
+    "kernels": 12_676,
     "kv": 650,
     "layers": 300,
-    "loader": 4_150,
+    "loader": 4_270,
     "models": 330,
     "obs": 1_682,
     "quant": 780,
     "roofline": 4_580,
     "sched": 1_547,
-    "server": 13_884,
+    "server": 13_891,
     "speculate": 900,
-    "text": 5_100,
+    "text": 5_165,
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 80_569
+TOTAL = 81_023
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -30,6 +30,38 @@ PHI4_MINI = {
     "tie_word_embeddings": True,
     "vocab_size": 200064,
 }
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
 GLM4_9B = {
     "model_type": "glm4",
     "architectures": ["Glm4ForCausalLM"],
@@ -321,6 +353,7 @@ COMMAND_R = {
 }
 PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
     "phi-4-mini": (PHI4_MINI, 3.84e9),
+    "gpt-oss-20b": (GPT_OSS_20B, 20.91e9),
     "glm-4-9b-0414": (GLM4_9B, 9.4e9),
     "olmo-2-7b": (OLMO2_7B, 7.3e9),
     "olmo-3-7b": (OLMO3_7B, 7.3e9),

@@ -68,6 +68,7 @@ SAME = {
     "use_routing_bias": "minimax_m2",
     "scoring_func": "minimax_m2",
     "num_nextn_predict_layers": "glm4_moe",
+    "swiglu_limit": "gpt_oss",
 }
 """Where the flipped value is the family's own, or what it counts is not read."""
 SMALL = {
@@ -143,6 +144,12 @@ def test_what_is_particular_to_a_published_model() -> None:
     granite = read["granite-3-1b-a400m"]
     assert granite.moe is not None
     assert (granite.moe.experts, granite.logits_scale) == (32, 1 / 6)
+    oss = read["gpt-oss-20b"]
+    assert oss.windows == (128, None) * 12
+    assert (oss.sinks, oss.qkv_bias, oss.output_bias) == (True, True, True)
+    assert oss.moe is not None
+    assert (oss.moe.experts, oss.moe.clamped, oss.moe.normalise) == (32, True, True)
+    assert (oss.rope.kind, oss.rope.factor, oss.rope.truncate) == ("yarn", 32.0, False)
     minimax = read["minimax-m2"]
     assert minimax.moe is not None
     assert (minimax.moe.scores, minimax.moe.bias, minimax.rope.share) == ("sigmoid", True, 0.5)
@@ -156,6 +163,7 @@ def test_only_full_layers_of_olmo3_are_stretched() -> None:
 
 
 LONG = PUBLISHED["phi-4-mini"][0]["rope_scaling"]
+OSS_ROPE = PUBLISHED["gpt-oss-20b"][0]["rope_scaling"]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +189,11 @@ LONG = PUBLISHED["phi-4-mini"][0]["rope_scaling"]
         ("minimax-m2", {"scoring_func": "softmax"}, "scoring_func"),
         ("minimax-m2", {"use_routing_bias": False}, "use_routing_bias"),
         ("minimax-m2", {"rotary_dim": 63}, "partial_rotary_factor"),
+        ("gpt-oss-20b", {"swiglu_limit": 8.0}, "swiglu_limit"),
+        ("gpt-oss-20b", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
+        ("gpt-oss-20b", {"rope_scaling": {**OSS_ROPE, "truncate": 1}}, "truncate"),
+        ("gpt-oss-20b", {"sliding_window": 0}, "sliding_window"),
+        ("gpt-oss-20b", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
         ("qwen3-30b-a3b", {"mlp_only_layers": ["1"]}, "mlp_only_layers"),
         ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
     ],

@@ -83,6 +83,7 @@ def attention_by_definition(
     batch: StepBatch,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One token after the other, in float64."""
     view = batch.groups[0]
@@ -109,7 +110,10 @@ def attention_by_definition(
             weights = torch.exp(scores - scores.amax(dim=1, keepdim=True))
             assert weights.isfinite().all()
             out[token] = torch.einsum("hp,phd->hd", weights, values)
-            out[token] /= weights.sum(dim=1, keepdim=True)
+            sums = weights.sum(dim=1, keepdim=True)
+            if sinks is not None:
+                sums += torch.exp(sinks.double().unsqueeze(1) - scores.amax(dim=1, keepdim=True))
+            out[token] /= sums
     return out.reshape(len(q), -1)
 
 
@@ -121,11 +125,12 @@ def attend(
     group: int,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`Operators.attend` of q [N, H, E]."""
     _, heads, size = q.shape
     spec = AttentionSpec(0, heads, kv.k.shape[1], size, scale, softcap=softcap)
-    found: torch.Tensor = ops.attend(q.flatten(1), spec, kv, batch, group)
+    found: torch.Tensor = ops.attend(q.flatten(1), spec, kv, batch, group, sinks)
     return found
 
 

@@ -9,7 +9,7 @@ from headrace.kernels.arrays import Array, tensor
 from headrace.kernels.weights import BlockWeight
 from headrace.quant.ggml import dequantise
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 BLOCKS = {  # values, bytes, where its fp16 numbers are
     "Q4_0": (32, 18, (0,)),
     "Q4_1": (32, 20, (0, 2)),
@@ -19,6 +19,7 @@ BLOCKS = {  # values, bytes, where its fp16 numbers are
     "Q4_K": (256, 144, (0, 2)),
     "Q5_K": (256, 176, (0, 2)),
     "Q6_K": (256, 210, (208,)),
+    "MXFP4": (32, 17, (0,)),
 }
 
 
@@ -31,6 +32,8 @@ def random_blocks(kind: str, out: int, width: int, seed: int = 0) -> BlockWeight
     for at in halves:
         scales = (generator.standard_normal(blocks.shape[:2]) * 0.01).astype(np.float16)
         blocks[..., at : at + 2] = scales[..., None].view(np.uint8)
+    if kind == "MXFP4":  # Its scale is a byte: from 2^-16 to 2^-8.
+        blocks[..., 0] = generator.integers(112, 120, blocks.shape[:2])
     data = torch.from_numpy(blocks.reshape(out, -1))
     return BlockWeight(kind, data, (out, width))
 

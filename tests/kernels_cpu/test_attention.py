@@ -167,6 +167,35 @@ def test_a_row_does_not_know_its_chunk_or_its_batch(
         assert torch.equal(part, whole[first:last]), (first, last)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 24])
+def test_sinks_take_their_share(window: int | None, dtype: torch.dtype) -> None:
+    """By definition: a further key of zeros with the sink as its score and a value of zeros. Far
+    above and far below the other scores too; at every level, in chunks and by several threads."""
+    batch, blocks = make_batch([(0, 1), (0, 150), (1300, 1), (700, 3)], window=window)
+    made = quantised(make_kv(blocks, 2, 16, 64), dtype)
+    torch.manual_seed(0)
+    q = torch.randn(len(batch.tokens), 14, 64)
+    sinks = torch.cat([3 * torch.randn(11), torch.tensor([60.0, -60.0, 1e4])])
+    without = attention_by_definition(q, made, batch, 0.125, None)
+    want = attention_by_definition(q, made, batch, 0.125, None, sinks)
+    got = attend(REFERENCE, q, made, batch, 0, 0.125, None, sinks)
+    assert error(got, want) < 1e-5 if dtype == torch.float32 else error(got, want) < 2e-2
+    results = [
+        attend(CpuOperators(threads, name), q, as_pages(made), batch, 0, 0.125, None, sinks)
+        for threads, name in [(1, name) for name in library.LEVELS] + [(2, None), (3, None)]
+        if name is None or library.level(name) is not None
+    ]
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert error(results[0], want) < (2e-5 if dtype == torch.float32 else 2e-2)
+    assert error(without, want) > 0.1
+    assert (results[0].view(-1, 14, 64)[:, 13] == 0).all()
+    for first, last in ((1, 14), (64, 65), (100, 151)):
+        small = one_of(batch, first, last, 1)
+        part = attend(CpuOperators(1), q[first:last], as_pages(made), small, 0, 0.125, None, sinks)
+        assert torch.equal(part, results[0][first:last]), (first, last)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     length=st.integers(1, 200),

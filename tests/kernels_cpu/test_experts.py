@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cpu_cases import random_blocks, same
+from cpu_cases import quantise_rows, random_blocks, same
 
 from headrace.base.graph import RouteSpec
 from headrace.kernels.cpu.operators import CpuOperators
 from headrace.kernels.reference import ReferenceOperators
-from headrace.kernels.weights import DenseWeight, StackedWeight, Weight
+from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
+from headrace.quant.ggml import dequantise
 
 REFERENCE = ReferenceOperators(torch.float32)
 ROUTES = {
@@ -117,6 +118,62 @@ def test_what_each_expert_would_give_alone(ops: CpuOperators, case: str) -> None
         own = chosen[low:high].clone(), shares[low:high].clone()
         part = ops.experts(x[low:high], *own, gate_up, down, "silu")
         assert same(part, y[low:high])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "width", "inner"),
+    [
+        (("MXFP4",) * 3, 96, 64),
+        (("bfloat16",) * 3, 40, 28),
+        (("MXFP4", "MXFP4", "float32"), 64, 40),
+    ],
+)
+def test_clamped_experts_with_biases(
+    ops: CpuOperators, kinds: tuple[str, str, str], width: int, inner: int
+) -> None:
+    """The experts of gpt-oss by definition in float64; gates and values beyond their bounds."""
+    experts, rows = 5, 70
+    gate_up, down = mixture(ops, kinds, experts, width, inner)
+    exact = [
+        [dense(weight(kind, *shape, 10 * number + at)) for at, (kind, shape) in enumerate(shapes)]
+        for shapes in [list(zip(kinds, [(inner, width)] * 2 + [(width, inner)], strict=True))]
+        for number in range(experts)
+    ]
+    random = torch.Generator().manual_seed(3)
+    x = 3 * torch.randn(rows, width, generator=random)
+    up_bias = 6 * torch.randn(experts * 2 * inner, generator=random)
+    down_bias = torch.randn(experts * width, generator=random)
+    chosen, shares = ops.route(logits_of(rows, experts), RouteSpec(2), None)
+    y = ops.experts(x, chosen, shares, gate_up, down, "clamped", (up_bias, down_bias))
+    clamped = 0
+    for row in range(rows):
+        expected = torch.zeros(width, dtype=torch.float64)
+        for expert, share in zip(chosen[row].view(torch.int32).tolist(), shares[row], strict=True):
+            gate_w, up_w, down_w = exact[expert]
+            bias = up_bias.view(experts, 2, inner)[expert].double()
+            seen = x[row : row + 1]
+            seen = quantise_rows(seen) if kinds[0] == "MXFP4" else seen.double()
+            gate, up = gate_w @ seen[0] + bias[0], up_w @ seen[0] + bias[1]
+            clamped += int((gate > 7).sum() + (up.abs() > 7).sum())
+            gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+            both = (gate * torch.sigmoid(1.702 * gate) * (up + 1)).float()[None]
+            both = quantise_rows(both) if kinds[2] == "MXFP4" else both.double()
+            made = down_w @ both[0] + down_bias.view(experts, width)[expert]
+            expected += made * share.double()
+        # A code of what is between may be rounded the other way.
+        near = 3e-2 if kinds[2] == "MXFP4" else 1e-5
+        assert (y[row] - expected).abs().max() <= near * expected.abs().max()
+    assert clamped > 100
+    alone = chosen[9:10].clone(), shares[9:10].clone()
+    part = ops.experts(x[9:10], *alone, gate_up, down, "clamped", (up_bias, down_bias))
+    assert same(part, y[9:10])
+
+
+def dense(made: Weight) -> torch.Tensor:
+    if isinstance(made, BlockWeight):
+        return dequantise(made, torch.float32).double()
+    assert isinstance(made, DenseWeight)
+    return made.data.double()
 
 
 def test_threads_are_in_no_bit() -> None:

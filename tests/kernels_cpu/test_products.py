@@ -35,7 +35,7 @@ def test_against_float64(ops: CpuOperators, kind: str, out: int, width: int) -> 
         close(ops.linear(x[:rows], packed, bias), want[:rows])
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0", "Q8_0", "MXFP4"])
 def test_widths_of_32(ops: CpuOperators, kind: str) -> None:
     for width in (32, 96, 544):
         weight = random_blocks(kind, 20, width)

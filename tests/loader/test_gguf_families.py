@@ -88,6 +88,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "minimax_m2": ("MiniMaxM2", "minimax-m2", {**LOCAL, "rotary_dim": 8}),
+    "gpt_oss": ("GptOss", "gpt-oss", {**FOUR, **LOCAL, "max_position_embeddings": 16_384}),
 }
 KEYS = {
     "vocab_size": "vocab_size",
@@ -136,7 +137,12 @@ def metadata_of(config: Any, arch: str) -> dict[str, Any]:
         found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
     if arch in ("glm4moe", "minimax-m2"):
         found["expert_gating_func"] = 2
-    if arch == "minimax-m2":
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.type"] = "yarn"
+        found["rope.scaling.factor"] = float(rope["factor"])
+        original = rope["original_max_position_embeddings"]
+        found["rope.scaling.original_context_length"] = original
+    if arch in ("minimax-m2", "gpt-oss"):
         found["expert_feed_forward_length"] = config.intermediate_size
     if arch == "exaone4" and config.sliding_window:
         kinds = config.layer_types
@@ -164,6 +170,18 @@ def tensors_of(folder: Path, config: Any, arch: str) -> dict[str, np.ndarray]:
         if arch in ("gemma", "gemma2") and name.endswith("norm.weight"):
             data = data + np.float32(1)
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if arch == "gpt-oss" and ".experts." in name:
+            kind = name.rpartition(".")[2]
+            outputs = data if kind.endswith("_bias") else data.swapaxes(1, 2)
+            kind = kind.removesuffix("_bias").removesuffix("_proj")
+            suffix = "bias" if data.ndim == 2 else "weight"
+            at = f"blk.{name.split('.')[2]}"
+            parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]}
+            for part, values in (parts if kind == "gate_up" else {"down": outputs}).items():
+                found[f"{at}.ffn_{part}_exps.{suffix}"] = values
+            continue
+        if name.endswith(".sinks"):
+            name += ".weight"
         if name.endswith("input_linear.weight"):
             at = f"blk.{name.split('.')[2]}"
             gate, up = np.split(data, 2, 1)
@@ -192,6 +210,7 @@ def write(path: Path, arch: str, metadata: dict[str, Any], tensors: dict[str, np
         add = {
             bool: writer.add_bool,
             int: writer.add_uint32,
+            str: writer.add_string,
             float: writer.add_float32,
             list: writer.add_array,
         }[type(value)]
@@ -199,7 +218,8 @@ def write(path: Path, arch: str, metadata: dict[str, Any], tensors: dict[str, np
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TOKENS)
     for name, data in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(data))
+        blocks = gguf.GGMLQuantizationType.MXFP4 if data.dtype == np.uint8 else None
+        writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=blocks)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -262,6 +282,8 @@ def test_every_architecture_of_gguf_has_a_file_here() -> None:
         ("cohere2", {"logit_scale": 0.0}, "logit_scale"),
         ("granite", {"logit_scale": 0.0}, "logit_scale"),
         ("starcoder2", {"embedding_scale": 2.0}, "embedding_scale"),
+        ("gpt_oss", {"expert_gating_func": 2}, "expert_gating_func"),
+        ("gpt_oss", {"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, "factor"),
         ("qwen2_moe", {"expert_shared_feed_forward_length": 0}, "expert_shared_feed_forward"),
         ("phi3 long", {"rope.scaling.type": 5}, "rope.scaling.type"),
     ],

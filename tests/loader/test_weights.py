@@ -16,6 +16,7 @@ from headrace.base.errors import ModelFileError, UnsupportedModel
 from headrace.kernels import arrays
 from headrace.kernels.weights import BlockWeight
 from headrace.loader import open_model
+from headrace.loader.interleaved_experts import ExpertPart
 from headrace.loader.safetensors_file import StoredTensor, read_header
 from headrace.loader.weights import load_weights
 from headrace.loader.weights_gguf import original_rows
@@ -73,6 +74,10 @@ def loaded(path: Path) -> dict[str, Any]:
 
 
 def tensor_of(weight: Any) -> torch.Tensor:
+    if isinstance(weight, ExpertPart):
+        weight = weight.read()
+        if isinstance(weight, BlockWeight):
+            return arrays.tensor(dequantise(weight))
     return arrays.tensor(weight.read() if isinstance(weight, StoredTensor) else weight)
 
 

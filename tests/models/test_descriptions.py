@@ -46,7 +46,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "granite": {"residual_scale": 0.5, "logits_scale": 0.25},
     "olmoe": {"moe": MOE, "qk_norm": True, "whole_qk_norm": True},
     "smollm3": {"nope": (False, True, False)},
-    "gpt_oss": {"moe": MOE, "qkv_bias": True, "windows": (8, None, 8)},
+    "gpt_oss": {
+        "moe": replace(MOE, clamped=True),
+        "sinks": True,
+        "qkv_bias": True,
+        "windows": (8, None, 8),
+    },
     "mixtral": {"moe": MOE},
     "qwen2": {"qkv_bias": True, "output_bias": True},
     "qwen3": {"qk_norm": True},
@@ -108,5 +113,9 @@ def test_tensors_of_latent_attention_are_those_of_the_checkpoints() -> None:
 
 
 def test_a_family_that_nobody_described() -> None:
-    with pytest.raises(UnsupportedModel, match="'mamba' is not supported; supported are: bert"):
+    with pytest.raises(
+        UnsupportedModel, match="'mamba' is not supported; supported are: bert"
+    ) as told:
         describe(replace(ARCH, family="mamba"))
+    assert "gpt_oss" in str(told.value)
+    assert "deepseek" not in str(told.value), "described, not served"

@@ -140,6 +140,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **_COMMON,
+            **_SLIDING,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_theta": 15e4, "truncate": False, **_YARN},
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2",
         {**_COMMON, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 16},
@@ -162,9 +172,11 @@ def make(name: str, folder: Path) -> Path:
             model.get_input_embeddings().weight *= 0.15
         for key, parameter in model.named_parameters():
             # Norms and biases start as ones and zeros: a mistake in them would not be seen.
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or key.endswith("_proj_bias"):
                 parameter += torch.randn_like(parameter) * 0.2
-                assert "norm" in key or "bias" in key
+                assert "norm" in key or "bias" in key or "sinks" in key
+            if stem == "GptOss" and key.endswith("gate_up_proj"):
+                parameter *= 2  # Or no gate would reach its bound.
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key:
                 buffer += torch.randn_like(buffer) * 0.3

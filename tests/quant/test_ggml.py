@@ -26,6 +26,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray:
     for at in fields:
         numbers = rng.normal(0, 0.05, count).astype(np.float16)
         blocks[:, at : at + 2] = numbers.view(np.uint8).reshape(count, 2)
+    if kind == "MXFP4":  # Its scale is a byte, and the largest ones make infinities.
+        blocks[:, 0] = rng.integers(0, 251, count)
     return blocks.reshape(rows, entry.row_bytes(columns))
 
 
@@ -55,6 +57,8 @@ def test_extreme_scales(kind: str) -> None:
     at = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)
     for number in (65504.0, 6e-8, 0.0):
         raw[:, at : at + 2] = np.frombuffer(np.float16(number).tobytes(), np.uint8)
+        if kind == "MXFP4":
+            raw[:, 0] = min(raw[0, 0], 250)
         np.testing.assert_array_equal(dequantise(block).numpy(), reference(block))
 
 
@@ -99,7 +103,7 @@ def test_row_permutation_needs_no_decoding() -> None:
     assert torch.equal(dequantise(moved), dequantise(block)[order])
 
 
-@pytest.mark.parametrize("kind", ["IQ4_XS", "IQ2_XXS", "TQ1_0", "MXFP4"])
+@pytest.mark.parametrize("kind", ["IQ4_XS", "IQ2_XXS", "TQ1_0"])
 def test_other_types_are_refused_by_name(kind: str) -> None:
     entry = BY_NAME[kind]
     data = torch.zeros((1, entry.row_bytes(256)), dtype=torch.uint8)

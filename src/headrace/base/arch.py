@@ -35,6 +35,8 @@ class Rope:
     long: tuple[float, ...] = ()
     share: float = 1.0
     """The part of a head, from its first number on, that is rotated."""
+    truncate: bool = True
+    """The bounds of the ramp of "yarn" are whole pairs."""
     interleaved: bool = False
     """Pairs are (2i, 2i + 1), else half of what is rotated apart."""
 
@@ -71,6 +73,9 @@ class Moe:
     groups: int = 1
     active_groups: int = 1
     """So many of the groups, the best, are chosen from."""
+    clamped: bool = False
+    """Router and experts have biases, the latter a gate of their own (gpt-oss): see
+    `graph.ExpertsSpec`."""
 
     def mixes(self, layer: int) -> bool:
         """Is the feed-forward of this layer a mixture?"""
@@ -143,6 +148,9 @@ class ModelArch:
     attention_scale: float | None = None
     """None: head_dim ** -0.5."""
     attention_softcap: float | None = None
+    sinks: bool = False
+    """Each head has a score beside those of its positions, which takes its share and gives nothing
+    (gpt-oss)."""
     final_softcap: float | None = None
     embedding_scale: float = 1.0
     norm_offset: float = 0.0

@@ -262,6 +262,28 @@ FAMILIES: Mapping[str, Family] = {
         },
         ("use_bias",),
     ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        ("GptOssForCausalLM",),
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+        },
+        ("swiglu_limit",),
+    ),
     "minimax_m2": Family(
         "minimax_m2",
         ("MiniMaxM2ForCausalLM",),

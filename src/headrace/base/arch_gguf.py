@@ -43,6 +43,7 @@ GGUF_ARCHITECTURES = {
     "glm4moe": "glm4_moe",
     "granite": "granite",
     "granitemoe": "granitemoe",
+    "gpt-oss": "gpt_oss",
     "minimax-m2": "minimax_m2",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
@@ -184,7 +185,9 @@ def _rope(
         rope = _long(fields, contents, rotated, max_context)
     else:
         rope = _scaled(fields, contents.get(ROPE_FACTORS), head_dim, max_context)
-    return replace(rope, share=rotated / head_dim, interleaved=pairs)
+    # llama.cpp rounds the bounds of gpt-oss's ramp; the model was trained without.
+    whole = family != "gpt_oss"
+    return replace(rope, share=rotated / head_dim, interleaved=pairs, truncate=whole)
 
 
 def _long(

@@ -42,6 +42,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
         "expert_gating_func",
     ),
     "minimax_m2": ("expert_gating_func",),
+    "gpt_oss": ("expert_gating_func",),
 }
 """Family → keys that it reads and others must not have."""
 _EXPERTS = {
@@ -49,6 +50,7 @@ _EXPERTS = {
     "qwen3_moe": True,
     "granitemoe": True,
     "minimax_m2": True,
+    "gpt_oss": True,
     "glm4_moe": False,
     "olmoe": False,
     "qwen2_moe": False,
@@ -77,6 +79,8 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
     inner = fields.integer(width, 1, 2**20)
     sigmoid = family in ("glm4_moe", "minimax_m2")
     shared = 0
+    if family == "gpt_oss":
+        fields.expect("expert_gating_func", 0, 3)  # A softmax over the chosen.
     if sigmoid:
         fields.expect("expert_gating_func", *((0, 2) if family == "glm4_moe" else (2,)))
     if family == "glm4_moe":
@@ -94,6 +98,7 @@ def mixture(fields: Fields, family: str, tensor_names: Collection[str]) -> Moe |
         scores="sigmoid" if sigmoid else "softmax",
         bias=sigmoid and any(".exp_probs_b." in name for name in tensor_names),
         scale=plain(fields.number("expert_weights_scale", 0.0, 1e6, 1.0)) or 1.0,
+        clamped=family == "gpt_oss",
     )
 
 
@@ -144,6 +149,8 @@ def traits(
             given["whole_qk_norm"] = True
         case "granite" | "granitemoe":
             given |= _granite(fields)
+        case "gpt_oss":
+            given["sinks"] = True
     return given
 
 
@@ -151,7 +158,7 @@ def _slides(fields: Fields, family: str, layers: int) -> list[bool] | None:
     """Which layers a window would be of; None: the family has none."""
     if family in ("phi3", "starcoder2"):
         return [True] * layers
-    period = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4}.get(family)
+    period = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2}.get(family)
     if period is None:
         return None
     key = "attention.sliding_window_pattern"

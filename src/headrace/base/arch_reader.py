@@ -97,7 +97,7 @@ _UNWINDOWED = {
     "gemma",
     "cohere",
 }
-_PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "olmo3"}
+_PATTERNED = {"gemma2", "gemma3", "cohere2", "exaone4", "gpt_oss", "olmo3"}
 """Families of which every n-th layer sees everything."""
 _UNCAPPED = {"attn_logit_softcapping": (), "final_logit_softcapping": ()}
 _ACTIVATIONS: Mapping[str, Activation] = {
@@ -220,7 +220,7 @@ def _bias(fields: Fields, family: str) -> tuple[bool, bool]:
     if family == "starcoder2":
         bias = fields.flag("use_bias", True)
         return bias, bias
-    bias = fields.flag("attention_bias", family in ("glm", "glm4", "seed_oss"))
+    bias = fields.flag("attention_bias", family in ("glm", "glm4", "gpt_oss", "seed_oss"))
     if family == "seed_oss":
         return bias, fields.flag("attention_out_bias", False)
     return bias, bias and family not in ("glm", "glm4", "glm4_moe")
@@ -247,7 +247,7 @@ def _windows(
         any(slides)
         and window is None
         and fields.raw("layer_types") is not None
-        and (family in ("gemma2", "gemma3", "cohere2", "olmo3", "mistral"))
+        and (family in ("gemma2", "gemma3", "cohere2", "gpt_oss", "olmo3", "mistral"))
     ):
         raise ModelFileError(
             f"{fields.where}: layer_types has sliding_attention but sliding_window is absent",
@@ -392,7 +392,8 @@ def rope_of(params: Mapping[str, Any], theta: float, max_context: int) -> Rope:
     kind = fields.word(key, kinds, "default")
     fields.expect("partial_rotary_factor", 1.0)
     fields.expect("mrope_section")
-    fields.expect("truncate", True)
+    if kind != "yarn":
+        fields.expect("truncate", True)
     theta = fields.number("rope_theta", 1.0, 1e12, theta)
     if kind == "default":
         return Rope(theta=theta)
@@ -437,6 +438,7 @@ def _yarn(fields: Fields, theta: float, factor: float, original: int) -> Rope:
         beta_fast=fields.number("beta_fast", 1e-3, 1e5, 32.0),
         beta_slow=fields.number("beta_slow", 1e-3, 1e5, 1.0),
         attention_factor=_mscale(factor, 1.0) if attention is None else attention,
+        truncate=fields.flag("truncate", True),
     )
 
 

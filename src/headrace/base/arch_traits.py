@@ -9,6 +9,9 @@ from .arch import Moe
 from .arch_fields import Fields
 from .errors import ModelFileError, UnsupportedModel
 
+_LOCAL = ("mixtral", "granitemoe", "minimax_m2", "gpt_oss")
+"""Mixtures whose number of experts is `num_local_experts` and whose shares sum up to one."""
+_MIXTURES = (*_LOCAL, "qwen2_moe", "qwen3_moe", "olmoe")
 _DENSE_ONLY = {"num_experts": (0, 1), "num_local_experts": (0, 1)}
 
 
@@ -36,6 +39,10 @@ def traits(fields: Fields, family: str, hidden: int, layers: int) -> dict[str, A
             return {"whole_qk_norm": True}
         case "granite" | "granitemoe":
             return _granite(fields)
+        case "gpt_oss":
+            fields.expect("swiglu_limit", 7.0)
+            fields.expect("swiglu_alpha", 1.702)
+            return {"sinks": True}
     return {}
 
 
@@ -79,12 +86,12 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
     """The experts of a family that has some."""
     if family == "glm4_moe":
         return _glm_moe(fields)
-    if family not in ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "minimax_m2"):
+    if family not in _MIXTURES:
         for key, allowed in _DENSE_ONLY.items():
             fields.expect(key, *allowed)
         return None
     # transformers 5 writes Qwen3-MoE's number of experts under Mixtral's key.
-    local = family in ("mixtral", "granitemoe", "minimax_m2")
+    local = family in _LOCAL
     own = "num_experts" if not local and fields.present("num_experts") else ""
     experts = fields.integer(
         own or "num_local_experts", 1, 2**12, fields.defaults.get("num_experts")
@@ -105,6 +112,7 @@ def mixture(fields: Fields, family: str, layers: int) -> Moe | None:
         dense_at=_dense(fields, layers) if narrow else (),
         scores="sigmoid" if family == "minimax_m2" else "softmax",
         bias=family == "minimax_m2",
+        clamped=family == "gpt_oss",
     )
 
 

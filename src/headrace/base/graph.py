@@ -14,11 +14,11 @@ these); values and nodes are told by their identity.
 | `add` | residual, x → residual + scale · x | | `AddSpec`, perhaps |
 | `linear` | [·, in] → [·, out] | matrix, perhaps bias | `LinearSpec` |
 | `write` | qkv [N, (H + 2G) · E] → q [N, H · E]; latent: q, latent, rope part → q | head norms | `AttentionSpec`, `LatentSpec` |
-| `attend` | q → [·, H · E]; bidirectional: qkv | latent: what unpacks it | as `write` |
+| `attend` | q → [·, H · E]; bidirectional: qkv | sinks; latent: what unpacks it | as `write` |
 | `gated` | gate beside up [·, 2I] → act(gate) · up [·, I] | | `ActivationSpec` |
 | `activate` | [·, I] → act(x) | | `ActivationSpec` |
 | `route` | logits [·, experts] → experts [·, k], shares [·, k] | perhaps bias of the choice | `RouteSpec` |
-| `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert | `ExpertsSpec` |
+| `experts` | x, experts, shares → [·, D] | gate above up, down; a copy for each expert; perhaps biases of both | `ExpertsSpec` |
 | `part` | columns of a value | | `PartSpec` |
 | `select` | [N, D] → [R, D] of the sampled rows; made by `base.demand` alone | | |
 
@@ -224,9 +224,13 @@ class RouteSpec(NamedTuple):
 
 
 class ExpertsSpec(NamedTuple):
-    """Gated feed-forward of each row's experts, summed by their shares."""
+    """Gated feed-forward of each row's experts, summed by their shares.
 
-    activation: Literal["silu", "gelu_tanh", "gelu"]
+    "clamped" (gpt-oss) is gate · sigmoid(1.702 gate) · (up + 1) in place of act(gate) · up, of a
+    gate of at most 7 and an up between -7 and 7.
+    """
+
+    activation: Literal["silu", "gelu_tanh", "gelu", "clamped"]
 
 
 class PartSpec(NamedTuple):
@@ -388,6 +392,7 @@ def _check_widths(at: str, node: Node) -> None:
         case "attend", AttentionSpec():
             right = ins == [spec.stacked if spec.bidirectional else spec.queries]
             right = right and outs == [spec.queries]
+            right = right and vectors in ([], [] if spec.bidirectional else [spec.heads])
         case "attend", LatentSpec():
             right = ins == [spec.queries] and outs == [spec.heads * spec.value_size]
             right = right and refs[0].width == spec.rank
@@ -400,9 +405,10 @@ def _check_widths(at: str, node: Node) -> None:
             right = right and [v.dtype for v in node.out] == ["i32", "f32"]
             right = right and vectors in ([], ins) and ins[0] % spec.groups == 0
         case "experts", ExpertsSpec():
-            up, down = refs
+            up, down, *biases = refs
             right = (up.copies, up.width, up.out) == (down.copies, ins[0], 2 * down.width)
-            right = right and [down.out] == outs
+            right = right and [down.out] == outs and vectors in ([], [up.out, down.out])
+            right = right and all(bias.copies == up.copies for bias in biases)
         case "part", PartSpec():
             right = spec.first >= 0 and spec.first + outs[0] <= ins[0]
         case "select", None:

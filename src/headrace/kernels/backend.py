@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..base.config import Decision
-from ..base.graph import AttentionSpec, Graph
+from ..base.graph import AttentionSpec, Graph, Node
 from .program import Provider
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class Question:
     beside: Provider | None = None
     """Operators of another model here, which never compute at the same time: their threads serve
     both."""
+
+    def nodes(self, kind: str) -> list[Node]:
+        return [node for node in self.graph.nodes if node.kind == kind]
 
     @property
     def attentions(self) -> list[AttentionSpec]:

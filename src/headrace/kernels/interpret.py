@@ -176,8 +176,9 @@ class _Run:
 
     def _attend(self, node: Node) -> None:
         spec, x = cast(AttentionSpec, node.spec), self.values[node.reads[0]]
-        kv = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
-        self.values[node.out[0]] = self.ops.attend(x, spec, *kv)
+        kv, batch, group = (None, self.batch, 0) if spec.bidirectional else self._kv(spec)
+        sinks = self.weights.vector(node.weights[0]) if node.weights else None
+        self.values[node.out[0]] = self.ops.attend(x, spec, kv, batch, group, sinks)
 
     def _kv(self, spec: AttentionSpec) -> tuple[KvLayer, StepBatch, int]:
         """The layer's KV, the step, the layer's group in it."""
@@ -199,8 +200,10 @@ class _Run:
     def _experts(self, node: Node) -> None:
         name = cast(ExpertsSpec, node.spec).activation
         x, chosen, shares = (self.values[value] for value in node.reads)
-        gate_up, down = map(self.weights.copies, node.weights)
-        self.values[node.out[0]] = self.ops.experts(x, chosen, shares, gate_up, down, name)
+        gate_up, down = map(self.weights.copies, node.weights[:2])
+        biases = self.weights.biases(node.weights[2:])
+        found = self.ops.experts(x, chosen, shares, gate_up, down, name, biases)
+        self.values[node.out[0]] = found
 
     def _part(self, node: Node) -> None:
         first, (out,) = cast(PartSpec, node.spec).first, node.out

@@ -234,13 +234,20 @@ class Operators(Protocol):
         ...
 
     def attend(
-        self, q: Array, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
+        self,
+        q: Array,
+        spec: AttentionSpec,
+        kv: KvLayer | None,
+        batch: StepBatch,
+        group: int,
+        sinks: Array | None = None,
     ) -> Array:
         """Causal paged attention: q [N, H · E] → [N, H · E].
 
         Token n of entry b at position p sees positions max(0, p - window + 1) … p of its own
         sequence. The KV of this step's tokens is already in `kv`. Softmax in fp32;
-        `softcap` c replaces a score s by c · tanh(s / c).
+        `softcap` c replaces a score s by c · tanh(s / c). `sinks` [H] are scores that each head has
+        beside those of its positions: they take their share of the weights and give nothing.
 
         Bidirectional, without `kv`: q is qkv [N, 3 · H · E], and every token sees all tokens of
         its own entry, which are all in this step.
@@ -268,8 +275,10 @@ class Operators(Protocol):
         gate_up: list[Weight],
         down: list[Weight],
         activation: str,
+        biases: tuple[Array, Array] | None = None,
     ) -> Array:
-        """Routed feed-forward: x [N, D], what `route` gave → [N, D]."""
+        """Routed feed-forward: x [N, D], what `route` gave → [N, D]; activation as of `gated`, or
+        clamped (`ExpertsSpec`). `biases`: of all experts, see `Prepared.biases`."""
         ...
 
     def select(self, x: Array, rows: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..base.arch import Rope
@@ -44,6 +45,14 @@ class Prepared:
     def rope(self, spec: AttentionSpec) -> RopeTable | None:
         """The table of a layer; None: its heads are not rotated."""
         return None if spec.rope is None else self.ropes[spec.rope, spec.size]
+
+    def biases(self, refs: Sequence[WeightRef]) -> tuple[Array, Array] | None:
+        """Biases of a mixture, all experts' one after the other: of gate above up
+        [experts · 2 · I], of down [experts · D]; None: it has none."""
+        if not refs:
+            return None
+        of_gate_up, of_down = map(self.vector, refs)
+        return of_gate_up, of_down
 
     def vector(self, ref: WeightRef) -> Array:
         assert ref.role == "vector"

@@ -119,15 +119,25 @@ class ReferenceOperators:
         return q.flatten(1)
 
     def attend(
-        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
+        self,
+        q: torch.Tensor,
+        spec: AttentionSpec,
+        kv: KvLayer | None,
+        batch: StepBatch,
+        group: int,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if kv is None:
             return encoder_attention(q, spec.heads, batch.query_starts.tolist(), spec.scale)
         heads = q.view(len(q), spec.heads, spec.size)
-        return reference_attention.attention(heads, kv, batch, group, spec.scale, spec.softcap)
+        shape = spec.scale, spec.softcap, sinks
+        return reference_attention.attention(heads, kv, batch, group, *shape)
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         gate, up = gate_up.chunk(2, -1)
+        if activation == "clamped":
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            return gate / torch.exp(gate * -1.702).add_(1) * (up + 1)
         return _ACTIVATIONS[activation](gate).mul_(up)
 
     def route(
@@ -160,14 +170,18 @@ class ReferenceOperators:
         gate_up: list[Weight],
         down: list[Weight],
         activation: str,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         shares = shares.to(x.dtype)
         out = torch.zeros_like(x)
+        count = len(down)
+        of_up, of_down = (bias.view(count, -1) for bias in biases) if biases else (None, None)
         # Experts in ascending order: a token's sum is taken in the same order in any batch.
         for expert in torch.unique(chosen).tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)
-            inner = self.gated(self.linear(x[token], gate_up[expert], None), activation)
-            part = self.linear(inner, down[expert], None)
+            bias = None if of_up is None else of_up[expert]
+            inner = self.gated(self.linear(x[token], gate_up[expert], bias), activation)
+            part = self.linear(inner, down[expert], None if of_down is None else of_down[expert])
             out[token] += part * shares[token, place].unsqueeze(-1)
         return out
 

@@ -66,8 +66,9 @@ def attention(
     group: int,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `Operators.attention`."""
+    """See `Operators.attend`; q [N, H, E]."""
     tokens, heads, width = q.shape
     out = q.new_empty(tokens, heads, width)
     view = batch.groups[group]
@@ -82,7 +83,16 @@ def attention(
         if view.window is not None:
             first = _tile_start(min(lengths[b] for b in chosen) - view.window)
         out[rows] = _attend(
-            q[rows].unsqueeze(1), kv, view, entries, positions, first, longest, scale, softcap
+            q[rows].unsqueeze(1),
+            kv,
+            view,
+            entries,
+            positions,
+            first,
+            longest,
+            scale,
+            softcap,
+            sinks,
         ).squeeze(1)
     for b, length in enumerate(lengths):
         begin, end = bounds[b], bounds[b + 1]
@@ -103,6 +113,7 @@ def attention(
                 length - (end - high),
                 scale,
                 softcap,
+                sinks,
             ).squeeze(0)
     return out.view(tokens, heads * width)
 
@@ -141,6 +152,7 @@ def _attend(
     length: int,
     scale: float,
     softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """q [B, M, H, E] at positions [B, M] against the tokens `first` … `length` - 1 → like q."""
     batch, count, heads, width = q.shape
@@ -173,7 +185,8 @@ def _attend(
         scores = torch.tanh_(scores.div_(softcap)).mul_(softcap)
     per_head = scores.view(batch, kv_heads, rows + padding, total)
     per_head.masked_fill_(hidden.unsqueeze(1), float("-inf"))
-    scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    highest = scores.amax(-1, keepdim=True)
+    scores.sub_(highest).exp_()
     tiles = total // TILE
     sums = scores.view(batch * kv_heads, rows + padding, tiles, TILE).sum(-1)
     norm = sums[..., 0]
@@ -182,6 +195,11 @@ def _attend(
         span = slice(tile * TILE, (tile + 1) * TILE)
         norm = norm + sums[..., tile]
         result += torch.bmm(scores[..., span], values[:, span])
+    if sinks is not None:
+        # [G, M · H / G], as the rows lie; a sink takes a share of the weights and gives nothing.
+        own = sinks.float().view(kv_heads, 1, shared).expand(-1, count, -1).flatten(1)
+        own = torch.nn.functional.pad(own, (0, padding)).repeat(batch, 1)
+        norm = norm + torch.exp(own - highest.squeeze(-1))
     result = result[:, :rows] / norm[:, :rows].unsqueeze(-1)
     result = result.view(batch, kv_heads, count, shared, width).transpose(1, 2)
     return result.reshape(batch, count, heads, width).to(q.dtype)

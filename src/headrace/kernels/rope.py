@@ -86,8 +86,10 @@ def _yarn(rope: Rope, head_dim: int, waves: Fp32) -> Fp32:
         turns = rope.original_context / (rotations * 2 * math.pi)
         return head_dim * math.log(turns) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(dimension(rope.beta_fast)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow)), head_dim - 1)
+    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, head_dim - 1)
     width = np.float32(max(high - low, 0.001))
     pairs = np.arange(head_dim // 2, dtype=np.float32)
     one = np.float32(1)

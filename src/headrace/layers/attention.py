@@ -38,7 +38,8 @@ def attention(to: Description, layer: int, x: Value, at: str) -> Value:
             vector([f"{at}.{part}_norm.weight"], [n]) for part, n in zip("qk", sizes, strict=True)
         ]
     q = to.node("write", (qkv,), spec.queries, norms, spec)
-    mixed = to.node("attend", (q,), spec.queries, spec=spec)
+    sinks = [vector([f"{at}.sinks"], [arch.heads])] if arch.sinks else []
+    mixed = to.node("attend", (q,), spec.queries, sinks, spec)
     return to.linear(mixed, f"{at}.o_proj", outputs=arch.hidden, bias=arch.output_bias)
 
 

@@ -115,5 +115,5 @@ def matrix(
     return WeightRef(tuple(f"{name}.weight" for name in names), tuple(rows), width, role, copies)
 
 
-def vector(names: Sequence[str], sizes: Sequence[int]) -> WeightRef:
-    return WeightRef(tuple(names), tuple(sizes), 0, "vector")
+def vector(names: Sequence[str], sizes: Sequence[int], copies: int = 1) -> WeightRef:
+    return WeightRef(tuple(names), tuple(sizes), 0, "vector", copies)

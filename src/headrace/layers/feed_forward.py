@@ -32,12 +32,13 @@ def mixture(to: Description, x: Value, at: str, moe: Moe) -> Value:
     A shared expert with a gate is a mixture of one, which every row goes to, by the share that
     `{at}.shared_expert_gate` says.
     """
-    logits = to.linear(x, f"{at}.gate", outputs=moe.experts)
+    logits = to.linear(x, f"{at}.gate", outputs=moe.experts, bias=moe.clamped)
     route = RouteSpec(
         moe.active, moe.normalise, moe.scores, moe.scale, moe.groups, moe.active_groups
     )
     bias = [f"{at}.gate.e_score_correction_bias"] if moe.bias else []
-    mixed = experts(to, x, logits, f"{at}.experts.*", moe.intermediate, route, bias)
+    name = f"{at}.experts.*"
+    mixed = experts(to, x, logits, name, moe.intermediate, route, bias, clamped=moe.clamped)
     if not moe.shared_intermediate:
         return mixed
     if moe.shared_gate:
@@ -57,8 +58,11 @@ def experts(
     inner: int,
     route: RouteSpec,
     bias: list[str] | None = None,
+    *,
+    clamped: bool = False,
 ) -> Value:
-    """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of."""
+    """`{at}.{gate,up,down}_proj` of each of the experts that `logits` [N, experts] are of. `bias`:
+    of the choice; `clamped` ones have biases and a gate of their own."""
     count, hidden = logits.width, to.arch.hidden
     chosen, shares = to.nodes(
         Node(
@@ -73,5 +77,9 @@ def experts(
         matrix([f"{at}.gate_proj", f"{at}.up_proj"], [inner, inner], hidden, "moe", count),
         matrix([f"{at}.down_proj"], [hidden], inner, "moe", count),
     ]
-    spec = ExpertsSpec(to.arch.activation)
+    if clamped:
+        both = [f"{at}.gate_proj.bias", f"{at}.up_proj.bias"]
+        matrices.append(vector(both, [inner, inner], count))
+        matrices.append(vector([f"{at}.down_proj.bias"], [hidden], count))
+    spec = ExpertsSpec("clamped" if clamped else to.arch.activation)
     return to.node("experts", (x, chosen, shares), hidden, matrices, spec)

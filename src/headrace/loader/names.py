@@ -59,6 +59,10 @@ _GGUF_FAMILY: Mapping[str, Mapping[str, str]] = {
     "starcoder2": {**_PLAIN, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "minimax_m2": {**_PLAIN, **_SCORED},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+    "gpt_oss": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks": "self_attn.sinks",
+    },
     "glm4_moe": {
         **_SCORED,
         "post_attention_norm": "post_attention_layernorm",
@@ -93,6 +97,7 @@ _EXPERTS = {
     ".mlp.experts.down_proj": ".mlp.experts.*.down_proj.weight",
     ".mlp.router.layer.weight": ".mlp.gate.weight",
     ".mlp.router.weight": ".mlp.gate.weight",
+    ".mlp.router.bias": ".mlp.gate.bias",
     ".mlp.e_score_correction_bias": ".mlp.gate.e_score_correction_bias",
 }
 """Stacks of experts (Granite's, those of transformers 5), routers, MiniMax's bias of the choice."""
@@ -118,6 +123,8 @@ def from_gguf_name(name: str, arch: ModelArch) -> str | None:
         canonical = own.get(part) or _GGUF_LAYER.get(part)
         if part == "exp_probs_b" and canonical:
             return f"model.layers.{int(layer)}.{canonical}_{suffix}"
+        if part == "attn_sinks" and canonical:
+            return f"model.layers.{int(layer)}.{canonical}"
         if canonical is not None:
             return f"model.layers.{int(layer)}.{canonical}.{suffix}"
     raise ModelFileError(f"tensor {name!r:.100} is not part of a {arch.family} model")

@@ -113,7 +113,7 @@ class _Preparing:
 
     def _vector(self, ref: WeightRef) -> Array:
         """One or several, one after the other, in the model's dtype on its device."""
-        parts = [self._source.take_vector(*part) for part in zip(ref.names, ref.rows, strict=True)]
+        parts = [self._source.take_vector(name, shape[0]) for name, shape in ref.tensors()]
         vector: Array
         if self._operators.host:
             vector = np.concatenate([floats(part) for part in parts])

@@ -82,6 +82,11 @@ class StoredTensor:
         before = (stack * self.shape[1] + first) * self.shape[2] * SIZES[self.dtype]
         return replace(self, shape=shape, begin=self.begin + before)
 
+    def part(self, index: int) -> StoredTensor:
+        """One along the first dimension."""
+        one = replace(self, shape=self.shape[1:])
+        return replace(one, begin=self.begin + index * one.nbytes)
+
     def read(self) -> npt.NDArray[Any]:
         """The tensor [shape]; raises `ModelFileError` if its bytes are not there any more."""
         # 90 ms to import: who reads only headers (the API process) does not pay for it.

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from ..base.errors import ModelFileError
 from ..kernels.arrays import Array, dtype_name
 from ..kernels.weights import BlockWeight, DenseWeight, Fp8Weight, PackedWeight
+from .interleaved_experts import ExpertPart
 from .safetensors_file import StoredTensor
 
-Named = Array | StoredTensor | BlockWeight | PackedWeight | Fp8Weight
+Named = Array | StoredTensor | ExpertPart | BlockWeight | PackedWeight | Fp8Weight
+_STORED = (StoredTensor, ExpertPart)
 _QUANTISED = (BlockWeight, PackedWeight, Fp8Weight)
 Matrix = DenseWeight | BlockWeight | PackedWeight | Fp8Weight
 
@@ -73,7 +75,7 @@ class WeightSource:
             raise ModelFileError(f"the model lacks the weight {name}")
         if tuple(weight.shape) != shape:
             raise ModelFileError(f"{name} has shape {tuple(weight.shape)}, expected {shape}")
-        return weight.read() if isinstance(weight, StoredTensor) else weight
+        return weight.read() if isinstance(weight, _STORED) else weight
 
 
 def _kind(weight: Named) -> str:
@@ -83,7 +85,7 @@ def _kind(weight: Named) -> str:
         return f"packed{weight.bits}"
     if isinstance(weight, Fp8Weight):
         return "fp8"
-    return weight.host_dtype if isinstance(weight, StoredTensor) else dtype_name(weight)
+    return weight.host_dtype if isinstance(weight, _STORED) else dtype_name(weight)
 
 
 def _some(names: list[str]) -> str:

@@ -57,7 +57,8 @@ def _named(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, 
     elif "*" not in name:
         yield name, shape
     else:
-        for expert in range(shape[0] if len(shape) == 3 else 0):
+        stacked = len(shape) == (2 if name.endswith(".bias") else 3)
+        for expert in range(shape[0] if stacked else 0):
             yield name.replace("*", str(expert)), shape[1:]
 
 

@@ -11,6 +11,7 @@ from ..kernels.weights import Fp8Weight, PackedWeight
 from ..models.registry import describe
 from ..quant.ggml_types import DENSE
 from ..quant.schemes import scheme_of
+from .interleaved_experts import ExpertPart, expert_parts
 from .jsonfile import read_json
 from .names import Shapes, check, each_expert, from_hf_name
 from .safetensors_file import StoredTensor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def from_safetensors(
     files: ModelFiles,
-) -> Iterator[tuple[str, StoredTensor | PackedWeight | Fp8Weight]]:
+) -> Iterator[tuple[str, StoredTensor | ExpertPart | PackedWeight | Fp8Weight]]:
     """See `weights.load_weights`."""
     stored = read_headers(files.weights)
     quantised: QuantisedMatrices | None = None
@@ -49,6 +50,11 @@ def from_safetensors(
         for module, main, shape in quantised.shapes():
             claim(f"{module}.weight", main, shape)
     wanted = describe(files.arch).tensors()
+    experts: dict[str, ExpertPart] = {}
+    if files.arch.family == "gpt_oss":
+        experts = expert_parts(stored)
+        found |= {name: part.shape for name, part in experts.items()}
+        stored = {name: tensor for name, tensor in stored.items() if ".mlp.experts." not in name}
     for name, tensor in stored.items():
         bias_of = name.removesuffix(".bias")
         if quantised is not None and name in quantised.members:
@@ -71,6 +77,7 @@ def from_safetensors(
             )
     check(found, files.arch, files.path.name)
 
+    yield from experts.items()
     for name, tensor in stored.items():
         if name in names:
             matrix = None if quantised is None else quantised.load(name)

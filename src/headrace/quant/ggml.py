@@ -182,6 +182,18 @@ def _q6_k(b: torch.Tensor) -> Codes:
     return Codes(low | (high << 4), _half(b, 208) * scales, None, 32)
 
 
+def _mxfp4(b: torch.Tensor) -> Codes:
+    """A power of two, then numbers of four bits; twice a number is whole, from -12 to 12 (OCP
+    Microscaling Formats 1.0)."""
+    codes = torch.tensor(_TWICE, dtype=torch.uint8, device=b.device)[_four(b, 1).long()]
+    power = b[:, :1].to(torch.int32)
+    scales = torch.where(power < 2, 0x200000 << power.clamp(max=1), (power - 1) << 23)
+    scales = scales.view(torch.float32)
+    return Codes(codes, scales, None, 16)
+
+
+_TWICE = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4]
+"""16 more than twice what each four bits stand for."""
 FORMATS: dict[str, Format] = {
     "Q4_0": Format(4, 32, _q4_0),
     "Q4_1": Format(4, 32, _q4_1),
@@ -193,5 +205,6 @@ FORMATS: dict[str, Format] = {
     "Q4_K": Format(4, 32, _q4_k),
     "Q5_K": Format(5, 32, _q5_k),
     "Q6_K": Format(6, 16, _q6_k),
+    "MXFP4": Format(5, 32, _mxfp4),
 }
 assert set(FORMATS) == set(QUANTISED)

@@ -72,6 +72,7 @@ QUANTISED = (
     "Q4_K",
     "Q5_K",
     "Q6_K",
+    "MXFP4",
 )
 SUPPORTED = (*DENSE, *QUANTISED)
 """What Headrace reads as weights; the others are known only by their size."""

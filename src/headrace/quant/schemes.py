@@ -45,7 +45,9 @@ def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
     if found is None:
         return None
     fields = Fields(found, "config.json", defaults={})
-    return METHODS[fields.word("quant_method", METHODS)](fields)
+    method = fields.word("quant_method", (*METHODS, "mxfp4"))
+    # MXFP4's tensors say by their names what they are: the experts of gpt-oss.
+    return METHODS[method](fields) if method in METHODS else None
 
 
 def _awq(fields: Fields) -> Scheme:

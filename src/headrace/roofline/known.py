@@ -32,13 +32,17 @@ _PARTS: dict[str, dict[str, Any]] = {
     "qwen3-235b-a22b": {"qk_norm": True, "moe": Moe(128, active=8, intermediate=1536)},
     "gpt-oss-20b": {
         "qkv_bias": True,
+        "output_bias": True,
+        "sinks": True,
         "windows": (128, None) * 12,
-        "moe": Moe(32, active=4, intermediate=2880),
+        "moe": Moe(32, active=4, intermediate=2880, clamped=True),
     },
     "gpt-oss-120b": {
         "qkv_bias": True,
+        "output_bias": True,
+        "sinks": True,
         "windows": (128, None) * 18,
-        "moe": Moe(128, active=4, intermediate=2880),
+        "moe": Moe(128, active=4, intermediate=2880, clamped=True),
     },
     "mixtral-8x7b": {"moe": Moe(8, active=2, intermediate=14_336)},
     "deepseek-v2-lite": {

@@ -32,7 +32,8 @@ class Arena:
 
     def placed(self, mixture: Mixture, active: int) -> Placed:
         shapes = [one.shape for one in (mixture.gate_up[0], mixture.down[0])]
-        kinds = [any(map(needs, part)) for part in mixture for needs in (needs_codes, needs_floats)]
+        parts = mixture.gate_up, mixture.down
+        kinds = [any(map(needs, part)) for part in parts for needs in (needs_codes, needs_floats)]
         key = (*shapes, *kinds, len(mixture.down), active)
         if key not in self._placed:
             self._placed[key] = Placed(mixture, max(self._rows.values()), active)

@@ -72,6 +72,11 @@ def matrix(x: Array) -> Matrix:
     return Matrix(address(x), stride(x, 0))
 
 
+def at_or_none(vector: Array | None) -> int | None:
+    """Where a vector lies, if there is one."""
+    return None if vector is None else address(vector)
+
+
 class QuantisedRows:
     """Room for `rows` rows of activations in int8 with their units."""
 
@@ -367,6 +372,7 @@ def attention(
     q: Matrix,
     y: Matrix | None,
     out: HrQuantised,
+    sinks: Array | None,
     scale: float,
     softcap: float | None,
     rows: int,
@@ -374,7 +380,7 @@ def attention(
     """q [N, H · E]; with `rows` R the results are those of the sampled tokens, one after the
     other."""
     return records.ATTENTION, HrAttention(
-        cache, *q, *(y or (None, 0)), out, scale, softcap or 0.0, rows, 0
+        cache, *q, *(y or (None, 0)), out, at_or_none(sinks), scale, softcap or 0.0, rows, 0
     )
 
 

@@ -198,7 +198,7 @@ class Lowering:
         return node.weights[0].role == "linear" and node.weights[0].names in self._additions
 
     def _mixture(self, node: Node) -> mixture.Mixture:
-        return mixture.Mixture(*map(self._weights.copies, node.weights))
+        return mixture.of(node, self._weights)
 
     def _reads_codes(self, node: Node) -> bool:
         if node.kind == "experts":
@@ -412,6 +412,7 @@ class Lowering:
                 self._matrix(node.reads[0]),
                 y,
                 q,
+                self._weights.vector(node.weights[0]) if node.weights else None,
                 spec.scale,
                 spec.softcap,
                 _rows(out),

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...base.graph import RouteSpec
+from ...base.graph import Node, RouteSpec
 from ..arrays import Array, address, aligned
+from ..prepared import Prepared
 from ..weights import Weight
 from . import records
 from .emit import (
@@ -17,6 +18,7 @@ from .emit import (
     Emitted,
     Matrix,
     QuantisedRows,
+    at_or_none,
     gate_and_up,
     matrix,
     needs_codes,
@@ -39,7 +41,7 @@ def route(
 ) -> Emitted:
     return records.ROUTE, HrRoute(
         *logits,
-        None if bias is None else address(bias),
+        at_or_none(bias),
         *routed.chosen,
         *routed.shares,
         spec.scale,
@@ -58,6 +60,8 @@ class Mixture(NamedTuple):
 
     gate_up: list[Weight]
     down: list[Weight]
+    biases: tuple[Array, Array] | None = None
+    """All experts' one after the other: [experts · 2 · I], [experts · D]."""
 
     @property
     def codes(self) -> bool:
@@ -67,6 +71,12 @@ class Mixture(NamedTuple):
     @property
     def floats(self) -> bool:
         return any(map(needs_floats, self.gate_up))
+
+
+def of(node: Node, weights: Prepared) -> Mixture:
+    """The experts of an `experts` node."""
+    gate_up, down, *biases = node.weights
+    return Mixture(weights.copies(gate_up), weights.copies(down), weights.biases(biases))
 
 
 class Placed:
@@ -101,7 +111,7 @@ def experts(
     count = len(mixture.down)
     out, inner = mixture.down[0].shape
     matrices = (HrPart * (3 * count))()
-    for number, weights in enumerate(zip(*mixture, strict=True)):
+    for number, weights in enumerate(zip(mixture.gate_up, mixture.down, strict=True)):
         parts = [*gate_and_up(weights[0]), *parts_of(weights[1])]
         matrices[3 * number : 3 * number + 3] = [part_of(part) for part in parts]
 
@@ -117,6 +127,7 @@ def experts(
         *routed.chosen,
         *routed.shares,
         ctypes.addressof(matrices),
+        *map(at_or_none, mixture.biases or (None, None)),
         of(placed.codes),
         *at(placed.floats),
         of(placed.inner_codes),
@@ -134,5 +145,5 @@ def experts(
         rows,
         0,
     )
-    op.keep = matrices, placed
+    op.keep = matrices, placed, mixture.biases
     return [(code, op) for code in (records.PLACE, records.EXPERTS_UP, records.EXPERTS_DOWN)]

@@ -128,7 +128,13 @@ class CpuOperators:
         return qkv[:, : spec.queries]
 
     def attend(
-        self, q: Array, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
+        self,
+        q: Array,
+        spec: AttentionSpec,
+        kv: KvLayer | None,
+        batch: StepBatch,
+        group: int,
+        sinks: Array | None = None,
     ) -> Array:
         q = q if stride(q, 1) == 1 else in_order(q)
         y = floats_like(q, len(q), spec.queries)
@@ -140,6 +146,7 @@ class CpuOperators:
                 matrix(q),
                 matrix(y),
                 NOT_QUANTISED,
+                sinks,
                 spec.scale,
                 spec.softcap,
                 ROWS_N,
@@ -174,10 +181,11 @@ class CpuOperators:
         gate_up: list[Weight],
         down: list[Weight],
         activation: str,
+        biases: tuple[Array, Array] | None = None,
     ) -> Array:
         x = x if stride(x, 1) == 1 else in_order(x)
         (rows, width), active = x.shape, chosen.shape[1]
-        layer, y = mixture.Mixture(gate_up, down), floats_like(x, *x.shape)
+        layer, y = mixture.Mixture(gate_up, down, biases), floats_like(x, *x.shape)
         placed = mixture.Placed(layer, rows, active)
         room = QuantisedRows(rows, width if layer.codes else 0)
         ops = [emit.quantise(matrix(x), room.struct, width, ROWS_N)] if layer.codes else []

@@ -16,13 +16,14 @@ KINDS = {
     "Q5_K": 7,
     "Q6_K": 8,
     "Q8_0_PLANES": 9,
+    "MXFP4": 10,
     "F32": 16,
     "F16": 17,
     "BF16": 18,
 }
 KV_I8 = 19
 """Kind of a KV cache of int8 codes with scales; no kind of weights."""
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "tanh": 3, "clamped": 4}
 INDICES = {"tokens": 0, "positions": 1, "types": 2}
 """Which of a step's numbers say the rows of a table."""
 ACTIVATED = 4
@@ -211,6 +212,7 @@ class HrAttention(Structure):
         ("y", _P),
         ("y_stride", _L),
         ("out", HrQuantised),
+        ("sinks", _P),
         ("scale", _F),
         ("softcap", _F),
         ("rows", _I),
@@ -276,6 +278,8 @@ class HrExperts(Structure):
         ("shares", _P),
         ("shares_stride", _L),
         ("matrices", _P),
+        ("up_bias", _P),
+        ("down_bias", _P),
         ("placed", HrQuantised),
         ("placed_dense", _P),
         ("placed_stride", _L),

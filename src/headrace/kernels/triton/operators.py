@@ -253,10 +253,17 @@ class TritonOperators(ReferenceOperators):
         return rope_cache.rope_and_cache(qkv, spec, norms, rope, kv, batch, group, early=early)
 
     def attend(
-        self, q: torch.Tensor, spec: AttentionSpec, kv: KvLayer | None, batch: StepBatch, group: int
+        self,
+        q: torch.Tensor,
+        spec: AttentionSpec,
+        kv: KvLayer | None,
+        batch: StepBatch,
+        group: int,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Entries of few tokens are cut along the KV, the others along their queries."""
         assert kv is not None, "no kernel for attention to both sides"
+        assert sinks is None, "no kernel for attention with sinks"
         flat, width, scale, softcap = q, spec.size, spec.scale, spec.softcap
         q = flat.view(len(flat), spec.heads, width)
         out = torch.empty_like(q)
@@ -313,7 +320,9 @@ class TritonOperators(ReferenceOperators):
         gate_up: list[Weight],
         down: list[Weight],
         activation: str,
+        biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
+        assert biases is None, "no kernel for experts with biases"
         experts, table = len(gate_up), self._table(x.device)
         rows = 1 if self.deterministic else -(-chosen.numel() // experts)
         # Tiles of 8 rows as long as hardly an expert has more of them.

@@ -8,7 +8,7 @@
 // the two ports for 512 bits.
 //
 //   cycles per unit and 16 rows        tile   stores   loads   vectors   the VNNI kernel
-//   Q4_0, Q5_0, Q8_0                     16       16      20        24        88
+//   Q4_0, Q5_0, Q8_0, MXFP4              16       16      20        24        88
 //   Q4_1, Q5_1, Q4_K, Q5_K               16       16      20        32        96
 //   Q6_K                                 32       32      28        40       104
 //
@@ -199,7 +199,7 @@ void tiled_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t 
 }
 
 #define HR_QUANTISED_KINDS(DO) \
-  DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+  DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(MXFP4)
 
 void tiled_part(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first, int64_t last,
                 uint8_t* scratch) {

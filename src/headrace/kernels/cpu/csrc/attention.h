@@ -136,6 +136,29 @@ bool join_parts(const HrKv& kv, int64_t window, const Item& item, const hr::Work
   return true;
 }
 
+// The weight of each head's sink, to what the rows' weights sum up to: it takes its share and gives
+// nothing (Xiao et al. 2023, with a learnt score in place of a token). `joined`: of an item in parts.
+template <class T>
+void add_sinks(const HrAttention& op, const Item& item, bool joined, const Scratch<T>& s) {
+  const int64_t heads = op.kv.heads / op.kv.kv_heads, each = (item.last - item.first) * heads;
+  const int groups = s.begins[(item.head_end - item.head) * (item.entry_end - item.entry)];
+  for (int32_t i = 0; i < groups; ++i) {
+    const RowGroup& of = s.groups[i];
+    // Where the last `leave` has left the maxima of all spans.
+    const float* highest = s.highest[joined ? 0 : (of.spans - 1) / 2 * 2 % 3] + 16 * of.row;
+    float above[16] = {}, weight[16];
+    for (int32_t m = 0; m < of.m; ++m) {
+      const int64_t row = of.row + m;
+      above[m] = op.sinks[(item.head + row / each) * heads + row % heads] * kLog2e;
+    }
+    const F x = f_sub(f_load(above), f_load(highest));
+    f_store(above, x);
+    f_store(weight, f_exp2<5>(f_min(x, f_sub(f_zero(), x))));
+    for (int32_t m = 0; m < of.m; ++m)
+      s.sums[0].total[16 * (of.row + m)] += above[m] > 0 ? 1.0f / weight[m] : weight[m];
+  }
+}
+
 template <class T>
 void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, const Item& item,
             const Item* behind, const hr::Work& work) {
@@ -221,6 +244,7 @@ void attend(const HrAttention& op, const HrStep& step, const Wanted& wanted, con
   for (int32_t i = 0; i < s.begins[(item.head_end - item.head) * entries]; ++i)
     if (s.groups[i].spans) leave(s.groups[i], true);
   if (part && !join_parts(kv, window, item, work, s)) return;
+  if (op.sinks) add_sinks(op, item, part, s);
   give_results(op, item, s.sums[0]);
 }
 

@@ -21,6 +21,17 @@ namespace {
 constexpr int64_t kExpertRows = 96;   // rows whose sums are kept at once: a multiple of six
 constexpr int64_t kExpertPanels = 8;  // panels of an item of DOWN, at most
 
+// act(gate) · up. Clamped (gpt-oss): gate · sigmoid(1.702 gate) · (up + 1), of a gate of at most
+// seven and an up between −7 and 7.
+HR_INLINE F gate_of(int32_t activation, F gate, F up) {
+  if (activation != HR_CLAMPED) return f_mul(activate(activation, gate), up);
+  const F most = f_set(7.0f), one = f_set(1.0f);
+  gate = f_min(most, gate);
+  up = f_max(f_set(-7.0f), f_min(most, up));
+  const F inverse = f_exp(f_min(f_set(80.0f), f_mul(gate, f_set(-1.702f))));
+  return f_mul(f_div(gate, f_add(one, inverse)), f_add(up, one));
+}
+
 // The first of the highest that are open; never −1 while one is, whatever the numbers are.
 HR_INLINE int64_t highest_open(const float* wish, const uint8_t* open, int64_t count) {
   int64_t best = -1;
@@ -171,6 +182,12 @@ void op_experts_up(const HrExperts& op, const hr::Work& work) {
     const HrPart* matrices = op.matrices + 3 * span.expert;
     const int64_t unit = item % units, from = unit * HR_UNIT_K;
     const int64_t left = op.inner_size - from, outputs = left < HR_UNIT_K ? left : HR_UNIT_K;
+    F bias[4] = {f_zero(), f_zero(), f_zero(), f_zero()};
+    for (int64_t h = 0; op.up_bias && h < 4; ++h) {
+      const int64_t own = 2 * span.expert + h / 2, within = 16 * (h % 2);
+      if (within < outputs)
+        bias[h] = f_tail(op.up_bias + own * op.inner_size + from + within, outputs - within);
+    }
     for (int64_t row = 0; row < span.count; row += kExpertRows) {
       const int64_t m = span.count - row < kExpertRows ? span.count - row : kExpertRows;
       const int64_t place = span.first + row;
@@ -181,7 +198,8 @@ void op_experts_up(const HrExperts& op, const hr::Work& work) {
         F v[2] = {f_zero(), f_zero()};
         for (int64_t h = 0; h < 2 && 16 * h < outputs; ++h) {
           const int64_t at = i * HR_UNIT_K + 16 * h;
-          v[h] = f_mul(activate(op.activation, f_load(gate + at)), f_load(up + at));
+          v[h] = gate_of(op.activation, f_add(f_load(gate + at), bias[h]),
+                         f_add(f_load(up + at), bias[2 + h]));
           if (op.inner_dense)
             f_store_tail(op.inner_dense + (place + i) * op.inner_stride + from + 16 * h, v[h],
                          outputs - 16 * h);
@@ -211,15 +229,19 @@ void op_experts_down(const HrExperts& op, const hr::Work& work) {
       for (int64_t row = 0; row < span->count; row += kExpertRows) {
         const int64_t m = span->count - row < kExpertRows ? span->count - row : kExpertRows;
         const int64_t place = span->first + row;
+        const float* bias =
+            op.down_bias ? op.down_bias + static_cast<int64_t>(span->expert) * op.out + from : nullptr;
         expert_sums(op.inner, op.inner_dense, op.inner_stride, op.matrices[3 * span->expert + 2],
                     place, m, from, outputs, sums, kExpertPanels * HR_PANEL);
         for (int64_t i = 0; i < m; ++i) {
           float* y = op.y + op.row_of[place + i] * op.y_stride + from;
           const float* sum = sums + i * kExpertPanels * HR_PANEL;
           const F share = f_set(op.share_of[place + i]);
-          for (int64_t j = 0; j < outputs; j += 16)
-            f_store_tail(y + j, f_fma(share, f_load(sum + j), f_tail(y + j, outputs - j)),
-                         outputs - j);
+          for (int64_t j = 0; j < outputs; j += 16) {
+            F v = f_load(sum + j);
+            if (bias) v = f_add(v, f_tail(bias + j, outputs - j));
+            f_store_tail(y + j, f_fma(share, v, f_tail(y + j, outputs - j)), outputs - j);
+          }
         }
       }
   }

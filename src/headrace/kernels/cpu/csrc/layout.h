@@ -21,6 +21,7 @@
 //   Q4_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles             4.625
 //   Q5_K      256   d, dmin            16 scales, 16 mins (bytes), nibbles, bits       5.625
 //   Q6_K      256   d                  2 × 16 scales (bytes), nibbles, pairs          6.5625
+//   MXFP4      32   e (bytes)          nibbles                                          4.25
 //   Q8_0_PLANES 32  d                  nibbles, bits; elsewhere: threes                  8.5
 //
 // Q8_0_PLANES is Q8_0 for a head (bound.h): the five high bits of every code in one plane, panel
@@ -31,6 +32,10 @@
 //   bits      1 × 64 bytes   (bits << k) & 0x88: bit 3 of steps k (low nibble) and k + 4 (high)
 //   threes    3 × 64 bytes   vector k < 3: & 0x77 bits 2 to 0 of steps k and k + 4 in r_k's place;
 //                            its bits 3 and 7 are bit k of steps 3 and 7
+//
+// MXFP4 (OCP Microscaling Formats 1.0) is a number of four bits with a sign, two bits of exponent and
+// one of fraction, times 2^(e − 127). Twice a number is whole, from −12 to 12: codes are looked up as
+// these plus sixteen, and scales are halved. (Scales below 2^-126 count as none.)
 //
 // The files hold the same at 4.5 and 5.5 for Q4_K and Q5_K: six-bit scales are widened to bytes.
 #pragma once
@@ -66,6 +71,8 @@ constexpr Format kQ8_0{HR_Q8_0, 32, 32, 0, 512, 34, 0};
 constexpr Format kQ4_K{HR_Q4_K, 256, 64, 32, 256, 144, 0};
 constexpr Format kQ5_K{HR_Q5_K, 256, 64, 32, 320, 176, 0};
 constexpr Format kQ6_K{HR_Q6_K, 256, 32, 32, 384, 210, 0};
+constexpr Format kMXFP4{HR_MXFP4, 32, 16, 0, 256, 17, 0};
+constexpr uint8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 constexpr Format kQ8_0_PLANES{HR_Q8_0_PLANES, 32, 32, 0, 320, 34, 192};
 
 static inline const Format* format_of(int kind) {
@@ -79,6 +86,7 @@ static inline const Format* format_of(int kind) {
     case HR_Q5_K: return &kQ5_K;
     case HR_Q6_K: return &kQ6_K;
     case HR_Q8_0_PLANES: return &kQ8_0_PLANES;
+    case HR_MXFP4: return &kMXFP4;
     default: return nullptr;
   }
 }

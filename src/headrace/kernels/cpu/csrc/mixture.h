@@ -41,6 +41,8 @@ typedef struct {         // PLACE, UP, DOWN: the experts of ROUTE's choice
   const float* shares;
   int64_t shares_stride;
   const HrPart* matrices;  // [experts, 3]: gate, up, down; y and bias are not used
+  const float* up_bias;    // [experts, 2 · inner_size]: of gate, of up; or null
+  const float* down_bias;  // [experts, out] or null
   HrQuantised placed;    // the rows by expert; null as x
   float* placed_dense;
   int64_t placed_stride;

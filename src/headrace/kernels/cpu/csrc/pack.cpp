@@ -95,6 +95,10 @@ void take_apart(int kind, const uint8_t* b, Parts* p) {
       p->d = read16(b);
       for (int i = 0; i < 32; ++i) p->codes[i] = b[2 + i] ^ 0x80;
       break;
+    case HR_MXFP4:
+      p->scales[0] = b[0];
+      take_nibbles(b + 1, p->codes);
+      break;
     case HR_Q4_K:
     case HR_Q5_K: {
       p->d = read16(b);
@@ -185,7 +189,8 @@ void pack_block(const Format& f, const uint8_t* const* rows, int count, int64_t 
   Parts p;
   for (int o = 0; o < count; ++o) {
     take_apart(f.kind, rows[o] + offset, &p);
-    memcpy(out + 2 * o, &p.d, 2);
+    if (f.kind == HR_MXFP4) out[o] = p.scales[0];
+    else memcpy(out + 2 * o, &p.d, 2);
     if (f.header == 64) memcpy(out + 32 + 2 * o, &p.m, 2);
     for (int u = 0; u < f.units(); ++u) {
       uint8_t* unit = out + f.header + u * f.unit_bytes();
@@ -219,6 +224,14 @@ float half_to_float(uint16_t h) {
   float out;
   memcpy(&out, &bits, 4);
   return out;
+}
+
+// Half of 2^(e − 127): see layout.h.
+float half_power(uint8_t e) {
+  const uint32_t bits = e ? static_cast<uint32_t>(e - 1) << 23 : 0;
+  float power;
+  memcpy(&power, &bits, 4);
+  return power;
 }
 
 }  // namespace
@@ -276,6 +289,9 @@ void expand_row(int kind, const uint8_t* row, int64_t size, float scale, float* 
         case HR_Q4_0: x = (c - 8) * d; break;
         case HR_Q5_0: x = (c - 16) * d; break;
         case HR_Q8_0: x = (c - 128) * d; break;
+        case HR_MXFP4:
+          x = static_cast<float>(kMxfp4Codes[p.codes[i]] - 16) * half_power(p.scales[0]);
+          break;
         case HR_Q4_1:
         case HR_Q5_1: x = c * d + m; break;
         case HR_Q4_K:

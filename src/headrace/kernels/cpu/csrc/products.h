@@ -42,20 +42,16 @@ void quantised_panels(const HrLinear& op, const HrPart& part, int64_t rows, int6
 
 void part_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
                  int64_t last) {
+#define HR_KIND(Q) \
+  case HR_##Q: return quantised_panels<Q>(op, part, rows, first, last);
   switch (part.kind) {
-    case HR_Q4_0: return quantised_panels<Q4_0>(op, part, rows, first, last);
-    case HR_Q4_1: return quantised_panels<Q4_1>(op, part, rows, first, last);
-    case HR_Q5_0: return quantised_panels<Q5_0>(op, part, rows, first, last);
-    case HR_Q5_1: return quantised_panels<Q5_1>(op, part, rows, first, last);
-    case HR_Q8_0: return quantised_panels<Q8_0>(op, part, rows, first, last);
-    case HR_Q4_K: return quantised_panels<Q4_K>(op, part, rows, first, last);
-    case HR_Q5_K: return quantised_panels<Q5_K>(op, part, rows, first, last);
-    case HR_Q6_K: return quantised_panels<Q6_K>(op, part, rows, first, last);
-    case HR_Q8_0_PLANES: return quantised_panels<Q8_0_PLANES>(op, part, rows, first, last);
+    HR_KIND(Q4_0) HR_KIND(Q4_1) HR_KIND(Q5_0) HR_KIND(Q5_1) HR_KIND(Q8_0) HR_KIND(Q4_K)
+    HR_KIND(Q5_K) HR_KIND(Q6_K) HR_KIND(Q8_0_PLANES) HR_KIND(MXFP4)
     case HR_F32: return dense_panels<HR_F32>(op, part, rows, first, last);
     case HR_F16: return dense_panels<HR_F16>(op, part, rows, first, last);
     case HR_BF16: return dense_panels<HR_BF16>(op, part, rows, first, last);
   }
+#undef HR_KIND
 }
 
 // body(part, first, last) for the runs of panels [first, last) that fall to this thread.

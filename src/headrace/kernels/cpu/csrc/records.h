@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// Weight kinds. 1 … 8 are GGUF block formats in panels, 9 one of them in two planes, 16 … 18 dense.
+// Weight kinds. 1 … 8 and 10 are GGUF block formats in panels, 9 is in two planes, 16 … 18 dense.
 enum HrKind {
   HR_Q4_0 = 1,
   HR_Q4_1 = 2,
@@ -21,13 +21,12 @@ enum HrKind {
   HR_Q5_K = 7,
   HR_Q6_K = 8,
   HR_Q8_0_PLANES = 9,  // Q8_0 in the file: a head's, see layout.h and bound.h
-  HR_F32 = 16,
-  HR_F16 = 17,
-  HR_BF16 = 18,
+  HR_MXFP4 = 10,
+  HR_F32 = 16, HR_F16 = 17, HR_BF16 = 18,
   HR_I8 = 19  // KV only: codes with a scale per token and head
 };
 
-enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3 };
+enum HrActivation { HR_SILU = 0, HR_GELU_TANH = 1, HR_GELU = 2, HR_TANH = 3, HR_CLAMPED = 4 };
 
 enum HrIndex { HR_TOKENS = 0, HR_POSITIONS = 1, HR_TYPES = 2 };  // which of a step's numbers
 
@@ -265,6 +264,7 @@ typedef struct {
   float* y;              // null: not wanted in fp32
   int64_t y_stride;
   HrQuantised out;
+  const float* sinks;    // [H]: a score that each head has beside those of its positions; or null
   float scale;
   float softcap;         // 0: none
   int32_t rows;          // R: of the sampled tokens alone; y and out then have R rows

@@ -19,6 +19,7 @@
 //   f_store_bf16    to nearest even; NaN stays NaN
 //   c_shift<N>      left when positive; bits cross bytes, the caller masks
 //   c_select        bits of a where mask is 1, of b elsewhere
+//   c_find          the bytes of a table of sixteen that codes below sixteen name
 //   c_or            as it stands, never made one ternary operation with an and
 //   f_not_below     a bit for each lane with x ≥ least
 //   f_where         value in lanes with x ≥ least, else zero

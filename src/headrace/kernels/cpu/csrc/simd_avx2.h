@@ -156,6 +156,11 @@ HR_INLINE C c_select(C mask, C x, C y) {
           _mm256_or_si256(_mm256_and_si256(mask.b, x.b), _mm256_andnot_si256(mask.b, y.b))};
 }
 HR_INLINE C c_or(C x, C y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+HR_INLINE C c_find(const uint8_t* table, C at) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m256i twice = _mm256_broadcastsi128_si256(bytes);
+  return {_mm256_shuffle_epi8(twice, at.a), _mm256_shuffle_epi8(twice, at.b)};
+}
 template <int N>
 HR_INLINE C c_shift(C x) {
   if constexpr (N > 0) return {_mm256_slli_epi16(x.a, N), _mm256_slli_epi16(x.b, N)};

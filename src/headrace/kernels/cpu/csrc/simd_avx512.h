@@ -104,6 +104,10 @@ HR_INLINE C c_or(C a, C b) {  // as it stands: GCC would make one vpternlog of i
   __asm__("vpord %2, %1, %0" : "=v"(a.v) : "v"(a.v), "v"(b.v));
   return a;
 }
+HR_INLINE C c_find(const uint8_t* table, C at) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), at.v)};
+}
 template <int N>
 HR_INLINE C c_shift(C a) {  // left when positive; bits cross bytes, the caller masks
   if constexpr (N > 0) return {_mm512_slli_epi16(a.v, N)};

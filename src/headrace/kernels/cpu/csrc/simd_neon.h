@@ -199,6 +199,11 @@ HR_INLINE C c_set(uint8_t x) {
 HR_TWO(C, c_and, vandq_u8(a, b))
 HR_TWO(C, c_or, vorrq_u8(a, b))
 HR_THREE(C, c_select, C, C, vbslq_u8(a, b, c))
+HR_INLINE C c_find(const uint8_t* table, C at) {
+  const uint8x16_t bytes = vld1q_u8(table);
+  return {{vqtbl1q_u8(bytes, at.q[0]), vqtbl1q_u8(bytes, at.q[1]), vqtbl1q_u8(bytes, at.q[2]),
+           vqtbl1q_u8(bytes, at.q[3])}};
+}
 template <int N>
 HR_INLINE C c_shift(C x) {  // by bytes: what would cross is dropped, and the caller masks it anyway
   const auto of = [](uint8x16_t a) __attribute__((always_inline)) {

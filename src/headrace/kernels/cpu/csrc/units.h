@@ -92,6 +92,18 @@ struct Q8_0 : Q4_0 {
   }
 };
 
+struct MXFP4 : Q4_0 {
+  static constexpr hr::Format format = hr::kMXFP4;
+  static constexpr int zero = 16;
+  template <int S, bool kFew>
+  HR_INLINE C code(const uint8_t* q) {
+    return c_find(hr::kMxfp4Codes, Q4_0::code<S, kFew>(q));
+  }
+  HR_INLINE F scale(const uint8_t* block, const uint8_t*) {
+    return f_bits(i_shl<23>(i_max(i_sub(i_u8(block), i_set(1)), i_set(0))));
+  }
+};
+
 // Q8_0 in two planes: `low` points to the unit's threes. See layout.h.
 struct Q8_0_PLANES : Q8_0 {
   static constexpr hr::Format format = hr::kQ8_0_PLANES;

@@ -1,0 +1,133 @@
+"""The experts of gpt-oss as its safetensors hold them: rows of gate and up in turns.
+
+Dense ones are stacks of transposed matrices [experts, in, out]. MXFP4 (OCP Microscaling Formats
+1.0) has `_blocks` [experts, out, in / 32, 16] of two numbers a byte and `_scales` [experts, out,
+in / 32]; they become blocks as GGUF has them, without loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import ModelFileError, UnsupportedModel
+from ..kernels.weights import BlockWeight
+from ..quant.ggml_types import BY_NAME, DENSE
+from .safetensors_file import StoredTensor
+
+Host = npt.NDArray[Any]
+_BLOCK = BY_NAME["MXFP4"].block
+_NO_NUMBER = 255
+"""A scale that is none."""
+
+
+class _Reads:
+    """The last expert that was read of each stack: gate and up are taken one after the other."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[int, Host]] = {}
+
+    def __call__(self, stack: StoredTensor, expert: int) -> Host:
+        number, found = self._last.get(stack.begin, (-1, None))
+        if found is None or number != expert:
+            self._last.clear()
+            found = stack.part(expert).read()
+            self._last[stack.begin] = expert, found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """One matrix or bias of one expert, to be read when it is taken."""
+
+    source: StoredTensor
+    expert: int
+    rows: slice
+    """Which of the source's outputs."""
+    shape: tuple[int, ...]
+    scales: StoredTensor | None = None
+    """Powers of two, where the source is MXFP4."""
+    reads: _Reads = field(default_factory=_Reads, compare=False)
+
+    @property
+    def host_dtype(self) -> str:
+        """Type as `kernels.arrays.dtype_name` names it, or MXFP4."""
+        return self.source.host_dtype if self.scales is None else "MXFP4"
+
+    def read(self) -> Host | BlockWeight:
+        """Its numbers [shape]; raises `ModelFileError`."""
+        data = self.reads(self.source, self.expert)
+        if self.scales is None:
+            outputs = data if data.ndim == 1 else data.T
+            return np.ascontiguousarray(outputs[self.rows])
+        scales = self.scales.part(self.expert).read()[self.rows]
+        if (scales == _NO_NUMBER).any():
+            raise ModelFileError(f"{self.source.shard.name}: a scale of its experts is no number")
+        rows, width = self.shape
+        return BlockWeight("MXFP4", _blocks(data[self.rows], scales), (rows, width))
+
+
+def _blocks(codes: Host, scales: Host) -> Host:
+    """codes [rows, blocks, 16], scales [rows, blocks] → [rows, blocks · 17] as GGUF has them: the
+    scale, then numbers i and i + 16 in byte i, where here they were 2i and 2i + 1."""
+    numbers = np.stack([codes & 15, codes >> 4], -1).reshape(*scales.shape, _BLOCK)
+    half = _BLOCK // 2
+    both = numbers[..., :half] | numbers[..., half:] << 4
+    return np.concatenate([scales[..., None], both], -1).reshape(len(scales), -1)
+
+
+def expert_parts(stored: Mapping[str, StoredTensor]) -> dict[str, ExpertPart]:
+    """Canonical name → part, of all tensors of experts among those of a gpt-oss model.
+
+    Raises `ModelFileError` for a tensor that is none of them or misshapen.
+    """
+    parts: dict[str, ExpertPart] = {}
+    reads = _Reads()
+    for name, tensor in stored.items():
+        if ".mlp.experts." not in name:
+            continue
+        stem, _, kind = name.rpartition(".")
+        matrix, _, form = kind.partition("_proj")
+        if matrix not in ("gate_up", "down") or form not in ("", "_bias", "_blocks", "_scales"):
+            raise ModelFileError(f"tensor {name!r:.100} is not part of a gpt_oss model")
+        if form == "_scales" and name.removesuffix("_scales") + "_blocks" in stored:
+            continue
+        outputs, shape = _shape(name, tensor, form)
+        scales = None
+        if form == "_blocks":
+            scales = stored.get(name.removesuffix("_blocks") + "_scales")
+            if scales is None or scales.shape != tensor.shape[:-1] or scales.dtype != "U8":
+                raise ModelFileError(f"tensor {name!r:.100} lacks its scales")
+        turns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+        suffix = "bias" if form == "_bias" else "weight"
+        for part, rows in (turns if matrix == "gate_up" else {"down": slice(None)}).items():
+            own = (len(range(outputs)[rows]), *shape)
+            for expert in range(tensor.shape[0]):
+                canonical = f"{stem}.{expert}.{part}_proj.{suffix}"
+                parts[canonical] = ExpertPart(tensor, expert, rows, own, scales, reads)
+    return parts
+
+
+def _shape(name: str, tensor: StoredTensor, form: str) -> tuple[int, tuple[int, ...]]:
+    """(outputs, and what else each expert's part has) of a stack."""
+    match form, tensor.shape:
+        case "_bias", (_, outputs):
+            rest: tuple[int, ...] = ()
+        case "", (_, width, outputs):
+            rest = (width,)
+        case "_blocks", (_, outputs, blocks, 16):
+            rest = (blocks * _BLOCK,)
+        case _:
+            raise ModelFileError(
+                f"tensor {name!r:.100} has shape {list(tensor.shape)}, as no stack of experts"
+            )
+    allowed = ("U8",) if form == "_blocks" else DENSE
+    if tensor.dtype not in allowed:
+        raise UnsupportedModel(
+            f"{tensor.shard.name}: {name:.100} is {tensor.dtype}; supported: {', '.join(allowed)}"
+        )
+    return outputs, rest
