@@ -9,8 +9,8 @@ are random, scales small. Headrace and, where `LLAMA_BIN` is a folder with llama
 read the same file, each in a process of its own per round, in an order that turns with the rounds.
 
 *Share*: bytes that a token has to read (of a mixture the experts that it chooses; of the table of
-tokens one row) times tokens a second, over what one read of the kept panels gave in the same process: of
-the very pages that decoding reads, since bandwidth depends on where the host put them.
+tokens one row) times tokens a second, over what one read of the kept panels gave in the same
+process, which are what decoding reads: bandwidth depends on where the host put the pages.
 """
 
 from __future__ import annotations
