@@ -44,7 +44,7 @@ LINES = {
     "dist": 510,
     "engine": 7_145,
     "factory": 3_895,
-    "kernels": 12_676,
+    "kernels": 12_681,
     "kv": 650,
     "layers": 300,
     "loader": 4_270,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 81_023
+TOTAL = 81_028
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
