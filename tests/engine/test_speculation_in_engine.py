@@ -19,7 +19,8 @@ from headrace.loader import open_model
 from headrace.sched import StepPrices
 from headrace.speculate import DEFAULT
 from headrace.worker.draft_model import DraftModel
-from oracle import tiny_encoder
+from tiny import encoder as encoders
+from tiny.kept import Kept
 
 PROMPTS = [
     "a b a b a b a b a",
@@ -127,7 +128,7 @@ def test_a_draft_model_is_refused_by_name(tiny: Path, tmp_path: Path) -> None:
     refused(OptionError, "auto or draft, not off", speculate="off")
     refused(OptionError, "auto or draft, not ngram", speculate="ngram")
     refused(ModelNotFound, "no model 'nothing'", draft_model="nothing")
-    encoder = tiny_encoder.make_encoder(tmp_path)
+    encoder = kept(encoders.make)
     refused(OptionError, "makes no tokens", draft_model=str(encoder))
     other = tiny_model.write(tmp_path / "other")
     text = (other / "tokenizer.json").read_text()
@@ -155,7 +156,7 @@ def decided(resolved: Resolved) -> Decision:
 
 
 def test_on_where_drafts_can_be_verified(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
     files = open_model(str(tiny))
@@ -164,7 +165,7 @@ def test_on_where_drafts_can_be_verified(
     assert all(name in decided(resolved).reason for name in DEFAULT)
     off = resolve(EngineOptions(speculate="off"), files, Hardware(CPU, ()))
     assert drafts_of(off.options) == 0
-    encoder = open_model(str(tiny_encoder.make_encoder(tmp_path)))
+    encoder = open_model(str(kept(encoders.make)))
     for model, gpus, obstacle in ((files, (GPU,), "cuda"), (encoder, (), "encoder")):
         resolved = resolve(EngineOptions(), model, Hardware(CPU, gpus))
         assert drafts_of(resolved.options) == 0
@@ -173,14 +174,14 @@ def test_on_where_drafts_can_be_verified(
 
 
 def test_who_is_named_is_refused_with_the_reason(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "torch_build", lambda: ("2.13.0", "13.0"))
     options = EngineOptions(speculate="suffix")
     with pytest.raises(OptionError, match="cuda") as caught:
         resolve(options, open_model(str(tiny)), Hardware(CPU, (GPU,)))
     assert caught.value.param == "speculate"
-    encoder = open_model(str(tiny_encoder.make_encoder(tmp_path)))
+    encoder = open_model(str(kept(encoders.make)))
     with pytest.raises(OptionError, match="encoder") as caught:
         resolve(options, encoder, Hardware(CPU, ()))
     assert caught.value.param == "speculate"
