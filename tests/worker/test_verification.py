@@ -144,7 +144,7 @@ def test_a_result_says_what_was_verified(workers, texts, depth: Literal[1, 2]) -
     driver = Driver(worker, step_tokens=40, drafts=DRAFTS, depth=depth)
     sampling = SamplingParams(temperature=0, max_tokens=30)
     for place in range(2):
-        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        prompt = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
         driver.add(f"{place}", prompt, sampling, stop_ids=(11, 12))
     tried: Counter[int] = Counter()
 
