@@ -48,7 +48,7 @@ class Kept:
         return folder
 
     def changed(self) -> list[Path]:
-        """Those that are no longer what they were when they were asked for."""
+        """Folders that are no longer what they were when they were asked for."""
         return [folder for folder, was in self._found.items() if digest(folder) != was]
 
 
