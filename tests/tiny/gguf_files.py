@@ -166,10 +166,9 @@ def write_gguf(
         add(key, value)
     for name, data in tensors.items():
         kind = next((kind for end, kind in (kinds or {}).items() if name.endswith(end)), "F32")
-        if data.dtype == np.uint8:
-            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.MXFP4)
-        elif kind == "F32":
-            writer.add_tensor(name, np.ascontiguousarray(data))
+        if kind == "F32":
+            blocks = gguf.GGMLQuantizationType.MXFP4 if data.dtype == np.uint8 else None
+            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=blocks)
         else:
             qtype = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(name, gguf.quants.quantize(data, qtype), raw_dtype=qtype)
