@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..base.config import EngineOptions, option, verify_options
 from ..base.environment import cache_root
@@ -20,7 +20,7 @@ from .attest import ATTESTING
 from .bind import BINDING
 from .checks import CHECKS, Place
 from .evidence import page
-from .graph import Graph, Step, Watch
+from .graph import Graph, Known, Step, Watch
 from .key import canonical, digest_of, hardware_class
 from .measure import MEASUREMENTS
 from .profile import bound_options
@@ -30,6 +30,7 @@ from .source import Source, find_source
 from .stage import Outcome, Stage
 from .store import Descriptor, Store
 
+Made = TypeVar("Made")
 RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **BINDING, **ATTESTING}
 GATES = ("verify", "format", "licence", "accuracy", "performance", "sbom")
 OPTIONAL = ("accuracy", "performance", "sbom")
@@ -79,6 +80,21 @@ class CellResult:
         return [name for name, one in ended if one and one.outcome is Outcome.FAILED]
 
 
+class Shared:
+    """What many builds need and find once: models, stores, keys, results that are kept."""
+
+    def __init__(self) -> None:
+        self.known: Known = {}
+        self._found: dict[Any, Any] = {}
+
+    def once(self, about: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` gave the first time that it was asked about this."""
+        if about not in self._found:
+            self._found[about] = make()
+        made: Made = self._found[about]
+        return made
+
+
 class Build:
     """A planned build; `run` does what is missing."""
 
@@ -88,36 +104,46 @@ class Build:
         options: BuildOptions,
         progress: Progress | None = None,
         *,
-        source: Source | None = None,
+        shared: Shared | None = None,
     ) -> None:
-        """Find the model, where `source` is not it, and make the graph. Raises what a wrong model,
-        option, reference or key raises."""
-        self.store = Store(store_folder(options.store, engine.cache_dir))
+        """Find the model and make the graph. Raises what a wrong model, option, reference or key
+        raises. `shared`: what the cells of a fleet need not find twice."""
+        self._known = shared.known if shared else None
+        shared = shared or Shared()
+        self.store = shared.once(
+            (folder := store_folder(options.store, engine.cache_dir)), lambda: Store(folder)
+        )
         without = _listed(options.without, OPTIONAL, "without")
-        source = source or find_source(engine, progress)
+        about = engine.model, engine.cache_dir, engine.offline
+        source = shared.once(about, lambda: find_source(engine, progress))
         reference = options.reference and load_reference(Path(options.reference))
         lock = Path(options.lock) if options.lock else LOCK if LOCK.is_file() else None
         try:
-            text = None if lock is None else lock.read_text(encoding="utf-8")
+            text = shared.once(lock, lambda: lock.read_text(encoding="utf-8")) if lock else None
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
-        key = signer(Path(options.key) if options.key else None, engine.cache_dir)
+        path, cache = Path(options.key) if options.key else None, engine.cache_dir
+        key = shared.once((path, cache), lambda: signer(path, cache))
         place = Place(source, engine, key, reference or None, text, progress)
         self.cell = cell_name(source, engine)
         self._place = place
         self._graph = Graph(_stages(self.cell, options, without, place), RECIPES)
         self._fresh = _listed(options.fresh, [one.name for one in self._graph.stages], "fresh")
-        self._before = self.store.remembered(self.cell)
 
     def plan(self) -> list[Step]:
         """What `run` would find and do."""
-        return self._graph.plan(self.store, before=self._before, fresh=self._fresh)
+        steps = self._graph.plan(self.store, fresh=self._fresh, known=self._known)
+        if all(step.result for step in steps):
+            return steps
+        before = self.store.remembered(self.cell)
+        return self._graph.plan(self.store, before=before, fresh=self._fresh, known=self._known)
 
     def run(self, watch: Watch = lambda _what, _step: None) -> CellResult:
         """Do what is missing, give the profile its name in the store, write the evidence."""
+        before = self.store.remembered(self.cell)
         steps = self._graph.run(
-            self.store, place=self._place, before=self._before, fresh=self._fresh, watch=watch
+            self.store, place=self._place, before=before, fresh=self._fresh, watch=watch
         )
         done = {step.stage.name: step for step in steps}
         self.store.remember(
@@ -165,7 +191,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         "reference": wanted.reference and digest_of(Path(wanted.reference).read_bytes()),
         "corpus": _corpus_digest(),
     }
-    lock = place.lock and digest_of(place.lock.encode())
+    lock = place.lock and _text_digest(place.lock)
     gates = [one for one in GATES if one not in without]
     dated = {"valid_until": end} if (end := until(wanted.valid_until)) else {}
     found = [
@@ -195,6 +221,11 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
     before = tuple(one.name for one in found if one.name not in without)
     found.append(Stage("provenance", "provenance", before, {**key, "headrace": VERSION}))
     return [one for one in found if one.name not in without]
+
+
+@functools.lru_cache(maxsize=1)
+def _text_digest(text: str) -> str:
+    return digest_of(text.encode())
 
 
 @functools.cache

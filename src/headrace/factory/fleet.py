@@ -16,8 +16,7 @@ from pathlib import Path
 
 from ..base.config import EngineOptions
 from ..base.errors import HeadraceError, OptionError
-from .build import Build, BuildOptions
-from .source import Source, find_source
+from .build import Build, BuildOptions, Shared
 from .stage import Outcome
 
 TRIES = 3
@@ -95,13 +94,10 @@ def run_fleet(cells: list[Cell], execute: Executor) -> Iterator[CellEnd]:
     """
     waiting: list[Cell] = []
     names: list[str] = []
-    sources: dict[tuple[str, str | None, bool], Source] = {}
+    shared = Shared()
     for cell in cells:
-        known = cell.engine.model, cell.engine.cache_dir, cell.engine.offline
         try:
-            if known not in sources:
-                sources[known] = find_source(cell.engine)
-            build = Build(cell.engine, cell.wanted, source=sources[known])
+            build = Build(cell.engine, cell.wanted, shared=shared)
             steps = build.plan()
         except HeadraceError as error:
             yield CellEnd(cell, cell.engine.model, "broken", error.message)

@@ -40,6 +40,10 @@ Watch = Callable[[str, Step], None]
 """Told of each step: "kept", "starts", "waits", "ended" or "blocked"."""
 
 
+Known = dict[str, tuple[Descriptor, Result]]
+"""What is kept under a key, once it was read and found whole."""
+
+
 class Graph:
     """Stages in an order in which each comes after those it needs."""
 
@@ -65,16 +69,22 @@ class Graph:
         self.recipes = recipes
 
     def plan(
-        self, store: Store, *, before: Mapping[str, str] | None = None, fresh: Collection[str] = ()
+        self,
+        store: Store,
+        *,
+        before: Mapping[str, str] | None = None,
+        fresh: Collection[str] = (),
+        known: Known | None = None,
     ) -> list[Step]:
         """What a run would find and do; nothing runs.
 
         `before`: manifests of an earlier run by stage, which say what has changed. `fresh`: stages
-        that are to run whatever is kept.
+        that are to run whatever is kept. `known`: what other graphs of
+        one fleet found; key documents are then looked at by their size alone.
         """
         done: dict[str, Step] = {}
         for stage in self.stages:
-            done[stage.name] = self._look(store, stage, done, before or {}, fresh)
+            done[stage.name] = self._look(store, stage, done, before or {}, fresh, known)
         return list(done.values())
 
     def run(
@@ -110,6 +120,7 @@ class Graph:
         done: Mapping[str, Step],
         before: Mapping[str, str],
         fresh: Collection[str],
+        known: Known | None = None,
     ) -> Step:
         needed = {name: done[name] for name in stage.needs}
         for name, step in needed.items():
@@ -124,7 +135,10 @@ class Graph:
         document = self.recipes[stage.recipe].key(stage, inputs)
         if stage.name in fresh:
             return Step(stage, document, why="asked for anew")
-        found = kept(store, digest_of(canonical(document)))
+        key = digest_of(canonical(document))
+        found = (known or {}).get(key) or kept(store, key, quick=known is not None)
+        if known is not None and not isinstance(found, str):
+            known[key] = found
         if isinstance(found, str):
             return Step(stage, document, why=found or _reason(store, stage, document, before))
         manifest, result = found
@@ -160,23 +174,28 @@ class Graph:
         return step
 
 
-def kept(store: Store, key: str) -> tuple[Descriptor, Result] | str:
-    """(manifest, result) under a key; otherwise what is wrong with it, "" where there is none."""
+def kept(store: Store, key: str, quick: bool = False) -> tuple[Descriptor, Result] | str:
+    """(manifest, result) under a key; otherwise what is wrong with it, "" where there is none.
+
+    `quick`: the key's document, of which nothing is read here, is looked at by its size alone.
+    """
     try:
         digest = store.kept(key)
         if digest is None:
             return ""
         data = store.document(digest)
-        if (data.get("config") or {}).get("digest") != key:
+        config = Descriptor.read(data.get("config"))
+        if config.digest != key:
             return f"what is kept under {key[:19]} is of another key"
-        store.read(key)
+        if not quick or not store.has(config):
+            store.read(key)
         result = Result.read(data)
     except Untrusted as error:
         return f"what was kept is damaged: {error.message}"
     lost = [name for name, one in result.outputs.items() if not store.has(one)]
     if lost:
         return f"what was kept is damaged: {lost[0]} is absent or has another size"
-    size = store.blob(digest).stat().st_size
+    size = store.size(digest) or 0
     return Descriptor(digest=digest, size=size, media_type=MANIFEST_TYPE), result
 
 

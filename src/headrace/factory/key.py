@@ -15,14 +15,15 @@ from ..base.hardware import hardware
 from ..kernels.cpu.library import LibraryAbsent, level
 
 PACKAGE = Path(__file__).parents[1]
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def canonical(value: Any) -> bytes:
     """JSON with one spelling: sorted names, no spaces, UTF-8; neither NaN nor infinity."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def digest_of(data: bytes) -> str:

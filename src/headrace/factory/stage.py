@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Stage:
     """Plain JSON values."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """What a stage gave."""
 
@@ -50,7 +51,7 @@ class Result:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON values, small: what was measured or found."""
 
-    @property
+    @functools.cached_property
     def content(self) -> str:
         """Digest of all of this: what the key of a later stage holds. Not of how it was made, so
         that a recipe that is changed and gives the same ends the work there."""
