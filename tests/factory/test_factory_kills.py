@@ -14,8 +14,8 @@ from tiny import talker
 pytestmark = pytest.mark.slow
 
 STAGES = (
-    *("fetch", "licence", "verify", "format", "sbom", "limits", "accuracy"),
-    *("profile", "sign", "provenance"),
+    *("fetch", "licence", "verify", "format", "sbom", "advisories", "limits"),
+    *("accuracy", "profile", "sign", "provenance"),
 )
 BUILD = """
 import os, signal, sys

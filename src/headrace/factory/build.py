@@ -16,6 +16,7 @@ from ..base.version import VERSION
 from ..bench.accuracy import stdlib_corpus
 from ..bench.reference import load_reference
 from ..loader import Progress
+from .advisories import HELD, read_advisories
 from .attest import ATTESTING
 from .bind import BINDING
 from .checks import CHECKS, Place
@@ -31,9 +32,9 @@ from .stage import Outcome, Stage
 from .store import Descriptor, Store
 
 Made = TypeVar("Made")
-RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **BINDING, **ATTESTING}
-GATES = ("verify", "format", "licence", "accuracy", "performance", "sbom")
-OPTIONAL = ("accuracy", "performance", "sbom")
+RECIPES = {**CHECKS, **MEASUREMENTS, **MATERIALS, **HELD, **BINDING, **ATTESTING}
+GATES = ("verify", "format", "licence", "accuracy", "performance", "sbom", "advisories")
+OPTIONAL = ("accuracy", "performance", "sbom", "advisories")
 """Gates that a build may leave out; its profile then lacks them."""
 
 
@@ -52,6 +53,11 @@ class BuildOptions:
     windows: int = option(8, "Windows of text for the perplexity.", low=1)
     at_least: float | None = option(None, "Tokens a second of eight requests at once.", low=0)
     lock: str | None = option(None, "Lock with hashes, for the bill; none: the checkout's.")
+    advisories: str | None = option(
+        None, "OSV's documents about Python's packages: a folder or a zip."
+    )
+    most_days: float = option(30.0, "Age of the newest advisory, at most.", low=0)
+    accept_advisories: str | None = option(None, "Advisories that you have read, as in a,b.")
     valid_until: str | None = option(None, "Day of UTC from which on nobody serves the profile.")
     fresh: str | None = option(None, "Stages to run though they are kept, as in limits,sbom.")
 
@@ -114,6 +120,7 @@ class Build:
             (folder := store_folder(options.store, engine.cache_dir)), lambda: Store(folder)
         )
         without = _listed(options.without, OPTIONAL, "without")
+        without += ("advisories",) if "sbom" in without else ()
         about = engine.model, engine.cache_dir, engine.offline
         source = shared.once(about, lambda: find_source(engine, progress))
         reference = options.reference and load_reference(Path(options.reference))
@@ -125,7 +132,8 @@ class Build:
             raise InvalidRequest(f"{lock} cannot be read: {reason}", param="lock") from None
         path, cache = Path(options.key) if options.key else None, engine.cache_dir
         key = shared.once((path, cache), lambda: signer(path, cache))
-        place = Place(source, engine, key, reference or None, text, progress)
+        known = read_advisories(Path(options.advisories)) if options.advisories else None
+        place = Place(source, engine, key, reference or None, text, progress, known)
         self.cell = cell_name(source, engine)
         self._place = place
         self._graph = Graph(_stages(self.cell, options, without, place), RECIPES)
@@ -183,7 +191,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
     files, options = source.parameters(), bound_options(place.engine)
     model = {"model": source.name, "licence": source.licence}
     told = None if reference is None else reference.perplexity
-    accepted = sorted(one.strip() for one in (wanted.accept_licences or "").split(",") if one)
+    accepted = _names(wanted.accept_licences)
     accuracy: dict[str, Any] = {
         "options": options,
         "windows": wanted.windows if told is None else told.windows,
@@ -192,6 +200,14 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
         "corpus": _corpus_digest(),
     }
     lock = place.lock and _text_digest(place.lock)
+    known, days = place.advisories, wanted.most_days
+    advisories = {
+        "data": known and known.digest,
+        "accepted": _names(wanted.accept_advisories),
+        # What passed with data of those days does not pass when they are over.
+        "stale": known is not None and known.older_than(days),
+        "most_days": days,
+    }
     gates = [one for one in GATES if one not in without]
     dated = {"valid_until": end} if (end := until(wanted.valid_until)) else {}
     found = [
@@ -208,6 +224,7 @@ def _stages(cell: str, wanted: BuildOptions, without: Collection[str], place: Pl
             {"options": options, "at_least": wanted.at_least},
         ),
         Stage("sbom", "sbom", ("fetch",), {**model, "lock": lock}),
+        Stage("advisories", "advisories", ("sbom",), advisories),
         Stage(
             "profile",
             "profile",
@@ -234,8 +251,12 @@ def _corpus_digest() -> str:
     return digest_of("\n".join(stdlib_corpus()).encode())
 
 
+def _names(text: str | None) -> list[str]:
+    return sorted(one.strip() for one in (text or "").split(",") if one.strip())
+
+
 def _listed(text: str | None, known: Collection[str], param: str) -> tuple[str, ...]:
-    found = tuple(one.strip() for one in (text or "").split(",") if one.strip())
+    found = tuple(_names(text))
     if unknown := [one for one in found if one not in known]:
         raise InvalidRequest(f"{unknown[0]!r} is none of {', '.join(known)}", param=param)
     return found
