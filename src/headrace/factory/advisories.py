@@ -66,7 +66,7 @@ class Snapshot:
     """Advisories about Python packages, as they were on one day."""
 
     digest: str
-    """Of all documents, whatever holds them."""
+    """One for the same documents, whatever holds them."""
     newest: str
     """When the newest of them was changed, as it says."""
     by_package: dict[str, list[tuple[Advisory, Affected]]]

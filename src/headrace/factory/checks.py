@@ -15,8 +15,6 @@ from .stage import Outcome, Recipe, Result, Work
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
-    from .advisories import Snapshot
-
 FILE_TYPE = "application/vnd.headrace.model.file"
 OPEN_LICENCES = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "cc-by-4.0")
 """Licences that ask for nothing but a notice, by SPDX's names."""
@@ -35,7 +33,8 @@ class Place:
     reference: Reference | None = None
     lock: str | None = None
     progress: Any = None
-    advisories: Snapshot | None = None
+    advisories: Any = None
+    """The `Snapshot` that the user brought, if one was."""
 
 
 def need(work: Work, name: str) -> Result:
