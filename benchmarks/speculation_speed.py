@@ -1,14 +1,15 @@
 """Whether speculation is ever slower: answers of the default model with drafts and without.
 
 Run: `python benchmarks/speculation_speed.py [--rounds 5] [--at-once 1 8 16 32] [--tokens 128]
-[--classes NAME …] [--threads N] [--json FILE]`, or `make bench-speculation`.
+[--classes NAME …] [--threads N] [--model NAME] [--draft-model NAME] [--speculate auto]
+[--json FILE]`, or `make bench-speculation`.
 
-Two engines in one process, one with `--speculate auto`, one without, answer the same prompts in
-turns, whoever begins changing with the round. Each round has prompts of its own (`bench/natural.py`
-with another seed), so that no engine has seen them and nothing is learnt from an earlier time that
-they were asked. At once: so many first turns of one class, and `mixed`, of all of them. Answers
-must be equal, token by token. Given are the ratio of seconds, without over with, of each round: its
-median and the least, and the tokens per second of both.
+Two engines in one process, one with `--speculate auto` and perhaps a draft model, one without,
+answer the same prompts in turns, whoever begins changing with the round. Each round has prompts of
+its own (`bench/natural.py` with another seed), so that no engine has seen them and nothing is
+learnt from an earlier time that they were asked. At once: so many first turns of one class, and
+`mixed`, of all of them. Answers must be equal, token by token. Given are the ratio of seconds,
+without over with, of each round: its median and the least, and the tokens per second of both.
 """
 
 from __future__ import annotations
@@ -67,13 +68,14 @@ def measure(
     rounds: int,
     tokens: int,
     options: dict[str, Any],
+    drafts: dict[str, Any],
 ) -> list[dict[str, Any]]:
     cells: dict[tuple[str, int], list[tuple[float, float, int]]] = {}
     for count in at_once:
         limits = {**options, "max_sequences": count}
         with (
-            LLM(DEFAULT_MODEL, speculate="off", **limits) as plain,
-            LLM(DEFAULT_MODEL, speculate="auto", **limits) as drafting,
+            LLM(speculate="off", **limits) as plain,
+            LLM(**drafts, **limits) as drafting,
         ):
             for llm in (plain, drafting):
                 timed(llm, prompts("prose", 1, 10**6, tokens), tokens)  # Warm.
@@ -113,12 +115,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--classes", nargs="+", default=[*CLASSES, MIXED])
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--draft-model")
+    parser.add_argument("--speculate", default="auto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    options = {"max_context": 4096}
+    options: dict[str, Any] = {"model": args.model, "max_context": 4096}
+    drafts = {"speculate": args.speculate, "draft_model": args.draft_model}
     if args.threads:
         options["threads"] = args.threads
-    found = measure(args.classes, args.at_once, args.rounds, args.tokens, options)
+    found = measure(args.classes, args.at_once, args.rounds, args.tokens, options, drafts)
     print("class         at once  tok/s without  tok/s with  median ratio  least")
     for one in found:
         print(

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tiny import talker
-from tiny.kept import Kept
+sys.path.append(str(Path(__file__).parent.parent / "server"))
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def model(kept: Kept) -> Path:
-    return kept(talker.make)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from served_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ import pytest
 
 from headrace import LLM, AsyncEngine, SamplingParams
 from headrace.base.config import DEFAULT_MODEL
+from headrace.engine import prediction
+from headrace.sched import StepPrices
+from headrace.worker.draft_model import DraftModel
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -72,3 +75,26 @@ def test_the_same_alone_and_among_others_in_both_faces(llm: LLM) -> None:
             return [list(answer.outputs[0].token_ids) for answer in answers]
 
     assert asyncio.run(run()) == alone
+
+
+def test_its_own_draft_model_is_always_right(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and drawn; at real prices nothing would be drafted."""
+
+    class Free(StepPrices):
+        def seconds(self, tokens: int) -> float:
+            return 1e9
+
+    monkeypatch.setattr(prediction, "StepPrices", Free)
+    given = property(lambda model: 0.0, lambda model, share: None)
+    monkeypatch.setattr(DraftModel, "share", given, raising=False)
+    samplings = [
+        greedy(48),
+        SamplingParams(temperature=0.8, seed=5, top_p=0.9, max_tokens=48, n=2),
+    ]
+    wanted = [llm.chat(CHATS, one) for one in samplings]
+    with LLM(**OPTIONS, speculate="draft", draft_model=DEFAULT_MODEL) as drafting:
+        for one, plain in zip(samplings, wanted, strict=True):
+            found = drafting.chat(CHATS, one)
+            assert [each.outputs for each in found] == [each.outputs for each in plain]
+        stats = drafting.stats
+    assert stats.accepted_tokens == stats.draft_tokens > 200

@@ -12,8 +12,7 @@ import pytest
 
 from headrace.base.errors import PackageAbsent
 from headrace.kernels.cpu.library import LibraryAbsent, load
-from tiny import encoder
-from tiny.kept import Kept
+from oracle.tiny_encoder import make_encoder
 
 try:
     load()
@@ -99,11 +98,11 @@ assert sys.modules.get("torch") is None, "nobody imported it"
         pytest.param("scores", marks=pytest.mark.slow),
     ],
 )
-def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, kept: Kept, kind: str) -> None:
+def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, tmp_path: Path, kind: str) -> None:
     """Torch is not imported where it is there either: the same modules run."""
     model = tiny
     if kind != "tokens":
-        model = kept(encoder.make, labels=int(kind == "scores"))
+        model = make_encoder(tmp_path, labels=int(kind == "scores"))
     said = []
     for torch in ("absent", "there"):
         command = [sys.executable, "-c", SAME, torch, kind, str(model)]

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tiny import talker
+from factory_cell import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +60,7 @@ def build(root: Path, store: str, moment: str = "", stage: str = "") -> int:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a cache with a key, and the store of a build that nothing disturbed."""
     root = tmp_path_factory.mktemp("kills")
-    talker.make(root / "tiny")
+    make_tiny_model(root / "tiny")
     assert build(root, "whole") == 0
     return root
 

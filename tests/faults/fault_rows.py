@@ -36,12 +36,10 @@ from fault_client import (
     percentile,
 )
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 
 from processes import Running, api_pid, headrace, running
-
-from tiny import talker
+from served_model import make_tiny_model
 
 
 @dataclass
@@ -124,7 +122,7 @@ class Place:
 def place(folder: Path, *flags: str, wrap: tuple[str, ...] = (), runs: int = 1) -> Iterator[Place]:
     model = folder / "model"
     if not model.exists():
-        talker.make(model)
+        make_tiny_model(model)
     command = headrace(
         "serve",
         str(model),

@@ -19,8 +19,7 @@ from attacks import Attacker, asking
 from fault_client import ANSWERED, HUNG, LIMIT, LOST, Row, all_of
 from fault_rows import Place, place
 from processes import headrace, running
-
-from tiny import talker
+from served_model import make_tiny_model
 
 RELOADED = 12.0
 """Seconds within which files of certificates are read again (`server.tls.LOOK_SECONDS`)."""
@@ -112,7 +111,7 @@ async def certificates(folder: Path) -> Row | None:
     clients.write_bytes(papers.ca.read_bytes())
     model = folder / "model"
     if not model.exists():
-        talker.make(model)
+        make_tiny_model(model)
     flags = (
         "--port",
         "0",

@@ -13,9 +13,7 @@ import openai
 import pytest
 from processes import Running, headrace, running
 from safetensors.numpy import save_file
-
-from tiny import talker
-from tiny.kept import Kept
+from served_model import make_tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 
@@ -45,8 +43,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(root: Path, kept: Kept) -> Iterator[Running]:
-    model = kept(talker.make)
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     command = headrace(
         "serve",
         str(model),

@@ -11,9 +11,7 @@ import httpx
 import openai
 import pytest
 from processes import Running, headrace, running
-
-from tiny import talker
-from tiny.kept import Kept
+from served_model import VOCAB, make_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +19,8 @@ MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 
 
 @pytest.fixture(scope="module")
-def server(kept: Kept) -> Iterator[Running]:
-    model = kept(talker.make)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     command = headrace(
         "serve",
         str(model),
@@ -157,7 +155,7 @@ def test_the_same_prompt_is_cached(client: openai.OpenAI) -> None:
             "messages",
         ),
         ({"messages": [{"role": "user", "content": "raise"}]}, openai.BadRequestError, "messages"),
-        ({"logit_bias": {str(talker.VOCAB): 1}}, openai.BadRequestError, "logit_bias"),
+        ({"logit_bias": {str(VOCAB): 1}}, openai.BadRequestError, "logit_bias"),
     ],
     ids=str,
 )

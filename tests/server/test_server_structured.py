@@ -13,8 +13,7 @@ import jsonschema
 import openai
 import pytest
 from processes import Running, headrace, running
-
-from tiny import talker
+from served_model import make_tiny_model
 
 MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 SCHEMA: dict[str, Any] = {
@@ -48,7 +47,7 @@ TEMPLATE = (
 
 def speaking(folder: Path) -> Path:
     """The tiny model, with two of its tokens made into the special tokens of reasoning."""
-    talker.make(folder)
+    make_tiny_model(folder)
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text())
     vocabulary, merges = data["model"]["vocab"], data["model"]["merges"]

@@ -6,13 +6,12 @@ import pytest
 
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from tiny import families
-from tiny.kept import Kept
+from oracle import tiny
 
 
 @pytest.fixture(scope="session")
-def worker_files(kept: Kept):
-    return open_model(str(kept(families.make, "qwen2")))
+def worker_files(tmp_path_factory: pytest.TempPathFactory):
+    return open_model(str(tiny.make("qwen2", tmp_path_factory.mktemp("models"))))
 
 
 @pytest.fixture(scope="session")

@@ -23,11 +23,9 @@ from headrace.kernels.weights import LoraWeight
 from headrace.loader.adapters import open_adapter, within
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import lora
+from oracle import lora, tiny
 from oracle.driving import Driver
 from oracle.reference import Oracle
-from tiny import families
-from tiny.kept import Kept
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -38,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {"v_proj": 40},
     },
 }
-PROMPT = [(7 * i * i + 3 * i) % families.VOCAB for i in range(60)]
+PROMPT = [(7 * i * i + 3 * i) % tiny.VOCAB for i in range(60)]
 numbers = itertools.count()
 
 
@@ -48,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(kept: Kept) -> Path:
-    return kept(families.make, "qwen2")
+def model(folder: Path) -> Path:
+    return tiny.make("qwen2", folder)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +89,8 @@ def ask(worker: Worker, adapter: str | None, **more: Any) -> Any:
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma3", "qwen3"])
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
-def test_equal_to_merged_weights(kept: Kept, folder: Path, family: str, kernels: str) -> None:
-    path = kept(families.make, family)
+def test_equal_to_merged_weights(folder: Path, family: str, kernels: str) -> None:
+    path = tiny.make(family, folder / f"{family}-{kernels}")
     adapter = lora.make(path, folder / f"{family}-{kernels}-adapter")
     worker = worker_of(path, kernels=kernels, kv_dtype="float32")
     worker.load_adapter("a", str(adapter))
@@ -137,6 +135,27 @@ def test_a_mixed_batch_gives_the_same_bits(
             o.logprob for o in wanted.prompt_logprobs
         ]
     assert len({tuple(alone[kind].tokens) for kind in kinds}) == len(kinds)
+
+
+@pytest.mark.parametrize("kernels", ["ref", "cpu"])
+def test_a_draft_model_knows_of_no_adapter(
+    model: Path, adapters: dict[str, Path], kernels: str
+) -> None:
+    """It drafts for an adapted row as for any, without what the adapter adds: less is right."""
+    told = {"drafts": 4, "drafters": "draft", "draft_model": str(model)}
+    found = []
+    for drafting in ({}, {**told, "draft_slots": 4, "draft_context": 512}):
+        worker = worker_of(model, kernels=kernels, **drafting)
+        worker.load_adapter("all", str(adapters["all"]))
+        if worker._draft_model is not None:
+            worker._draft_model._reading = 0.0  # A tiny model is as dear as its target.
+            worker._draft_model._read_share = worker._draft_model.share = 0.1
+        driver = Driver(worker, drafts=4 if drafting else 0)
+        names = [add(driver, adapter, tokens=30) for adapter in ("all", None)]
+        answers = driver.run()
+        found.append([answers[name, 0].tokens for name in names])
+    assert found[0] == found[1]
+    assert sum(plan.drafts for plan in driver.plans) > 10
 
 
 def test_slots_change_hands(worker: Worker) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 WORDS = [
@@ -51,10 +52,8 @@ VOCABULARY = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *WORDS
 CONTEXT = 160
 
 
-def make(folder: Path, *, labels: int = 0, activation: str = "gelu", **more: Any) -> Path:
+def make_encoder(folder: Path, *, labels: int = 0, activation: str = "gelu", **more: Any) -> Path:
     """Save a model to `folder`; `labels`: a classification head. `more` goes into the config."""
-    import transformers
-
     config = transformers.BertConfig(
         vocab_size=len(set(VOCABULARY)),
         hidden_size=96,

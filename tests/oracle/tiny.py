@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 VOCAB = 1000
 CONTEXT = 4096
@@ -157,12 +158,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name → (transformers class stem, config): every family, and every switch that changes sums."""
 
 
-def make(folder: Path, name: str, **more: Any) -> Path:
-    """Save the model `name` to `folder`, the same weights each time; `more` goes to its config."""
-    import transformers
-
+def make(name: str, folder: Path) -> Path:
+    """Save the model `name` below `folder`; the same weights each time."""
     stem, values = MODELS[name]
-    config = getattr(transformers, f"{stem}Config")(**{**values, **more})
+    path = folder / name
+    config = getattr(transformers, f"{stem}Config")(**values)
     torch.manual_seed(7)
     causal = "Gemma3" if stem == "Gemma3Text" else stem
     model = getattr(transformers, f"{causal}ForCausalLM")(config).to(torch.bfloat16)
@@ -180,10 +180,10 @@ def make(folder: Path, name: str, **more: Any) -> Path:
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key:
                 buffer += torch.randn_like(buffer) * 0.3
-    model.save_pretrained(folder)
+    model.save_pretrained(path)
     # Opening a folder wants a tokenizer; these tests speak in token ids.
     vocabulary = {f"t{index}": index for index in range(VOCAB)}
     words = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}
     tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": None, "model": words}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return folder
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
