@@ -9,7 +9,8 @@ are random, scales small. Headrace and, where `LLAMA_BIN` is a folder with llama
 read the same file, each in a process of its own per round, in an order that turns with the rounds.
 
 *Share*: bytes that a token has to read (of a mixture the experts that it chooses; of the table of
-tokens one row) times tokens a second, over what one read of a gigabyte took in the same process.
+tokens one row) times tokens a second, over what one read of the kept panels gave in the same
+process, which are what decoding reads: bandwidth depends on where the host put the pages.
 """
 
 from __future__ import annotations
@@ -170,10 +171,11 @@ def child(model: str, cache: str) -> dict[str, float]:
 
         seconds(16, 4)
         team = llm._engine.core.executor._worker._operators.providers["linear"].team  # type: ignore[attr-defined]
-        gigabyte = np.ones(1 << 30, np.uint8)
-        bandwidth = [team.read_bandwidth(gigabyte) for _ in range(3)]
+        (kept,) = Path(cache).rglob("*.panels")
+        panels = np.memmap(kept, np.uint8, "r")
+        bandwidth = [team.read_bandwidth(panels) for _ in range(3)]
         decode = [OUTPUT / (seconds(16, 1 + OUTPUT) - seconds(16, 1)) for _ in range(3)]
-        bandwidth += [team.read_bandwidth(gigabyte) for _ in range(3)]
+        bandwidth += [team.read_bandwidth(panels) for _ in range(3)]
         prefill = [PROMPT / seconds(PROMPT, 1) for _ in range(2)]
     return {
         "decode": statistics.median(decode),

@@ -74,10 +74,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     arguments = parser.parse_args()
     sys.path.insert(0, str(TESTS))
-    import tiny_model
+    from tiny import bytewise
 
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny_model.write(Path(folder) / "tiny")
+        model = bytewise.make(Path(folder) / "tiny")
         for streams in arguments.streams:
             print(json.dumps(asyncio.run(measure(streams, arguments.tokens, model))), flush=True)
 

@@ -30,10 +30,12 @@ from typing import Any
 import httpx
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "server"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "server"))
 
 from processes import headrace, running
-from served_model import VOCAB, make_tiny_model
+
+from tiny import talker
 
 WORDS = (
     "water",
@@ -54,7 +56,7 @@ WRONG: list[tuple[str, Any]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "raise"}]}),
     ("/v1/chat/completions", {"model": "other", "messages": [{"role": "user", "content": "x"}]}),
     ("/v1/completions", {"prompt": "water " * 3000}),
-    ("/v1/completions", {"prompt": [VOCAB + 1]}),
+    ("/v1/completions", {"prompt": [talker.VOCAB + 1]}),
     ("/v1/completions", {"prompt": "x", "max_tokens": -2}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}),
     ("/v1/responses", {"input": "x", "previous_response_id": "resp_none"}),
@@ -315,7 +317,7 @@ def main() -> int:
     arguments.add_argument("--plot", type=Path)
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = make_tiny_model(Path(folder) / "tiny")
+        model = talker.make(Path(folder) / "tiny")
         command = headrace(
             "serve",
             str(model),

@@ -22,19 +22,19 @@ from headrace.server.app import OPERATOR_ROUTERS, ROUTERS
 
 HERE = Path(__file__).parent
 PAGE = HERE / "capabilities.md"
-ORACLE = HERE.parent / "tests" / "oracle"
-CHECKED_AS = {"bert": "tiny_encoder.py"}
-"""Families whose oracle is not one of `tests/oracle/tiny.py`."""
+MODELS = HERE.parent / "tests" / "tiny"
+CHECKED_AS = {"bert": "encoder.py"}
+"""Families whose oracle is not one of `tests/tiny/families.py`."""
 
 
 def oracles() -> list[str]:
     """Names of the tiny models that tests hold against transformers."""
-    for node in ast.parse((ORACLE / "tiny.py").read_text()).body:
+    for node in ast.parse((MODELS / "families.py").read_text()).body:
         target = getattr(node, "target", None) or (getattr(node, "targets", None) or [None])[0]
         if isinstance(target, ast.Name) and target.id == "MODELS":
             keys: Iterable[ast.expr | None] = node.value.keys  # type: ignore[attr-defined]
             return [str(ast.literal_eval(key)) for key in keys if key is not None]
-    raise LookupError("tests/oracle/tiny.py has no MODELS")
+    raise LookupError("tests/tiny/families.py has no MODELS")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -31,7 +31,7 @@ sum_in_one_order()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ("skips",)
+pytest_plugins = ("skips", "tiny.kept")
 
 # The same examples every time, so that what was green stays green; `make explore` looks for new.
 # How long an example takes to make says how busy the machine is.

@@ -10,12 +10,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.loader import open_model
+from tiny.bytewise import byte_symbols
+from tiny.gguf_files import write_gguf
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -152,49 +153,37 @@ def test_options_that_make_no_sense(
 
 def tiny_model(path: Path) -> Path:
     """Two random layers and a vocabulary of single bytes, as a GGUF file."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    layers, width, inner, heads, rng = 2, 64, 128, 4, np.random.default_rng(0)
-    tokens = [*sorted(ByteLevel.alphabet()), "ab"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
-    writer.add_context_length(512)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * len(tokens))
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(0)
+    layers, width, inner, rng = 2, 64, 128, np.random.default_rng(0)
+    tokens = [*sorted(byte_symbols()), "ab"]
+    metadata = {
+        "llama.block_count": layers,
+        "llama.context_length": 512,
+        "llama.embedding_length": width,
+        "llama.feed_forward_length": inner,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 4,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10_000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    tensors = {"output_norm.weight": np.ones(width, np.float32)}
     shapes = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
     for layer in range(layers):
-        for name, shape in {
-            "attn_q": (width, width),
-            "attn_k": (width, width),
-            "attn_v": (width, width),
-            "attn_output": (width, width),
-            "ffn_gate": (inner, width),
-            "ffn_up": (inner, width),
-            "ffn_down": (width, inner),
-        }.items():
-            shapes[f"blk.{layer}.{name}"] = shape
+        matrices = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (width, width))
+        matrices |= {"ffn_gate": (inner, width), "ffn_up": (inner, width)}
+        matrices["ffn_down"] = width, inner
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in matrices.items()}
         for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(width, np.float32))
-    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
-    kind = gguf.GGMLQuantizationType.Q8_0
+            tensors[f"blk.{layer}.{name}.weight"] = np.ones(width, np.float32)
     for name, shape in shapes.items():
-        data = rng.normal(0, 0.1, shape).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(data, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        tensors[f"{name}.weight"] = rng.normal(0, 0.1, shape).astype(np.float32)
+    kinds = {"norm.weight": "F32", "": "Q8_0"}
+    return write_gguf(path, "llama", metadata, tensors, kinds)
 
 
 def test_records_belong_to_operators(tmp_path: Path) -> None:

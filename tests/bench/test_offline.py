@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,13 @@ from headrace.bench.options import RunOptions
 from headrace.bench.report import html_report
 from headrace.bench.result import read_result
 from headrace.cli.bench import command
-
-sys.path.append(str(Path(__file__).parent.parent / "server"))
+from tiny import talker
+from tiny.kept import Kept
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from served_model import make_tiny_model
-
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+def model(kept: Kept) -> Path:
+    return kept(talker.make)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,20 +14,20 @@ from headrace.cli.profile import command
 from headrace.kernels.cpu.library import LibraryAbsent, load
 from headrace.roofline import machine
 from headrace.roofline.hardware import DEVICES
-
-sys.path.append(str(Path(__file__).parent.parent / "server"))
+from tiny import talker
+from tiny.kept import Kept
 
 
 @pytest.mark.slow
-def test_the_command_times_each_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_times_each_operator(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         load()
     except LibraryAbsent as why:
         pytest.skip(str(why))
-    from served_model import make_tiny_model
-
     monkeypatch.chdir(tmp_path)
-    model = make_tiny_model(tmp_path / "tiny")
+    model = kept(talker.make)
     told = [str(model), "--requests", "3", "--input", "9", "--output", "4", "--kernels", "cpu"]
     if machine.this_hardware("cpu") is None:
         pytest.skip("this machine is not known to the roofline")
@@ -69,16 +68,14 @@ def test_a_sum_that_does_not_hold_is_said() -> None:
 
 
 def test_operators_of_eager_steps_are_timed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps without a program: a second run, in which a clock stands around each operator."""
     pytest.importorskip("torch")
-    from served_model import make_tiny_model
-
     monkeypatch.chdir(tmp_path)
     known = replace(DEVICES["L4"], kind="cpu")
     monkeypatch.setattr("headrace.cli.profile.this_hardware", lambda _device: known)
-    model = make_tiny_model(tmp_path / "tiny")
+    model = kept(talker.make)
     told = [str(model), "--requests", "3", "--input", "9", "--output", "4", "--kernels", "ref"]
     done = CliRunner().invoke(command, [*told, "--json", "p.json"])
     assert done.exit_code == 0, done.output

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent.parent / "server"))
+from tiny import talker
+from tiny.kept import Kept
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from served_model import make_tiny_model
-
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+def model(kept: Kept) -> Path:
+    return kept(talker.make)
 
 
 @pytest.fixture

@@ -22,11 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.obs.life import RequestLife
 from headrace.obs.metrics import EngineMetrics
 from headrace.server.meter import HttpMeter
+from tiny import talker
+from tiny.kept import Kept
 
 TESTS = Path(__file__).parent.parent
 sys.path.insert(0, str(TESTS / "server"))
 from processes import headrace, own_port, running  # noqa: E402
-from served_model import make_tiny_model  # noqa: E402
 
 HERE = TESTS.parent / "deploy" / "observability"
 PROMTOOL = shutil.which("promtool")
@@ -132,8 +133,8 @@ def test_promtool_finds_our_exposition_clean(served: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model = make_tiny_model(tmp_path_factory.mktemp("scraped") / "tiny")
+def served(kept: Kept) -> Iterator[str]:
+    model = kept(talker.make)
     with running(headrace("serve", str(model), "--port", "0", "--threads", "1")) as server:
         yield server.url
 

@@ -20,9 +20,11 @@ from typer.testing import CliRunner
 from headrace.base.config import ServerOptions
 from headrace.cli.main import application
 from headrace.server.app import create_app
+from tiny import bytewise
+from tiny.kept import Kept
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "tests" / "engine"), str(ROOT / "tests" / "server")]
+sys.path.append(str(ROOT / "tests" / "server"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:headrace|python|pytest|make) [^`]+)`")
@@ -180,13 +182,10 @@ def programs() -> list[Any]:
 
 
 @pytest.mark.parametrize("program", programs())
-def test_a_program(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program(program: str, kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     """The default model's programs run on a tiny one; the others on the model that they name."""
-    from tiny_model import write  # Beside the tests of the engine.
-
     if "qwen2.5-coder-0.5b" in program:
-        tiny = write(tmp_path / "tiny")
-        program = program.replace("qwen2.5-coder-0.5b", str(tiny))
+        program = program.replace("qwen2.5-coder-0.5b", str(kept(bytewise.make)))
     names: dict[str, Any] = {}
     try:
         exec(compile(program, "example", "exec"), names)

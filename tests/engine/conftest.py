@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_model
 from engine_fakes import NOTES, OPTIONS
 
 from headrace.engine.supervisor import Supervision
+from tiny import bytewise
+from tiny.kept import Kept
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "tiny")
+def tiny(kept: Kept) -> Path:
+    return kept(bytewise.make)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def write(folder: Path, seed: int) -> Path:
     random = np.random.default_rng(seed)
     tensors = {}
     for layer in range(2):
-        for module, out, width in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", 64, 96)):
+        for module, out, width in (("self_attn.q_proj", 64, 64), ("mlp.down_proj", 64, 128)):
             at = f"base_model.model.model.layers.{layer}.{module}.lora_"
             tensors[f"{at}A.weight"] = random.normal(0, 0.3, (4, width)).astype(np.float32)
             tensors[f"{at}B.weight"] = random.normal(0, 0.3, (out, 4)).astype(np.float32)

@@ -7,20 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tiny_model
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import InvalidRequest
 from headrace.base.request import CompletionOutput
+from tiny import bytewise
+from tiny.kept import Kept
 
-NO_END = {tiny_model.END: -100.0}
+NO_END = {bytewise.END: -100.0}
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tiny_model.write(
-        tmp_path_factory.mktemp("models") / "thinking", template=tiny_model.THINKING
-    )
+def llm(kept: Kept) -> Iterator[LLM]:
+    folder = kept(bytewise.make, template=bytewise.THINKING)
     with LLM(
         str(folder),
         device="cpu",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -34,11 +34,22 @@ class Clock:
         return self.now
 
 
+MADE: list[InlineExecutor] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_executors() -> Iterator[None]:
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
 class LateExecutor(InlineExecutor):
     """Runs a step only when its result is asked for: what is in flight can be seen."""
 
     def __init__(self, worker: FakeWorker, clock: Clock) -> None:
         super().__init__(lambda: (worker, WorkerFacts(0, 0)))
+        MADE.append(self)
         self.load()
         self.allocate(POOL)
         self.clock = clock

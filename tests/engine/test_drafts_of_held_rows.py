@@ -5,12 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import tiny_model
-from tiny_model import THINK, UNTHINK
 
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import ReasoningBudget
@@ -22,6 +19,9 @@ from headrace.text.reasoning import THINK as MARKS
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.draft_model import DraftModel
 from oracle.driving import Answer, Driver
+from tiny import bytewise
+from tiny.bytewise import THINK, UNTHINK
+from tiny.kept import Kept
 
 DRAFTS = 4
 SCHEMA = {
@@ -81,14 +81,14 @@ class Told:
         text = next((one for one in self.texts if one[:known] == self._tokens), [])
         coming = text[known : known + most]
         if self._asked % 3 == 0 and len(coming) > 1:
-            coming[1] = (coming[1] + 1) % tiny_model.VOCAB
+            coming[1] = (coming[1] + 1) % bytewise.VOCAB
         return Proposal(coming, 9, self.name)
 
 
 @pytest.fixture(scope="module", params=["ref", "cpu"])
-def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def workers(request: pytest.FixtureRequest, kept: Kept):
     """Makes workers of one model: with drafters by their names or made by the test, or without."""
-    folder: Path = tiny_model.write(tmp_path_factory.mktemp("models") / "held")
+    folder = kept(bytewise.make)
     files = open_model(str(folder))
     tokenizer = tokenizer_for_grammars(files)
 
@@ -128,7 +128,7 @@ def answers(
     )
     for place, (name, wish) in enumerate(WISHES.items()):
         for kind, sampling in SAMPLINGS.items():
-            driver.add(f"{name} {kind}", prompt_of(place), sampling, (tiny_model.END,), **wish)
+            driver.add(f"{name} {kind}", prompt_of(place), sampling, (bytewise.END,), **wish)
             driver.step()
     return driver.run(), driver
 
@@ -193,7 +193,7 @@ def test_a_draft_model_changes_no_answer(
 def test_forced_tokens_are_never_refused(workers) -> None:
     """Keys and frames of JSON come several a step."""
     driver = Driver(workers(("forced",)), drafts=DRAFTS)
-    driver.add("a", prompt_of(1), SAMPLINGS["greedy"], (tiny_model.END,), grammar=JSON)
+    driver.add("a", prompt_of(1), SAMPLINGS["greedy"], (bytewise.END,), grammar=JSON)
     results: list[list[int]] = []
 
     def keep(result: Any) -> Any:
@@ -245,6 +245,6 @@ def test_a_form_that_is_complete_goes_on_with_ends(workers, names: Sequence[str]
     driver.add("a", prompt_of(2), sampling, grammar=LINES)
     answer = driver.run()["a", 0]
     assert answer.error is None
-    end = answer.tokens.index(tiny_model.END)
+    end = answer.tokens.index(bytewise.END)
     assert bytes(answer.tokens[:end]).decode().endswith(";")
-    assert set(answer.tokens[end:]) == {tiny_model.END}
+    assert set(answer.tokens[end:]) == {bytewise.END}

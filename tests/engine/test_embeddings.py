@@ -13,8 +13,10 @@ import transformers
 from headrace import LLM
 from headrace.base.errors import ContextOverflow, InvalidRequest, UnsupportedModel
 from headrace.loader.open import open_model
-from oracle import tiny
-from oracle.tiny_encoder import CONTEXT, WORDS, make_encoder, write_modules
+from tiny import encoder as encoders
+from tiny import families
+from tiny.encoder import CONTEXT, WORDS, write_modules
+from tiny.kept import Kept
 
 SMALL = {"max_sequences": 8, "threads": 2, "device": "cpu"}
 ROUNDED_KV = 2.0**-8
@@ -33,7 +35,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_encoder(tmp_path_factory.mktemp("encoder"))
+    folder = encoders.make(tmp_path_factory.mktemp("encoder"))
     return write_modules(folder, "pooling_mode_mean_tokens", normalise=True)
 
 
@@ -44,8 +46,8 @@ def embedder(encoder: Path):
 
 
 @pytest.fixture(scope="module")
-def cross(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_encoder(tmp_path_factory.mktemp("cross"), labels=1)
+def cross(kept: Kept) -> Path:
+    return kept(encoders.make, labels=1)
 
 
 @torch.inference_mode()
@@ -87,7 +89,7 @@ def test_a_vector_does_not_depend_on_the_batch(embedder: LLM) -> None:
 def test_pooling_is_the_models_own(
     tmp_path: Path, mode: str, normalise: bool, activation: str
 ) -> None:
-    folder = make_encoder(tmp_path, activation=activation)
+    folder = encoders.make(tmp_path, activation=activation)
     write_modules(folder, mode, normalise=normalise)
     with LLM(str(folder), **SMALL) as llm:
         found = torch.tensor(llm.embed(TEXTS[3])[0].vector)
@@ -96,7 +98,7 @@ def test_pooling_is_the_models_own(
 
 
 def test_a_part_that_is_not_run_is_refused(tmp_path: Path) -> None:
-    folder = make_encoder(tmp_path)
+    folder = encoders.make(tmp_path)
     write_modules(folder, "pooling_mode_mean_tokens", normalise=True, extra="Dense")
     with pytest.raises(UnsupportedModel, match="'Dense'"):
         open_model(str(folder))
@@ -105,9 +107,9 @@ def test_a_part_that_is_not_run_is_refused(tmp_path: Path) -> None:
         open_model(str(folder))
 
 
-def test_several_labels_are_refused(tmp_path: Path) -> None:
+def test_several_labels_are_refused(kept: Kept) -> None:
     with pytest.raises(UnsupportedModel, match="3 labels"):
-        open_model(str(make_encoder(tmp_path, labels=3)))
+        open_model(str(kept(encoders.make, labels=3)))
 
 
 def test_long_inputs_are_refused_or_cut_on_wish(embedder: LLM) -> None:
@@ -179,7 +181,7 @@ def test_an_embedding_model_scores_by_the_cosine(embedder: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny.make("qwen3", tmp_path_factory.mktemp("decoder"))
+    folder = families.make(tmp_path_factory.mktemp("decoder"), "qwen3")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": False}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -197,7 +199,7 @@ def test_a_decoder_embeds_too(
     """In chunks, beside texts that are generated, equal to the hidden states behind the norm."""
     write_modules(decoder, mode, normalise=True)
     rng = random.Random(5)
-    prompts = [[rng.randrange(tiny.VOCAB) for _ in range(size)] for size in (1, 7, 150, 333)]
+    prompts = [[rng.randrange(families.VOCAB) for _ in range(size)] for size in (1, 7, 150, 333)]
     model = transformers.AutoModel.from_pretrained(
         decoder, dtype=torch.float32, attn_implementation="eager"
     ).eval()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_model
 from engine_fakes import FAKE, OPTIONS, continuation
 from safetensors.numpy import load_file, save_file
 
@@ -28,6 +27,7 @@ from headrace.base.errors import (
 from headrace.base.request import RequestOutput
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.multiproc import MultiprocExecutor
+from tiny import bytewise
 
 PROMPTS = ["one", "The quick brown fox", "def f(x):\n    return", "ä", "0123456789" * 9]
 
@@ -110,7 +110,7 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     conversation = [{"role": "user", "content": "Hi"}]
     output = llm.chat(conversation, greedy())[0]
     assert output.prompt == "<user>Hi<|end|><assistant>"
-    assert output.prompt_token_ids[8] == tiny_model.END
+    assert output.prompt_token_ids[8] == bytewise.END
     assert (
         ids(llm.chat([conversation, conversation], greedy()))
         == [list(output.outputs[0].token_ids)] * 2
@@ -356,7 +356,7 @@ def test_the_defaults_of_vllm_are_taken(llm: LLM) -> None:
 
 
 def test_weights_that_are_no_numbers_are_refused_at_the_start(tmp_path: Any) -> None:
-    folder = tiny_model.write(tmp_path / "nan")
+    folder = bytewise.make(tmp_path / "nan")
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
     save_file(weights, folder / "model.safetensors")
@@ -365,7 +365,7 @@ def test_weights_that_are_no_numbers_are_refused_at_the_start(tmp_path: Any) -> 
 
 
 def test_a_vocabulary_of_four(tmp_path: Any) -> None:
-    folder = tiny_model.write(tmp_path / "few")
+    folder = bytewise.make(tmp_path / "few")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 4, "eos_token_id": 3}))
     weights = load_file(folder / "model.safetensors")

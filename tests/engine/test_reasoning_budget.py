@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_model
 import torch
-from tiny_model import THINK, UNTHINK
 
 from headrace import LLM, SamplingParams
 from headrace.base.errors import InvalidRequest
@@ -24,8 +22,11 @@ from headrace.text.reasoning import THINK as MARKS
 from headrace.text.router import StreamRouter
 from headrace.worker.reasoning import ReasoningBudgets
 from headrace.worker.rows import Rows
+from tiny import bytewise
+from tiny.bytewise import THINK, UNTHINK
+from tiny.kept import Kept
 
-NEVER_ITSELF = {UNTHINK: -100.0, tiny_model.END: -100.0}
+NEVER_ITSELF = {UNTHINK: -100.0, bytewise.END: -100.0}
 """The model never closes its reasoning and never ends."""
 
 
@@ -42,9 +43,8 @@ def opened(folder: Path, **more: Any) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("models") / "thinking"
-    with opened(tiny_model.write(folder, template=tiny_model.THINKING)) as it:
+def llm(kept: Kept) -> Iterator[LLM]:
+    with opened(kept(bytewise.make, template=bytewise.THINKING)) as it:
         yield it
 
 
@@ -200,19 +200,19 @@ def test_what_was_generated_before_a_preemption_counts() -> None:
     assert not spent(7, THINK, 7, 7, 7, UNTHINK, 7)
 
 
-def test_bad_input_is_named(llm: LLM, tmp_path: Path) -> None:
+def test_bad_input_is_named(llm: LLM, kept: Kept) -> None:
     for budget in (-1, 1.5, True, 2**40):
         with pytest.raises(InvalidRequest) as caught:
             ask(llm, thinking_token_budget=budget)
         assert caught.value.param == "thinking_token_budget"
-    with opened(tiny_model.write(tmp_path / "plain")) as plain:
+    with opened(kept(bytewise.make)) as plain:
         assert len(ask(plain).token_ids) == 24
         with pytest.raises(InvalidRequest, match="no reasoning") as caught:
             ask(plain, thinking_token_budget=1)
         assert caught.value.param == "thinking_token_budget"
-    template = tiny_model.THINKING.replace("think>", "seed:think>")
+    template = bytewise.THINKING.replace("think>", "seed:think>")
     with (
-        opened(tiny_model.write(tmp_path / "seed", template=template)) as seed,
+        opened(kept(bytewise.make, template=template)) as seed,
         pytest.raises(InvalidRequest, match="no tokens of this model"),
     ):
         ask(seed, thinking_token_budget=1)

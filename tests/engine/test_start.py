@@ -125,7 +125,7 @@ def test_explain_needs_no_weights_and_says_what_was_given_up(files: ModelFiles) 
 
 
 def test_what_does_not_fit_says_what_would_help(files: ModelFiles) -> None:
-    small = Hardware(replace(CPU, available=int(3.2 * 2**20)), ())
+    small = Hardware(replace(CPU, available=int(3.3 * 2**20)), ())
     options = EngineOptions(kv_dtype="float32", max_context=512, max_sequences=64, step_tokens=512)
     with pytest.raises(DoesNotFit) as caught:
         explain(options, files, small)

@@ -14,7 +14,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
@@ -27,6 +26,8 @@ from headrace.text import load_tokenizer
 from headrace.text.grammar import MAX_NUMBER, from_choice, from_lark, from_regex, from_schema
 from headrace.text.lltokenizer import grammar_tokenizer
 from headrace.worker.grammar import LIMITS, SHARED_FROM
+from tiny import bytewise
+from tiny.kept import Kept
 
 WILD: dict[str, Any] = {
     "temperature": 1.5,
@@ -42,8 +43,8 @@ SMALL = {
 
 
 @pytest.fixture(scope="session")
-def roomy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.write(tmp_path_factory.mktemp("models") / "roomy", context=2048)
+def roomy(kept: Kept) -> Path:
+    return kept(bytewise.make, context=2048)
 
 
 def opened(folder: Path, **more: Any) -> LLM:
@@ -190,7 +191,7 @@ def test_the_end_of_a_form(llm: LLM) -> None:
     for more in ({}, {"ignore_eos": True}, {"min_tokens": 50}, {"temperature": 0.0}):
         output = llm.generate("q", SamplingParams(max_tokens=60, **more), grammar=yes)[0].outputs[0]
         assert (output.text, output.finish_reason, output.stop_reason) == ("yes", "stop", None)
-        assert output.token_ids == [*b"yes", tiny_model.END]
+        assert output.token_ids == [*b"yes", bytewise.END]
     cut = llm.generate("q", SamplingParams(max_tokens=3), grammar=yes)[0].outputs[0]
     assert (cut.text, cut.finish_reason) == ("yes", "length")
 
@@ -198,9 +199,9 @@ def test_the_end_of_a_form(llm: LLM) -> None:
 def test_min_tokens_holds_while_the_form_can_go_on(llm: LLM) -> None:
     letters = from_regex("[a-d]{0,40}", "regex")
     # Were it not for min_tokens, it would end at once.
-    params = SamplingParams(logit_bias={tiny_model.END: 100}, max_tokens=60)
+    params = SamplingParams(logit_bias={bytewise.END: 100}, max_tokens=60)
     assert llm.generate("q", params, grammar=letters)[0].outputs[0].text == ""
-    params = SamplingParams(logit_bias={tiny_model.END: 100}, max_tokens=60, min_tokens=20)
+    params = SamplingParams(logit_bias={bytewise.END: 100}, max_tokens=60, min_tokens=20)
     assert len(llm.generate("q", params, grammar=letters)[0].outputs[0].text) == 20
 
 
@@ -296,19 +297,19 @@ async def _streamed(engine: AsyncEngine, seed: int) -> str:
 
 def test_kept_ids_stay_in_the_text(llm: LLM) -> None:
     """A dialect's markers are special tokens that the stream router has to see."""
-    grammar = from_lark(f'start: "a" <[{tiny_model.MARK}]> "b"\n', "grammar")
+    grammar = from_lark(f'start: "a" <[{bytewise.MARK}]> "b"\n', "grammar")
     request = llm._input.request("q", SamplingParams(), request_id="1", grammar=grammar)
-    assert request.spec.stop_ids == (tiny_model.END,)
+    assert request.spec.stop_ids == (bytewise.END,)
 
     async def run() -> list[str]:
         options = {"device": "cpu", "threads": 1, "kv_memory": "8MiB", "offline": True}
         async with await AsyncEngine.start(model=str(llm.options.model), **options) as engine:
             texts = []
-            for keep in ((), (tiny_model.MARK,)):
+            for keep in ((), (bytewise.MARK,)):
                 output = await engine.generate(
                     "q", SamplingParams(), grammar=grammar, keep_ids=keep
                 )
-                assert output.outputs[0].token_ids == [97, tiny_model.MARK, 98, tiny_model.END]
+                assert output.outputs[0].token_ids == [97, bytewise.MARK, 98, bytewise.END]
                 texts.append(output.outputs[0].text)
             return texts
 
@@ -341,7 +342,7 @@ def test_a_small_form_beside_eight_abandoned_huge_ones(options: dict[str, Any]) 
 
 def test_what_ends_a_sequence_is_no_text_of_a_form(tmp_path: Path) -> None:
     """Where the vocabulary calls the end a piece of text, it would fit inside a string."""
-    folder = tiny_model.write(tmp_path / "plain-end")
+    folder = bytewise.make(tmp_path / "plain-end")
     path = folder / "tokenizer.json"
     state = json.loads(path.read_text())
     for token in state["added_tokens"]:
@@ -349,13 +350,13 @@ def test_what_ends_a_sequence_is_no_text_of_a_form(tmp_path: Path) -> None:
     path.write_text(json.dumps(state))
     (folder / "tokenizer_config.json").unlink(missing_ok=True)
     tokenizer = load_tokenizer(folder)
-    assert tiny_model.END not in tokenizer.special_ids
+    assert bytewise.END not in tokenizer.special_ids
     matcher = LLMatcher(
-        grammar_tokenizer(tokenizer, vocab_size=tiny_model.VOCAB, eos_ids=[tiny_model.END]),
+        grammar_tokenizer(tokenizer, vocab_size=bytewise.VOCAB, eos_ids=[bytewise.END]),
         from_schema({"type": "string"}, "schema"),
     )
     assert matcher.consume_tokens(list(b'"half'))
     allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     bits = np.unpackbits(allowed, bitorder="little")
     assert bits[ord("a")]
-    assert not bits[tiny_model.END]
+    assert not bits[bytewise.END]

@@ -36,6 +36,7 @@ from headrace.base.sampling import SamplingParams
 from headrace.engine.async_engine import AsyncEngine
 from headrace.engine.messages import Busy
 from headrace.engine.supervisor import Supervision
+from tiny import bytewise
 
 
 def greedy(tokens: int) -> SamplingParams:
@@ -195,9 +196,7 @@ async def test_a_worker_that_fails_every_step_is_replaced(
 async def test_a_restart_that_fails_is_tried_again_and_liveness_ends(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    from tiny_model import write
-
-    own = {**options, "model": str(write(tmp_path / "own"))}
+    own = {**options, "model": str(bytewise.make(tmp_path / "own"))}
     patience = Supervision(hang=300.0, back_off=0.02, back_off_most=0.05, give_up=3)
     engine = await AsyncEngine.start(
         worker="engine_fakes:load_after_failures", supervision=patience, **own

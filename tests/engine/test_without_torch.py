@@ -12,7 +12,8 @@ import pytest
 
 from headrace.base.errors import PackageAbsent
 from headrace.kernels.cpu.library import LibraryAbsent, load
-from oracle.tiny_encoder import make_encoder
+from tiny import encoder
+from tiny.kept import Kept
 
 try:
     load()
@@ -98,11 +99,11 @@ assert sys.modules.get("torch") is None, "nobody imported it"
         pytest.param("scores", marks=pytest.mark.slow),
     ],
 )
-def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, tmp_path: Path, kind: str) -> None:
+def test_a_dense_checkpoint_gives_the_same_without(tiny: Path, kept: Kept, kind: str) -> None:
     """Torch is not imported where it is there either: the same modules run."""
     model = tiny
     if kind != "tokens":
-        model = make_encoder(tmp_path, labels=int(kind == "scores"))
+        model = kept(encoder.make, labels=int(kind == "scores"))
     said = []
     for torch in ("absent", "there"):
         command = [sys.executable, "-c", SAME, torch, kind, str(model)]

@@ -13,7 +13,6 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 from processes import headrace
-from served_model import make_tiny_model
 
 from headrace.base.config import EngineOptions
 from headrace.factory.build import Build, BuildOptions, CellResult
@@ -21,6 +20,7 @@ from headrace.factory.profile import ProfileBody, read_profile
 from headrace.factory.revoke import trusted
 from headrace.factory.sign import STATEMENT
 from headrace.factory.store import Store
+from tiny import talker
 
 AT_LEAST = 0.001
 """Tokens a second: every machine has them, so that the gate can decide."""
@@ -79,7 +79,7 @@ class Made:
 
 def make(root: Path, **wanted: Any) -> Made:
     """Build the tiny model once; its accuracy has nothing to be held against."""
-    model = make_tiny_model(root / "tiny")
+    model = talker.make(root / "tiny")
     engine = EngineOptions(model=str(model), cache_dir=str(root / "cache"), threads=1)
     build = Build(engine, BuildOptions(**{"at_least": AT_LEAST, **wanted}))
     return Made(model, root / "cache", build.run(), build.cell)

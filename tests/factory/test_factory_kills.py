@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from factory_cell import make_tiny_model
+
+from tiny import talker
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,7 @@ def build(root: Path, store: str, moment: str = "", stage: str = "") -> int:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a cache with a key, and the store of a build that nothing disturbed."""
     root = tmp_path_factory.mktemp("kills")
-    make_tiny_model(root / "tiny")
+    talker.make(root / "tiny")
     assert build(root, "whole") == 0
     return root
 

@@ -36,10 +36,12 @@ from fault_client import (
     percentile,
 )
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
 
 from processes import Running, api_pid, headrace, running
-from served_model import make_tiny_model
+
+from tiny import talker
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Place:
 def place(folder: Path, *flags: str, wrap: tuple[str, ...] = (), runs: int = 1) -> Iterator[Place]:
     model = folder / "model"
     if not model.exists():
-        make_tiny_model(model)
+        talker.make(model)
     command = headrace(
         "serve",
         str(model),

@@ -19,7 +19,8 @@ from attacks import Attacker, asking
 from fault_client import ANSWERED, HUNG, LIMIT, LOST, Row, all_of
 from fault_rows import Place, place
 from processes import headrace, running
-from served_model import make_tiny_model
+
+from tiny import talker
 
 RELOADED = 12.0
 """Seconds within which files of certificates are read again (`server.tls.LOOK_SECONDS`)."""
@@ -111,7 +112,7 @@ async def certificates(folder: Path) -> Row | None:
     clients.write_bytes(papers.ca.read_bytes())
     model = folder / "model"
     if not model.exists():
-        make_tiny_model(model)
+        talker.make(model)
     flags = (
         "--port",
         "0",

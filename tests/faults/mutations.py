@@ -21,9 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from safetensors.numpy import save
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
-
-from served_model import CHATML, make_tiny_model
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from headrace.base.arch_reader import from_hf
 from headrace.base.errors import HeadraceError
@@ -32,6 +30,7 @@ from headrace.loader.shards import read_headers
 from headrace.text import ChatTemplate, load_tokenizer
 from headrace.text.grammar import from_guided, from_lark, from_regex, from_schema
 from headrace.text.renderer import Renderers
+from tiny import talker
 
 Try = Callable[[bytes, Path], Any]
 NUMBERS = (
@@ -180,7 +179,7 @@ TEMPLATE = (
 def examples() -> dict[str, tuple[list[bytes], Try]]:
     """kind → (valid inputs, what reads one)."""
     with tempfile.TemporaryDirectory() as name:
-        folder = make_tiny_model(Path(name) / "model")
+        folder = talker.make(Path(name) / "model")
         tokenizer = (folder / "tokenizer.json").read_bytes()
         config = (folder / "config.json").read_bytes()
     schema = {
@@ -206,7 +205,7 @@ def examples() -> dict[str, tuple[list[bytes], Try]]:
         "config": ([config], _config),
         "safetensors": ([save(tensors)], _safetensors),
         "gguf": ([_small_gguf()], _gguf),
-        "template": ([CHATML.encode(), TEMPLATE.encode()], _template),
+        "template": ([talker.CHATML.encode(), TEMPLATE.encode()], _template),
         "schema": ([json.dumps(schema).encode()], _schema),
         "lark": ([lark], _lark),
         "regex": ([rb"(https?://)?[a-z0-9.-]{1,63}(:\d{2,5})?(/\S*)?"], _regex),

@@ -22,9 +22,11 @@ from headrace.kernels.reference import ReferenceOperators
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions, step
 from headrace.worker.batch import make_batch
-from oracle import sampled_rows, tiny
+from oracle import sampled_rows
 from oracle.driving import Driver
 from oracle.steps import Forwards, plain
+from tiny import families
+from tiny.kept import Kept
 
 
 class Rerun:
@@ -43,8 +45,8 @@ class Rerun:
 
 
 @pytest.fixture(scope="module", params=["qwen2", pytest.param("gemma3", marks=pytest.mark.slow)])
-def worker(request, tmp_path_factory):
-    files = open_model(str(tiny.make(request.param, tmp_path_factory.mktemp("models"))))
+def worker(request, kept: Kept):
+    files = open_model(str(kept(families.make, request.param)))
     return Worker(
         files,
         WorkerOptions(
@@ -55,7 +57,7 @@ def worker(request, tmp_path_factory):
 
 def prompt(length: int, seed: int) -> list[int]:
     rng = random.Random(f"{length} {seed}")
-    return [rng.randrange(tiny.VOCAB) for _ in range(length)]
+    return [rng.randrange(families.VOCAB) for _ in range(length)]
 
 
 def answers(worker: Worker, graphs: bool) -> tuple[dict, GraphProgram | None]:

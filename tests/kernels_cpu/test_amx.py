@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from bochs.run import run_in_bochs
+from building import built
 
 from headrace.kernels.cpu import library
 from headrace.kernels.cpu.backend import CpuBackend
@@ -56,27 +57,18 @@ def test_the_instructions_are_in_the_library() -> None:
         assert f"\t{name}".encode() in found.stdout, name
 
 
-def built() -> Path:
-    """The folder of a build with emulated tiles; skips where there can be none.
-
-    It is kept, so that a later run compiles only what has changed.
-    """
+def emulated() -> Path:
+    """The folder of a build with emulated tiles; skips where there can be none."""
     if library.level("bf16") is None:
         pytest.skip("this CPU has no AVX512-BF16, which the level needs beside tiles")
     if shutil.which("cmake") is None:
         pytest.skip("no cmake")
-    build = ROOT / "build" / "cpu-amx"
-    options = ["-DHEADRACE_TEST_AMX=ON", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build}"]
-    configure = ["cmake", "-S", str(ROOT), "-B", str(build), *options]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    make = ["cmake", "--build", str(build), "--target", "headrace_cpu", "--parallel", "2"]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-    return build
+    return built("cpu-amx", "-DHEADRACE_TEST_AMX=ON", target="headrace_cpu")
 
 
 @pytest.mark.slow
 def test_the_kernel_tests_on_emulated_tiles() -> None:
-    build = built()
+    build = emulated()
     environment = {
         **os.environ,
         "KERNELS_UNDER_TEST": str(build / library.FILE.name),
@@ -105,7 +97,7 @@ def test_the_kernel_tests_on_emulated_tiles() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("BOCHS" not in os.environ, reason="BOCHS names no emulator (bochs/run.py)")
 def test_the_instructions_in_an_emulated_cpu(tmp_path: Path) -> None:
-    build = built()
+    build = emulated()
     objects = list(build.rglob("kernels_amx.cpp.o"))
     assert len(objects) == 1
     said = run_in_bochs(

@@ -9,6 +9,7 @@ from cpu_cases import quantise_rows, random_blocks, same
 
 from headrace.base.graph import RouteSpec
 from headrace.kernels.cpu.operators import CpuOperators
+from headrace.kernels.cpu.timing import timed
 from headrace.kernels.reference import ReferenceOperators
 from headrace.kernels.weights import BlockWeight, DenseWeight, StackedWeight, Weight
 from headrace.quant.ggml import dequantise
@@ -186,3 +187,12 @@ def test_threads_are_in_no_bit() -> None:
         routed = ops.route(logits_of(40, 6), RouteSpec(2), None)
         found.append(ops.experts(x, *routed, *weights, "gelu_tanh"))
     assert all(same(one, found[0]) for one in found)
+
+
+def test_their_records_are_timed_by_name(ops: CpuOperators) -> None:
+    kinds, width, inner = CASES["Q4_K"]
+    weights = mixture(ops, kinds, 6, width, inner)
+    with timed() as records:
+        routed = ops.route(logits_of(3, 6), RouteSpec(2), None)
+        ops.experts(torch.randn(3, width), *routed, *weights, "silu")
+    assert [one.name for one in records] == ["route", "quantise", *["experts"] * 3]

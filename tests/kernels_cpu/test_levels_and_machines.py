@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from building import built
 
 from headrace.kernels.cpu import library
 
@@ -72,13 +73,8 @@ def arm() -> list[str]:
     for tool in (CROSS, EMULATOR, "cmake"):
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool}")
-    build = ROOT / "build" / "cpu-aarch64"
     options = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"]
-    options += [f"-DCMAKE_CXX_COMPILER={CROSS}", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build}"]
-    configure = ["cmake", "-S", str(ROOT), "-B", str(build), *options]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    make = ["cmake", "--build", str(build), "--parallel", "2"]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    build = built("cpu-aarch64", *options, f"-DCMAKE_CXX_COMPILER={CROSS}")
     assert (build / "_headrace_text.so").exists()
     libc = said_by([CROSS, "-print-file-name=libc.so.6"]).strip()
     driver = driver_of(CROSS, build / library.FILE.name, build)

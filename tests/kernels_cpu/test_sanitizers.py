@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from building import built
 
 from headrace.kernels.cpu import library
 
@@ -66,7 +67,7 @@ def compiler_name() -> str | None:
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
-def built(target: str, sanitizers: str, level: str, folder: Path) -> Path:
+def checked_build(target: str, sanitizers: str, level: str, folder: Path) -> Path:
     """The folder with `target` in it; skips where it cannot be."""
     needed = "bf16" if level == EMULATED else level
     if library.level(needed) is None:
@@ -74,13 +75,8 @@ def built(target: str, sanitizers: str, level: str, folder: Path) -> Path:
     reason = missing(sanitizers, folder)
     if reason is not None:
         pytest.skip(reason)
-    build = folder / "build"
     options = [f"-DHEADRACE_SANITIZE={sanitizers}", f"-DHEADRACE_SANITIZE_LEVEL={level}"]
-    configure = ["cmake", "-S", str(ROOT), "-B", str(build), *options]
-    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    make = ["cmake", "--build", str(build), "--target", target, "--parallel", "2"]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-    return build
+    return built(f"checked-{sanitizers.replace(',', '-')}-{level}", *options, target=target)
 
 
 @pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
@@ -88,7 +84,7 @@ def built(target: str, sanitizers: str, level: str, folder: Path) -> Path:
 def test_kernels_and_team(sanitizers: str, level: str, tmp_path: Path) -> None:
     if level != library.LEVELS[0] and not EVERYTHING:
         pytest.skip("one level here, the others by `make sanitize`")
-    driver = built(DRIVER, sanitizers, level, tmp_path) / DRIVER
+    driver = checked_build(DRIVER, sanitizers, level, tmp_path) / DRIVER
     ran = subprocess.run([driver], capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stderr[-4000:]
     assert ran.stdout.endswith("all right\n")
@@ -98,7 +94,7 @@ def test_kernels_and_team(sanitizers: str, level: str, tmp_path: Path) -> None:
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole library, every level in it, built so that it checks itself."""
     folder = tmp_path_factory.mktemp("checked")
-    return built("headrace_cpu", MEMORY, library.LEVELS[0], folder) / library.FILE.name
+    return checked_build("headrace_cpu", MEMORY, library.LEVELS[0], folder) / library.FILE.name
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes minutes: `make sanitize`")

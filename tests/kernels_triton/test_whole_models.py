@@ -17,8 +17,10 @@ from headrace.kernels.select import choose
 from headrace.kernels.triton.backend import TritonBackend
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import graphs, sampled_rows, tiny
+from oracle import graphs, sampled_rows
 from oracle.driving import Driver
+from tiny import families
+from tiny.kept import Kept
 
 SLOW = pytest.mark.slow
 SHALLOW = {
@@ -35,11 +37,8 @@ SHALLOW = {
 @pytest.fixture(
     scope="module", params=["qwen2", "gemma3-capped", pytest.param("qwen3_moe", marks=SLOW)]
 )
-def workers(request, tmp_path_factory):
-    stem, values = tiny.MODELS[request.param]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny.MODELS, request.param, (stem, {**values, **SHALLOW[request.param]}))
-        folder = tiny.make(request.param, tmp_path_factory.mktemp("models"))
+def workers(request, kept: Kept):
+    folder = kept(families.make, request.param, **SHALLOW[request.param])
     files = open_model(str(folder))
 
     def worker(kernels: str) -> Worker:
@@ -53,7 +52,7 @@ def workers(request, tmp_path_factory):
 
 def prompt(length: int, seed: int) -> list[int]:
     rng = random.Random(f"{length} {seed}")
-    return [rng.randrange(tiny.VOCAB) for _ in range(length)]
+    return [rng.randrange(families.VOCAB) for _ in range(length)]
 
 
 def answers(worker: Worker, blocks: int) -> dict[tuple[str, int], list[int]]:

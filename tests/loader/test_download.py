@@ -27,9 +27,10 @@ from headrace.loader.catalog import CatalogFile, CatalogModel, HubSource, WheelP
 from headrace.loader.download import fetch_catalog
 from headrace.loader.hub import Hub
 from headrace.loader.hub_model import fetch_hub
+from tiny.checkpoints import hf_model, save_folder
+from tiny.gguf_files import save_gguf
 
 from .fake_sources import COMMIT, FakeHub, make_wheel, serving
-from .fakes import hf_model, save_folder, save_gguf
 
 REPO = "org/model"
 CONTENT = random.Random(0).randbytes(300_000)

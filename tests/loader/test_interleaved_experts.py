@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from headrace.base.errors import HeadraceError, ModelFileError, UnsupportedModel
 from headrace.loader import open_model
 from headrace.quant.schemes import scheme_of
+from tiny.checkpoints import hf_model, save_folder
+from tiny.gguf_files import save_gguf
 
-from .fakes import hf_model, save_folder
-from .test_gguf_families import LOCAL, metadata_of, tensors_of, write
+from .test_gguf_families import LOCAL
 from .test_weights import loaded
 
 VALUES = {"num_hidden_layers": 2, **LOCAL}
@@ -70,9 +71,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path, Path]:
     config = json.loads((packed / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
     (packed / "config.json").write_text(json.dumps(config))
-    written = {**tensors_of(dense, model.config, "gpt-oss"), **stored}
-    path = write(tmp_path / "m.gguf", "gpt-oss", metadata_of(model.config, "gpt-oss"), written)
-    return packed, dense, path
+    return packed, dense, save_gguf(model, tmp_path / "m.gguf", "gpt-oss", extra=stored)
 
 
 def test_mxfp4_of_both_kinds_of_file_is_the_reference_packages(

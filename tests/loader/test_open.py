@@ -13,8 +13,8 @@ from headrace.engine.prediction import tensor_bytes
 from headrace.loader import CATALOG, open_model
 from headrace.loader.hub_model import split_hub_name
 from headrace.loader.weights import load_weights
-
-from .fakes import hf_model, save_folder, save_gguf
+from tiny.checkpoints import hf_model, save_folder
+from tiny.gguf_files import save_gguf
 
 TEMPLATE = "{{ messages }}"
 

@@ -17,8 +17,7 @@ from headrace.loader import open_model
 from headrace.loader.safetensors_file import StoredTensor
 from headrace.loader.weights import load_weights
 from headrace.quant.rows import weights_of
-
-from .fakes import hf_model, save_folder
+from tiny.checkpoints import hf_model, save_folder
 
 INT8 = {
     "quant_method": "compressed-tensors",

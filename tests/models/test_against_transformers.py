@@ -14,10 +14,11 @@ from headrace.base.sampling import SamplingParams
 from headrace.kernels.program import want
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import tiny
 from oracle.asks import prompt
 from oracle.driving import Answer, Driver
 from oracle.reference import Oracle
+from tiny import families
+from tiny.kept import Kept
 
 LENGTHS = (1, 17, 512)
 LONG = 2000
@@ -28,7 +29,7 @@ NEAR_TIE = 3e-5
 
 def worker_of(path, **options) -> Worker:
     defaults = {"kernels": "ref", "threads": 1, "rows": 40, "step_tokens": 512}
-    settings = {**defaults, "max_context": tiny.CONTEXT, **options}
+    settings = {**defaults, "max_context": families.CONTEXT, **options}
     return Worker(open_model(str(path)), WorkerOptions(**settings))
 
 
@@ -40,11 +41,11 @@ QUICK = {"qwen2", "gemma3-capped", "llama-scaled", "mistral-window", "qwen3_moe"
     scope="module",
     params=[
         name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in tiny.MODELS
+        for name in families.MODELS
     ],
 )
-def pair(request, tiny_models):
-    path = tiny_models(request.param)
+def pair(request, kept: Kept):
+    path = kept(families.make, request.param)
     return worker_of(path), Oracle(path)
 
 

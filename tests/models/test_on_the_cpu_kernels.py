@@ -6,7 +6,6 @@ fp32 on both sides from the same bf16 weights, keys and values in fp32.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,11 @@ from headrace.kernels.arrays import tensor
 from headrace.kernels.program import want
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import tiny
 from oracle.asks import prompt
 from oracle.driving import Driver
 from oracle.reference import Oracle
+from tiny import families
+from tiny.kept import Kept
 
 pytestmark = pytest.mark.slow
 LENGTHS = (1, 7, 40, 133, 600)
@@ -32,13 +32,13 @@ NEAR_TIE = 3e-5
 
 def worker_of(path: Path, **options) -> Worker:
     settings = {"kernels": "cpu", "kv_dtype": "float32", "threads": 1, "rows": 8, **options}
-    settings = {"step_tokens": 1024, "max_context": tiny.CONTEXT, **settings}
+    settings = {"step_tokens": 1024, "max_context": families.CONTEXT, **settings}
     return Worker(open_model(str(path)), WorkerOptions(**settings))
 
 
-@pytest.fixture(scope="module", params=tiny.MODELS)
-def pair(request, tiny_models):
-    path = tiny_models(request.param)
+@pytest.fixture(scope="module", params=families.MODELS)
+def pair(request, kept: Kept):
+    path = kept(families.make, request.param)
     return worker_of(path), Oracle(path)
 
 
@@ -106,9 +106,9 @@ def test_greedy_tokens_alone_behind_a_prefix_and_beside_others(pair) -> None:
 GREEDY = SamplingParams(temperature=0, max_tokens=64)
 
 
-def test_long_factors_behind_the_original_context(tiny_models, tmp_path: Path) -> None:
+def test_long_factors_behind_the_original_context(tmp_path: Path) -> None:
     """Which are taken follows from the context that is served, not from a prompt's length."""
-    folder = shutil.copytree(tiny_models("phi3-long"), tmp_path / "far")
+    folder = families.make(tmp_path / "far", "phi3-long")
     config = json.loads((folder / "config.json").read_text())
     config["original_max_position_embeddings"] = 32
     config["rope_parameters"]["original_max_position_embeddings"] = 32

@@ -30,8 +30,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "server"))
 from processes import headrace, running
-from served_model import make_tiny_model
 from server_fake import FakeEngine
+
+from tiny import talker
+from tiny.kept import Kept
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -176,8 +178,8 @@ async def test_a_refused_request_has_its_status_and_no_request_span(
 
 
 @pytest.mark.slow
-def test_a_real_server_sends_the_true_times(sink: Sink, tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "tiny")
+def test_a_real_server_sends_the_true_times(sink: Sink, kept: Kept) -> None:
+    model = kept(talker.make)
     endpoint = f"http://127.0.0.1:{sink.server_port}"
     command = headrace("serve", str(model), "--port", "0", "--otlp-endpoint", endpoint)
     with running([*command, "--threads", "1"]) as server:

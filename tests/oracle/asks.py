@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 
 from headrace.base.sampling import SamplingParams
-
-from . import tiny
+from tiny import families
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Random token ids, the same for the same arguments."""
     rng = random.Random(f"{length} {seed}")
-    return [rng.randrange(tiny.VOCAB) for _ in range(length)]
+    return [rng.randrange(families.VOCAB) for _ in range(length)]
 
 
 def sampling(**values) -> SamplingParams:

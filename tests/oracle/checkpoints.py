@@ -13,8 +13,8 @@ from headrace.base.arch import ModelArch
 from headrace.kernels.backend import Question
 from headrace.kernels.operators import GroupBatch, KvCache, KvLayer, Operators, StepBatch
 from headrace.kernels.select import choose
-from loader.fakes import hf_model, save_folder
 from oracle import graphs
+from tiny.checkpoints import hf_model, save_folder
 
 FORMS = ("hub-tensor", "hub-static", "hub-block", "tensor", "channel", "block")
 WIDE = {"hidden_size": 192, "intermediate_size": 320}

@@ -16,8 +16,8 @@ from headrace.kernels.operators import StepBatch
 from headrace.kernels.program import CallByCall, want
 from headrace.worker import Worker
 from headrace.worker.arrays import like
+from tiny import families
 
-from . import tiny
 from .driving import pool_of
 
 Step = tuple[list[int], list[int], list[bool]]
@@ -45,7 +45,7 @@ def batches(worker: Worker, steps: Sequence[Step]) -> Iterator[StepBatch]:
             Admission(
                 row,
                 row,
-                [(7 * row + 3 * i * i) % tiny.VOCAB for i in range(start + count)],
+                [(7 * row + 3 * i * i) % families.VOCAB for i in range(start + count)],
                 start + count,
                 0,
                 RequestSpec(SamplingParams(), 0),

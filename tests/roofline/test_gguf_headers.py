@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +19,7 @@ from headrace.roofline.formats import WEIGHT_BITS
 from headrace.roofline.gguf import Stored, read_gguf
 from headrace.roofline.weights import parameters, total_bytes
 from loader.fake_sources import FakeHub, serving
+from tiny.gguf_files import write_gguf
 
 from .test_described import DEEPSEEK, GLM_AIR, GPT_OSS
 
@@ -178,17 +178,19 @@ def test_a_damaged_header_is_an_error(key: str) -> None:
 
 def write(path: Path, part: tuple[int, int] | None = None) -> Path:
     """A tiny file of a family that is not served."""
-    writer = gguf.GGUFWriter(path, "stablelm")
+    metadata: dict[str, Any] = {}
     if part is None or part[0] == 1:
-        writer.add_block_count(2)
-        writer.add_context_length(512)
-        writer.add_embedding_length(32)
-        writer.add_feed_forward_length(64)
-        writer.add_head_count(4)
-        writer.add_head_count_kv(2)
-        writer.add_vocab_size(40)
+        metadata = {
+            "stablelm.block_count": 2,
+            "stablelm.context_length": 512,
+            "stablelm.embedding_length": 32,
+            "stablelm.feed_forward_length": 64,
+            "stablelm.attention.head_count": 4,
+            "stablelm.attention.head_count_kv": 2,
+            "stablelm.vocab_size": 40,
+        }
     if part is not None:
-        writer.add_uint16("split.count", part[1])
+        metadata["split.count"] = part[1]
     shapes = {"token_embd.weight": (40, 32), "output.weight": (40, 32)}
     for layer in range(2):
         for name, shape in (
@@ -201,14 +203,12 @@ def write(path: Path, part: tuple[int, int] | None = None) -> Path:
             ("ffn_down", (32, 64)),
         ):
             shapes[f"blk.{layer}.{name}.weight"] = shape
-    for number, (name, shape) in enumerate(shapes.items()):
-        if part is None or number % part[1] == part[0] - 1:
-            writer.add_tensor(name, np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    tensors = {
+        name: np.zeros(shape, np.float32)
+        for number, (name, shape) in enumerate(shapes.items())
+        if part is None or number % part[1] == part[0] - 1
+    }
+    return write_gguf(path, "stablelm", metadata, tensors)
 
 
 def test_files_whole_cut_off_and_in_parts(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 from processes import fake_server, headrace, running
-from served_model import make_tiny_model
+
+from tiny import talker
+from tiny.kept import Kept
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -57,8 +59,8 @@ def in_browser() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    model = make_tiny_model(tmp_path_factory.mktemp("page") / "tiny")
+def url(kept: Kept) -> Iterator[str]:
+    model = kept(talker.make)
     # The reference kernels take milliseconds a token: the live view finds requests in work.
     with running(
         headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")

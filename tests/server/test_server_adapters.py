@@ -13,7 +13,9 @@ import openai
 import pytest
 from processes import Running, headrace, running
 from safetensors.numpy import save_file
-from served_model import make_tiny_model
+
+from tiny import talker
+from tiny.kept import Kept
 
 MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 
@@ -43,8 +45,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+def server(root: Path, kept: Kept) -> Iterator[Running]:
+    model = kept(talker.make)
     command = headrace(
         "serve",
         str(model),

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 from processes import headrace, running
-from served_model import make_tiny_model
+
+from tiny import talker
 
 pytestmark = pytest.mark.slow
 MODEL_FILE_ERROR = 3
@@ -67,7 +68,7 @@ def damage(folder: Path, how: str) -> None:
     ],
 )
 def test_safetensors_that_lie(tmp_path: Path, how: str) -> None:
-    folder = make_tiny_model(tmp_path / "tiny")
+    folder = talker.make(tmp_path / "tiny")
     damage(folder, how)
     assert "model.safetensors" in refused(folder)
 
@@ -91,7 +92,7 @@ def test_a_gguf_that_is_cut(tmp_path: Path) -> None:
     ids=["raises", "fails", "has no end", "is huge", "looks around"],
 )
 def test_templates_that_do_harm(tmp_path: Path, template: str) -> None:
-    folder = make_tiny_model(tmp_path / "tiny")
+    folder = talker.make(tmp_path / "tiny")
     config = {"eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with running(headrace("serve", str(folder), "--port", "0", "--threads", "1")) as server:

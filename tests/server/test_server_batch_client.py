@@ -12,7 +12,9 @@ import httpx
 import openai
 import pytest
 from processes import Running, api_pid, fake_server, headrace, kill, running
-from served_model import make_tiny_model
+
+from tiny import talker
+from tiny.kept import Kept
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +55,8 @@ def end_of(client: openai.OpenAI, batch: Any) -> Any:
     raise AssertionError(f"the batch did not end: {found}")
 
 
-def test_a_batch_from_file_to_file(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "tiny")
+def test_a_batch_from_file_to_file(tmp_path: Path, kept: Kept) -> None:
+    model = kept(talker.make)
     command = headrace(
         "serve",
         str(model),
@@ -123,8 +125,8 @@ def test_a_batch_lives_through_kill_9(tmp_path: Path) -> None:
         assert server.wait() == 0
 
 
-def test_a_batch_goes_on_in_the_next_api_process(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "tiny")
+def test_a_batch_goes_on_in_the_next_api_process(tmp_path: Path, kept: Kept) -> None:
+    model = kept(talker.make)
     command = headrace(
         "serve",
         str(model),

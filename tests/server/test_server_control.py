@@ -11,12 +11,13 @@ import httpx
 import psutil
 import pytest
 from processes import Running, headrace, running
-from served_model import make_tiny_model
 from server_fake import FakeEngine
 
 from headrace.base.config import ServerOptions
 from headrace.server.app import create_app, create_operator_app
 from headrace.server.keys import Key, hash_of, write_keys
+from tiny import talker
+from tiny.kept import Kept
 
 ROUTES = ["/sleep", "/wake_up", "/reset_prefix_cache", "/start_profile", "/stop_profile"]
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -111,8 +112,8 @@ def resident(server: Running) -> tuple[float, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["inline", "multiproc"])
-def test_a_real_engine_gives_its_memory_back(tmp_path: Path, executor: str) -> None:
-    model = make_tiny_model(tmp_path / "tiny", hidden=256)
+def test_a_real_engine_gives_its_memory_back(kept: Kept, executor: str) -> None:
+    model = kept(talker.make, hidden=256)
     command = headrace(
         "serve",
         str(model),
@@ -172,8 +173,10 @@ def test_a_real_engine_gives_its_memory_back(tmp_path: Path, executor: str) -> N
 
 
 @pytest.mark.slow
-def test_a_profile_and_a_sleep_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_tiny_model(tmp_path / "tiny", hidden=512)
+def test_a_profile_and_a_sleep_under_load(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = kept(talker.make, hidden=512)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     command = headrace(
         "serve",

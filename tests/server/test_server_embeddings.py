@@ -13,12 +13,14 @@ import httpx
 import openai
 import pytest
 from processes import Running, headrace, running
-from served_model import make_tiny_model
 
 from headrace import LLM
 from headrace.base.config import ServerOptions
 from headrace.server.app import create_app
-from oracle.tiny_encoder import make_encoder, write_modules
+from tiny import encoder as encoders
+from tiny import talker
+from tiny.encoder import write_modules
+from tiny.kept import Kept
 
 TEXTS = ["the water wheel turns", "a deep cold river", "é 水 seven " * 12]
 NARROW = ("--max-sequences", "4", "--threads", "1")
@@ -26,7 +28,7 @@ NARROW = ("--max-sequences", "4", "--threads", "1")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_encoder(tmp_path_factory.mktemp("models") / "wheel")
+    folder = encoders.make(tmp_path_factory.mktemp("models") / "wheel")
     return write_modules(folder, "pooling_mode_mean_tokens", normalise=True)
 
 
@@ -157,7 +159,7 @@ def test_an_embedding_model_reranks_by_the_cosine(
 
 
 def test_a_model_of_pairs(tmp_path: Path) -> None:
-    folder = make_encoder(tmp_path / "judge", labels=1)
+    folder = encoders.make(tmp_path / "judge", labels=1)
     with LLM(str(folder), threads=1, max_sequences=4) as llm:
         wanted = [output.score for output in llm.score("what runs", TEXTS)]
     with running(headrace("serve", str(folder), "--port", "0", *NARROW)) as server:
@@ -182,8 +184,8 @@ def test_a_model_of_pairs(tmp_path: Path) -> None:
         assert cut.json()["usage"]["prompt_tokens"] == 20
 
 
-def test_a_model_that_generates_embeds_too(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path / "talker")
+def test_a_model_that_generates_embeds_too(kept: Kept) -> None:
+    folder = kept(talker.make)
     with running(headrace("serve", str(folder), "--port", "0", *NARROW)) as server:
         reply = post(server, "/v1/embeddings", input=["water", "water", "流れる"]).json()
         first, second, third = (each["embedding"] for each in reply["data"])

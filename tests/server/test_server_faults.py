@@ -17,7 +17,9 @@ import httpx
 import psutil
 import pytest
 from processes import Running, api_pid, ended, fake_server, headrace, kill, own_port, running
-from served_model import make_tiny_model
+
+from tiny import talker
+from tiny.kept import Kept
 
 ENGINE_TESTS = Path(__file__).parent.parent / "engine"
 CODE = """
@@ -49,7 +51,7 @@ COMPLETIONS = "/v1/completions"
 def command(
     folder: Path, *, port: int = 0, worker: str = "engine_fakes:load", hang: float = 600.0
 ) -> list[str]:
-    model = str(make_tiny_model(folder / "tiny"))
+    model = str(talker.make(folder / "tiny"))
     code = CODE.format(
         tests=str(ENGINE_TESTS),
         folder=str(folder),
@@ -292,8 +294,8 @@ def served(url: str) -> int:
     return httpx.post(url + "/v1/completions", json=body).status_code
 
 
-def test_the_port_outlives_the_api_process(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model")
+def test_the_port_outlives_the_api_process(kept: Kept) -> None:
+    model = kept(talker.make)
     command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
     with running(command) as server:
         first = api_pid(server)
@@ -312,8 +314,8 @@ def test_the_port_outlives_the_api_process(tmp_path: Path) -> None:
         assert server.wait() == 0
 
 
-def test_the_api_process_leaves_with_its_parent(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model")
+def test_the_api_process_leaves_with_its_parent(kept: Kept) -> None:
+    model = kept(talker.make)
     command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
     with running(command) as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
@@ -322,8 +324,8 @@ def test_the_api_process_leaves_with_its_parent(tmp_path: Path) -> None:
         until(lambda: all(ended(one.pid) for one in family))
 
 
-def test_ctrl_c_is_passed_on_once(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model")
+def test_ctrl_c_is_passed_on_once(kept: Kept) -> None:
+    model = kept(talker.make)
     command = headrace("serve", str(model), "--port", "0", "--threads", "1", "--kernels", "ref")
     with running(command) as server:
         assert os.getpgid(api_pid(server)) != os.getpgid(server.process.pid)

@@ -12,7 +12,6 @@ import httpx
 import openai
 import pytest
 from processes import Running, headrace, running
-from served_model import make_tiny_model
 from server_fake import FakeEngine, FakeTokenizer
 from test_server_tools import ANSWER, TEMPLATE
 
@@ -22,6 +21,8 @@ from headrace.server.app import create_app
 from headrace.server.routes.chat.schema import ChatBody
 from headrace.server.routes.completions.schema import CompletionBody
 from headrace.server.routes.messages.schema import MessagesBody
+from tiny import talker
+from tiny.kept import Kept
 
 PATH = "/v1/messages"
 TOOLS = [
@@ -257,8 +258,8 @@ def test_every_parameter_of_the_official_clients_is_known() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+def server(kept: Kept) -> Iterator[Running]:
+    model = kept(talker.make)
     command = headrace(
         "serve",
         str(model),

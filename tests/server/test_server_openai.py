@@ -11,7 +11,9 @@ import httpx
 import openai
 import pytest
 from processes import Running, headrace, running
-from served_model import VOCAB, make_tiny_model
+
+from tiny import talker
+from tiny.kept import Kept
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +21,8 @@ MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+def server(kept: Kept) -> Iterator[Running]:
+    model = kept(talker.make)
     command = headrace(
         "serve",
         str(model),
@@ -155,7 +157,7 @@ def test_the_same_prompt_is_cached(client: openai.OpenAI) -> None:
             "messages",
         ),
         ({"messages": [{"role": "user", "content": "raise"}]}, openai.BadRequestError, "messages"),
-        ({"logit_bias": {str(VOCAB): 1}}, openai.BadRequestError, "logit_bias"),
+        ({"logit_bias": {str(talker.VOCAB): 1}}, openai.BadRequestError, "logit_bias"),
     ],
     ids=str,
 )

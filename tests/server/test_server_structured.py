@@ -13,7 +13,8 @@ import jsonschema
 import openai
 import pytest
 from processes import Running, headrace, running
-from served_model import make_tiny_model
+
+from tiny import talker
 
 MESSAGES: Any = [{"role": "user", "content": "Where does the water go?"}]
 SCHEMA: dict[str, Any] = {
@@ -47,7 +48,7 @@ TEMPLATE = (
 
 def speaking(folder: Path) -> Path:
     """The tiny model, with two of its tokens made into the special tokens of reasoning."""
-    make_tiny_model(folder)
+    talker.make(folder)
     path = folder / "tokenizer.json"
     data = json.loads(path.read_text())
     vocabulary, merges = data["model"]["vocab"], data["model"]["merges"]

@@ -6,12 +6,13 @@ import pytest
 
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import tiny
+from tiny import families
+from tiny.kept import Kept
 
 
 @pytest.fixture(scope="session")
-def worker_files(tmp_path_factory: pytest.TempPathFactory):
-    return open_model(str(tiny.make("qwen2", tmp_path_factory.mktemp("models"))))
+def worker_files(kept: Kept):
+    return open_model(str(kept(families.make, "qwen2")))
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,11 @@ from headrace.kernels.weights import LoraWeight
 from headrace.loader.adapters import open_adapter, within
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import lora, tiny
+from oracle import lora
 from oracle.driving import Driver
 from oracle.reference import Oracle
+from tiny import families
+from tiny.kept import Kept
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -36,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {"v_proj": 40},
     },
 }
-PROMPT = [(7 * i * i + 3 * i) % tiny.VOCAB for i in range(60)]
+PROMPT = [(7 * i * i + 3 * i) % families.VOCAB for i in range(60)]
 numbers = itertools.count()
 
 
@@ -46,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Path:
-    return tiny.make("qwen2", folder)
+def model(kept: Kept) -> Path:
+    return kept(families.make, "qwen2")
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +91,8 @@ def ask(worker: Worker, adapter: str | None, **more: Any) -> Any:
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma3", "qwen3"])
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
-def test_equal_to_merged_weights(folder: Path, family: str, kernels: str) -> None:
-    path = tiny.make(family, folder / f"{family}-{kernels}")
+def test_equal_to_merged_weights(kept: Kept, folder: Path, family: str, kernels: str) -> None:
+    path = kept(families.make, family)
     adapter = lora.make(path, folder / f"{family}-{kernels}-adapter")
     worker = worker_of(path, kernels=kernels, kv_dtype="float32")
     worker.load_adapter("a", str(adapter))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +19,10 @@ from headrace.worker import Worker, WorkerOptions
 from headrace.worker.device_memory import check
 from headrace.worker.kv_tensors import allocate_kv
 from headrace.worker.step_memory import SAMPLING_COPIES
-from oracle import tiny
 from oracle.driving import pool_of
 from oracle.steps import Forwards, plain
+from tiny import families
+from tiny.kept import Kept
 
 GIB = 2**30
 
@@ -45,8 +45,8 @@ class FakeMemory:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory):
-    return open_model(str(tiny.make("gemma3", Path(tmp_path_factory.mktemp("models")))))
+def files(kept: Kept):
+    return open_model(str(kept(families.make, "gemma3")))
 
 
 def make_worker(files, memory: FakeMemory) -> Worker:
@@ -60,7 +60,7 @@ def test_the_largest_step_is_measured(files) -> None:
     memory = FakeMemory(20 * GIB, growth=10_000)
     worker = make_worker(files, memory)
     assert memory.watched == 1
-    assert worker.facts.step_bytes == 10_000 + SAMPLING_COPIES * 5 * tiny.VOCAB * 4
+    assert worker.facts.step_bytes == 10_000 + SAMPLING_COPIES * 5 * families.VOCAB * 4
     assert worker.facts.device_memory == 20 * GIB
     assert "measure_step" in worker.facts.phases
 

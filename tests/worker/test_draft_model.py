@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -14,8 +13,9 @@ from headrace.base.step import Drafting, StepPlan
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.draft_model import NEAR, READ, DraftModel
-from oracle import tiny
 from oracle.driving import Answer, Driver
+from tiny import families
+from tiny.kept import Kept
 
 DRAFTS = 4
 CONTEXT = 640
@@ -39,13 +39,13 @@ def for_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return open_model(str(tiny.make("qwen2", tmp_path_factory.mktemp("models"))))
+def target(kept: Kept) -> ModelFiles:
+    return open_model(str(kept(families.make, "qwen2")))
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return open_model(str(tiny.make("llama", tmp_path_factory.mktemp("models"))))
+def other(kept: Kept) -> ModelFiles:
+    return open_model(str(kept(families.make, "llama")))
 
 
 def make(target: ModelFiles, draft: ModelFiles | None, **wishes: Any) -> Worker:
@@ -65,7 +65,7 @@ def make(target: ModelFiles, draft: ModelFiles | None, **wishes: Any) -> Worker:
 
 
 def prompt(place: int, length: int) -> list[int]:
-    return [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(length)]
+    return [(place * i * i + 3 * i + place) % families.VOCAB for i in range(length)]
 
 
 def answers(
@@ -122,9 +122,9 @@ def test_the_target_itself_is_always_right(target: ModelFiles) -> None:
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "gemma3", "qwen3_moe"])
-def test_models_of_other_kinds_draft(family: str, tmp_path: Path) -> None:
+def test_models_of_other_kinds_draft(family: str, kept: Kept) -> None:
     """Windows that its text is longer than, norms between, a mixture of experts."""
-    files = open_model(str(tiny.make(family, tmp_path)))
+    files = open_model(str(kept(families.make, family)))
     _, driver = answers(make(files, files), names=PLAIN, stops=())
     stats = driver.scheduler.stats()
     assert stats.accepted_tokens == stats.draft_tokens > 60
@@ -168,13 +168,9 @@ def test_the_next_turn_is_read_once(target: ModelFiles) -> None:
     assert min(read) > len(text) + len(first.tokens) - DRAFTS
 
 
-def test_ids_that_one_of_the_models_lacks(
-    target: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_that_one_of_the_models_lacks(target: ModelFiles, kept: Kept) -> None:
     """The smaller vocabulary drafts for the larger one and the other way round."""
-    stem, values = tiny.MODELS["llama"]
-    monkeypatch.setitem(tiny.MODELS, "fewer", (stem, {**values, "vocab_size": tiny.VOCAB - 100}))
-    smaller = open_model(str(tiny.make("fewer", tmp_path)))
+    smaller = open_model(str(kept(families.make, "llama", vocab_size=families.VOCAB - 100)))
     for one, two in ((target, smaller), (smaller, target)):
         prompts = [[one.arch.vocab_size - 1, 4, 5, 6], [3, 4, 5, 6]]
         said = []

@@ -19,8 +19,10 @@ from headrace.kernels.cpu.program import CpuProgram
 from headrace.kernels.program import LOGITS, Hidden, want
 from headrace.loader.open import open_model
 from headrace.worker import Worker, WorkerOptions
-from oracle import lora, sampled_rows, tiny
+from oracle import lora, sampled_rows
 from oracle.driving import Driver, pool_of
+from tiny import families
+from tiny.kept import Kept
 
 FAMILIES = ("qwen2", "qwen3", "gemma3-capped", "mistral-window", "qwen3_moe")
 
@@ -30,26 +32,19 @@ def worker_of(path: Path, kernels: str, **options: int) -> Worker:
     return Worker(open_model(str(path)), WorkerOptions(kernels=kernels, dtype="float32", **values))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_bits_for_the_rows_that_sample(folder: Path, family: str, kernels: str) -> None:
-    path = folder / family
-    worker = worker_of(path if path.exists() else tiny.make(family, folder), kernels)
+def test_the_same_bits_for_the_rows_that_sample(kept: Kept, family: str, kernels: str) -> None:
+    worker = worker_of(kept(families.make, family), kernels)
     sampled_rows.check(worker)
     program = worker._program
     assert isinstance(program, CpuProgram) == (kernels == "cpu")
     assert program.lowered == (kernels == "cpu")
 
 
-def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
+def test_nothing_is_paid_where_every_row_samples(kept: Kept) -> None:
     """No operator that selects does anything, and the backend's program has one record for it."""
-    path = folder / "qwen2"
-    worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), "cpu")
+    worker = worker_of(kept(families.make, "qwen2"), "cpu")
     sampled_rows.allocate(worker)
     program = worker._program
     assert isinstance(program, CpuProgram)
@@ -64,9 +59,8 @@ def test_nothing_is_paid_where_every_row_samples(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
-def test_adapters_of_the_rows_that_sample(folder: Path, tmp_path: Path, kernels: str) -> None:
-    path = folder / "qwen2"
-    path = path if path.exists() else tiny.make("qwen2", folder)
+def test_adapters_of_the_rows_that_sample(kept: Kept, tmp_path: Path, kernels: str) -> None:
+    path = kept(families.make, "qwen2")
     worker = worker_of(path, kernels, adapters=2)
     for seed, name in enumerate(("one", "two")):
         made = lora.make(path, tmp_path / name, seed=seed, target_modules="all-linear", r=5)
@@ -101,18 +95,17 @@ def test_adapters_of_the_rows_that_sample(folder: Path, tmp_path: Path, kernels:
 
 
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
-def test_who_asks_for_more_changes_no_answer(folder: Path, kernels: str) -> None:
+def test_who_asks_for_more_changes_no_answer(kept: Kept, kernels: str) -> None:
     """Chunks, prefix hits and preemptions; prompt log-probabilities make whole steps of them."""
-    path = folder / "qwen2"
-    worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), kernels)
+    worker = worker_of(kept(families.make, "qwen2"), kernels)
     names = itertools.count()
-    shared = [(5 * i * i + i) % tiny.VOCAB for i in range(40)]
+    shared = [(5 * i * i + i) % families.VOCAB for i in range(40)]
 
     def answers(scored: tuple[int, ...]) -> list[tuple[list[int], list[float]]]:
         driver = Driver(worker, blocks=16, step_tokens=24, rows=4)
         asked = [str(next(names)) for _ in range(5)]
         for place, name in enumerate(asked):
-            own = [(11 * i + place) % tiny.VOCAB for i in range(5 * place + 2)]
+            own = [(11 * i + place) % families.VOCAB for i in range(5 * place + 2)]
             driver.add(
                 name,
                 shared[: 40 * (place % 2)] + own,
@@ -137,11 +130,10 @@ def test_who_asks_for_more_changes_no_answer(folder: Path, kernels: str) -> None
 
 
 @pytest.mark.parametrize("kernels", ["ref", "cpu"])
-def test_a_vector_beside_rows_that_sample(folder: Path, kernels: str) -> None:
+def test_a_vector_beside_rows_that_sample(kept: Kept, kernels: str) -> None:
     """A pooled row needs every hidden state; its neighbour's token is that of a step alone."""
-    path = folder / "qwen2"
-    worker = worker_of(path if path.exists() else tiny.make("qwen2", folder), kernels)
-    tokens = [[(7 * i + row) % tiny.VOCAB for i in range(20 + row)] for row in range(2)]
+    worker = worker_of(kept(families.make, "qwen2"), kernels)
+    tokens = [[(7 * i + row) % families.VOCAB for i in range(20 + row)] for row in range(2)]
     greedy = SamplingParams(temperature=0)
     specs = [RequestSpec(greedy, 0), RequestSpec(greedy, 0, task="vector")]
 

@@ -16,8 +16,9 @@ from headrace.base.step import StepResult
 from headrace.loader.open import open_model
 from headrace.speculate import NOTHING, Drafter, NGramDrafter, Proposal, Speculation
 from headrace.worker import Worker, WorkerOptions
-from oracle import tiny
 from oracle.driving import Answer, Driver
+from tiny import families
+from tiny.kept import Kept
 
 DRAFTS = 4
 
@@ -43,7 +44,7 @@ class Oracle:
         coming = text[known : known + most]
         coming += [0] * (most - len(coming))
         right = self._chance.randint(0, most) if self.right < 0 else self.right
-        tokens = [*coming[:right], *((one + 1) % tiny.VOCAB for one in coming[right:])]
+        tokens = [*coming[:right], *((one + 1) % families.VOCAB for one in coming[right:])]
         return Proposal(tokens[: self._chance.randint(0, most)], 9, self.name)
 
 
@@ -52,9 +53,9 @@ def oracle_of(texts: list[list[int]], right: int) -> type[Oracle]:
 
 
 @pytest.fixture(scope="module", params=["ref", "cpu"])
-def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def workers(request: pytest.FixtureRequest, kept: Kept):
     """Makes workers of one model: with drafters, or without."""
-    files = open_model(str(tiny.make("qwen2", tmp_path_factory.mktemp("models"))))
+    files = open_model(str(kept(families.make, "qwen2")))
 
     def make(*drafters: type[Drafter]) -> Worker:
         options = WorkerOptions(
@@ -93,7 +94,7 @@ def answers(
         worker, blocks=blocks, step_tokens=40, drafts=worker.options.drafts, depth=depth
     )
     for place, (name, sampling) in enumerate(SAMPLINGS.items()):
-        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        prompt = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
         driver.add(name, prompt, replace(sampling, max_tokens=30), stop_ids=(11, 12))
         driver.step()
     return driver.run(), driver
@@ -115,7 +116,7 @@ def plain(workers) -> dict[tuple[str, int], Answer]:
 def texts(plain: dict[tuple[str, int], Answer]) -> list[list[int]]:
     found = []
     for place, name in enumerate(SAMPLINGS):
-        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        prompt = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
         for (other, _), answer in plain.items():
             if other == name:
                 found.append(prompt + answer.tokens)
@@ -143,7 +144,7 @@ def test_a_result_says_what_was_verified(workers, texts, depth: Literal[1, 2]) -
     driver = Driver(worker, step_tokens=40, drafts=DRAFTS, depth=depth)
     sampling = SamplingParams(temperature=0, max_tokens=30)
     for place in range(2):
-        prompt = [(place * i * i + 3 * i + place) % tiny.VOCAB for i in range(9 + 7 * place)]
+        prompt = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
         driver.add(f"{place}", prompt, sampling, stop_ids=(11, 12))
     tried: Counter[int] = Counter()
 

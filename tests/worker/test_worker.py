@@ -10,9 +10,9 @@ from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockCopy, BlockWrite, StepPlan
 from headrace.worker import Worker, WorkerOptions
 from headrace.worker.options import resolve
-from oracle import tiny
 from oracle.asks import prompt, sampling
 from oracle.driving import Driver, pool_of
+from tiny import families
 
 
 def admit(row: int, tokens: list[int], **values) -> Admission:
@@ -183,7 +183,7 @@ def test_two_workers_in_one_process(make_worker) -> None:
 def test_facts(make_worker) -> None:
     worker = make_worker()
     facts = worker.facts
-    assert facts.weight_bytes > tiny.VOCAB * 192 * 4 * 2
+    assert facts.weight_bytes > families.VOCAB * 192 * 4 * 2
     assert facts.device_memory > 0
     decided = {decision.name: decision for decision in facts.kernels}
     assert decided["kernels.attend"].value == "ref"

@@ -21,6 +21,8 @@ constexpr int kTallest = 6;   // sixteen lanes are two or four registers
 constexpr int kPair = 1;
 #endif
 
+constexpr int64_t kEarly = 8192;  // bytes
+
 template <int K>
 HR_INLINE F dense_load(const uint8_t* p, int64_t k) {
   if constexpr (K == HR_F32) return f_load(reinterpret_cast<const float*>(p) + 16 * k);
@@ -39,7 +41,9 @@ struct ChainTile {
   int64_t y_stride;
 };
 
-template <int K, int M, int P>
+// kFetch: the weights come from memory, P streams of them, whose lines are asked for kEarly bytes
+// before. At the end of its panel a stream goes on with the next tile's, P panels further.
+template <int K, int M, int P, bool kFetch = false>
 __attribute__((noinline)) void chain(const ChainTile& t) {
   constexpr int kThrees = (M + 2) / 3;
   const float* at[kThrees];
@@ -49,42 +53,55 @@ __attribute__((noinline)) void chain(const ChainTile& t) {
   F acc[M][P];
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < P; ++p) acc[m][p] = f_zero();
-  for (int64_t k = 0; k < in; ++k) {
+  const auto step = [&](int64_t k) __attribute__((always_inline)) {
     F v[P];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < P; ++p) v[p] = dense_load<K>(w + p * panel, k);
 #pragma GCC unroll 12
     for (int m = 0; m < M; ++m) {
       const F a = f_set(at[m / 3][m % 3 * stride + k]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int p = 0; p < P; ++p) acc[m][p] = f_fma(a, v[p], acc[m][p]);
     }
+  };
+  int64_t k = 0;
+  if constexpr (kFetch) {
+    constexpr int64_t size = K == HR_F32 ? 64 : 32, each = 64 / size;  // k to a line
+    int64_t early = kEarly;
+    for (; k + each <= in; k += each) {
+      if ((in - k) * size <= kEarly) early = kEarly + (P - 1) * panel;
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) prefetch_l2(w + p * panel + k * size + early);
+#pragma GCC unroll 2
+      for (int64_t i = 0; i < each; ++i) step(k + i);
+    }
   }
+  for (; k < in; ++k) step(k);
 #pragma GCC unroll 12
   for (int m = 0; m < M; ++m)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int p = 0; p < P; ++p) f_store(t.y + m * t.y_stride + 16 * p, acc[m][p]);
 }
 
 // A tile of 1 … kTallest rows.
-template <int K, int P>
+template <int K, int P, bool kFetch = false>
 HR_INLINE void chains(int64_t rows, const ChainTile& t) {
   switch (rows) {
-    case 1: return chain<K, 1, P>(t);
-    case 2: return chain<K, 2, P>(t);
-    case 3: return chain<K, 3, P>(t);
-    case 4: return chain<K, 4, P>(t);
-    case 5: return chain<K, 5, P>(t);
-    case 6: return chain<K, 6, P>(t);
+    case 1: return chain<K, 1, P, kFetch>(t);
+    case 2: return chain<K, 2, P, kFetch>(t);
+    case 3: return chain<K, 3, P, kFetch>(t);
+    case 4: return chain<K, 4, P, kFetch>(t);
+    case 5: return chain<K, 5, P, kFetch>(t);
+    case 6: return chain<K, 6, P, kFetch>(t);
 #if HR_LEVEL >= 3
-    case 7: return chain<K, 7, P>(t);
-    case 8: return chain<K, 8, P>(t);
-    case 9: return chain<K, 9, P>(t);
-    case 10: return chain<K, 10, P>(t);
-    case 11: return chain<K, 11, P>(t);
-    case 12: return chain<K, 12, P>(t);
+    case 7: return chain<K, 7, P, kFetch>(t);
+    case 8: return chain<K, 8, P, kFetch>(t);
+    case 9: return chain<K, 9, P, kFetch>(t);
+    case 10: return chain<K, 10, P, kFetch>(t);
+    case 11: return chain<K, 11, P, kFetch>(t);
+    case 12: return chain<K, 12, P, kFetch>(t);
 #endif
   }
 }

@@ -1,13 +1,46 @@
 // Dense panels [k][16] in fp32, fp16 or bf16, activations in fp32: tiles of chains over K (chain.h).
 //
-// One row reads 32 or 64 bytes a cycle: memory is the limit. Many rows pass over two panels while
-// those lie in L1 or L2; the limit is then 32 fp32 operations a cycle and core on Zen 4 (one fma of
-// 512 bits), twice that where there are two.
+// One row of bf16 by one panel is 32 bytes for every four cycles that its chain waits for an fma: 8
+// bytes a cycle, no more than a core reads from memory, so that nothing hides a wait. One or two
+// rows go over four panels at once, four streams that the hardware's prefetcher follows; asking
+// for their lines was slower, and so were two panels or eight. With more rows there is too much
+// arithmetic between the loads for it: their first tile asks for every line of its two panels
+// 8 KiB before (two was too late). Tiles behind it find them in L1 or L2, where the limit is 32
+// fp32 operations a cycle and core on Zen 4 (one fma of 512 bits), twice that where there are two.
 #pragma once
 #include "chain.h"
 #include "target.h"
 
 namespace {
+
+constexpr int64_t kStreamed = 2;  // rows up to which memory is the limit
+constexpr int kStreams = 4;       // panels that these read side by side
+
+template <int P>
+HR_INLINE void finish_tile(const HrPart& part, const float* sums, int64_t row, int64_t rows,
+                           int64_t panel) {
+  for (int64_t m = 0; m < rows; ++m)
+    for (int p = 0; p < P; ++p)
+      finish(target_of(part, row + m, panel + p), f_load(sums + (m * P + p) * HR_PANEL));
+}
+
+// M rows, which are all, by P panels.
+template <int K, int M, int P>
+void dense_streams(const HrLinear& op, const HrPart& part, int64_t panel) {
+  alignas(64) float sums[M * HR_PANEL * P];
+  const int64_t bytes = hr::panel_bytes(K, part.in);
+  chain<K, M, P>({op.dense, op.dense_stride, part.data + panel * bytes, bytes, part.in, sums,
+                  HR_PANEL * P});
+  finish_tile<P>(part, sums, 0, M, panel);
+}
+
+template <int K, int M>
+void dense_few(const HrLinear& op, const HrPart& part, int64_t first, int64_t last) {
+  constexpr int wide = M == 1 || kPair == 2 ? kStreams : 2;  // as many sums as there are registers
+  for (; first + wide <= last; first += wide) dense_streams<K, M, wide>(op, part, first);
+  for (; first + 2 <= last; first += 2) dense_streams<K, M, 2>(op, part, first);
+  for (; first < last; ++first) dense_streams<K, M, 1>(op, part, first);
+}
 
 template <int K, int P>
 void dense_tiles(const HrLinear& op, const HrPart& part, int64_t rows, int64_t panel) {
@@ -17,19 +50,18 @@ void dense_tiles(const HrLinear& op, const HrPart& part, int64_t rows, int64_t p
     tile = tile_of(rows - row);
     const ChainTile of{op.dense + row * op.dense_stride, op.dense_stride,
                        part.data + panel * bytes, bytes, part.in, sums, HR_PANEL * P};
-    chains<K, P>(tile, of);
-    for (int64_t m = 0; m < tile; ++m)
-      for (int p = 0; p < P; ++p)
-        finish(target_of(part, row + m, panel + p), f_load(sums + (m * P + p) * HR_PANEL));
+    if (row == 0) chains<K, P, true>(tile, of);
+    else chains<K, P>(tile, of);
+    finish_tile<P>(part, sums, row, tile, panel);
   }
 }
 
 template <int K>
 void dense_panels(const HrLinear& op, const HrPart& part, int64_t rows, int64_t first,
                   int64_t last) {
-  // One or two rows: memory is the limit, and one stream is read faster than two.
-  const bool pairs = kPair == 2 && rows > 2;
-  for (; pairs && first + 2 <= last; first += 2) dense_tiles<K, kPair>(op, part, rows, first);
+  if (rows == 1) return dense_few<K, 1>(op, part, first, last);
+  if (rows == kStreamed) return dense_few<K, 2>(op, part, first, last);
+  for (; kPair == 2 && first + 2 <= last; first += 2) dense_tiles<K, kPair>(op, part, rows, first);
   for (; first < last; ++first) dense_tiles<K, 1>(op, part, rows, first);
 }
 

@@ -19,6 +19,11 @@ HR_INLINE int64_t run_of(const HrPart& part, int64_t rows, int threads) {
   int64_t run = (rows > kWide ? kInL2 : kRun) / hr::panel_bytes(part.kind, part.in);
   if (run > fair) run = fair;
   if (rows > kWide && run > kGroup) run = kGroup;
+  if (rows <= kStreamed && part.kind >= HR_F32) {
+    // Whole tiles, and as few as one for each thread.
+    if (run < kStreams && hr::panel_count(part.out) >= kStreams * threads) run = kStreams;
+    if (run > kStreams) run -= run % kStreams;
+  }
   return run < 1 ? 1 : run;
 }
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 VOCAB = 1000
 CONTEXT = 4096
@@ -158,11 +157,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name → (transformers class stem, config): every family, and every switch that changes sums."""
 
 
-def make(name: str, folder: Path) -> Path:
-    """Save the model `name` below `folder`; the same weights each time."""
+def make(folder: Path, name: str, **more: Any) -> Path:
+    """Save the model `name` to `folder`, the same weights each time; `more` goes to its config."""
+    import transformers
+
     stem, values = MODELS[name]
-    path = folder / name
-    config = getattr(transformers, f"{stem}Config")(**values)
+    config = getattr(transformers, f"{stem}Config")(**{**values, **more})
     torch.manual_seed(7)
     causal = "Gemma3" if stem == "Gemma3Text" else stem
     model = getattr(transformers, f"{causal}ForCausalLM")(config).to(torch.bfloat16)
@@ -180,10 +180,10 @@ def make(name: str, folder: Path) -> Path:
         for key, buffer in model.named_buffers():
             if "e_score_correction_bias" in key:
                 buffer += torch.randn_like(buffer) * 0.3
-    model.save_pretrained(path)
+    model.save_pretrained(folder)
     # Opening a folder wants a tokenizer; these tests speak in token ids.
     vocabulary = {f"t{index}": index for index in range(VOCAB)}
     words = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}
     tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": None, "model": words}
-    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return path
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder

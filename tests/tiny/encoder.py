@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 WORDS = [
@@ -52,8 +51,10 @@ VOCABULARY = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *WORDS
 CONTEXT = 160
 
 
-def make_encoder(folder: Path, *, labels: int = 0, activation: str = "gelu", **more: Any) -> Path:
+def make(folder: Path, *, labels: int = 0, activation: str = "gelu", **more: Any) -> Path:
     """Save a model to `folder`; `labels`: a classification head. `more` goes into the config."""
+    import transformers
+
     config = transformers.BertConfig(
         vocab_size=len(set(VOCABULARY)),
         hidden_size=96,

@@ -1,0 +1,203 @@
+"""The models of `checkpoints` as GGUF, as the reference converter would write them."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from headrace.base.arch_gguf import GGUF_ARCHITECTURES
+from headrace.loader.weights_gguf import PERMUTED
+from tiny.checkpoints import TOKENS, save_folder
+
+VOCABULARY: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [1] * 317 + [3, 3, 1],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+}
+"""Metadata of the vocabulary that `checkpoints` has."""
+KEYS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "logit_scale": "logit_scale",
+    "logits_scaling": "logit_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "n_group": "expert_group_count",
+    "norm_topk_prob": "expert_weights_norm",
+}
+"""Key of config.json → key of GGUF, of those that mean the same."""
+
+
+def metadata_of(config: Any, arch: str) -> dict[str, Any]:
+    """What llama.cpp's converter writes."""
+    found = {
+        key: value for own, key in KEYS.items() if (value := getattr(config, own, None)) is not None
+    }
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found["block_count"] = config.num_hidden_layers
+    found["rope.freq_base"] = float(rope["rope_theta"])
+    found["attention.key_length"] = found["attention.value_length"] = head
+    if arch in ("phi3", "glm4", "glm4moe", "minimax-m2"):
+        found["rope.dimension_count"] = int(head * rope.get("partial_rotary_factor", 1.0))
+    if arch in ("glm4moe", "minimax-m2"):
+        found["expert_gating_func"] = 2
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.type"] = "yarn"
+        found["rope.scaling.factor"] = float(rope["factor"])
+        original = rope["original_max_position_embeddings"]
+        found["rope.scaling.original_context_length"] = original
+    if arch in ("minimax-m2", "gpt-oss"):
+        found["expert_feed_forward_length"] = config.intermediate_size
+    if arch == "exaone4" and config.sliding_window:
+        kinds = config.layer_types
+        found["attention.sliding_window_pattern"] = [kind.startswith("sli") for kind in kinds]
+    if rope.get("rope_type") == "longrope":
+        found["rope.scaling.original_context_length"] = 128
+        found["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(4) / np.log(128)))
+    return found
+
+
+def tensors_of(state: dict[str, torch.Tensor], config: Any, arch: str) -> dict[str, np.ndarray]:
+    """What a folder holds as the converter writes it: renamed, stacked, permuted, + 1."""
+    (number,) = (one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    renamed = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    family = GGUF_ARCHITECTURES[arch]
+    found: dict[str, np.ndarray] = {}
+    stacks: dict[str, list[np.ndarray]] = {}
+    for name, tensor in state.items():
+        data = tensor.float().numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for part, heads in (("q", config.num_attention_heads), ("k", config.num_key_value_heads)):
+            if family in PERMUTED and f".{part}_proj." in name:
+                data = permuted(data, heads)
+        if arch in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+            data = data + np.float32(1)
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if arch == "gpt-oss" and ".experts." in name:
+            kind = name.rpartition(".")[2]
+            outputs = data if kind.endswith("_bias") else data.swapaxes(1, 2)
+            kind = kind.removesuffix("_bias").removesuffix("_proj")
+            suffix = "bias" if data.ndim == 2 else "weight"
+            at = f"blk.{name.split('.')[2]}"
+            parts = {"gate": outputs[:, ::2], "up": outputs[:, 1::2]}
+            for part, values in (parts if kind == "gate_up" else {"down": outputs}).items():
+                found[f"{at}.ffn_{part}_exps.{suffix}"] = values
+            continue
+        if name.endswith(".sinks"):
+            name += ".weight"
+        if name.endswith("input_linear.weight"):
+            at = f"blk.{name.split('.')[2]}"
+            gate, up = np.split(data, 2, 1)
+            found |= {f"{at}.ffn_gate_exps.weight": gate, f"{at}.ffn_up_exps.weight": up}
+        elif expert := re.fullmatch(r"(.*\.experts)\.\d+\.(\w+)\.weight", name):
+            stacks.setdefault(f"{expert[1]}.{expert[2]}.weight", []).append(data)
+        else:
+            own = renamed.get_name(name, (".weight", ".bias"))
+            assert own is not None, name
+            found[own] = data.squeeze(0) if name.endswith("shared_expert_gate.weight") else data
+    for name, parts in stacks.items():
+        own = renamed.get_name(name, (".weight", ".bias"))
+        assert own is not None, name
+        found[own] = np.stack(parts)
+    rope = config.rope_parameters
+    for length in ("short", "long"):
+        if f"{length}_factor" in rope:
+            values = np.array(rope[f"{length}_factor"], np.float32)
+            found[f"rope_factors_{length}.weight"] = values
+    return found
+
+
+def permuted(data: np.ndarray, heads: int) -> np.ndarray:
+    """Rows as the reference converter lays q and k of llama files."""
+    rows = data.reshape(heads, 2, data.shape[0] // heads // 2, *data.shape[1:])
+    return rows.swapaxes(1, 2).reshape(data.shape)
+
+
+def write_gguf(
+    path: Path,
+    arch: str,
+    metadata: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    kinds: dict[str, str] | None = None,
+) -> Path:
+    """Write a file of these keys and tensors; `kinds`: end of a tensor's name → its type. Bytes are
+    blocks of MXFP4."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in metadata.items():
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }[type(value)]
+        add(key, value)
+    for name, data in tensors.items():
+        kind = next((kind for end, kind in (kinds or {}).items() if name.endswith(end)), "F32")
+        if kind == "F32":
+            blocks = gguf.GGMLQuantizationType.MXFP4 if data.dtype == np.uint8 else None
+            writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=blocks)
+        else:
+            qtype = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, gguf.quants.quantize(data, qtype), raw_dtype=qtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def save_gguf(
+    model: Any,
+    path: Path,
+    arch: str,
+    *,
+    quantise: dict[str, str] | None = None,
+    metadata: dict[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    extra: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """Write a model of `checkpoints`; `quantise`: end of a tensor's name → its type."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = load_file(save_folder(model, Path(folder)) / "model.safetensors")
+        tensors = {**tensors_of(state, model.config, arch), **(extra or {})}
+    said = {f"{arch}.{key}": value for key, value in metadata_of(model.config, arch).items()}
+    return write_gguf(
+        path,
+        arch,
+        {**said, **VOCABULARY, **(metadata or {})},
+        {name: data for name, data in tensors.items() if name not in drop},
+        quantise,
+    )
