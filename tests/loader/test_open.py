@@ -11,6 +11,7 @@ import pytest
 from headrace.base.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from headrace.engine.prediction import tensor_bytes
 from headrace.loader import CATALOG, open_model
+from headrace.loader.gguf_model import END_OF_TURN, end_of_turn
 from headrace.loader.hub_model import split_hub_name
 from headrace.loader.weights import load_weights
 from tiny.checkpoints import hf_model, save_folder
@@ -52,6 +53,29 @@ def test_folder(model: Any, tmp_path: Path) -> None:
     assert files.eos_ids == (2, 5, 317)
     assert files.generation == {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
     assert files.licence == "apache-2.0"
+
+
+HARMONY = ["<|channel|>", "<|end|>", "<|call|>", "<|return|>"]
+
+
+@pytest.mark.parametrize("channels", [True, False])
+def test_a_message_of_harmony_ends_no_turn(model: Any, tmp_path: Path, channels: bool) -> None:
+    """What ends a turn elsewhere (Phi) ends a message of gpt-oss, of both kinds of file."""
+    named = dict(enumerate(HARMONY if channels else HARMONY[1:2], 4 if channels else 5))
+    added = [{"id": 1, "content": "<s>"}, {"id": 2, "content": "</s>"}]
+    added += [{"id": at, "content": text} for at, text in named.items()]
+    tokenizer = {
+        "added_tokens": added,
+        "post_processor": None,
+        "model": {"type": "BPE", "vocab": {"a": 3}, "merges": []},
+    }
+    save_folder(model, tmp_path / "hf", **{"tokenizer.json": tokenizer})
+    expected = (2, 7, 6) if channels else (2, 5)
+    assert open_model(str(tmp_path / "hf")).eos_ids == expected
+    tokens = [named.get(at, f"t{at}") for at in range(320)]
+    assert end_of_turn(tokens.__contains__) == (
+        ("<|return|>", "<|call|>", "<|endoftext|>") if channels else END_OF_TURN
+    )
 
 
 def test_greedy_by_the_authors(model: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from headrace.server.speech import Speech
 from headrace.text import ChatTemplate
 from headrace.text.dialects import HARMONY, detect_dialect
 from headrace.text.events import (
@@ -211,6 +212,19 @@ def test_grammars_hold_heads(thought: str) -> None:
     alone = after_reasoning(form, MARKS, opened=False)
     assert accepts(alone, thought + final)
     assert not accepts(alone, thought + "yes")
+
+
+def test_heads_are_read_where_no_tools_are_on_offer() -> None:
+    special = {marker: 100 + at for at, marker in enumerate(sorted(HARMONY.markers))}
+    speech = Speech(HARMONY, MARKS, special)
+    hidden = speech.hidden(tools=False)
+    assert hidden == HARMONY.markers
+    assert len(speech.ids(hidden)) == len(special)
+    router = speech.router(opened=False, tools=None, hidden=hidden, held=False)
+    assert router is not None
+    events = [*router.feed(CASES["thought and answer"][0]), *router.finish()]
+    assert events == [ReasoningDelta("I think."), ContentDelta("Hello\n{world}.")]
+    assert Speech(None, THINK, special).hidden(tools=False) == frozenset()
 
 
 def test_the_dialects_own_form_is_read() -> None:
