@@ -1,7 +1,7 @@
 """What a step costs that verifies drafts: one sequence, one to eight rows, in turns.
 
 Run: `python benchmarks/speculation.py [--rows 1 2 3 4 5 6 7 8] [--rounds 40] [--context 512]
-[--threads N] [--cpu-time] [--json FILE]`.
+[--threads N] [--cpu-time] [--measured FILE] [--json FILE]`.
 
 Each round takes one step of each length, in an order of its own, on the same sequence; every step's
 drafts are wrong, so that the text grows by one token and all lengths meet the same context. Given
@@ -9,6 +9,10 @@ are the median and the least of whole steps, the median ratio to a decode step o
 and `host`: what of a step is not the library's call. `--cpu-time` takes the process's own time in
 place of the clock's, for a machine that others use as well: with `--threads 1`, since waiting
 threads of a team count.
+
+Beside it is what this machine's roofline predicts, and how far that is off: of the time, and of the
+ratio to one row, which is all that a price of drafts needs. `--measured` takes an earlier run's
+file in place of steps.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from headrace.base.groups import layer_groups
 from headrace.base.sampling import SamplingParams
 from headrace.base.spec import RequestSpec
 from headrace.base.step import Admission, BlockWrite, PoolShape, StepPlan
+from headrace.engine.prediction import serving_types, step_predictor
 from headrace.kernels.cpu.library import Team
 from headrace.loader.open import open_model
 from headrace.speculate import Proposal, Speculation
@@ -106,6 +111,38 @@ def measure(
     }
 
 
+def predict(rows: list[int], context: int) -> dict[int, float]:
+    """Rows → milliseconds by the roofline; empty where this machine is not known."""
+    files = open_model(DEFAULT_MODEL)
+    dtype, kv_dtype = serving_types(files)
+    expect = step_predictor(files, device="cpu", dtype=dtype, kv_dtype=kv_dtype)
+    if expect is None:
+        return {}
+    plans = (StepPlan(0, [0], [context], [one], [True], drafts=one - 1) for one in rows)
+    return {one: 1e3 * expect(plan).seconds for one, plan in zip(rows, plans, strict=True)}
+
+
+def compare(found: dict[int, dict[str, float]], context: int) -> None:
+    """Print predictions and add them to what was found."""
+    told = predict(list(found), context)
+    if not told:
+        return
+    first = min(found)
+    times, ratios = [], []
+    print("rows  predicted ms  ratio  time off  ratio off")
+    for count, one in found.items():
+        ratio = told[count] / told[first]
+        one["predicted_ms"], one["predicted_ratio"] = told[count], ratio
+        times.append(abs(told[count] / one["median_ms"] - 1))
+        ratios.append(abs(ratio / one["ratio"] - 1))
+        numbers = told[count], ratio, times[-1], ratios[-1]
+        print("{:4d}  {:12.2f}  {:5.2f}  {:8.1%}  {:9.1%}".format(count, *numbers))
+    print(
+        f"median off: {statistics.median(times):.1%} of the time, "
+        f"{statistics.median(ratios[1:]):.1%} of the ratio"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7, 8])
@@ -113,16 +150,23 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--measured", type=Path, help="an earlier run, in place of steps")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    clock = time.process_time if args.cpu_time else time.perf_counter
-    found = measure(args.rows, args.rounds, args.context, args.threads, clock)
+    if args.measured:
+        known = json.loads(args.measured.read_text())
+        args.context = known["options"]["context"]
+        found = {int(count): one for count, one in known["rows"].items()}
+    else:
+        clock = time.process_time if args.cpu_time else time.perf_counter
+        found = measure(args.rows, args.rounds, args.context, args.threads, clock)
     print("rows  median ms  least ms  ratio  host ms")
     for count, one in found.items():
         numbers = one["median_ms"], one["least_ms"], one["ratio"], one["host_ms"]
         print("{:4d}  {:9.2f}  {:8.2f}  {:5.2f}  {:7.3f}".format(count, *numbers))
+    compare(found, args.context)
     if args.json:
-        shown = {**vars(args), "json": None}
+        shown = {**vars(args), "json": None, "measured": args.measured and args.measured.name}
         args.json.write_text(json.dumps({"options": shown, "rows": found}, indent=1) + "\n")
 
 

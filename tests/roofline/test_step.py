@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import InvalidRequest, NotFound, OptionError
-from headrace.roofline.composition import compose, decode_step, prefill_step
+from headrace.roofline.composition import compose, decode_step, prefill_step, verify_step
 from headrace.roofline.counts import Case, Layout
-from headrace.roofline.efficiency import Efficiency
+from headrace.roofline.efficiency import Curve, Efficiency
 from headrace.roofline.fit import StepRecord, fit_efficiency, prediction_errors, read_records
 from headrace.roofline.hardware import (
     DEVICES,
@@ -76,6 +76,19 @@ def test_quantised_products_on_a_cpu_run_in_int8() -> None:
     assert SLOW.compute_type("float32", "float32") == "float32"
     assert DEVICES["H100"].compute_type("int4", "bfloat16") == "bfloat16"
     assert DEVICES["A100"].compute_type("fp8", "bfloat16") == "bfloat16"
+
+
+def test_few_rows_wait_for_their_weights_and_five_do_not() -> None:
+    """A verifying step: with a memory that a curve of many rows reads at half its speed, the fifth
+    row costs more than all before it."""
+    fast = Hardware("fast", {"float32": 1e15, "int8": 1e15}, 20e9, 16 * 10**9, kind="cpu")
+    curves = {"product/few": Curve(1.0, 1.0), "product/many": Curve(1.0, 0.5)}
+    hardware = replace(fast, efficiency=replace(Efficiency(), curves=curves))
+    model = StepModel(Case(QWEN_05B, WeightBytes("Q4_K")), hardware)
+    seconds = [model.seconds(verify_step(QWEN_05B, 1, 512, one)) for one in range(8)]
+    assert seconds[3] < 1.05 * seconds[0]
+    assert seconds[4] > 1.8 * seconds[3]
+    assert seconds[7] < 1.05 * seconds[4]
 
 
 def test_more_ranks_are_faster_but_not_twice() -> None:

@@ -16,6 +16,7 @@ from headrace.base.step import StepResult
 from headrace.loader.open import open_model
 from headrace.speculate import NOTHING, Drafter, NGramDrafter, Proposal, Speculation
 from headrace.worker import Worker, WorkerOptions
+from oracle import lora
 from oracle.driving import Answer, Driver
 from tiny import families
 from tiny.kept import Kept
@@ -87,15 +88,16 @@ SAMPLINGS = {
 
 
 def answers(
-    worker: Worker, *, blocks: int = 60, depth: Literal[1, 2] = 1
+    worker: Worker, *, blocks: int = 60, depth: Literal[1, 2] = 1, adapter: str | None = None
 ) -> tuple[dict[tuple[str, int], Answer], Driver]:
-    """All samplings, one after the other into a running batch."""
+    """All samplings, one after the other into a running batch, every second under an adapter."""
     driver = Driver(
         worker, blocks=blocks, step_tokens=40, drafts=worker.options.drafts, depth=depth
     )
     for place, (name, sampling) in enumerate(SAMPLINGS.items()):
         prompt = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
-        driver.add(name, prompt, replace(sampling, max_tokens=30), stop_ids=(11, 12))
+        wish = {"adapter": adapter} if place % 2 else {}
+        driver.add(name, prompt, replace(sampling, max_tokens=30), stop_ids=(11, 12), **wish)
         driver.step()
     return driver.run(), driver
 
@@ -114,6 +116,10 @@ def plain(workers) -> dict[tuple[str, int], Answer]:
 
 @pytest.fixture(scope="module")
 def texts(plain: dict[tuple[str, int], Answer]) -> list[list[int]]:
+    return texts_of(plain)
+
+
+def texts_of(plain: dict[tuple[str, int], Answer]) -> list[list[int]]:
     found = []
     for place, name in enumerate(SAMPLINGS):
         prompt = [(place * i * i + 3 * i + place) % families.VOCAB for i in range(9 + 7 * place)]
@@ -166,6 +172,54 @@ def test_a_result_says_what_was_verified(workers, texts, depth: Literal[1, 2]) -
     assert len(tried) > 2
     stats = driver.scheduler.stats()
     assert (stats.drafts, stats.draft_tokens) == (tried.total(), sum(tried.elements()))
+
+
+@pytest.fixture(scope="module", params=["ref", "cpu"])
+def adapted(request: pytest.FixtureRequest, kept: Kept, tmp_path_factory: pytest.TempPathFactory):
+    """Makes workers of a model of full and of windowed layers, with an adapter `a`."""
+    model = kept(families.make, "gemma3")
+    path = lora.make(model, tmp_path_factory.mktemp("adapters") / "a", seed=1)
+    files = open_model(str(model))
+
+    def make(*drafters: type[Drafter]) -> Worker:
+        options = WorkerOptions(
+            kernels=request.param,
+            dtype="float32",
+            threads=1,
+            rows=6,
+            step_tokens=40,
+            max_context=128,
+            drafts=DRAFTS if drafters else 0,
+            adapters=1,
+        )
+        worker = Worker(files, options, speculation=Speculation(drafters))
+        worker.load_adapter("a", str(path))
+        return worker
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def adapted_plain(adapted) -> dict[tuple[str, int], Answer]:
+    return answers(adapted(), adapter="a")[0]
+
+
+@pytest.mark.parametrize(
+    ("right", "blocks", "depth"), [(0, 60, 1), (1, 60, 2), (DRAFTS, 14, 2), (-1, 14, 1)]
+)
+def test_windows_and_adapters_change_no_answer(
+    adapted, adapted_plain, right: int, blocks: int, depth: Literal[1, 2]
+) -> None:
+    """Drafts beyond a window, of rows with an adapter and without, in one batch."""
+    assert not any(answer.error for answer in adapted_plain.values())
+    worker = adapted(oracle_of(texts_of(adapted_plain), right))
+    found, driver = answers(worker, blocks=blocks, depth=depth, adapter="a")
+    same(found, adapted_plain)
+    stats = driver.scheduler.stats()
+    assert stats.draft_tokens > 40
+    assert (stats.accepted_tokens > 0) == (right != 0)
+    if blocks == 14:
+        assert any(answer.preemptions for answer in found.values())
 
 
 def test_right_drafts_save_steps(workers, plain, texts) -> None:

@@ -33,9 +33,10 @@ SHORT_QUERIES = 8
 """Up to so many queries of an entry (a decode, or a verified draft) its attention runs as decode:
 the queries of all heads that share a KV head are one tile."""
 
-FEW_ROWS = 2
-"""A product of at most so many rows mostly waits for its weights; with our CPU kernels each row
-adds the same from four on."""
+FEW_ROWS = 4
+"""A product of at most so many rows mostly waits for its weights: up to there our CPU kernels
+bound a greedy head's logits first, and stream at full speed since three rows ask for their lines
+themselves (`benchmarks/speculation.py`)."""
 
 
 class Floor(NamedTuple):
