@@ -60,7 +60,7 @@ ENGINE = {
 
 
 def real(count: int, model: Path) -> dict[str, float | int]:
-    """The same, of the cells of a fleet: as `headrace factory fleet` plans them."""
+    """Plan the cells of a fleet as `headrace factory fleet` does, once all of them were built."""
 
     def stub(name: str) -> Recipe:
         return replace(build.RECIPES[name], run=lambda _work: Result(figures=ENGINE[name]))
