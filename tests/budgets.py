@@ -52,14 +52,14 @@ LINES = {
     "obs": 1_682,
     "quant": 780,
     "roofline": 4_580,
-    "sched": 1_547,
+    "sched": 1_553,
     "server": 13_891,
     "speculate": 900,
     "text": 5_165,
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 81_359
+TOTAL = 81_363
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -133,6 +133,16 @@ def test_no_row_is_free_before_it_was_seen() -> None:
     assert sum(draft_lengths([likely], 1, 500, StepPrices(least))) > 0
 
 
+def test_a_slow_moment_of_small_steps_is_forgotten_by_who_always_drafts() -> None:
+    """Nothing but steps of four rows ran since, so no small one can show that it is quick again."""
+    prices = StepPrices(flat)
+    for _ in range(300):
+        prices.observe(1, 0.050)
+    for _ in range(2000):
+        prices.observe(4, 0.012)
+    assert prices.seconds(1) == pytest.approx(prices.seconds(4) * flat(1) / flat(4), rel=0.1)
+
+
 def test_one_slow_step_is_forgotten() -> None:
     prices = StepPrices(flat)
     for _ in range(20):

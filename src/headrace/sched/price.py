@@ -16,8 +16,10 @@ from headrace.speculate import MODEL
 
 MEMORY = 0.1
 """Share of the newest step in what is known of steps about as large."""
-FORGOTTEN = 500
+FORGOTTEN = 100
 """Steps after which half of that is forgotten: a slow moment must not stand for ever."""
+MOST = 100.0
+"""Steps of a size that are counted at most: more would take as long to forget as they took."""
 TRUST = 2.0
 """Steps of a size after which their own times count as much as those of the size below."""
 OUTLIER = 2.0
@@ -95,13 +97,14 @@ class StepPrices:
             if not weight:
                 continue
             knot = self._knots.setdefault(place, _Knot(ratio, 0.0, self._steps))
-            knot.seen = weight + knot.seen * self._faded(knot)
+            knot.seen = min(weight + knot.seen * self._faded(knot), MOST)
             knot.last = self._steps
             knot.ratio += weight * max(MEMORY, min(1.0, 1 / knot.seen)) * (ratio - knot.ratio)
 
     def _ratio(self, place: int) -> float:
-        """A knot's ratio, which leans on the next smaller one of which something is known; where
-        none is, on the next larger."""
+        """A knot's ratio, which leans on the next smaller one of which something is known; that of
+        the smallest on the next larger: who always drafts runs no small steps, and one slow moment
+        among the last of them would make all drafts look free."""
         knots = self._knots
         if not knots:
             return 1.0
@@ -110,9 +113,12 @@ class StepPrices:
         if own is None:
             return self._ratio(base) if base is not None else knots[min(knots)].ratio
         if base is None:
-            return own.ratio
+            above = min((one for one in knots if one > place), default=place)
+            lean = knots[above].ratio
+        else:
+            lean = self._ratio(base)
         seen = own.seen * self._faded(own)
-        return (TRUST * self._ratio(base) + seen * own.ratio) / (TRUST + seen)
+        return (TRUST * lean + seen * own.ratio) / (TRUST + seen)
 
     def _faded(self, knot: _Knot) -> float:
         """What is left of what was known."""
