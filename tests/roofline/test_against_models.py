@@ -221,7 +221,7 @@ def check_attention(
         check_encoder_attention(arch, mine, theirs)
         return
     expected_: Counter[tuple[float, float]] = Counter()
-    for (_, spec, layer, batch, group), _result in theirs:
+    for (_, spec, layer, batch, group, *_sinks), _result in theirs:
         window = batch.groups[group].window
         seen = list(entry_positions(batch, window))
         pairs = sum(len(positions) for entry in seen for positions in entry)

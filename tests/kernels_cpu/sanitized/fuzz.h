@@ -343,11 +343,12 @@ inline void attentions(void* const* teams, int count) {
   const int64_t scales = kind == HR_I8 ? static_cast<int64_t>(blocks) * kv_heads * block : 0;
   const int each = kind == HR_F32 ? 4 : kind == HR_I8 ? 1 : 2;
   Block<uint8_t> k(values * each), v(values * each);
-  Block<float> k_scale(scales), v_scale(scales), q_norm(size), k_norm(size);
+  Block<float> k_scale(scales), v_scale(scales), q_norm(size), k_norm(size), sinks(heads);
   const int angles = (far + 40) * size / 2;
   Block<float> cos(angles), sin(angles);
   for (int i = 0; i < angles; ++i) cos.data[i] = random_float(), sin.data[i] = random_float();
   for (int i = 0; i < size; ++i) q_norm.data[i] = any_float(), k_norm.data[i] = random_float();
+  for (int i = 0; i < heads; ++i) sinks.data[i] = any_float();
   const bool normed = any(0, 1), coded = size % 32 == 0 && any(0, 1);
   const bool sampled = any(0, 1);
   const std::vector<int64_t> picked = some_of(sampled ? n : 0);
@@ -361,7 +362,8 @@ inline void attentions(void* const* teams, int count) {
   HrRope rope{kv, qkv.block.data, qkv.stride, normed ? q_norm.data : nullptr,
               normed ? k_norm.data : nullptr, cos.data, sin.data, 1e-6f, 1.0f};
   HrAttention op{kv, qkv.block.data, qkv.stride, !coded || any(0, 1) ? y.block.data : nullptr,
-                 y.stride, coded ? codes.q : HrQuantised{nullptr, 0}, 0.2f, any(0, 2) ? 0 : 5.0f,
+                 y.stride, coded ? codes.q : HrQuantised{nullptr, 0},
+                 any(0, 1) ? sinks.data : nullptr, 0.2f, any(0, 2) ? 0 : 5.0f,
                  sampled ? HR_ROWS_R : HR_ROWS_N, 0};
   HrRecord records[] = {{HR_OP_ROPE, 0, &rope}, {HR_OP_ATTENTION, 0, &op}};
   HrStep step = rows_of(n, static_cast<int>(picked.size()));
