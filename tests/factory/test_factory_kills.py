@@ -14,7 +14,7 @@ from tiny import talker
 pytestmark = pytest.mark.slow
 
 STAGES = (
-    *("fetch", "licence", "verify", "format", "sbom", "advisories", "limits"),
+    *("fetch", "licence", "verify", "format", "sbom", "limits", "advisories"),
     *("accuracy", "profile", "sign", "provenance"),
 )
 BUILD = """
