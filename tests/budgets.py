@@ -43,7 +43,7 @@ LINES = {
     "cli": 4_855,
     "dist": 510,
     "engine": 7_145,
-    "factory": 4_224,
+    "factory": 4_480,
     "kernels": 12_681,
     "kv": 650,
     "layers": 300,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 81_363
+TOTAL = 81_650
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

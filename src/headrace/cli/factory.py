@@ -31,11 +31,11 @@ from ..factory.sign import public_keys, signer, until
 from .brief import BriefHelp
 from .configured import configured
 from .factory_parts import AsJson, At, Signing, Trusted, existing, show, tell
-from .factory_ship import bundle, chart, fleet, image, load, publish
+from .factory_ship import bundle, chart, fleet, image, load, publish, workflow
 from .progress import DownloadBars
 
 command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
-for one in (image, publish, bundle, load, chart, fleet):
+for one in (image, publish, bundle, load, chart, fleet, workflow):
     command.command()(one)
 
 FAILED = 1
@@ -72,6 +72,11 @@ def build(engine: EngineOptions, wanted: BuildOptions, as_json: AsJson = False) 
     if built.failed:
         console.print(f"failed: {', '.join(built.failed)}; no profile was signed", style="bold red")
         raise typer.Exit(FAILED)
+    if wanted.ring is not None and built.profile is not None:
+        own = signer(Path(wanted.key) if wanted.key else None, engine.cache_dir)
+        rings = Rings(planned.store, trusted(None, engine.cache_dir), engine.cache_dir)
+        now = rings.promote(built.profile.digest, wanted.ring, own)
+        console.print(f"{wanted.ring} {now.counter}: {now.profile}")
 
 
 @command.command(cls=BriefHelp)

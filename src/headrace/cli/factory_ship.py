@@ -1,4 +1,4 @@
-"""Commands of the factory that carry and repeat: image, publish, bundle, load, chart, fleet."""
+"""Commands that carry and repeat: image, publish, bundle, load, chart, fleet, workflow."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import json
 import sys
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ..base.config import EngineOptions
 from ..base.errors import NotFound
-from ..factory.build import store_folder
+from ..factory.build import BuildOptions, store_folder
 from ..factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
-from ..factory.fleet import locally, read_fleet, run_fleet
+from ..factory.fleet import Cell, locally, read_fleet, run_fleet
 from ..factory.image import ImageBuild
 from ..factory.release import Rings
 from ..factory.revoke import FILE, trusted
 from ..factory.sign import key_folder, signer
 from ..factory.store import Descriptor, Store
+from ..factory.workflow import Platform, WorkflowOptions
+from ..factory.workflow import workflow as write_workflow
+from .configured import configured
 from .factory_parts import AsJson, At, Signing, Trusted, existing, tell
 
 
@@ -165,3 +170,16 @@ def fleet(
         print(f"{len(rows)} cells: {', '.join(f'{n} {end}' for end, n in sorted(counts.items()))}")
     if counts["failed"] or counts["broken"]:
         raise typer.Exit(1)
+
+
+@partial(configured, argument=False)
+def workflow(
+    platform: Annotated[Platform, typer.Argument(help="Who is to run it.")],
+    source: Annotated[str, typer.Argument(help="A fleet's file (TOML), or a model.")],
+    asked: WorkflowOptions,
+    out: Annotated[typer.FileTextWrite, typer.Option(help="The file; -: standard output.")] = "-",  # type: ignore[assignment]
+) -> None:
+    """Write a workflow that builds, verifies, publishes and promotes every cell of SOURCE."""
+    one = [Cell(EngineOptions(model=source), BuildOptions())]
+    cells = read_fleet(Path(source)) if source.endswith(".toml") else one
+    out.write(write_workflow(platform, cells, asked))

@@ -25,6 +25,7 @@ from .graph import Graph, Known, Step, Watch
 from .key import canonical, digest_of, hardware_class
 from .measure import MEASUREMENTS
 from .profile import bound_options
+from .release import Ring
 from .sbom import LOCK, MATERIALS
 from .sign import signer, until
 from .source import Source, find_source
@@ -59,6 +60,7 @@ class BuildOptions:
     most_days: float = option(30.0, "Age of the newest advisory, at most.", low=0)
     accept_advisories: str | None = option(None, "Advisories that you have read, as in a,b.")
     valid_until: str | None = option(None, "Day of UTC from which on nobody serves the profile.")
+    ring: str | None = option(None, "Ring that points to the profile then.", choices=tuple(Ring))
     fresh: str | None = option(None, "Stages to run though they are kept, as in limits,sbom.")
 
     def verify(self) -> None:

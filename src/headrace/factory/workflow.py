@@ -1,0 +1,254 @@
+"""Workflows of GitHub, GitLab, Argo and Tekton: the factory's own commands for each cell.
+
+A cell is one task; its steps run one after the other on one machine: build, verify, publish,
+promote. What never changes of a workflow is data in `workflows`; the rest is filled in here and
+written as JSON, which is YAML. A shell is given quoted words and Kubernetes lists of words; what a
+platform would take for an expression is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ..base.config import option, verify_options
+from ..base.errors import OptionError
+from ..base.version import VERSION
+from .chart import PINNED
+from .fleet import Cell
+from .image import PYTHON
+from .key import canonical, digest_of
+from .release import Ring
+
+Platform = StrEnum("Platform", ["github", "gitlab", "argo", "tekton"])
+FIXED = Path(__file__).parent / "workflows"
+MATRIX = 256  # Jobs that GitHub makes of one matrix, at most.
+MOST_BYTES = 1 << 20  # An object that a cluster takes; etcd's limit is half as much again.
+EXPRESSION = re.compile(r"\{\{|\$\(|\$\[\[")
+"""How expressions begin: `${{` of GitHub, `{{` of Argo, `$(` of Tekton, `$[[` of GitLab."""
+IMAGES = {"github": "", "gitlab": r"[\w./:@-]+", "argo": PINNED, "tekton": PINNED}
+LABEL = r"[A-Za-z0-9][\w./:-]*"
+
+
+@dataclass(slots=True)
+class WorkflowOptions:
+    """What a user asks of a workflow beside its cells."""
+
+    on: str | None = option(
+        None, "Kinds of machines for every cell, as in self-hosted,avx512;gpu or zone=a;zone=b."
+    )
+    cache: str | None = option(None, "Folder that runners keep; none: the platform's cache.")
+    registry: str | None = option(None, "host/repository to publish to; none: nothing is.")
+    ring: str | None = option(None, "What is promoted to; none: dev.", choices=tuple(Ring))
+    unevaluated: str | None = option(None, "Gates that may be open, as of `promote`.")
+    image: str | None = option(None, "What steps run in: on Kubernetes host/repository@digest.")
+    package: str | None = option(None, "What pip installs for a shell; none: this version.")
+
+    def verify(self) -> None:
+        """Raise `OptionError` naming the first field outside its rules."""
+        verify_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CellTask:
+    """A cell on one kind of machine."""
+
+    name: str  # Letters, digits and hyphens, at most 49; made of all options.
+    labels: list[str]
+    store: str
+    gpu: bool
+    steps: dict[str, list[str]]  # Words after `headrace`, by the step's name.
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """The steps as lines of a shell."""
+        return {step: f"headrace {shlex.join(words)}" for step, words in self.steps.items()}
+
+    def command(self, step: str, resources: str) -> dict[str, Any]:
+        """A container's command: the image has no shell. `resources`: what limits are called."""
+        uses = self.gpu and step == "build"
+        limits = {resources: {"limits": {"nvidia.com/gpu": "1"}}} if uses else {}
+        python = [f"/usr/bin/python{PYTHON}", "-m", "headrace"]
+        return {"name": step, "command": python, "args": self.steps[step], **limits}
+
+    @property
+    def selector(self) -> dict[str, Any]:
+        """The nodes that may run it, where that was said."""
+        chosen = dict(one.split("=") for one in self.labels)
+        return {"nodeSelector": chosen} if chosen else {}
+
+
+def workflow(platform: Platform, cells: Iterable[Cell], asked: WorkflowOptions) -> str:
+    """The file for a platform. Raises `OptionError` for what could not be said safely there."""
+    asked.verify()
+    in_pods = platform in ("argo", "tekton")
+    label = rf"{LABEL}={LABEL}" if in_pods else LABEL
+    rules = {
+        "on": (rf"{label}([,;]{label})*", "labels joined by commas, kinds by semicolons"),
+        "registry": (r"[\w.-]+(:\d+)?/[\w./-]+", "host/repository"),
+        "cache": ("" if in_pods else r"/[\w./-]+", f"a folder that runners of {platform} keep"),
+        "image": (IMAGES[platform], f"what steps of {platform} run in"),
+    }
+    for param, (pattern, wanted) in rules.items():
+        given = getattr(asked, param)
+        needed = param == "image" and in_pods
+        if (given is not None or needed) and not re.fullmatch(pattern, given or "", re.ASCII):
+            raise OptionError(f"{param} {given!r:.100} is not {wanted}", param=param)
+    made = WRITERS[platform](tasks(cells, asked, in_pods), asked)
+    text = json.dumps(made, indent=2, ensure_ascii=False)
+    if in_pods and len(text.encode()) > MOST_BYTES:
+        raise OptionError(f"{platform} takes {MOST_BYTES:,} bytes: split the fleet", param="fleet")
+    return text + "\n"
+
+
+def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[CellTask]:
+    """Every cell on every kind of machine, once. Raises `OptionError` naming an unsafe word."""
+    root = "/cache" if in_pods else asked.cache or "headrace-cache"
+    key = "/run/headrace/key.pem" if in_pods else "headrace-key.pem"
+    found = {}
+    for cell in cells:
+        _safe(model := cell.engine.model)
+        if model.startswith("-"):
+            raise OptionError(f"{model!r:.100} reads as an option", param="model")
+        for labels in (asked.on or "").split(";"):
+            about = digest_of(canonical([cell.words(), labels]))[7:15]
+            short = re.sub("[^a-z0-9]+", "-", model.lower())[-40:].strip("-") or "model"
+            store = f"{root}/cells/{short}-{about}"
+            at = ["--store", store]
+            build = Cell(cell.engine, replace(cell.wanted, store=store, key=key, ring="dev"))
+            steps = {
+                "build": [_safe(word) for word in build.words() if word != "--json"],
+                "verify": ["factory", "verify", *at],
+            }
+            if asked.registry:
+                steps["publish"] = [
+                    "factory",
+                    "publish",
+                    "dev",
+                    f"{asked.registry}:{short}-{about}",
+                    *at,
+                ]
+            if asked.ring and asked.ring != "dev":
+                steps["promote"] = ["factory", "promote", "dev", asked.ring, *at, "--key", key]
+                opened = asked.unevaluated and f"--unevaluated={_safe(asked.unevaluated)}"
+                steps["promote"] += [opened] if opened else []
+            found[store] = CellTask(
+                f"{short}-{about}",
+                [one for one in labels.split(",") if one],
+                store,
+                cell.engine.device == "cuda",
+                steps,
+            )
+    return list(found.values())
+
+
+def github(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
+    """A file of `.github/workflows`: the cells as matrices."""
+    found = _fixed("github")
+    job = found["jobs"].pop("cells")
+    # Steps without a cell's line, or without need, go.
+    lacking = {"build", "verify", "publish", "promote"} - made[0].steps.keys()
+    lacking |= {"cache"} if asked.cache else set()
+    lacking |= set() if asked.registry else {"registry"}
+    job["steps"] = [one for one in job["steps"] if one["name"].split()[0] not in lacking]
+    next(one for one in job["steps"] if one["name"] == "install")["run"] = _install(asked)
+    job["env"] = {"HEADRACE_CACHE": asked.cache or "headrace-cache"}
+    job |= {"environment": asked.ring} if asked.ring else {}
+    rows = [
+        {"cell": one.name, "on": one.labels or ["ubuntu-24.04"], "store": one.store, **one.lines}
+        for one in made
+    ]
+    for at in range(0, len(rows), MATRIX):
+        strategy = job["strategy"] | {"matrix": {"include": rows[at : at + MATRIX]}}
+        found["jobs"][f"cells-{at // MATRIX + 1}"] = job | {"strategy": strategy}
+    return found
+
+
+def gitlab(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
+    """A `.gitlab-ci.yml`, or the file of a child pipeline: the cells as jobs."""
+    found, root = _fixed("gitlab"), asked.cache or "headrace-cache"
+    found["variables"] = {"HEADRACE_CACHE": root}
+    found["default"] |= {"image": asked.image} if asked.image else {}
+    before = found["default"]["before_script"]
+    before.insert(0, _install(asked))
+    if asked.registry:
+        before.append('install -D -m 600 "$HEADRACE_REGISTRY" ~/.docker/config.json')
+    for one in made:
+        job: dict[str, Any] = {"stage": "cells", "script": list(one.lines.values())}
+        job |= {"tags": one.labels} if one.labels else {}
+        job |= {"environment": asked.ring} if asked.ring else {}
+        if not asked.cache:  # What is kept by the platform lies in the checkout.
+            job["cache"] = {"key": f"headrace-{one.name}", "paths": [f"{root}/"]}
+            job["artifacts"] = {"when": "always", "paths": [f"{one.store}/evidence/"]}
+        found[one.name] = job | {"resource_group": f"headrace-{one.name}"}
+    return found
+
+
+def argo(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
+    """A `Workflow`: a graph of cells, each a pod with its steps as containers, one by one."""
+    shared = _fixed("pod")
+    graph = [{"name": one.name, "template": one.name} for one in made]
+    # One cell that fails stops no other.
+    templates: list[dict[str, Any]] = [
+        {"name": "cells", "dag": {"failFast": False, "tasks": graph}}
+    ]
+    for one in made:
+        before: list[str] = []
+        containers = []
+        for step in one.steps:
+            command = {"image": asked.image, **one.command(step, "resources")}
+            after = {"dependencies": before} if before else {}
+            containers.append({**command, **shared["container"], **after})
+            before = [step]
+        group = {"volumeMounts": shared["volumeMounts"], "containers": containers}
+        templates.append({"name": one.name, **one.selector, "containerSet": group})
+    spec = {"entrypoint": "cells", "volumes": shared["volumes"], **shared["pod"]}
+    return _object("argoproj.io/v1alpha1", "Workflow", {**spec, "templates": templates})
+
+
+def tekton(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
+    """A `PipelineRun`: the cells as tasks that need nothing of each other."""
+    shared = _fixed("pod")
+    common = {"image": asked.image, "volumeMounts": shared["volumeMounts"], **shared["container"]}
+    work, pods = [], []
+    for one in made:
+        steps = [one.command(step, "computeResources") for step in one.steps]
+        spec = {"volumes": shared["volumes"], "stepTemplate": common, "steps": steps}
+        work.append({"name": one.name, "taskSpec": spec})
+        pods.append(
+            {"pipelineTaskName": one.name, "podTemplate": {**shared["pod"], **one.selector}}
+        )
+    spec = {"timeouts": {"pipeline": "0"}, "pipelineSpec": {"tasks": work}, "taskRunSpecs": pods}
+    return _object("tekton.dev/v1", "PipelineRun", spec)
+
+
+WRITERS: dict[str, Callable[[list[CellTask], WorkflowOptions], dict[str, Any]]]
+WRITERS = {"github": github, "gitlab": gitlab, "argo": argo, "tekton": tekton}
+
+
+def _fixed(name: str) -> dict[str, Any]:
+    return dict(json.loads((FIXED / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def _object(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    named = {"generateName": "headrace-"}
+    return {"apiVersion": version, "kind": kind, "metadata": named, "spec": spec}
+
+
+def _install(asked: WorkflowOptions) -> str:
+    package = asked.package or f"headrace[factory]=={VERSION}"
+    return f"python -m pip install {shlex.quote(_safe(package))}"
+
+
+def _safe(word: str) -> str:
+    """The word, where every platform takes it for what it is. Raises `OptionError`."""
+    if not word.isprintable() or EXPRESSION.search(word):
+        what = "an expression of a workflow, or what cannot be printed"
+        raise OptionError(f"{word!r:.100} holds {what}", param="fleet")
+    return word

@@ -1,0 +1,188 @@
+"""Generated workflows: published schemas take them, and their lines do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factory_cell import AT_LEAST
+from oci_registry import running
+
+from headrace.base.config import EngineOptions
+from headrace.base.errors import OptionError
+from headrace.factory.build import BuildOptions
+from headrace.factory.fleet import Cell, read_fleet
+from headrace.factory.workflow import MATRIX, Platform, WorkflowOptions, workflow
+from tiny import talker
+
+IMAGE = "registry.example/headrace@sha256:" + "a" * 64
+HOSTILE = ["a b; rm -rf ~", "it's", 'say "x"', "$HOME", "`id`", "a&b|c>d", "ü*?", "a\\", "#x", "!x"]
+IN_PODS = ("argo", "tekton")
+
+
+def cell(model: str = "one", **options: Any) -> Cell:
+    return Cell(EngineOptions(model=model, **options), BuildOptions())
+
+
+def made(platform: str, cells: list[Cell], **asked: Any) -> dict[str, Any]:
+    options = WorkflowOptions(**{"image": IMAGE if platform in IN_PODS else None, **asked})
+    found: dict[str, Any] = json.loads(workflow(Platform(platform), cells, options))
+    return found
+
+
+FULL: dict[str, Any] = {"registry": "registry.example/m", "ring": "staging", "on": "x,y;z"}
+NODES = {**FULL, "on": "zone=a,gpu.example/kind=b;zone=c"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [
+        ("github", ["vendor.github-workflows"]),
+        ("gitlab", ["vendor.gitlab-ci", "--data-transform", "gitlab-ci"]),
+    ],
+)
+def test_published_schemas_take_them(platform: str, words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("check_jsonschema")
+    cells = [cell(one) for one in HOSTILE]
+    files = []
+    for name, asked in {"full": FULL, "least": {}, "kept": {**FULL, "cache": "/srv/c"}}.items():
+        (tmp_path / f"{name}.yml").write_text(json.dumps(made(platform, cells, **asked)))
+        files.append(str(tmp_path / f"{name}.yml"))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", *words]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    (tmp_path / "wrong.yml").write_text(json.dumps({"jobs": {"a": {"steps": 1}}, "a": {"tags": 1}}))
+    assert subprocess.run([*command, str(tmp_path / "wrong.yml")], capture_output=True).returncode
+
+
+def test_argo_knows_every_field() -> None:
+    models = pytest.importorskip("hera.workflows.models")
+    found = made("argo", [cell("one", device="cuda"), cell("two")], **NODES)
+    kept = models.Workflow.model_validate(found).model_dump(
+        exclude_unset=True, by_alias=True, mode="json"
+    )
+    assert kept == found  # A field that it does not know would be gone.
+
+
+def test_a_pod_runs_the_steps_of_a_cell_in_turn() -> None:
+    cells = [cell("one", device="cuda"), cell("it's two")]
+    argo, tekton = made("argo", cells, **NODES), made("tekton", cells, **NODES)
+    templates = argo["spec"]["templates"][1:]
+    work, pods = tekton["spec"]["pipelineSpec"]["tasks"], tekton["spec"]["taskRunSpecs"]
+    assert len(templates) == len(work) == len(pods) == 4
+    claimed = {one["name"] for one in argo["spec"]["volumes"]}
+    for template, task, pod in zip(templates, work, pods, strict=True):
+        containers, steps = template["containerSet"]["containers"], task["taskSpec"]["steps"]
+        assert template["name"] == task["name"] == pod["pipelineTaskName"]
+        assert template["nodeSelector"] == pod["podTemplate"]["nodeSelector"]
+        names = [one["name"] for one in steps]
+        assert names == ["build", "verify", "publish", "promote"]
+        assert [one["args"] for one in containers] == [one["args"] for one in steps]
+        assert [one.get("dependencies") for one in containers] == [None, *([n] for n in names[:-1])]
+        mounts = {one["name"] for one in template["containerSet"]["volumeMounts"]}
+        assert mounts == claimed == {one["name"] for one in task["taskSpec"]["volumes"]}
+    assert work[2]["taskSpec"]["steps"][0]["args"][2] == "it's two"
+    limits = [one["taskSpec"]["steps"][0].get("computeResources") for one in work]
+    assert [bool(one) for one in limits] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("platform", ["github", "gitlab"])
+def test_a_shell_reads_hostile_names_as_one_word(platform: str) -> None:
+    found = made(platform, [cell(one) for one in HOSTILE])
+    rows = found["jobs"]["cells-1"]["strategy"]["matrix"]["include"] if platform == "github" else ()
+    jobs = [one for name, one in found.items() if isinstance(one, dict) and "script" in one]
+    lines = [row["build"] for row in rows] or [job["script"][0] for job in jobs]
+    echo = (
+        f'headrace() {{ {shlex.quote(sys.executable)} -c "import sys; print(sys.argv[3])" "$@"; }}'
+    )
+    done = subprocess.run(["bash", "-c", "\n".join([echo, *lines])], capture_output=True, text=True)
+    assert done.stdout.splitlines() == HOSTILE, done.stderr
+
+
+@pytest.mark.parametrize("platform", list(Platform))
+@pytest.mark.parametrize("name", ["${{ secrets.X }}", "{{x}}", "$(x)", "$[[ x ]]", "a\nb", "-x"])
+def test_expressions_are_refused(platform: str, name: str) -> None:
+    with pytest.raises(OptionError, match=r"expression|option"):
+        made(platform, [cell(name)])
+    with pytest.raises(OptionError):
+        made(platform, [cell()], registry=f"{name}/host:")
+    with pytest.raises(OptionError):
+        made(platform, [cell()], on=name)
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked"),
+    [
+        ("argo", {"image": None}),
+        ("tekton", {"image": "headrace:latest"}),
+        ("argo", {"cache": "/there"}),
+        ("tekton", {"on": "gpu"}),
+        ("github", {"image": IMAGE}),
+        ("gitlab", {"cache": "relative"}),
+        ("gitlab", {"ring": "rings"}),
+        ("github", {"registry": "nowhere"}),
+    ],
+)
+def test_what_a_platform_cannot_do_is_refused_by_name(platform: str, asked: Any) -> None:
+    with pytest.raises(OptionError, match=next(iter(asked))):
+        made(platform, [cell()], **asked)
+
+
+def test_a_large_fleet_is_several_matrices_and_no_object_of_a_cluster() -> None:
+    cells = [cell(f"m{at}") for at in range(2 * MATRIX + 1)] + [cell("m0")]
+    jobs = made("github", cells)["jobs"].values()
+    sizes = [len(one["strategy"]["matrix"]["include"]) for one in jobs]
+    assert sizes == [MATRIX, MATRIX, 1]
+    with pytest.raises(OptionError, match="split the fleet"):
+        made("argo", cells)
+
+
+def filled(row: dict[str, str]) -> Callable[[str], str]:
+    return lambda text: re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda found: row[found[1]], text)
+
+
+@pytest.mark.slow
+def test_the_lines_of_a_workflow_build_publish_and_promote(tmp_path: Path) -> None:
+    """A runner of GitHub's in ten lines: it installs nothing, and `headrace` is this one."""
+    (tmp_path / "fleet.toml").write_text(
+        f"models = [{json.dumps(str(talker.make(tmp_path / 'tiny')))}]\n"
+        "recipes = [{threads = 1}]\n"
+        f'[build]\nat_least = {AT_LEAST}\nwithout = "accuracy,sbom"\n'
+    )
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "headrace"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m headrace "$@"\n')
+    program.chmod(0o755)
+    command = ["openssl", "genpkey", "-algorithm", "ed25519"]
+    key = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    with running() as server:
+        asked = {"registry": f"{server.host}/fleet", "ring": "staging"}
+        job = made("github", read_fleet(tmp_path / "fleet.toml"), **asked)["jobs"]["cells-1"]
+        (row,) = job["strategy"]["matrix"]["include"]
+        environment = {
+            **os.environ,
+            **job["env"],
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "HEADRACE_KEY": key,
+            "HEADRACE_REGISTRY": "{}",
+        }
+        for step in job["steps"]:
+            if "run" in step and step["name"] != "install":
+                line = ["bash", "-e", "-c", filled(row)(step["run"])]
+                done = subprocess.run(
+                    line, cwd=tmp_path, env=environment, capture_output=True, text=True
+                )
+                assert done.returncode == 0, f"{step['name']}: {done.stdout}{done.stderr}"
+        assert row["cell"] in server.tags or any(row["cell"] in str(one) for one in server.tags)
+    rings = {path.stem for path in (tmp_path / row["store"] / "rings").glob("*.json")}
+    assert rings == {"dev", "staging"}
+    assert not (tmp_path / "headrace-key.pem").exists()
