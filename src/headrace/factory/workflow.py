@@ -1,9 +1,8 @@
 """Workflows of GitHub, GitLab, Argo and Tekton: the factory's own commands for each cell.
 
-A cell is one task; its steps run one after the other on one machine: build, verify, publish,
-promote. What never changes of a workflow is data in `workflows`; the rest is filled in here and
-written as JSON, which is YAML. A shell is given quoted words and Kubernetes lists of words; what a
-platform would take for an expression is refused.
+A cell is one task, whose steps run in turn: build, verify, publish, promote. What never changes is
+data in `workflows`; the rest is filled in here and written as JSON, which is YAML. A shell is given
+quoted words, Kubernetes lists of words; what a platform takes for an expression is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +26,6 @@ from .key import canonical, digest_of
 from .release import Ring
 
 Platform = StrEnum("Platform", ["github", "gitlab", "argo", "tekton"])
-FIXED = Path(__file__).parent / "workflows"
 MATRIX = 256  # Jobs that GitHub makes of one matrix, at most.
 MOST_BYTES = 1 << 20  # An object that a cluster takes; etcd's limit is half as much again.
 EXPRESSION = re.compile(r"\{\{|\$\(|\$\[\[")
@@ -40,9 +38,7 @@ LABEL = r"[A-Za-z0-9][\w./:-]*"
 class WorkflowOptions:
     """What a user asks of a workflow beside its cells."""
 
-    on: str | None = option(
-        None, "Kinds of machines for every cell, as in self-hosted,avx512;gpu or zone=a;zone=b."
-    )
+    on: str | None = option(None, "Kinds of machines, as in arm,big;gpu or zone=a;zone=b.")
     cache: str | None = option(None, "Folder that runners keep; none: the platform's cache.")
     registry: str | None = option(None, "host/repository to publish to; none: nothing is.")
     ring: str | None = option(None, "What is promoted to; none: dev.", choices=tuple(Ring))
@@ -93,18 +89,20 @@ def workflow(platform: Platform, cells: Iterable[Cell], asked: WorkflowOptions) 
         "on": (rf"{label}([,;]{label})*", "labels joined by commas, kinds by semicolons"),
         "registry": (r"[\w.-]+(:\d+)?/[\w./-]+", "host/repository"),
         "cache": ("" if in_pods else r"/[\w./-]+", f"a folder that runners of {platform} keep"),
-        "image": (IMAGES[platform], f"what steps of {platform} run in"),
+        "image": (
+            IMAGES[platform],
+            f"what {platform} runs steps in (GitHub: nothing, pods: by digest)",
+        ),
     }
     for param, (pattern, wanted) in rules.items():
-        given = getattr(asked, param)
-        needed = param == "image" and in_pods
-        if (given is not None or needed) and not re.fullmatch(pattern, given or "", re.ASCII):
+        given = getattr(asked, param) or ("none" if param == "image" and in_pods else None)
+        if given is not None and not re.fullmatch(pattern, given, re.ASCII):
             raise OptionError(f"{param} {given!r:.100} is not {wanted}", param=param)
     made = WRITERS[platform](tasks(cells, asked, in_pods), asked)
-    text = json.dumps(made, indent=2, ensure_ascii=False)
+    text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
     if in_pods and len(text.encode()) > MOST_BYTES:
         raise OptionError(f"{platform} takes {MOST_BYTES:,} bytes: split the fleet", param="fleet")
-    return text + "\n"
+    return text
 
 
 def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[CellTask]:
@@ -119,32 +117,21 @@ def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[
         for labels in (asked.on or "").split(";"):
             about = digest_of(canonical([cell.words(), labels]))[7:15]
             short = re.sub("[^a-z0-9]+", "-", model.lower())[-40:].strip("-") or "model"
-            store = f"{root}/cells/{short}-{about}"
+            name = f"{short}-{about}"
+            store = f"{root}/cells/{name}"
             at = ["--store", store]
             build = Cell(cell.engine, replace(cell.wanted, store=store, key=key, ring="dev"))
-            steps = {
-                "build": [_safe(word) for word in build.words() if word != "--json"],
-                "verify": ["factory", "verify", *at],
-            }
+            words = [_safe(word) for word in build.words() if word != "--json"]
+            steps = {"build": words, "verify": ["factory", "verify", *at]}
             if asked.registry:
-                steps["publish"] = [
-                    "factory",
-                    "publish",
-                    "dev",
-                    f"{asked.registry}:{short}-{about}",
-                    *at,
-                ]
+                target = f"{asked.registry}:{name}"
+                steps["publish"] = ["factory", "publish", "dev", target, *at]
             if asked.ring and asked.ring != "dev":
-                steps["promote"] = ["factory", "promote", "dev", asked.ring, *at, "--key", key]
                 opened = asked.unevaluated and f"--unevaluated={_safe(asked.unevaluated)}"
-                steps["promote"] += [opened] if opened else []
-            found[store] = CellTask(
-                f"{short}-{about}",
-                [one for one in labels.split(",") if one],
-                store,
-                cell.engine.device == "cuda",
-                steps,
-            )
+                words = ["factory", "promote", "dev", asked.ring, *at, "--key", key]
+                steps["promote"] = [*words, opened] if opened else words
+            gpu = cell.engine.device == "cuda"
+            found[name] = CellTask(name, labels.split(",") if labels else [], store, gpu, steps)
     return list(found.values())
 
 
@@ -152,10 +139,8 @@ def github(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
     """A file of `.github/workflows`: the cells as matrices."""
     found = _fixed("github")
     job = found["jobs"].pop("cells")
-    # Steps without a cell's line, or without need, go.
-    lacking = {"build", "verify", "publish", "promote"} - made[0].steps.keys()
-    lacking |= {"cache"} if asked.cache else set()
-    lacking |= set() if asked.registry else {"registry"}
+    lacking = {"publish", "promote"} - made[0].steps.keys()
+    lacking |= ({"cache"} if asked.cache else set()) | (set() if asked.registry else {"registry"})
     job["steps"] = [one for one in job["steps"] if one["name"].split()[0] not in lacking]
     next(one for one in job["steps"] if one["name"] == "install")["run"] = _install(asked)
     job["env"] = {"HEADRACE_CACHE": asked.cache or "headrace-cache"}
@@ -195,17 +180,14 @@ def argo(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
     shared = _fixed("pod")
     graph = [{"name": one.name, "template": one.name} for one in made]
     # One cell that fails stops no other.
-    templates: list[dict[str, Any]] = [
-        {"name": "cells", "dag": {"failFast": False, "tasks": graph}}
-    ]
+    first = {"name": "cells", "dag": {"failFast": False, "tasks": graph}}
+    templates: list[dict[str, Any]] = [first]
     for one in made:
-        before: list[str] = []
         containers = []
-        for step in one.steps:
+        for before, step in zip(("", *one.steps), one.steps, strict=False):
+            after = {"dependencies": [before]} if before else {}
             command = {"image": asked.image, **one.command(step, "resources")}
-            after = {"dependencies": before} if before else {}
             containers.append({**command, **shared["container"], **after})
-            before = [step]
         group = {"volumeMounts": shared["volumeMounts"], "containers": containers}
         templates.append({"name": one.name, **one.selector, "containerSet": group})
     spec = {"entrypoint": "cells", "volumes": shared["volumes"], **shared["pod"]}
@@ -221,19 +203,18 @@ def tekton(made: list[CellTask], asked: WorkflowOptions) -> dict[str, Any]:
         steps = [one.command(step, "computeResources") for step in one.steps]
         spec = {"volumes": shared["volumes"], "stepTemplate": common, "steps": steps}
         work.append({"name": one.name, "taskSpec": spec})
-        pods.append(
-            {"pipelineTaskName": one.name, "podTemplate": {**shared["pod"], **one.selector}}
-        )
+        template = {**shared["pod"], **one.selector}
+        pods.append({"pipelineTaskName": one.name, "podTemplate": template})
     spec = {"timeouts": {"pipeline": "0"}, "pipelineSpec": {"tasks": work}, "taskRunSpecs": pods}
     return _object("tekton.dev/v1", "PipelineRun", spec)
 
 
-WRITERS: dict[str, Callable[[list[CellTask], WorkflowOptions], dict[str, Any]]]
 WRITERS = {"github": github, "gitlab": gitlab, "argo": argo, "tekton": tekton}
 
 
 def _fixed(name: str) -> dict[str, Any]:
-    return dict(json.loads((FIXED / f"{name}.json").read_text(encoding="utf-8")))
+    path = Path(__file__).parent / "workflows" / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _object(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -242,8 +223,8 @@ def _object(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _install(asked: WorkflowOptions) -> str:
-    package = asked.package or f"headrace[factory]=={VERSION}"
-    return f"python -m pip install {shlex.quote(_safe(package))}"
+    package = _safe(asked.package or f"headrace[factory]=={VERSION}")
+    return f"python -m pip install {shlex.quote(package)}"
 
 
 def _safe(word: str) -> str:
