@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_432,
     "bench": 9_530,
-    "cli": 4_855,
+    "cli": 4_878,
     "dist": 510,
     "engine": 7_145,
-    "factory": 4_480,
+    "factory": 4_456,
     "kernels": 12_681,
     "kv": 650,
     "layers": 300,
@@ -59,7 +59,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 81_650
+TOTAL = 81_623
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
