@@ -50,7 +50,7 @@ NODES = {**FULL, "on": "zone=a,gpu.example/kind=b;zone=c"}
     ],
 )
 def test_published_schemas_take_them(platform: str, words: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("check_jsonschema")
+    pytest.importorskip("check_jsonschema", reason="NOT TESTED: pip install check-jsonschema")
     cells = [cell(one) for one in HOSTILE]
     files = []
     for name, asked in {"full": FULL, "least": {}, "kept": {**FULL, "cache": "/srv/c"}}.items():
@@ -64,7 +64,7 @@ def test_published_schemas_take_them(platform: str, words: list[str], tmp_path: 
 
 
 def test_argo_knows_every_field() -> None:
-    models = pytest.importorskip("hera.workflows.models")
+    models = pytest.importorskip("hera.workflows.models", reason="NOT TESTED: pip install hera")
     found = made("argo", [cell("one", device="cuda"), cell("two")], **NODES)
     kept = models.Workflow.model_validate(found).model_dump(
         exclude_unset=True, by_alias=True, mode="json"
