@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.base.drafted import Verified
-from headrace.base.step import StepPlan, StepResult
-from headrace.speculate import MODEL
+from ..base.drafted import Verified
+from ..base.step import StepPlan, StepResult
+from ..speculate import MODEL
 
 MEMORY = 0.1
 """Share of the newest step in what is known of steps about as large."""
