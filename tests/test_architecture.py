@@ -39,6 +39,7 @@ RANKS = {
     "base": 0,
     "obs": 1,
     "text": 1,
+    "media": 1,
     "kv": 1,
     "kernels": 1,
     "dist": 1,

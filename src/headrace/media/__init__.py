@@ -1,0 +1,12 @@
+"""Sound that somebody sent, decoded where it can do no harm.
+
+Owns: which formats are taken, the limits of what is declared and of what comes out, the child
+process in which decoders run. Takes the bytes of a file; gives fp32 samples at 16 kHz, one channel.
+Knows nothing of models, routes or URLs: it opens no file by name and no connection.
+Invariant: whatever the bytes are, the caller gets samples or one typed refusal, in bounded time.
+Your change: a format is a row of `SIGNATURES` in `formats.py` and a reader in `child.py`.
+"""
+
+from .audio import RATE, AudioLimits, Sound, decode
+
+__all__ = ["RATE", "AudioLimits", "Sound", "decode"]

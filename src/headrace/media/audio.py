@@ -1,0 +1,139 @@
+"""A file's bytes to samples: one child process for each, killed when its time is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import InvalidRequest, PackageAbsent, TooLarge
+from ..base.extras import install_extra
+from .formats import FFMPEG, REFUSALS, container
+
+RATE = 16_000
+"""Samples a second of what `decode` gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioLimits:
+    """What one file may cost. A request may be given less, never more."""
+
+    bytes: int = 25 << 20
+    """Of the file; OpenAI's own limit."""
+    seconds: float = 4 * 3600.0
+    """Of sound, as the file declares it and as it comes out."""
+    memory: int = 1 << 30
+    """Bytes of address space of the child."""
+    wall_seconds: float = 120.0
+    """From the start of the child to its kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Samples [n] in fp32 at `RATE`, one channel: the mean of all that the file has."""
+
+    samples: npt.NDArray[np.float32]
+    format: str
+    rate: int
+    """The file's own."""
+    channels: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / RATE
+
+
+def decode(data: bytes, limits: AudioLimits = AudioLimits(), param: str = "file") -> Sound:
+    """The sound of a file. Raises `InvalidRequest` for what is no sound, is damaged or too long,
+    `TooLarge` for too many bytes, `PackageAbsent` where the format's library is not installed.
+
+    `param`: the field that errors name. Blocks for as long as decoding takes: call it in a thread.
+    """
+    if len(data) > limits.bytes:
+        raise TooLarge(
+            f"the file has {len(data):,} bytes, at most {limits.bytes:,} are taken", param=param
+        )
+    format = container(data)
+    if format is None:
+        raise InvalidRequest(REFUSALS["format"], param=param)
+    with _memory("sound") as source, _memory("samples") as target:
+        source.write(data)
+        source.flush()
+        os.lseek(source.fileno(), 0, os.SEEK_SET)
+        answer = _child(source, target, format, limits)
+        if "absent" in answer:
+            extra = "av" if format in FFMPEG else "audio"
+            raise PackageAbsent(
+                f"reading {format} needs {answer['absent']}, which is not installed: "
+                f"{install_extra(extra)}"
+            )
+        if "refused" in answer:
+            raise InvalidRequest(REFUSALS[answer["refused"]], param=param)
+        samples = np.empty(answer["samples"], np.float32)
+        if os.preadv(target.fileno(), [memoryview(samples).cast("B")], 0) != samples.nbytes:
+            raise InvalidRequest(REFUSALS["lost"], param=param)
+    return Sound(samples, format, answer["rate"], answer["channels"])
+
+
+def _memory(name: str) -> BinaryIO:
+    """A file without a name, in memory where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create(name), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _child(source: BinaryIO, target: BinaryIO, format: str, limits: AudioLimits) -> dict[str, Any]:
+    """What the child says; `{"refused": …}` where it says nothing that can be believed."""
+    result = int(limits.seconds * RATE + RATE) * 4
+    order = {
+        "format": format,
+        "rate": RATE,
+        "seconds": limits.seconds,
+        "memory": limits.memory,
+        "processor_seconds": max(1, round(limits.wall_seconds)),
+        "result": result,
+        "into": target.fileno(),
+    }
+    command = [sys.executable, "-I", "-m", "headrace.media.child", json.dumps(order)]
+    # One thread of a linear algebra library reserves more addresses than a decoder needs.
+    environment = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PATH": os.defpath}
+    with subprocess.Popen(
+        command,
+        stdin=source,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(target.fileno(),),
+        env=environment,
+    ) as child:
+        try:
+            said, _ = child.communicate(timeout=limits.wall_seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return {"refused": "time"}
+        except BaseException:
+            child.kill()
+            raise
+    try:
+        answer = json.loads(said[:1024])
+    except ValueError:
+        return {"refused": "lost"}
+    return answer if _believable(answer, result) else {"refused": "lost"}
+
+
+def _believable(answer: Any, result: int) -> bool:
+    """Is it one of three answers? A child that was taken over may say anything."""
+    if not isinstance(answer, dict):
+        return False
+    if "samples" in answer:
+        numbers = [answer.get(name) for name in ("samples", "rate", "channels")]
+        return all(isinstance(one, int) and one > 0 for one in numbers) and (
+            4 * answer["samples"] <= result
+        )
+    return answer.get("refused") in REFUSALS or isinstance(answer.get("absent"), str)

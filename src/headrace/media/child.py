@@ -1,0 +1,158 @@
+"""The process in which a decoder runs: `python -m headrace.media.child` for one file.
+
+The file is its standard input, a descriptor whose number it is told takes the samples, and one line
+of JSON on its standard output says what they are or why there are none. Once the libraries are
+imported it gives up what it could do harm with: memory, processor time, new descriptors, large
+files, other processes, and the network where the system lets it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pkgutil
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from .formats import FFMPEG
+
+Block = npt.NDArray[np.float32]
+_BLOCK = 1 << 16
+"""Frames that are decoded at once."""
+_SUBTYPES = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW", "VORBIS", "OPUS", "MPEG_LAYER_III")
+_CODECS = ("aac", "opus", "mp3", "mp3float", "vorbis", "flac", "alac")
+_NEW_USER, _NEW_NET = 0x10000000, 0x40000000
+_NO_NEW_PRIVILEGES = 38
+
+
+class Refused(Exception):
+    """The code of a refusal, a key of `formats.REFUSALS`."""
+
+
+def main() -> None:
+    """Decode standard input by the order in the only argument, a JSON object."""
+    order = json.loads(sys.argv[1])
+    try:
+        import soxr
+
+        if order["format"] in FFMPEG:
+            import av as library
+
+            for module in pkgutil.walk_packages(library.__path__, "av."):
+                # It imports some of them only when a file asks for them: too late by then.
+                with suppress(ImportError):
+                    import_module(module.name)
+        else:
+            import soundfile as library
+    except ImportError as absent:
+        _say({"absent": absent.name})
+        return
+    _confine(order)
+    try:
+        _say(_decode(order, library, soxr))
+    except Refused as refused:
+        _say({"refused": str(refused)})
+    except Exception:  # noqa: BLE001 - whatever a decoder raises is the file's fault
+        _say({"refused": "damaged"})
+
+
+def _confine(order: dict[str, Any]) -> None:
+    """Give up, for good, what decoding does not need."""
+    seconds = int(order["processor_seconds"])
+    for limit, value in (
+        (resource.RLIMIT_AS, order["memory"]),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, order["result"]),
+        (resource.RLIMIT_NOFILE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(limit, (value, value))
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "unshare"):
+        # Refused in some containers: nothing here opens a connection all the same.
+        libc.unshare(_NEW_USER | _NEW_NET)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+
+
+def _decode(order: dict[str, Any], library: Any, soxr: Any) -> dict[str, Any]:
+    source = os.fdopen(0, "rb", buffering=0, closefd=False)
+    read = _by_ffmpeg if order["format"] in FFMPEG else _by_soundfile
+    blocks = read(order, library, source)
+    rate, channels = next(blocks)
+    wanted, most = int(order["rate"]), float(order["seconds"])
+    if not 1_000 <= rate <= 384_000:
+        raise Refused("rate")
+    if not 1 <= channels <= 8:
+        raise Refused("channels")
+    resampler = None if rate == wanted else soxr.ResampleStream(rate, wanted, 1, dtype="float32")
+    taken = given = 0
+    with os.fdopen(order["into"], "wb", closefd=False) as target:
+        for block in blocks:
+            taken += len(block)
+            if taken > most * rate:
+                raise Refused("long")
+            mono = np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
+            mono = mono if resampler is None else resampler.resample_chunk(mono)
+            given += _write(target, mono)
+        if resampler is not None:
+            given += _write(target, resampler.resample_chunk(np.empty(0, np.float32), last=True))
+    if not given:
+        raise Refused("empty")
+    return {"samples": given, "frames": taken, "rate": rate, "channels": channels}
+
+
+def _write(target: BinaryIO, mono: Block) -> int:
+    # What is no number, or is far beyond full scale, would become no number in a model.
+    target.write(np.clip(np.nan_to_num(mono), -8.0, 8.0).tobytes())
+    return len(mono)
+
+
+def _by_soundfile(order: dict[str, Any], soundfile: Any, source: BinaryIO) -> Iterator[Any]:
+    """(rate, channels), then fp32 blocks [frames, channels]."""
+    with soundfile.SoundFile(source) as sound:
+        if not sound.subtype.startswith(_SUBTYPES):
+            raise Refused("codec")
+        declared = sound.frames
+        if declared < 2**62 and declared > order["seconds"] * sound.samplerate:
+            raise Refused("long")
+        yield sound.samplerate, sound.channels
+        while len(block := sound.read(_BLOCK, dtype="float32", always_2d=True)):
+            yield block
+
+
+def _by_ffmpeg(order: dict[str, Any], av: Any, source: BinaryIO) -> Iterator[Any]:
+    """(rate, channels), then fp32 blocks [frames, channels], of the first track of sound."""
+    with av.open(source, format=FFMPEG[order["format"]]) as opened:
+        if not opened.streams.audio:
+            raise Refused("empty")
+        track = opened.streams.audio[0]
+        name = track.codec_context.name
+        if name not in _CODECS and not name.startswith("pcm_"):
+            raise Refused("codec")
+        if opened.duration and opened.duration > order["seconds"] * 1_000_000:
+            raise Refused("long")
+        rate, channels = track.codec_context.sample_rate, track.codec_context.layout.nb_channels
+        yield rate, channels
+        convert = av.AudioResampler(format="flt", layout=track.layout, rate=rate)
+        for frame in opened.decode(track):
+            for same in convert.resample(frame):
+                yield same.to_ndarray().reshape(-1, channels)
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

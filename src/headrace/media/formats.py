@@ -1,0 +1,45 @@
+"""Which container the first bytes of a file name, and why a decoder may refuse one.
+
+The name and the MIME type that a client gives are not looked at: the decoder is chosen by the
+bytes alone, so a playlist, a subtitle or a script never reaches one.
+"""
+
+from __future__ import annotations
+
+SOUNDFILE = frozenset(("wav", "flac", "ogg", "mp3"))
+"""Formats that libsndfile reads: the extra `audio`."""
+FFMPEG = {"mp4": "mov", "webm": "matroska"}
+"""Formats that need FFmpeg, the extra `av`, and the one demuxer that each may open."""
+HEAD = 12
+"""Bytes that tell a format."""
+REFUSALS = {
+    "format": "the file is not a sound of a known format; wav, flac, ogg, mp3, mp4, m4a and webm "
+    "are taken",
+    "codec": "the codec inside of the file is not taken; pcm, flac, alac, vorbis, opus, mp3 and "
+    "aac are",
+    "damaged": "the sound cannot be decoded",
+    "empty": "the sound has no samples",
+    "rate": "the sampling rate must be between 1,000 and 384,000 Hz",
+    "channels": "the sound must have between 1 and 8 channels",
+    "long": "the sound is longer than is taken here",
+    "time": "the sound took too long to decode",
+    "lost": "the sound cannot be decoded within the limits of memory and time",
+}
+"""Code that a child gives → clause for the user. Never a decoder's own words."""
+
+
+def container(data: bytes) -> str | None:
+    """Format by its signature: wav, flac, ogg, mp3, mp4 (m4a, mov), webm; None: none of these."""
+    head = data[:HEAD]
+    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
+        return "wav"
+    if head[:4] == b"fLaC":
+        return "flac"
+    if head[:4] == b"OggS":
+        return "ogg"
+    if head[4:8] == b"ftyp":
+        return "mp4"
+    if head[:4] == b"\x1a\x45\xdf\xa3":
+        return "webm"
+    frame = len(head) > 2 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2 and head[2] >> 4 != 15
+    return "mp3" if head[:3] == b"ID3" or frame else None
