@@ -77,7 +77,7 @@ def decode(data: bytes, limits: AudioLimits = AudioLimits(), param: str = "file"
         if "refused" in answer:
             raise InvalidRequest(REFUSALS[answer["refused"]], param=param)
         samples = np.empty(answer["samples"], np.float32)
-        if os.preadv(target.fileno(), [memoryview(samples).cast("B")], 0) != samples.nbytes:
+        if os.preadv(target.fileno(), [samples.data.cast("B")], 0) != samples.nbytes:
             raise InvalidRequest(REFUSALS["lost"], param=param)
     return Sound(samples, format, answer["rate"], answer["channels"])
 
