@@ -48,7 +48,7 @@ LINES = {
     "kv": 650,
     "layers": 300,
     "loader": 4_270,
-    "media": 330,
+    "media": 360,
     "models": 330,
     "obs": 1_682,
     "quant": 780,
@@ -60,7 +60,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 81_950
+TOTAL = 81_990
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

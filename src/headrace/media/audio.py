@@ -26,9 +26,9 @@ class AudioLimits:
     """What one file may cost. A request may be given less, never more."""
 
     bytes: int = 25 << 20
-    """Of the file; OpenAI's own limit."""
+    """Size of the file; OpenAI takes as much."""
     seconds: float = 4 * 3600.0
-    """Of sound, as the file declares it and as it comes out."""
+    """Length of the sound, as the file declares it and as it comes out."""
     memory: int = 1 << 30
     """Bytes of address space of the child."""
     wall_seconds: float = 120.0
