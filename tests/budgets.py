@@ -39,11 +39,11 @@ WIDE = {"bench.options.RunOptions": 40}
 """Records that a user writes or a file holds, one option or column a field."""
 LINES = {
     "base": 4_432,
-    "bench": 9_530,
-    "cli": 4_878,
+    "bench": 9_535,
+    "cli": 4_934,
     "dist": 510,
     "engine": 7_145,
-    "factory": 4_456,
+    "factory": 5_149,
     "kernels": 12_681,
     "kv": 650,
     "layers": 300,
@@ -60,7 +60,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 81_990
+TOTAL = 82_731
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -60,6 +60,38 @@ class Entry(NamedTuple):
         return " · ".join((self.model, server, self.machine, self.workload, self.load))
 
 
+def row_of(result: dict[str, Any]) -> list[Any]:
+    """A result's values of `COLUMNS`."""
+    options = result["options"]
+    metrics = {name: found["value"] for name, found in result["figures"].items()}
+    for name, found in result["samples"].items():
+        metrics[f"{name}_mean"] = found["mean"]
+        for percentile, value in found["percentiles"].items():
+            metrics[f"{name}_{percentile}"] = value
+    load = options["arrivals"] or f"closed:{options['concurrency']}"
+    if kind := result.get("kind"):
+        load = f"{kind}:{result['requests'] if kind == THROUGHPUT else options['concurrency']}"
+    machine = result["machine"]
+    here = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]])
+    host = urlsplit(options["url"]).hostname
+    server = result["server"]
+    named = [server.get("software"), server["version"] or "unknown"]
+    return [
+        result["created"],
+        result["commit"],
+        server.get("commit"),
+        # Of what was measured: of another machine its name is all that is known.
+        here if host is None or parse_url(options["url"]).local else f"at {host}",
+        server["model"],
+        " ".join(str(word) for word in named if word),
+        f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
+        load,
+        result["valid"],
+        json.dumps(metrics),
+        json.dumps(options),
+    ]
+
+
 FILTERS = ("workload", "model", "server", "machine", "load", "commit")
 
 
@@ -70,34 +102,7 @@ class History:
         self.path = path or default_path()
 
     def add(self, result: dict[str, Any]) -> None:
-        options = result["options"]
-        metrics = {name: found["value"] for name, found in result["figures"].items()}
-        for name, found in result["samples"].items():
-            metrics[f"{name}_mean"] = found["mean"]
-            for percentile, value in found["percentiles"].items():
-                metrics[f"{name}_{percentile}"] = value
-        load = options["arrivals"] or f"closed:{options['concurrency']}"
-        if kind := result.get("kind"):
-            load = f"{kind}:{result['requests'] if kind == THROUGHPUT else options['concurrency']}"
-        machine = result["machine"]
-        here = ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"]])
-        host = urlsplit(options["url"]).hostname
-        server = result["server"]
-        named = [server.get("software"), server["version"] or "unknown"]
-        values = [
-            result["created"],
-            result["commit"],
-            server.get("commit"),
-            # Of what was measured: of another machine its name is all that is known.
-            here if host is None or parse_url(options["url"]).local else f"at {host}",
-            server["model"],
-            " ".join(str(word) for word in named if word),
-            f"{options['trace'] or options['workload']} {options['input']}/{options['output']}",
-            load,
-            result["valid"],
-            json.dumps(metrics),
-            json.dumps(options),
-        ]
+        values = row_of(result)
         with self._open() as database:
             import duckdb
 
