@@ -92,6 +92,17 @@ def row_of(result: dict[str, Any]) -> list[Any]:
     ]
 
 
+def library(what: str, param: str, extra: str) -> Any:
+    """DuckDB. Raises `OptionError` where it is not installed: what needs it, and its extra."""
+    try:
+        import duckdb
+    except ImportError:
+        raise OptionError(
+            f'the {what} needs duckdb: pip install "headrace[{extra}]"', param=param
+        ) from None
+    return duckdb
+
+
 FILTERS = ("workload", "model", "server", "machine", "load", "commit")
 
 
@@ -104,8 +115,7 @@ class History:
     def add(self, result: dict[str, Any]) -> None:
         values = row_of(result)
         with self._open() as database:
-            import duckdb
-
+            duckdb = library("history", "history", "bench")
             try:
                 _prepare(database)
                 marks = ", ".join("?" * len(values))
@@ -145,12 +155,7 @@ class History:
         return [Entry(*row) for row in found]
 
     def _open(self) -> Any:
-        try:
-            import duckdb
-        except ImportError:
-            raise OptionError(
-                'the history needs duckdb: pip install "headrace[bench]"', param="history"
-            ) from None
+        duckdb = library("history", "history", "bench")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return duckdb.connect(str(self.path))

@@ -24,6 +24,7 @@ import msgspec
 
 from ..base.environment import cache_root
 from ..base.errors import InvalidRequest, OptionError, Untrusted
+from ..bench import history
 from .rows import MOST_LINE, REASONS, SCHEMA, log_row
 from .store import held
 
@@ -297,13 +298,7 @@ class Lake:
 
 def library() -> Any:
     """DuckDB. Raises `OptionError` where it is not installed."""
-    try:
-        import duckdb
-    except ImportError:
-        raise OptionError(
-            'the fleet\'s store needs duckdb: pip install "headrace[fleet]"', param="into"
-        ) from None
-    return duckdb
+    return history.library("fleet's store", "into", "fleet")
 
 
 def lake_folder(given: Path | None) -> Path:

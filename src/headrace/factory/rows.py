@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from ..obs.logs import HIDDEN, hide_secrets
 
@@ -190,8 +191,6 @@ def micros(when: datetime) -> int:
 
 def scrape_rows(text: str, service: str, when: datetime) -> Iterator[dict[str, Any]]:
     """Rows of `metrics` of an answer of `/metrics`. Raises `ValueError` for what is none."""
-    from prometheus_client.parser import text_string_to_metric_families  # Slow to import.
-
     count = 0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
