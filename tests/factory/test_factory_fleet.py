@@ -12,7 +12,15 @@ from factory_cell import AT_LEAST, Made, make
 from headrace.base.config import EngineOptions
 from headrace.base.errors import OptionError
 from headrace.factory.build import BuildOptions
-from headrace.factory.fleet import Cell, build_cell, locally, read_fleet, run_fleet
+from headrace.factory.fleet import (
+    Cell,
+    build_cell,
+    locally,
+    read_fleet,
+    run_command,
+    run_fleet,
+)
+from headrace.factory.workflow import WorkflowOptions, tasks
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +65,28 @@ def test_a_fleet_is_built_once(made: Made, tmp_path: Path, monkeypatch: pytest.M
 def test_the_command_of_a_cell_says_what_was_set() -> None:
     engine = EngineOptions(model="one", prefix_cache=False, deterministic=True, max_sequences=2)
     cell = Cell(engine, BuildOptions(at_least=2.5, store="/there"))
-    assert cell.words() == [
-        *("factory", "build", "one", "--json", "--deterministic", "--max-sequences=2"),
-        *("--no-prefix-cache", "--store=/there", "--at-least=2.5"),
+    assert cell.words("--json") == [
+        *("factory", "build", "--json", "--deterministic", "--max-sequences=2"),
+        *("--no-prefix-cache", "--store=/there", "--at-least=2.5", "--", "one"),
     ]
+
+
+@pytest.mark.parametrize("model", ["-none", "--json", "--help"])
+def test_a_model_that_begins_with_a_hyphen_is_no_option(model: str, tmp_path: Path) -> None:
+    """The command looks for the model, and says that there is none of its name."""
+    cell = Cell(EngineOptions(model=model, offline=True), BuildOptions(store=str(tmp_path)))
+    status, said = build_cell(cell)
+    assert status > 1
+    assert model in said
+    assert "option" not in said.lower()
+
+
+def test_cells_are_of_kinds_of_machines(made: Made, tmp_path: Path) -> None:
+    text = 'hardware = ["arm", "gpu"]\n' + toml(made, recipes="[{}, {threads = 1}]")
+    cells = read_fleet(written(tmp_path / "fleet.toml", text))
+    assert [one.hardware for one in cells] == ["arm", "gpu", "arm", "gpu"]
+    with pytest.raises(OptionError, match="--on"):
+        tasks(cells, WorkflowOptions(), in_pods=False)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +101,8 @@ def test_the_command_of_a_cell_says_what_was_set() -> None:
         ('models = ["one"]\nrecipes = [3]', "recipes"),
         ('models = ["one"]\n[build]\nleast_share = 7', "least_share"),
         ("models = [1]", "model"),
+        ('models = ["one"]\nhardware = []', "hardware"),
+        ('models = ["one"]\nhardware = "gpu"', "hardware"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
@@ -99,7 +127,7 @@ def test_a_killed_process_is_started_anew(
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    ended, said = build_cell(["--version"])
+    ended, said = run_command(["--version"])
     assert ended == status
     assert len(starts.read_text()) == min(kills + 1, 3)
     assert said.startswith("headrace") == (status == 0)

@@ -24,7 +24,20 @@ from headrace.factory.workflow import MATRIX, Platform, WorkflowOptions, workflo
 from tiny import talker
 
 IMAGE = "registry.example/headrace@sha256:" + "a" * 64
-HOSTILE = ["a b; rm -rf ~", "it's", 'say "x"', "$HOME", "`id`", "a&b|c>d", "ü*?", "a\\", "#x", "!x"]
+HOSTILE = [
+    "-x",
+    "--json",
+    "a b; rm -rf ~",
+    "it's",
+    'say "x"',
+    "$HOME",
+    "`id`",
+    "a&b|c>d",
+    "ü*?",
+    "a\\",
+    "#x",
+    "!x",
+]
 IN_PODS = ("argo", "tekton")
 
 
@@ -89,7 +102,7 @@ def test_a_pod_runs_the_steps_of_a_cell_in_turn() -> None:
         assert [one.get("dependencies") for one in containers] == [None, *([n] for n in names[:-1])]
         mounts = {one["name"] for one in template["containerSet"]["volumeMounts"]}
         assert mounts == claimed == {one["name"] for one in task["taskSpec"]["volumes"]}
-    assert work[2]["taskSpec"]["steps"][0]["args"][2] == "it's two"
+    assert work[2]["taskSpec"]["steps"][0]["args"][-2:] == ["--", "it's two"]
     limits = [one["taskSpec"]["steps"][0].get("computeResources") for one in work]
     assert [bool(one) for one in limits] == [True, True, False, False]
 
@@ -101,16 +114,16 @@ def test_a_shell_reads_hostile_names_as_one_word(platform: str) -> None:
     jobs = [one for name, one in found.items() if isinstance(one, dict) and "script" in one]
     lines = [row["build"] for row in rows] or [job["script"][0] for job in jobs]
     echo = (
-        f'headrace() {{ {shlex.quote(sys.executable)} -c "import sys; print(sys.argv[3])" "$@"; }}'
+        f'headrace() {{ {shlex.quote(sys.executable)} -c "import sys; print(sys.argv[-1])" "$@"; }}'
     )
     done = subprocess.run(["bash", "-c", "\n".join([echo, *lines])], capture_output=True, text=True)
     assert done.stdout.splitlines() == HOSTILE, done.stderr
 
 
 @pytest.mark.parametrize("platform", list(Platform))
-@pytest.mark.parametrize("name", ["${{ secrets.X }}", "{{x}}", "$(x)", "$[[ x ]]", "a\nb", "-x"])
+@pytest.mark.parametrize("name", ["${{ secrets.X }}", "{{x}}", "$(x)", "$[[ x ]]", "a\nb"])
 def test_expressions_are_refused(platform: str, name: str) -> None:
-    with pytest.raises(OptionError, match=r"expression|option"):
+    with pytest.raises(OptionError, match="expression"):
         made(platform, [cell(name)])
     with pytest.raises(OptionError):
         made(platform, [cell()], registry=f"{name}/host:")

@@ -8,13 +8,13 @@ from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from ..base.config import EngineOptions
-from ..base.errors import NotFound
+from ..base.errors import NotFound, OptionError
 from ..factory.build import BuildOptions, store_folder
 from ..factory.bundle import beside, read_bundle, shipped, take_in, write_bundle
 from ..factory.chart import write_chart
@@ -151,15 +151,29 @@ def chart(
     print(f"{folder}: helm install {found.body.model.name} {folder}")
 
 
+Where = Literal["local", "ray"]
+
+
 def fleet(
-    file: Annotated[Path, typer.Argument(help="TOML: models, recipes, build.")],
-    workers: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
+    file: Annotated[Path, typer.Argument(help="TOML: models, recipes, hardware, build.")],
+    workers: Annotated[int, typer.Option(min=1, help="Processes at once on this machine.")] = 1,
+    on: Annotated[Where, typer.Option(help="This machine, or those of a Ray cluster.")] = "local",
     store: At = None,
     as_json: AsJson = False,
 ) -> None:
     """Build every model by every recipe of FILE; what is unchanged starts nothing."""
-    rows = []
-    for one in run_fleet(read_fleet(file, store), locally(workers)):
+    rows, cells = [], read_fleet(file, store)
+    if on == "ray":
+        # Local: `ray` is an extra of its own.
+        from ..factory.cluster import RayCluster
+
+        cluster = RayCluster()
+        ends = run_fleet(cells, cluster.build, cluster.plan)
+    elif kinds := sorted({cell.hardware for cell in cells} - {""}):
+        raise OptionError(f"{file} asks for {kinds[0]}, so it needs --on ray", param="on")
+    else:
+        ends = run_fleet(cells, locally(workers))
+    for one in ends:
         rows.append({"cell": one.name, "end": one.end, "why": one.why})
         if not as_json and one.end != "kept":
             print(f"{one.name}: {one.end} {one.why}".rstrip(), file=sys.stderr)

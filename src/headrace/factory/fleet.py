@@ -1,4 +1,4 @@
-"""Many cells: models by recipes from one file, planned here, built by processes.
+"""Many cells: models by recipes by kinds of machines from one file, planned, built by processes.
 
 What is unchanged is found by planning and starts no process. A cell is built by the command that
 builds one; the store sees to it that cells which share a stage run it once, wherever they are.
@@ -6,10 +6,11 @@ builds one; the store sees to it that cells which share a stage run it once, whe
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,9 @@ from .stage import Outcome
 
 TRIES = 3
 """Starts of a cell whose process is killed; one that fails is not tried again."""
-FIELDS = "models", "recipes", "build"
+KIND = re.compile(r"([a-z0-9](?!emory$)[a-z0-9._-]{0,62})?")
+"""A kind of machine; Ray counts `memory` itself."""
+FIELDS = "models", "recipes", "hardware", "build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,12 @@ class Cell:
 
     engine: EngineOptions
     wanted: BuildOptions
+    hardware: str = ""
+    """Kind of machine that it is for, as a cluster's machines name themselves; "": any."""
 
-    def words(self) -> list[str]:
-        """The command that builds it, after `python -m headrace`."""
-        words = ["factory", "build", self.engine.model, "--json"]
+    def words(self, *first: str) -> list[str]:
+        """The command that builds it, after `python -m headrace`; `first`: its first options."""
+        words = ["factory", "build", *first]
         for record in (self.engine, self.wanted):
             given, default = asdict(record), asdict(type(record)())
             for name, value in given.items():
@@ -42,7 +47,7 @@ class Cell:
                 flag = name.replace("_", "-")
                 no = "no-" if value is False else ""
                 words.append(f"--{no}{flag}" + ("" if isinstance(value, bool) else f"={value}"))
-        return words
+        return [*words, "--", self.engine.model]  # A name may begin with a hyphen.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,15 @@ class CellEnd:
 
 Executor = Callable[[list[Cell]], Iterator[tuple[int, int, str]]]
 """(place, exit status, last of what was printed) of each cell, as they end."""
+Planned = tuple[str, str, str]
+"""A cell's name, how it stands ("" where something is to run), and why."""
 
 
 def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
-    """The cells of a file: every model by every recipe. Raises `OptionError` with what is wrong."""
+    """The cells of a file: every model by every recipe on every kind of machine.
+
+    Raises `OptionError` with what is wrong.
+    """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -73,6 +83,11 @@ def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
         raise OptionError(f"{path}: models and recipes are lists, models not empty", param="fleet")
     if not all(isinstance(one, dict) for one in (*recipes, found.get("build", {}))):
         raise OptionError(f"{path}: recipes and build are tables of options", param="fleet")
+    kinds = found.get("hardware", [""])
+    if not isinstance(kinds, list) or not all(KIND.fullmatch(str(one)) for one in kinds or [" "]):
+        raise OptionError(
+            f"{path}: hardware is a list of names as in avx512, not empty", param="fleet"
+        )
     cells = []
     for model in models:
         for recipe in recipes:
@@ -83,39 +98,41 @@ def read_fleet(path: Path, store: str | None = None) -> list[Cell]:
                 raise OptionError(f"{path}: {error}", param="fleet") from None
             engine.verify()
             wanted.verify()
-            cells.append(Cell(engine, wanted))
+            cells += [Cell(engine, wanted, kind) for kind in kinds]
     return cells
 
 
-def run_fleet(cells: list[Cell], execute: Executor) -> Iterator[CellEnd]:
-    """Plan all, build what has something to run; → each cell's end, kept ones first.
-
-    What is wrong with one cell stops no other.
-    """
-    waiting: list[Cell] = []
-    names: list[str] = []
+def plan_cells(cells: Iterable[Cell]) -> Iterator[Planned]:
+    """How each cell stands on this machine; what is wrong with one stops no other."""
     shared = Shared()
     for cell in cells:
         try:
             build = Build(cell.engine, cell.wanted, shared=shared)
             steps = build.plan()
         except HeadraceError as error:
-            yield CellEnd(cell, cell.engine.model, "broken", error.message)
+            yield cell.engine.model, "broken", error.message
             continue
-        ended = [step.result for step in steps if step.result]
-        failed = [
-            step.stage.name
-            for step in steps
-            if step.result and step.result.outcome is Outcome.FAILED
-        ]
-        if len(ended) == len(steps) or failed:
-            yield CellEnd(cell, build.cell, "failed" if failed else "kept", ", ".join(failed))
+        ended = [(step.stage.name, step.result) for step in steps if step.result]
+        failed = [name for name, result in ended if result.outcome is Outcome.FAILED]
+        whole = "kept" if len(ended) == len(steps) else ""
+        yield build.cell, "failed" if failed else whole, ", ".join(failed)
+
+
+def run_fleet(
+    cells: list[Cell],
+    execute: Executor,
+    plan: Callable[[list[Cell]], Iterable[Planned]] = plan_cells,
+) -> Iterator[CellEnd]:
+    """Plan all, build what has something to run; → each cell's end, kept ones first."""
+    waiting: list[tuple[Cell, str]] = []
+    for cell, (name, end, why) in zip(cells, plan(cells), strict=True):
+        if end:
+            yield CellEnd(cell, name, end, why)
         else:
-            waiting.append(cell)
-            names.append(build.cell)
-    for place, status, said in execute(waiting):
+            waiting.append((cell, name))
+    for place, status, said in execute([cell for cell, _ in waiting]):
         end = {0: "built", 1: "failed"}.get(status, "broken")
-        yield CellEnd(waiting[place], names[place], end, "" if end == "built" else said)
+        yield CellEnd(*waiting[place], end, "" if end == "built" else said)
 
 
 def locally(workers: int) -> Executor:
@@ -123,14 +140,19 @@ def locally(workers: int) -> Executor:
 
     def execute(cells: list[Cell]) -> Iterator[tuple[int, int, str]]:
         with ThreadPoolExecutor(workers) as pool:
-            running = {pool.submit(build_cell, one.words()): at for at, one in enumerate(cells)}
+            running = {pool.submit(build_cell, one): at for at, one in enumerate(cells)}
             for one in as_completed(running):
                 yield running[one], *one.result()
 
     return execute
 
 
-def build_cell(words: list[str]) -> tuple[int, str]:
+def build_cell(cell: Cell) -> tuple[int, str]:
+    """(exit status, last line that was printed) of the command that builds a cell."""
+    return run_command(cell.words("--json"))
+
+
+def run_command(words: list[str]) -> tuple[int, str]:
     """(exit status, last line that was printed); a process that is killed is started anew."""
     command = [sys.executable, "-m", "headrace", *words]
     for _ in range(TRIES):

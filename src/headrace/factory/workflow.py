@@ -111,9 +111,9 @@ def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[
     key = "/run/headrace/key.pem" if in_pods else "headrace-key.pem"
     found = {}
     for cell in cells:
-        _safe(model := cell.engine.model)
-        if model.startswith("-"):
-            raise OptionError(f"{model!r:.100} reads as an option", param="model")
+        if cell.hardware:
+            raise OptionError("a workflow names machines with --on, not in its file", param="fleet")
+        model = cell.engine.model
         for labels in (asked.on or "").split(";"):
             about = digest_of(canonical([cell.words(), labels]))[7:15]
             short = re.sub("[^a-z0-9]+", "-", model.lower())[-40:].strip("-") or "model"
@@ -121,7 +121,7 @@ def tasks(cells: Iterable[Cell], asked: WorkflowOptions, in_pods: bool) -> list[
             store = f"{root}/cells/{name}"
             at = ["--store", store]
             build = Cell(cell.engine, replace(cell.wanted, store=store, key=key, ring="dev"))
-            words = [_safe(word) for word in build.words() if word != "--json"]
+            words = [_safe(word) for word in build.words()]
             steps = {"build": words, "verify": ["factory", "verify", *at]}
             if asked.registry:
                 target = f"{asked.registry}:{name}"

@@ -1,0 +1,119 @@
+"""A fleet on a Ray cluster of this machine: stub cells while a machine is killed, then real ones.
+
+Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL]]`; MODEL: a folder with a small model.
+Needs `ray`. Three machines of Ray's own test cluster are processes here: a head that runs no cell
+and two of kind `small` that run two at once. Stub cells have the stages, keys, store and graph of a
+build, and fixed figures where an engine would start; one of the machines is killed at a third of
+them. The real ones are built by `headrace factory build`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from factory_fleet import ENGINE
+from ray.cluster_utils import Cluster
+
+from headrace.base.config import EngineOptions
+from headrace.factory.build import BuildOptions
+from headrace.factory.cluster import RayCluster
+from headrace.factory.fleet import Cell, run_fleet
+
+KIND = "small"
+STORE = 100 << 20
+"""Bytes of each machine's object store: only words travel."""
+
+
+@contextmanager
+def cluster() -> Iterator[tuple[Cluster, Any]]:
+    """The cluster, and the machine that is to be killed."""
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        one, _two = (
+            made.add_node(num_cpus=1, resources={KIND: 2}, object_store_memory=STORE)
+            for _ in range(2)
+        )
+        made.wait_for_nodes(timeout=120)
+        os.environ["RAY_ADDRESS"] = made.address
+        yield made, one
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def stub() -> Callable[[Cell], tuple[int, str]]:
+    """What builds a cell in its worker with fixed figures; it travels by value."""
+    figures = ENGINE
+
+    def build_stub(cell: Cell) -> tuple[int, str]:
+        from dataclasses import replace
+
+        from headrace.factory import build
+        from headrace.factory.stage import Result
+
+        for name, given in figures.items():
+            recipe = build.RECIPES[name]
+            build.RECIPES[name] = replace(recipe, run=lambda _work, of=given: Result(figures=of))
+        build.Build(cell.engine, cell.wanted).run()
+        return 0, ""
+
+    return build_stub
+
+
+def cells(model: Path, root: Path, count: int, **wanted: Any) -> list[Cell]:
+    """Copies of the model that differ in one file, by fifteen recipes."""
+    found = []
+    for number in range(count):
+        folder = root / f"m{number // 15}"
+        if not folder.exists():
+            shutil.copytree(model, folder)
+            (folder / "NUMBER").write_text(str(number))
+        words = {"model": str(folder), "cache_dir": str(root), "max_sequences": number % 15 + 1}
+        found.append(Cell(EngineOptions(**words), BuildOptions(**wanted), KIND))
+    return found
+
+
+def run(asked: list[Cell], on: RayCluster, at: int = -1, act: Any = None) -> dict[str, Any]:
+    """How the cells ended and in which time; `act` is called after the `at`th that was built."""
+    begin, ends = time.perf_counter(), Counter[str]()
+    for one in run_fleet(asked, on.build, on.plan):
+        ends[one.end] += 1
+        if one.end == "broken":
+            print(one.name, one.why, file=sys.stderr)
+        if ends["built"] == at:
+            act()
+    return {**ends, "s": round(time.perf_counter() - begin, 1)}
+
+
+def main(model: Path, count: int, real: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"stub_cells": count, "real_cells": real}
+    with tempfile.TemporaryDirectory() as name, cluster() as (made, one):
+        asked = cells(model, Path(name), count)
+        on = RayCluster(stub())
+
+        def kill() -> None:
+            made.remove_node(one, allow_graceful=False)
+
+        found["stub_with_a_kill"] = run(asked, on, count // 3, kill)
+        found["stub_unchanged"] = run(asked, on)
+        asked = cells(model, Path(name) / "real", real, at_least=0.001, without="accuracy,sbom")
+        found["real"] = run(asked, RayCluster())
+        found["real_unchanged"] = run(asked, RayCluster())
+    return found
+
+
+if __name__ == "__main__":
+    given = [int(one) for one in sys.argv[2:]]
+    print(json.dumps(main(Path(sys.argv[1]), *(given + [3000, 20][len(given) :])), indent=1))
