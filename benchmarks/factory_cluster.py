@@ -1,6 +1,6 @@
 """A fleet on a Ray cluster of this machine: stub cells while a machine is killed, then real ones.
 
-Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL]]`; MODEL: a folder with a small model.
+Run: `python benchmarks/factory_cluster.py MODEL [CELLS [REAL]]`; MODEL: a folder of a small one.
 Needs `ray`. Three machines of Ray's own test cluster are processes here: a head that runs no cell
 and two of kind `small` that run two at once. Stub cells have the stages, keys, store and graph of a
 build, and fixed figures where an engine would start; one of the machines is killed at a third of
