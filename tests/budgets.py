@@ -30,7 +30,7 @@ CEILINGS = {
     "parameters of a command": 39,  # Each is an option that `--help` prints.
     "parameters of a Triton function": 36,
     "fields": 32,  # What a record can be explained as; public options and wire formats: `WIDE`.
-    "own imports in functions": 45,  # Each hides an edge of the graph of modules.
+    "own imports in functions": 46,  # Each hides an edge of the graph of modules.
     "other imports in functions": 69,  # Each keeps a start without torch, or quick.
     "class names with two meanings": 56,  # One word, one meaning (`docs/glossary.md`).
     "environment reads": 0,  # Outside `base/environment.py`, which lists every variable.
@@ -40,10 +40,10 @@ WIDE = {"bench.options.RunOptions": 40}
 LINES = {
     "base": 4_432,
     "bench": 9_540,
-    "cli": 4_934,
+    "cli": 4_948,
     "dist": 510,
     "engine": 7_145,
-    "factory": 5_149,
+    "factory": 5_262,
     "kernels": 12_681,
     "kv": 650,
     "layers": 300,
@@ -60,7 +60,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 82_731
+TOTAL = 82_863
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -71,11 +72,12 @@ class RayCluster:
         `work`: place, kind of machine, function and what it is given.
         """
         running: dict[Any, tuple[Any, str]] = {}
+        remote = cache(ray.remote)  # Each call makes what Ray takes for another kind of task.
         waiting = iter(work)
         while True:
             for place, kind, function, given in islice(waiting, FLIGHT - len(running)):
                 needs = {"num_cpus": 0, "resources": {kind: 1}} if kind else {"num_cpus": 1}
-                task = ray.remote(function).options(max_retries=TRIES, **needs)
+                task = remote(function).options(max_retries=TRIES, **needs)
                 running[task.remote(given)] = place, kind
             if not running:
                 return
