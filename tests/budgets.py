@@ -43,7 +43,7 @@ LINES = {
     "cli": 4_948,
     "dist": 510,
     "engine": 7_145,
-    "factory": 5_262,
+    "factory": 5_264,
     "kernels": 12_681,
     "kv": 650,
     "layers": 300,
@@ -60,7 +60,7 @@ LINES = {
     "worker": 4_032,
 }
 """Lines of Python in each package."""
-TOTAL = 82_863
+TOTAL = 82_865
 """Lines of Python in all of them; what each part may add: docs/adr/0308."""
 
 
