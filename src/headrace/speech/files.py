@@ -1,0 +1,272 @@
+"""A folder of Whisper: CTranslate2's (`model.bin`) or Hugging Face's (`model.safetensors`).
+
+Whichever it is, tensors have Hugging Face's names and shapes from here on, but that the products
+with q, k and v of one input are one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+
+from ..base.errors import ModelFileError, UnsupportedModel
+from ..loader.jsonfile import MAX_JSON, read_json
+from ..loader.safetensors_file import read_header
+from .ctranslate import BinaryModel
+
+Array = npt.NDArray[Any]
+HEAD_SIZE = 64
+"""Numbers of a head, in all of OpenAI's sizes."""
+TIMESTAMPS = 1_501
+"""Tokens <|0.00|> to <|30.00|>, in steps of 20 ms."""
+_LARGEST = {"width": 4_096, "layers": 64, "vocab": 100_000, "mels": 256}
+_LANGUAGES = 110
+
+
+@dataclass(frozen=True)
+class Special:
+    """Token ids that mean something."""
+
+    end: int
+    start: int
+    languages: Mapping[str, int]
+    """Code of the language → its token; empty: the model hears English alone."""
+    translate: int
+    transcribe: int
+    previous: int
+    no_speech: int
+    no_timestamps: int
+
+    @property
+    def first_timestamp(self) -> int:
+        return self.no_timestamps + 1
+
+
+@dataclass(frozen=True)
+class WhisperFiles:
+    """What a folder holds, checked; tensors are read when `tensor` is called."""
+
+    width: int
+    heads: int
+    encoder_layers: int
+    decoder_layers: int
+    mels: int
+    vocab: int
+    positions: int
+    """Tokens of the decoder's context, 448."""
+    frames: int
+    """Positions of the encoder's output, 1,500."""
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+    """Also not said as the first token."""
+    alignment: tuple[tuple[int, int], ...]
+    """Layer and head of the cross attention that follow the sound."""
+    special: Special
+    tokenizer: tokenizers.Tokenizer
+    tensor: Callable[[str], Array]
+
+
+def open_whisper(folder: Path) -> WhisperFiles:
+    """Read what a folder says of itself. Raises `ModelFileError`, `UnsupportedModel`."""
+    tokenizer = _tokenizer(folder / "tokenizer.json")
+    special = _special(tokenizer)
+    config = read_json(folder / "config.json")
+    if (folder / "model.bin").exists():
+        binary = BinaryModel(folder / "model.bin")
+        known = binary.variables
+        shapes = {name: variable.shape for name, variable in known.items()}
+        tensor: Callable[[str], Array] = lambda name: _translated(binary, name)  # noqa: E731
+        width, mels = (_shape(shapes, "encoder/conv1/weight", 3)[i] for i in (0, 1))
+        vocab = _shape(shapes, "decoder/embeddings/weight", 2)[0]
+        positions = _shape(shapes, "decoder/position_encodings/encodings", 2)[0]
+        frames = _shape(shapes, "encoder/position_encodings/encodings", 2)[0]
+        layers = [
+            sum(f"{part}/layer_{i}/ffn/linear_0/bias" in known for i in range(_LARGEST["layers"]))
+            for part in ("encoder", "decoder")
+        ]
+        suppressed, first = config.get("suppress_ids"), config.get("suppress_ids_begin")
+        alignment = config.get("alignment_heads")
+    else:
+        weights = folder / "model.safetensors"
+        if config.get("model_type") != "whisper" or not weights.exists():
+            raise UnsupportedModel("the folder holds no Whisper: no model.bin, no model.safetensors")
+        header = read_header(weights)
+        shapes = {name: stored.shape for name, stored in header.items()}
+        tensor = lambda name: _stored(header, name)  # noqa: E731
+        width, mels = (_shape(shapes, "model.encoder.conv1.weight", 3)[i] for i in (0, 1))
+        vocab = _shape(shapes, "model.decoder.embed_tokens.weight", 2)[0]
+        positions = _shape(shapes, "model.decoder.embed_positions.weight", 2)[0]
+        frames = _shape(shapes, "model.encoder.embed_positions.weight", 2)[0]
+        layers = [
+            sum(f"model.{part}.layers.{i}.fc1.bias" in shapes for i in range(_LARGEST["layers"]))
+            for part in ("encoder", "decoder")
+        ]
+        path = folder / "generation_config.json"
+        said = read_json(path) if path.exists() else {}
+        suppressed = said.get("suppress_tokens", config.get("suppress_tokens"))
+        first = said.get("begin_suppress_tokens", config.get("begin_suppress_tokens"))
+        alignment = said.get("alignment_heads")
+    for what, value in (("width", width), ("mels", mels), ("vocab", vocab)):
+        if not 0 < value <= _LARGEST[what]:
+            raise UnsupportedModel(f"{what} of {value:,}, at most {_LARGEST[what]:,} are run")
+    heads = width // HEAD_SIZE
+    if width % HEAD_SIZE or not all(layers) or frames != 1_500 or not 8 <= positions <= 4_096:
+        raise UnsupportedModel("the sizes of the network are not a Whisper's")
+    if vocab < special.first_timestamp + TIMESTAMPS:
+        raise ModelFileError("tokenizer.json: the vocabulary is larger than the embedding")
+    return WhisperFiles(
+        width,
+        heads,
+        layers[0],
+        layers[1],
+        mels,
+        vocab,
+        positions,
+        frames,
+        _ids(suppressed, vocab, "suppressed tokens"),
+        _ids(first, vocab, "tokens suppressed first"),
+        _pairs(alignment, layers[1], heads),
+        special,
+        tokenizer,
+        tensor,
+    )
+
+
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, rank: int) -> tuple[int, ...]:
+    shape = shapes.get(name, ())
+    if len(shape) != rank:
+        raise ModelFileError(f"{name} is missing, or is no array of {rank} dimensions")
+    return shape
+
+
+def _ids(value: object, vocab: int, what: str) -> tuple[int, ...]:
+    found = value if isinstance(value, list) else []
+    if not all(isinstance(one, int) and -1 <= one < vocab for one in found):
+        raise ModelFileError(f"config.json: {what} must be token ids")
+    return tuple(one for one in found if one >= 0)
+
+
+def _pairs(value: object, layers: int, heads: int) -> tuple[tuple[int, int], ...]:
+    """Without any given, all heads of the upper half of the layers, as OpenAI's code has it."""
+    if value is None:
+        return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
+    pairs = value if isinstance(value, list) else [0]
+    for one in pairs:
+        right = isinstance(one, list) and len(one) == 2 and all(isinstance(i, int) for i in one)
+        if not right or not (0 <= one[0] < layers and 0 <= one[1] < heads):
+            raise ModelFileError("config.json: alignment_heads must be pairs of layer and head")
+    return tuple((one[0], one[1]) for one in pairs)
+
+
+def _tokenizer(path: Path) -> tokenizers.Tokenizer:
+    if not path.exists() or path.stat().st_size > MAX_JSON:
+        raise ModelFileError("tokenizer.json is missing or too large")
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        raise ModelFileError("tokenizer.json cannot be read") from error
+
+
+def _special(tokenizer: tokenizers.Tokenizer) -> Special:
+    def one(*names: str) -> int:
+        for name in names:
+            found = tokenizer.token_to_id(f"<|{name}|>")
+            if found is not None:
+                return int(found)
+        raise ModelFileError(f"tokenizer.json: there is no token <|{names[0]}|>")
+
+    start, translate = one("startoftranscript"), one("translate")
+    languages = {
+        tokenizer.id_to_token(id)[2:-2]: id
+        for id in range(start + 1, min(translate, start + _LANGUAGES))
+    }
+    return Special(
+        one("endoftext"),
+        start,
+        languages,
+        translate,
+        one("transcribe"),
+        one("startofprev"),
+        one("nospeech", "nocaptions"),
+        one("notimestamps"),
+    )
+
+
+def _stored(header: Mapping[str, Any], name: str) -> Array:
+    """A tensor of safetensors by its name; of q, k and v, or k and v, the stack, whose key has no
+    bias."""
+    for stack in ("qkv", "kv"):
+        if f".{stack}_proj." not in name:
+            continue
+        parts = [name.replace(f".{stack}_proj.", f".{letter}_proj.") for letter in stack]
+        if name.endswith(".weight"):
+            return np.concatenate([_plain(header, part) for part in parts])
+        biases = [None if ".k_proj." in part else _plain(header, part) for part in parts]
+        size = next(len(bias) for bias in biases if bias is not None)
+        filled = [np.zeros(size, np.float32) if bias is None else bias for bias in biases]
+        return np.concatenate(filled)
+    return _plain(header, name)
+
+
+def _plain(header: Mapping[str, Any], name: str) -> Array:
+    stored = header.get(name)
+    if stored is None or stored.host_dtype not in ("float32", "float16", "bfloat16"):
+        raise ModelFileError(f"{name} is missing, or is not in fp32, fp16 or bf16")
+    data: Array = stored.read()
+    if stored.host_dtype == "bfloat16":
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data
+
+
+_LAYER = {
+    "self_attn_layer_norm": "self_attention/layer_norm",
+    "self_attn.qkv_proj": "self_attention/linear_0",
+    "self_attn.out_proj": "self_attention/linear_1",
+    "encoder_attn_layer_norm": "attention/layer_norm",
+    "encoder_attn.q_proj": "attention/linear_0",
+    "encoder_attn.kv_proj": "attention/linear_1",
+    "encoder_attn.out_proj": "attention/linear_2",
+    "final_layer_norm": "ffn/layer_norm",
+    "fc1": "ffn/linear_0",
+    "fc2": "ffn/linear_1",
+}
+_TOP = {
+    "conv1": "conv1",
+    "conv2": "conv2",
+    "layer_norm": "layer_norm",
+    "embed_tokens": "embeddings",
+}
+
+
+def _translated(binary: BinaryModel, name: str) -> Array:
+    """A tensor of CTranslate2's file by Hugging Face's name."""
+    _, part, rest = name.split(".", 2)
+    if rest == "embed_positions.weight":
+        return _floating(binary, f"{part}/position_encodings/encodings")
+    inner, _, kind = rest.rpartition(".")
+    table = _TOP
+    place = part
+    if inner.startswith("layers."):
+        _, number, inner = inner.split(".", 2)
+        table, place = _LAYER, f"{part}/layer_{number}"
+    norm = {"weight": "gamma", "bias": "beta"} if inner.endswith("norm") else {}
+    return _floating(binary, f"{place}/{table[inner]}/{norm.get(kind, kind)}")
+
+
+def _floating(binary: BinaryModel, name: str) -> Array:
+    """In fp16 or fp32: int8 files have a scale for each output."""
+    data = binary.read(name)
+    if data.dtype == np.int8:
+        scale = binary.read(f"{name}_scale").astype(np.float32)
+        return np.asarray(data.astype(np.float32) / scale[:, None])
+    if data.dtype == np.uint16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    if data.dtype not in (np.float16, np.float32):
+        raise UnsupportedModel(f"{name} is of {data.dtype}; fp32, fp16, bf16 and int8 are read")
+    return data

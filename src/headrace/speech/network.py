@@ -1,0 +1,402 @@
+"""Whisper's encoder and decoder as records of the CPU library (Radford et al. 2022, section 2.2).
+
+The encoder goes over one window at a time and stops behind each layer, so that others need not wait
+for all of it. The decoder takes chunks of many sequences in one step. Cross attention is attention
+over blocks like any other: the encoder's output is written once, as K and V of each decoder layer,
+into the blocks of a window's slot, and every token of a step is an entry of its own that sees all
+1,500 positions of them. Sequences of one window (beams, other temperatures, the question for the
+language) share its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.graph import AttentionSpec
+from ..kernels.arrays import address, aligned
+from ..kernels.cpu import emit
+from ..kernels.cpu.emit import NOT_QUANTISED, Emitted, Matrix, QuantisedRows, matrix
+from ..kernels.cpu.library import Team
+from ..kernels.cpu.panels import Packer
+from ..kernels.cpu.records import ROWS_N, HrQuantised, HrStep
+from ..kernels.operators import KvLayer
+from ..kernels.weights import BlockWeight, DenseWeight, Weight
+from .features import FRAMES
+from .files import HEAD_SIZE, WhisperFiles
+
+Floats = npt.NDArray[np.float32]
+Precision = Literal["exact", "int8"]
+"""Of the weights: as the file has them, with sums in fp32; or codes of eight bits with a scale for
+each 32, and activations likewise."""
+BLOCK = 16
+"""Positions of a block of KV."""
+MAX_ROWS = 512
+"""Tokens of a step of the decoder."""
+MAX_LOGITS = 64
+"""Rows of logits of a step."""
+_EPS = 1e-5
+
+
+class Chunk(NamedTuple):
+    """Consecutive tokens of one sequence in a step."""
+
+    sequence: int
+    """Slot that holds its own KV."""
+    window: int
+    """Slot of the window that it listens to."""
+    start: int
+    """Position of the first token."""
+    tokens: Sequence[int]
+    wanted: Sequence[int]
+    """Which of the tokens' logits are asked for, by index."""
+
+
+class _Rows:
+    """Room for rows of activations: in fp32, and as codes where products want these."""
+
+    def __init__(self, rows: int, width: int, coded: bool) -> None:
+        self.floats: Floats = aligned((rows, width), np.float32)
+        self._room = QuantisedRows(rows, width) if coded else None
+        self.codes: HrQuantised = NOT_QUANTISED if self._room is None else self._room.struct
+        self.width = width
+
+    @property
+    def at(self) -> Matrix:
+        return matrix(self.floats)
+
+    @property
+    def plain(self) -> Matrix | None:
+        """Where fp32 goes if nobody takes codes."""
+        return self.at if self._room is None else None
+
+    def quantised(self) -> list[Emitted]:
+        """What makes the codes of rows that are there in fp32."""
+        if self._room is None:
+            return []
+        return [emit.quantise(self.at, self.codes, self.width, ROWS_N)]
+
+
+class _Program:
+    """Records that are run again and again."""
+
+    def __init__(self, team: Team, emitted: Sequence[Emitted]) -> None:
+        self._team, self._count = team, len(emitted)
+        self._records = emit.program(emitted)
+
+    def run(self, step: HrStep) -> None:
+        self._team.run(self._records, self._count, step)
+
+
+def q8_0(matrix: npt.NDArray[Any]) -> BlockWeight:
+    """[out, in] as GGUF's Q8_0: for each 32 an fp16 scale, max |x| / 127, and their codes."""
+    out, width = matrix.shape
+    blocks = matrix.astype(np.float32).reshape(out, width // 32, 32)
+    scale = (np.abs(blocks).max(axis=2, keepdims=True) / 127).astype(np.float16)
+    by = scale.astype(np.float32)
+    codes = np.rint(np.divide(blocks, by, out=np.zeros_like(blocks), where=by > 0))
+    data = np.empty((out, width // 32, 34), np.uint8)
+    data[..., :2] = scale.view(np.uint8)
+    data[..., 2:] = np.clip(codes, -127, 127).astype(np.int8).view(np.uint8)
+    return BlockWeight("Q8_0", data.reshape(out, -1), (out, width))
+
+
+class Network:
+    """One model with room for `windows` windows and `sequences` sequences at a time."""
+
+    def __init__(
+        self,
+        files: WhisperFiles,
+        team: Team,
+        precision: Precision = "int8",
+        kv: str = "float32",
+        windows: int = 8,
+        sequences: int = 48,
+    ) -> None:
+        """`kv`: type of K and V of cross attention: float32, bfloat16, int8."""
+        self.files, self._team, self._coded = files, team, precision == "int8"
+        self._packer = Packer(team)
+        self._kept: list[Any] = []
+        self._cross_blocks = -(-files.frames // BLOCK)
+        self._own_blocks = -(-files.positions // BLOCK)
+        self.windows, self.sequences = windows, sequences
+        layers = range(files.decoder_layers)
+        self._own = [self._cache(sequences * self._own_blocks, "float32") for _ in layers]
+        self._cross = [self._cache(windows * self._cross_blocks, kv) for _ in layers]
+        self._embedding = files.tensor("model.decoder.embed_tokens.weight")
+        self._places = files.tensor("model.decoder.embed_positions.weight").astype(np.float32)
+        self._build_encoder()
+        self._build_decoder()
+        self.keys: list[list[Floats]] = [[] for _ in range(windows)]
+        """Of each window, for each layer that aligns, K [frames, width] in fp32."""
+
+    # What both are made of.
+
+    def _cache(self, blocks: int, kind: str) -> KvLayer:
+        shape = blocks, self.files.heads, BLOCK, HEAD_SIZE
+        dtype = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}[kind]
+        scales = [aligned(shape[:3], np.float32) for _ in range(2)] if kind == "int8" else ()
+        # Pages that no token was written to are read, and then weigh nothing: they may be anything
+        # but no number.
+        k, v = (np.zeros(shape, dtype) for _ in range(2))
+        return KvLayer(k, v, *scales)
+
+    def _vector(self, name: str) -> Floats:
+        found = aligned((len(self.files.tensor(name)),), np.float32)
+        found[:] = self.files.tensor(name)
+        self._kept.append(found)
+        return found
+
+    def _weight(self, name: str, coded: bool) -> Weight:
+        data = self.files.tensor(name)
+        return self._pack(data, coded)
+
+    def _pack(self, data: npt.NDArray[Any], coded: bool) -> Weight:
+        weight = q8_0(data) if coded else DenseWeight(np.ascontiguousarray(data))
+        packed = self._packer.pack(weight)
+        self._kept.append(packed)
+        return packed
+
+    def _linear(
+        self, x: _Rows, name: str, y: Matrix, *, add: bool = False, activation: str | None = None
+    ) -> Emitted:
+        weight, bias = self._weight(f"{name}.weight", self._coded), self._vector(f"{name}.bias")
+        floats = None if self._coded else x.at
+        return emit.linear(
+            x.codes, floats, weight, bias, y, ROWS_N, accumulate=add, activation=activation
+        )
+
+    def _norm(self, x: Matrix, name: str, y: _Rows) -> Emitted:
+        gain, shift = self._vector(f"{name}.weight"), self._vector(f"{name}.bias")
+        return emit.layer_norm(x, None, gain, shift, _EPS, y.plain, y.codes, ROWS_N)
+
+    def _feed_forward(self, x: Matrix, h: _Rows, m: _Rows, name: str) -> list[Emitted]:
+        return [
+            self._norm(x, f"{name}.final_layer_norm", h),
+            self._linear(h, f"{name}.fc1", m.at, activation="gelu"),
+            *m.quantised(),
+            self._linear(m, f"{name}.fc2", x, add=True),
+        ]
+
+    def _attention_spec(self, layer: int) -> AttentionSpec:
+        heads = self.files.heads
+        return AttentionSpec(layer, heads, heads, HEAD_SIZE, HEAD_SIZE**-0.5)
+
+    # The encoder.
+
+    def _build_encoder(self) -> None:
+        files, coded = self.files, self._coded
+        rows, width = files.frames, files.width
+        self._mel = np.zeros((FRAMES + 2, files.mels), np.float32)
+        half = np.zeros((FRAMES + 2, width), np.float32)
+        self._first = half
+        x, positions = _Rows(rows, width, False), aligned((rows, width), np.float32)
+        positions[:] = files.tensor("model.encoder.embed_positions.weight")
+        h, a = _Rows(rows, width, coded), _Rows(rows, width, coded)
+        m = _Rows(rows, 4 * width, coded)
+        qkv = aligned((rows, 3 * width), np.float32)
+        self._kept += [half, x, positions, h, a, m, qkv]
+        # A window of three frames is three rows that lie behind each other: nothing is gathered.
+        convolutions = []
+        for number, (source, step) in enumerate(((self._mel, 1), (half, 2)), 1):
+            name = f"model.encoder.conv{number}"
+            kernel = files.tensor(f"{name}.weight")
+            flat = np.ascontiguousarray(kernel.transpose(0, 2, 1).reshape(width, -1))
+            into = Matrix(address(half) + 4 * width, width) if number == 1 else x.at
+            at = Matrix(address(source), step * source.shape[1])
+            weight, bias = self._pack(flat, coded=False), self._vector(f"{name}.bias")
+            convolutions.append(
+                emit.linear(NOT_QUANTISED, at, weight, bias, into, ROWS_N, activation="gelu")
+            )
+        self._convolve = _Program(self._team, convolutions[:1])
+        slices = [[convolutions[1], emit.add(Matrix(*matrix(positions)), x.at, width, ROWS_N)]]
+        for i in range(files.encoder_layers):
+            name = f"model.encoder.layers.{i}"
+            slices.append(
+                [
+                    self._norm(x.at, f"{name}.self_attn_layer_norm", h),
+                    self._linear(h, f"{name}.self_attn.qkv_proj", matrix(qkv)),
+                    emit.bidirectional(
+                        matrix(qkv), files.heads, HEAD_SIZE, HEAD_SIZE**-0.5, a.at
+                    ),
+                    *a.quantised(),
+                    self._linear(a, f"{name}.self_attn.out_proj", x.at, add=True),
+                    *self._feed_forward(x.at, h, m, name),
+                ]
+            )
+        self._slices = [_Program(self._team, records) for records in slices]
+        self.encoded: Floats = h.floats
+        top = _Rows(rows, width, coded)
+        gain, shift = (self._vector(f"model.encoder.layer_norm.{k}") for k in ("weight", "bias"))
+        ends = [
+            # In fp32 also where codes are taken: who asks for it sees the encoder's output.
+            emit.layer_norm(x.at, None, gain, shift, _EPS, h.at, NOT_QUANTISED, ROWS_N),
+        ]
+        if coded:
+            ends.append(emit.quantise(h.at, top.codes, width, ROWS_N))
+        else:
+            top = h
+        self._kept.append(top)
+        self._end = _Program(self._team, ends)
+        self._written = qkv
+        self._writes = []
+        for i in range(files.decoder_layers):
+            name = f"model.decoder.layers.{i}.encoder_attn.kv_proj"
+            kv = emit.kv(self._cross[i], files.heads, files.heads, 0)
+            into = Matrix(address(qkv) + 4 * width, qkv.shape[1])
+            write = emit.rope(kv, matrix(qkv), self._attention_spec(i), (None, None), None)
+            self._writes.append(_Program(self._team, [self._linear(top, name, into), write]))
+
+    def encode(self, mel: Floats, window: int) -> Iterator[None]:
+        """Fill a window's slot from features [3000, mels]; stops behind each layer.
+
+        Only one such walk may be under way at a time.
+        """
+        files = self.files
+        self._mel[1:-1] = mel
+        self._convolve.run(HrStep(n=FRAMES))
+        rows = files.frames
+        starts = np.array([0, rows], np.int32)
+        positions = np.arange(rows, dtype=np.int64)
+        slots = positions + window * self._cross_blocks * BLOCK
+        step = HrStep(
+            n=rows,
+            b=1,
+            group_count=1,
+            query_starts=address(starts),
+            positions=address(positions),
+        )
+        step.groups[0].slots = address(slots)
+        for program in self._slices:
+            program.run(step)
+            yield
+        self._end.run(step)
+        self.keys[window] = []
+        aligning = {layer for layer, _ in files.alignment}
+        for layer, program in enumerate(self._writes):
+            program.run(step)
+            if layer in aligning:
+                self.keys[window].append(self._written[:, files.width : 2 * files.width].copy())
+
+    # The decoder.
+
+    def _build_decoder(self) -> None:
+        files, coded = self.files, self._coded
+        width = files.width
+        self._x = _Rows(MAX_ROWS, width, False)
+        h, a = _Rows(MAX_ROWS, width, coded), _Rows(MAX_ROWS, width, coded)
+        m = _Rows(MAX_ROWS, 4 * width, coded)
+        qkv = aligned((MAX_ROWS, 3 * width), np.float32)
+        self._q: Floats = aligned((MAX_ROWS, width), np.float32)
+        self._kept += [h, a, m, qkv]
+        x, q = self._x.at, matrix(self._q)
+        scale = HEAD_SIZE**-0.5
+        self._own_parts, self._cross_parts = [], []
+        before: list[Emitted] = []
+        for i in range(files.decoder_layers):
+            name = f"model.decoder.layers.{i}"
+            own = emit.kv(self._own[i], files.heads, files.heads, 0)
+            cross = emit.kv(self._cross[i], files.heads, files.heads, 1)
+            part = [
+                *before,
+                self._norm(x, f"{name}.self_attn_layer_norm", h),
+                self._linear(h, f"{name}.self_attn.qkv_proj", matrix(qkv)),
+                emit.rope(own, matrix(qkv), self._attention_spec(i), (None, None), None),
+                emit.attention(own, matrix(qkv), a.plain, a.codes, None, scale, None, ROWS_N),
+                self._linear(a, f"{name}.self_attn.out_proj", x, add=True),
+                self._norm(x, f"{name}.encoder_attn_layer_norm", h),
+                self._linear(h, f"{name}.encoder_attn.q_proj", q),
+            ]
+            self._own_parts.append(_Program(self._team, part))
+            seen = emit.attention(cross, q, a.plain, a.codes, None, scale, None, ROWS_N)
+            self._cross_parts.append(_Program(self._team, [seen]))
+            before = [
+                self._linear(a, f"{name}.encoder_attn.out_proj", x, add=True),
+                *self._feed_forward(x, h, m, name),
+            ]
+        self._normed: Floats = aligned((MAX_ROWS, width), np.float32)
+        gain, shift = (self._vector(f"model.decoder.layer_norm.{k}") for k in ("weight", "bias"))
+        last = emit.layer_norm(
+            x, None, gain, shift, _EPS, matrix(self._normed), NOT_QUANTISED, ROWS_N
+        )
+        self._last = _Program(self._team, [*before, last])
+        self._asked = _Rows(MAX_LOGITS, width, coded)
+        self._logits: Floats = aligned((MAX_LOGITS, files.vocab), np.float32)
+        head = self._pack(self._embedding, coded)
+        floats = None if coded else self._asked.at
+        product = emit.linear(
+            self._asked.codes, floats, head, None, matrix(self._logits), ROWS_N
+        )
+        self._head = _Program(self._team, [*self._asked.quantised(), product])
+
+    def decode(
+        self, chunks: Sequence[Chunk], queries: list[Floats] | None = None
+    ) -> Floats:
+        """Logits [R, vocab] of the wanted tokens of all chunks in order, valid until the next call.
+
+        At most `MAX_ROWS` tokens, of which `MAX_LOGITS` are wanted. `queries` is given q [N, width]
+        of each layer's cross attention.
+        """
+        files = self.files
+        tokens = np.concatenate([np.asarray(c.tokens, np.int64) for c in chunks])
+        counts = [len(c.tokens) for c in chunks]
+        n = len(tokens)
+        assert 0 < n <= MAX_ROWS
+        positions = np.concatenate([c.start + np.arange(len(c.tokens)) for c in chunks])
+        assert int(positions.max()) < files.positions
+        self._x.floats[:n] = self._embedding[tokens]
+        self._x.floats[:n] += self._places[positions]
+        sequence = np.repeat([c.sequence for c in chunks], counts)
+        blocks = np.arange(self._own_blocks, dtype=np.int32)
+        tables = np.array([c.sequence * self._own_blocks for c in chunks], np.int32)[:, None] + blocks
+        slots = sequence * (self._own_blocks * BLOCK) + positions
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        lengths = np.array([c.start + len(c.tokens) for c in chunks], np.int32)
+        own = HrStep(
+            n=n,
+            b=len(chunks),
+            group_count=1,
+            positions=address(positions),
+            query_starts=address(starts),
+            lengths=address(lengths),
+        )
+        own.groups[0].tables, own.groups[0].table_stride = address(tables), tables.shape[1]
+        own.groups[0].slots = address(slots)
+        windows = np.repeat([c.window for c in chunks], counts).astype(np.int32)
+        heard = windows[:, None] * self._cross_blocks + np.arange(self._cross_blocks, dtype=np.int32)
+        heard = np.ascontiguousarray(heard, np.int32)
+        each = np.arange(n + 1, dtype=np.int32)
+        whole = np.full(n, files.frames, np.int32)
+        last = np.full(n, files.frames - 1, np.int64)
+        cross = HrStep(
+            n=n,
+            b=n,
+            group_count=2,
+            positions=address(last),
+            query_starts=address(each),
+            lengths=address(whole),
+        )
+        cross.groups[1].tables, cross.groups[1].table_stride = address(heard), heard.shape[1]
+        for before, seen in zip(self._own_parts, self._cross_parts, strict=True):
+            before.run(own)
+            if queries is not None:
+                queries.append(self._q[:n].copy())
+            seen.run(cross)
+        self._last.run(own)
+        wanted = [starts[i] + w for i, c in enumerate(chunks) for w in c.wanted]
+        assert len(wanted) <= MAX_LOGITS
+        self._asked.floats[: len(wanted)] = self._normed[wanted]
+        if wanted:
+            self._head.run(HrStep(n=len(wanted)))
+        return self._logits[: len(wanted)]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give sequence `target` what `source` has of its first `length` positions."""
+        count = -(-length // BLOCK)
+        first, into = source * self._own_blocks, target * self._own_blocks
+        for layer in self._own:
+            for cache in (layer.k, layer.v):
+                cache[into : into + count] = cache[first : first + count]
